@@ -1,0 +1,110 @@
+"""The command ``levada``, also ``python -m levada.actors``.
+
+Each subcommand is a module of this package, named like the subcommand and listed in `COMMANDS`, with two functions:
+
+* ``add_parser(subparsers)`` describes its arguments by ``subparsers.add_parser("name", help=..., description=...)``;
+* ``run(args)`` does the work and returns the exit code.
+
+Only the module of the chosen subcommand is imported; ``levada --help`` imports all of them.
+So a module imports what needs an extra inside `run`, and the help works without that extra.
+
+Exit codes: 0 for success, 1 if the work was done but found something wrong, 2 for a mistake of the user,
+130 after Ctrl-C.
+A `levada.framework.errors.LevadaError` is a mistake of the user or a fact of the outside world: one line on stderr.
+Any other exception is a bug of levada and shows its traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Protocol, TypeAlias, cast
+
+from levada.framework.errors import LevadaError
+
+__all__ = ["COMMANDS", "Command", "Subparsers", "main"]
+
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+COMMANDS: tuple[str, ...] = ()
+"""Names of the subcommands, which are also their modules' names, in the order of ``levada --help``."""
+
+
+class Command(Protocol):
+    """What the module of a subcommand offers."""
+
+    def add_parser(self, subparsers: Subparsers) -> None:
+        """Add the subcommand's own parser, named like the module, to `subparsers`."""
+        ...
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Do the work.
+
+        Returns:
+            The exit code.
+
+        Raises:
+            LevadaError: shown as one line on stderr, exit code 2; also from within an exception group.
+        """
+        ...
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand.
+
+    Args:
+        argv: the arguments after the program's name; those of the process if None.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        SystemExit: after ``--help`` and ``--version`` (code 0), and for arguments that make no sense (code 2).
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    names = argv[:1] if argv and argv[0] in COMMANDS else COMMANDS
+    commands = {name: cast("Command", importlib.import_module(f"{__name__}.{name}")) for name in names}
+    parser = _parser()
+    subparsers = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
+    for command in commands.values():
+        command.add_parser(subparsers)
+    args = parser.parse_args(argv)
+    if args.command is None:
+        parser.print_help(sys.stderr)
+        return 2
+    try:
+        return commands[args.command].run(args)
+    except BaseException as error:
+        # trio's nurseries wrap what ends them in groups, Ctrl-C and our own errors alike.
+        leaves = list(_leaves(error))
+        if not all(isinstance(leaf, LevadaError | KeyboardInterrupt) for leaf in leaves):
+            raise
+    for leaf in leaves:
+        if isinstance(leaf, LevadaError):
+            print(f"levada: {str(leaf) or type(leaf).__name__}", file=sys.stderr)
+    return 130 if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves) else 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="levada",
+        description="Actors, typed channels, wire protocols and Spark, from the command line.",
+        epilog="`levada COMMAND --help` tells more about one command.",
+    )
+    try:
+        version = importlib.metadata.version("levada")
+    except importlib.metadata.PackageNotFoundError:
+        version = "from a source tree that is not installed"
+    parser.add_argument("--version", action="version", version=f"levada {version}")
+    return parser
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error

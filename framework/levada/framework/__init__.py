@@ -1,0 +1,108 @@
+"""levada's runtime: actors, refs, channels and messages on trio.
+
+Example:
+    >>> import trio
+    >>> from levada.framework import Actor, ActorSystem, Asks, handles, message
+    >>> @message
+    ... class Add:
+    ...     n: int
+    >>> @message
+    ... class Get(Asks[int]):
+    ...     pass
+    >>> class Counter(Actor[Add | Get]):
+    ...     total: int = 0
+    ...     @handles
+    ...     def add(self, m: Add) -> None:
+    ...         self.total += m.n
+    ...     @handles
+    ...     def get(self, m: Get) -> int:
+    ...         return self.total
+    >>> async def main() -> None:
+    ...     async with ActorSystem() as system:
+    ...         counter = system.spawn(Counter)
+    ...         counter.tell(Add(2))
+    ...         print(await counter.ask(Get()))
+    >>> trio.run(main)
+    2
+"""
+
+from __future__ import annotations
+
+from .actor import Actor, Behaviour, Inbox, ReceiveTimeout, actor, blocking, handles
+from .ask import Reply
+from .events import ActorFailed, ActorRestarted, ActorTerminated, DeadLetter, EventStream, SlowHandler, Unhandled
+from .links import Cancelled, Down, Exit, Failed, Killed, Lost, Normal, Reason, Shutdown
+from .mailbox import MailboxPolicy, Overflow, bounded, conflate, unbounded
+from .message import Asks, message
+from .observe import ActorInfo, Histogram
+from .ref import FromThread, Ref
+from .registry import Groups, Joined, Left, Registry
+from .supervision import (
+    ChildSpec,
+    RestartPolicy,
+    Strategy,
+    Supervision,
+    child,
+    one_for_all,
+    one_for_one,
+    rest_for_one,
+    restart,
+)
+from .system import PHASES, ActorSystem, Phase, Statistics
+from .timers import Timers
+
+__all__ = [
+    "PHASES",
+    "Actor",
+    "ActorFailed",
+    "ActorInfo",
+    "ActorRestarted",
+    "ActorSystem",
+    "ActorTerminated",
+    "Asks",
+    "Behaviour",
+    "Cancelled",
+    "ChildSpec",
+    "DeadLetter",
+    "Down",
+    "EventStream",
+    "Exit",
+    "Failed",
+    "FromThread",
+    "Groups",
+    "Histogram",
+    "Inbox",
+    "Joined",
+    "Killed",
+    "Left",
+    "Lost",
+    "MailboxPolicy",
+    "Normal",
+    "Overflow",
+    "Phase",
+    "Reason",
+    "ReceiveTimeout",
+    "Ref",
+    "Registry",
+    "Reply",
+    "RestartPolicy",
+    "Shutdown",
+    "SlowHandler",
+    "Statistics",
+    "Strategy",
+    "Supervision",
+    "Timers",
+    "Unhandled",
+    "actor",
+    "blocking",
+    "bounded",
+    "child",
+    "conflate",
+    "handles",
+    "message",
+    "one_for_all",
+    "one_for_one",
+    "rest_for_one",
+    "restart",
+    "unbounded",
+]

@@ -1,0 +1,669 @@
+"""Compiled annotations: what lowers a value to what msgpack packs, and lifts it back. `levada.framework.codec` has the theory."""
+
+from __future__ import annotations
+
+import datetime as dt
+import types
+from collections import abc
+from collections.abc import Callable
+from decimal import Decimal
+from enum import Enum, Flag
+from functools import lru_cache
+from typing import Annotated, Any, Literal, NewType, TypeVar, Union, get_args, get_origin
+from uuid import UUID
+
+import attrs
+
+from ._wire import (
+    COPIES,
+    EXT_MESSAGE,
+    NAMES,
+    AttachmentKind,
+    In,
+    Misfit,
+    Out,
+    Pairs,
+    ext_value,
+    got,
+    kind_of,
+    unpack,
+    wire_key,
+)
+from .errors import ConfigurationError
+from .message import BY_TAG, Asks, field_types, tag_of
+
+
+@attrs.frozen(eq=False)
+class Shape:
+    """A compiled annotation."""
+
+    name: str
+    lower: Callable[[Any, Out, int], Any]
+    """Value, call, levels left: to what msgpack packs."""
+    lift: Callable[[Any, In, int], Any]
+    """What msgpack unpacked, call, levels left: to the value."""
+    takes: tuple[type, ...]
+    """Python types that a union hands to this member."""
+    wires: tuple[Any, ...]
+    """Wire keys that a union hands to this member."""
+    plain: frozenset[type] = frozenset()
+    """Values of exactly these types go over as they are, both ways."""
+
+
+_PLAIN = frozenset({types.NoneType, bool, int, float, str, bytes})
+_TOO_DEEP = "nested too deeply (max_depth)"
+
+
+def _type_name(annotation: Any) -> str:
+    """An annotation as its author wrote it, without modules: the same in a script and in the module that it is to others."""
+    if annotation is None or annotation is types.NoneType:
+        return "None"
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return f"Literal[{', '.join(map(repr, arguments))}]"
+    if origin is Union or origin is types.UnionType:
+        return " | ".join(sorted(map(_type_name, arguments)))
+    if arguments:
+        return f"{_type_name(origin)}[{', '.join(map(_type_name, arguments))}]"
+    return str(getattr(annotation, "__name__", annotation))
+
+
+def _refuse(name: str, value: Any) -> Misfit:
+    return Misfit(f"expected {name}, got {_type_name(type(value))}")
+
+
+def _native(
+    kind: type, widen: Callable[[Any], Any] | None = None, also: tuple[type, ...] = (), also_wire: tuple[type, ...] = ()
+) -> Shape:
+    """A type that msgpack has. Encoding also takes `also` and subclasses, made exact by `widen`; decoding also `also_wire`."""
+    name = _type_name(kind)
+
+    def lower(value: Any, out: Out, depth: int) -> Any:
+        if type(value) is kind:
+            return value
+        if widen is None or not isinstance(value, (kind, *also)):
+            raise _refuse(name, value)
+        return make_exact(widen, value)
+
+    def make_exact(widen: Callable[[Any], Any], value: Any) -> Any:
+        try:
+            return widen(value)
+        except (ValueError, OverflowError) as error:
+            raise Misfit(f"{error} (from {type(value).__qualname__} to {name})", ValueError) from error
+
+    def lift(wire: Any, into: In, depth: int) -> Any:
+        if type(wire) is kind:
+            return wire
+        if widen is None or type(wire) not in also_wire:
+            raise Misfit(f"expected {name}, got {got(wire)}")
+        return make_exact(widen, wire)
+
+    return Shape(name, lower, lift, (kind,), (kind,), frozenset({kind}) & _PLAIN)
+
+
+def _converted(kind: type, wire_type: type, write: Callable[[Any], Any], read: Callable[[Any], Any]) -> Shape:
+    name = kind.__name__
+
+    def lower(value: Any, out: Out, depth: int) -> Any:
+        if type(value) is not kind:
+            raise _refuse(name, value)
+        return write(value)
+
+    def lift(wire: Any, into: In, depth: int) -> Any:
+        if type(wire) is not wire_type:
+            raise Misfit(f"expected {name} (as {wire_type.__name__}), got {got(wire)}")
+        try:
+            return read(wire)
+        except (ValueError, ArithmeticError) as error:
+            raise Misfit(f"{NAMES.repr(wire)} is not a {name}: {error}") from error
+
+    return Shape(name, lower, lift, (kind,), (wire_type,))
+
+
+def _datetime() -> Shape:
+    native = _native(dt.datetime)
+
+    def lower(value: Any, out: Out, depth: int) -> Any:
+        if not isinstance(value, dt.datetime):
+            raise _refuse("datetime", value)
+        if value.utcoffset() is None:
+            raise Misfit(
+                "a datetime without timezone is another moment elsewhere; use e.g. datetime.now(UTC)", ValueError
+            )
+        return value
+
+    return attrs.evolve(native, lower=lower)
+
+
+_MICROSECOND = dt.timedelta(microseconds=1)
+_LEAVES: dict[Any, Shape] = {
+    None: _native(types.NoneType),
+    types.NoneType: _native(types.NoneType),
+    bool: _native(bool),
+    int: _native(int, int),
+    float: _native(float, float, (int,), (int,)),
+    str: _native(str, str.__str__),
+    bytes: _native(bytes, bytes, (bytearray, memoryview)),
+    dt.datetime: _datetime(),
+    dt.date: _converted(dt.date, str, dt.date.isoformat, dt.date.fromisoformat),
+    dt.timedelta: _converted(dt.timedelta, int, lambda value: value // _MICROSECOND, lambda wire: wire * _MICROSECOND),
+    UUID: _converted(UUID, bytes, lambda value: value.bytes, lambda wire: UUID(bytes=wire)),
+    Decimal: _converted(Decimal, str, str, Decimal),
+}
+
+
+def _choice(name: str, members: dict[tuple[type, Any], Any], takes: tuple[type, ...]) -> Shape:
+    """One of some constants: `members` maps wire values, with their types (``True == 1``), to what they stand for."""
+    wires = {(type(member), member): wire for (_, wire), member in members.items()}
+    wire_types = {kind for kind, _ in members}
+
+    def lower(value: Any, out: Out, depth: int) -> Any:
+        if not isinstance(value, takes) or (type(value), value) not in wires:
+            raise Misfit(f"expected {name}, got {NAMES.repr(value)}")
+        return wires[type(value), value]
+
+    def lift(wire: Any, into: In, depth: int) -> Any:
+        if type(wire) not in wire_types:
+            raise Misfit(f"expected {name}, got {got(wire)}")
+        if (type(wire), wire) not in members:
+            raise Misfit(f"expected {name}, got {NAMES.repr(wire)}")
+        return members[type(wire), wire]
+
+    return Shape(name, lower, lift, takes, tuple(sorted(wire_types, key=str)))
+
+
+def _enum(kind: type[Enum]) -> Shape:
+    if issubclass(kind, Flag):
+        return _converted(kind, int, lambda value: value.value, kind)
+    members = {(type(member.value), member.value): member for member in kind}
+    if not {value_type for value_type, _ in members} <= {str, int}:
+        raise ConfigurationError(f"enum {kind.__qualname__} has values other than str and int, which alone can travel")
+    return _choice(kind.__name__, members, (kind,))
+
+
+def _literal(name: str, values: tuple[Any, ...]) -> Shape:
+    wires = [value.value if isinstance(value, Enum) else value for value in values]
+    members = {(type(wire), wire): value for wire, value in zip(wires, values, strict=True)}
+    if len(members) < len(values) or not {wire_type for wire_type, _ in members} <= _PLAIN:
+        raise ConfigurationError(f"{name} has values that look the same on the wire or cannot travel")
+    return _choice(name, members, tuple({type(value): None for value in values}))
+
+
+def _array(name: str, item: Shape, takes: Any, build: Callable[[list[Any]], Any]) -> Shape:
+    """A container of one item type; `build` makes it of a list."""
+    plain = item.plain
+    is_set = build is set or build is frozenset
+    lower_item, lift_item = item.lower, item.lift
+
+    def lower(value: Any, out: Out, depth: int) -> Any:
+        if not isinstance(value, takes):
+            raise _refuse(name, value)
+        _check_container(len(value), depth, out.max_items)
+        if plain.issuperset(map(type, value)):
+            lowered = list(value) if is_set else value
+        else:
+            lowered = []
+            try:
+                for each in value:
+                    lowered.append(lower_item(each, out, depth - 1))
+            except Misfit as misfit:
+                misfit.path = f"[{len(lowered)}]{misfit.path}"
+                raise
+        return sorted(lowered, key=out.pack) if is_set else lowered
+
+    def lift(wire: Any, into: In, depth: int) -> Any:
+        if type(wire) is not list:
+            raise Misfit(f"expected {name}, got {got(wire)}")
+        _check_container(len(wire), depth, into.max_items)
+        if plain.issuperset(map(type, wire)):
+            lifted = wire
+        else:
+            lifted = []
+            try:
+                for each in wire:
+                    lifted.append(lift_item(each, into, depth - 1))
+            except Misfit as misfit:
+                misfit.path = f"[{len(lifted)}]{misfit.path}"
+                raise
+        if build is list:
+            return lifted
+        try:
+            built = build(lifted)
+        except TypeError as error:
+            raise Misfit(f"an item is {error}") from error
+        if len(built) != len(lifted):
+            raise Misfit("an item is there twice")
+        return built
+
+    return Shape(name, lower, lift, takes, (list,))
+
+
+def _check_container(size: int, depth: int, max_items: int) -> None:
+    if depth < 1:
+        raise Misfit(_TOO_DEEP, ValueError)
+    if size > max_items:
+        raise Misfit(f"{size} items, at most {max_items} (max_items)", ValueError)
+
+
+def _fixed_tuple(name: str, items: tuple[Shape, ...]) -> Shape:
+    def each(values: Any, convert: Callable[[Shape, Any], Any], depth: int) -> tuple[Any, ...]:
+        _check_container(0, depth, 0)
+        if len(values) != len(items):
+            raise Misfit(f"expected {name}, got {len(values)} items", ValueError)
+        done: list[Any] = []
+        try:
+            for item, value in zip(items, values, strict=True):
+                done.append(convert(item, value))
+        except Misfit as misfit:
+            misfit.path = f"[{len(done)}]{misfit.path}"
+            raise
+        return tuple(done)
+
+    def lower(value: Any, out: Out, depth: int) -> Any:
+        if not isinstance(value, tuple):
+            raise _refuse(name, value)
+        return each(value, lambda item, inner: item.lower(inner, out, depth - 1), depth)
+
+    def lift(wire: Any, into: In, depth: int) -> Any:
+        if type(wire) is not list:
+            raise Misfit(f"expected {name}, got {got(wire)}")
+        return each(wire, lambda item, inner: item.lift(inner, into, depth - 1), depth)
+
+    return Shape(name, lower, lift, (tuple,), (list,))
+
+
+def _mapping(name: str, key: Shape, item: Shape) -> Shape:
+    def lower(value: Any, out: Out, depth: int) -> Any:
+        if not isinstance(value, dict):
+            raise _refuse(name, value)
+        _check_container(len(value), depth, out.max_items)
+        if key.plain.issuperset(map(type, value)) and item.plain.issuperset(map(type, value.values())):
+            return value
+        lowered = {}
+        for k, each in value.items():
+            step = f"[key {NAMES.repr(k)}]"
+            try:
+                plain_key = key.lower(k, out, depth - 1)
+                step = f"[{NAMES.repr(k)}]"
+                # A dict cannot hold a lowered key that is a list (from a frozenset); as a tuple it packs the same.
+                lowered[tuple(plain_key) if type(plain_key) is list else plain_key] = item.lower(each, out, depth - 1)
+            except Misfit as misfit:
+                misfit.path = step + misfit.path
+                raise
+        return lowered
+
+    def lift(wire: Any, into: In, depth: int) -> Any:
+        if type(wire) is not Pairs:
+            raise Misfit(f"expected {name}, got {got(wire)}")
+        _check_container(len(wire), depth, into.max_items)
+        lifted: dict[Any, Any] = {}
+        for raw_key, raw_item in wire:
+            step = f"[key {len(lifted)}]"
+            try:
+                k = key.lift(raw_key, into, depth - 1)
+                try:
+                    if k in lifted:
+                        raise Misfit(f"{NAMES.repr(k)} is there twice")
+                except TypeError as error:
+                    raise Misfit(f"a key is {error}") from error
+                step = f"[{NAMES.repr(k)}]"
+                lifted[k] = item.lift(raw_item, into, depth - 1)
+            except Misfit as misfit:
+                misfit.path = step + misfit.path
+                raise
+        return lifted
+
+    return Shape(name, lower, lift, (dict,), (Pairs,))
+
+
+def _handle(name: str, kind: AttachmentKind, item: Any) -> Shape:
+    kinds = (kind, AttachmentKind.RETURNED_REF) if kind is AttachmentKind.REF else (kind,)
+
+    def lower(value: Any, out: Out, depth: int) -> Any:
+        if kind_of(type(value)) is not kind:
+            raise _refuse(name, value)
+        return out.attach(value)
+
+    def lift(wire: Any, into: In, depth: int) -> Any:
+        if wire_key(wire) not in kinds:
+            raise Misfit(f"expected {name}, got {got(wire)}")
+        return into.take(wire, item)
+
+    return Shape(name, lower, lift, (), kinds)
+
+
+def _union(members: list[Shape]) -> Shape:
+    name = " | ".join(sorted(member.name for member in members))
+    by_type: dict[type, Shape] = {}
+    by_wire: dict[Any, Shape] = {}
+    for member in members:
+        for wire in member.wires:
+            if by_wire.setdefault(wire, member) is not member:
+                raise ConfigurationError(
+                    f"{by_wire[wire].name} and {member.name} look the same on the wire; wrap one of them in a message class"
+                )
+        by_type.update(dict.fromkeys(member.takes, member))
+    if float in by_wire:
+        by_wire.setdefault(int, by_wire[float])
+        by_type.setdefault(int, by_wire[float])
+
+    def member_for(value: Any) -> Shape | None:
+        kind = type(value)
+        if kind in by_type:
+            return by_type[kind]
+        if is_message(kind):
+            return by_wire.get("message")
+        if kind_of(kind) is not None:
+            return by_wire.get(kind_of(kind))
+        return next((by_type[base] for base in kind.__mro__ if base in by_type), None)
+
+    def lower(value: Any, out: Out, depth: int) -> Any:
+        member = member_for(value)
+        if member is None:
+            raise _refuse(name, value)
+        return member.lower(value, out, depth)
+
+    def lift(wire: Any, into: In, depth: int) -> Any:
+        member = by_wire.get(wire_key(wire))
+        if member is None:
+            raise Misfit(f"expected {name}, got {got(wire)}")
+        return member.lift(wire, into, depth)
+
+    plain = frozenset[type]().union(*(member.plain for member in members))
+    return Shape(name, lower, lift, tuple(by_type), tuple(by_wire), plain)
+
+
+def _anything() -> Shape:
+    def lower(value: Any, out: Out, depth: int) -> Any:
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if kind in lower_as:
+            return lower_as[kind](value, out, depth)
+        if is_message(kind):
+            return _ANY_MESSAGE.lower(value, out, depth)
+        if kind_of(kind) is not None:
+            return out.attach(value)
+        raise Misfit(
+            f"{kind.__qualname__} cannot travel without an annotation that says {kind.__name__}, or is not a @message class"
+        )
+
+    def lift(wire: Any, into: In, depth: int) -> Any:
+        kind = type(wire)
+        if kind in _PLAIN or kind is dt.datetime:
+            return wire
+        if kind is list:
+            return items.lift(wire, into, depth)
+        if kind is Pairs:
+            return pairs.lift(wire, into, depth)
+        return _ANY_MESSAGE.lift(wire, into, depth) if wire_key(wire) == "message" else into.take(wire, Any)
+
+    shape = Shape("Any", lower, lift, (), (), _PLAIN)
+    items = _array("list", shape, (list, tuple), list)
+    pairs = _mapping("dict", shape, shape)
+    lower_as = {dt.datetime: _LEAVES[dt.datetime].lower, list: items.lower, tuple: items.lower, dict: pairs.lower}
+    return shape
+
+
+# ---------------------------------------------------------------- messages
+
+
+@attrs.frozen(eq=False)
+class Field:
+    name: str
+    alias: str
+    """What the constructor calls it."""
+    shape: Shape
+    has_default: bool
+
+
+@attrs.frozen(eq=False)
+class Plan:
+    """How one message class travels."""
+
+    cls: type
+    tag: str
+    fields: tuple[Field, ...]
+    steps: tuple[str, ...]
+    """What each item of a row adds to a path: nothing for the tag, ``.name`` for a field."""
+    by_name: bool
+    """The constructor wants its arguments by name."""
+    plain_row: Callable[[Any], tuple[Any, ...] | None]
+    """The row ``(tag, field, …)`` of an instance if every field goes over as it is, else None."""
+    from_plain_row: Callable[[list[Any]], Any]
+    """The instance of such a row, complete and of exactly these types; else None. Raises what validators raise."""
+
+
+def is_message(cls: Any) -> bool:
+    return isinstance(cls, type) and "__message_tag__" in cls.__dict__
+
+
+def plan_of(cls: Any) -> Plan:
+    plan: Plan | None = cls.__dict__.get("__message_plan__")
+    if plan is None:
+        tag = tag_of(cls)
+        annotations = field_types(cls)
+        fields: list[Field] = []
+        attributes = [attribute for attribute in attrs.fields(cls) if attribute.init]
+        for attribute in attributes:
+            try:
+                shape = _compile(annotations[attribute.name])
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{cls.__qualname__}.{attribute.name}: {error}") from error
+            except RecursionError as error:
+                raise ConfigurationError(
+                    f"{cls.__qualname__}.{attribute.name}: contains itself without a message class between"
+                ) from error
+            fields.append(
+                Field(attribute.name, attribute.alias or attribute.name, shape, attribute.default is not attrs.NOTHING)
+            )
+        steps = ("", *(f".{field.name}" for field in fields))
+        by_name = any(attribute.kw_only for attribute in attributes)
+        plan = Plan(cls, tag, tuple(fields), steps, by_name, *_plain_functions(cls, tag, fields, by_name))
+        cls.__message_plan__ = plan
+    return plan
+
+
+def _plain_functions(
+    cls: type, tag: str, fields: list[Field], by_name: bool
+) -> tuple[Callable[[Any], tuple[Any, ...] | None], Callable[[list[Any]], Any]]:
+    """Both directions of a message with plain fields as straight code, made as attrs makes its methods.
+
+    Three fields: 0.13 µs to read and check, against 0.4 µs with `attrgetter` and a tuple of types; the way back 0.3 against 0.55 µs.
+    """
+    if not all(field.shape.plain for field in fields):
+        return (lambda value: None), (lambda row: None)
+    names = [f"f{i}" for i in range(len(fields))]
+    named = list(zip(names, fields, strict=True))
+    fits = (
+        " and ".join(f"type({name}) {'is' if len(field.shape.plain) == 1 else 'in'} T{name}" for name, field in named)
+        or "True"
+    )
+    reads = "".join(f"    {name} = value.{field.name}\n" for name, field in named)
+    arguments = ", ".join(f"{field.alias}={name}" if by_name else name for name, field in named)
+    source = (
+        f"def plain_row(value):\n{reads}    return ({', '.join(['tag', *names])},) if {fits} else None\n"
+        f"def from_plain_row(row):\n    if len(row) != {len(fields) + 1}: return None\n"
+        f"    [{', '.join(['_', *names])}] = row\n    return cls({arguments}) if {fits} else None\n"
+    )
+    scope: dict[str, Any] = {"cls": cls, "tag": tag}
+    for name, field in named:
+        scope[f"T{name}"] = field.shape.plain if len(field.shape.plain) > 1 else next(iter(field.shape.plain))
+    exec(compile(source, f"<codec of {cls.__qualname__}>", "exec"), scope)  # nothing but attribute names goes in
+    return scope["plain_row"], scope["from_plain_row"]
+
+
+def _message(name: str, wanted: tuple[type, ...]) -> Shape:
+    only = wanted[0]  # the usual case, without the 0.1 µs of issubclass()
+
+    def lower(value: Any, out: Out, depth: int) -> Any:
+        cls = type(value)
+        if cls is not only and not issubclass(cls, wanted):
+            raise _refuse(name, value)
+        plan = getattr(cls, "__message_plan__", None)
+        if plan is None or plan.cls is not cls:
+            if not is_message(cls):
+                raise Misfit(f"{cls.__module__}.{cls.__qualname__} is not decorated with @message")
+            plan = plan_of(cls)
+        if depth < 1:
+            raise Misfit(_TOO_DEEP, ValueError)
+        row = plan.plain_row(value)
+        if row is None:
+            lowered = [plan.tag]
+            try:
+                for field in plan.fields:
+                    lowered.append(field.shape.lower(getattr(value, field.name), out, depth - 1))
+            except Misfit as misfit:
+                misfit.path = plan.steps[len(lowered)] + misfit.path
+                raise
+            row = tuple(lowered)
+        payload = out.pack(row, plan.steps)
+        out.budget -= len(payload)
+        if out.budget < 0:
+            raise Misfit(f"messages nested in messages add up to more than {COPIES} times max_bytes", ValueError)
+        return ext_value(EXT_MESSAGE, payload)
+
+    def lift(wire: Any, into: In, depth: int) -> Any:
+        if type(wire) is not tuple or wire[0] != EXT_MESSAGE:
+            raise Misfit(f"expected {name}, got {got(wire)}")
+        if depth < 1:
+            raise Misfit(_TOO_DEEP)
+        payload = wire[1]
+        into.budget -= len(payload)
+        if into.budget < 0:
+            raise Misfit(f"messages nested in messages add up to more than {COPIES} times max_bytes")
+        row = unpack(payload)
+        if type(row) is not list or not row or type(row[0]) is not str:
+            raise Misfit("a message must be an array that begins with a tag")
+        cls: Any = BY_TAG.get(row[0])
+        if cls is None:
+            raise Misfit(
+                f"unknown tag {NAMES.repr(row[0])}: the module that defines this message must be imported here"
+            )
+        if depth == into.max_depth:
+            into.root = cls.__name__
+        if cls is not only and not issubclass(cls, wanted):
+            raise Misfit(f"expected {name}, got {cls.__name__}")
+        try:
+            plan = getattr(cls, "__message_plan__", None)
+            if plan is None or plan.cls is not cls:
+                plan = plan_of(cls)
+        except ConfigurationError as error:
+            raise Misfit(f"{cls.__name__} cannot travel: {error}") from error
+        try:
+            made = plan.from_plain_row(row)
+            return made if made is not None else build(plan, row, into, depth)
+        except Misfit:
+            raise
+        except Exception as error:
+            # Validators, converters and __attrs_post_init__ are the user's and may raise anything at what a peer sent.
+            raise Misfit(f"{cls.__name__} refuses these values: {error}") from error
+
+    def build(plan: Plan, row: list[Any], into: In, depth: int) -> Any:
+        values: list[Any] = []
+        try:
+            for field, wire in zip(plan.fields, row[1:], strict=False):
+                values.append(field.shape.lift(wire, into, depth - 1))
+        except Misfit as misfit:
+            misfit.path = plan.steps[len(values) + 1] + misfit.path
+            raise
+        missing = [field.name for field in plan.fields[len(values) :] if not field.has_default]
+        if missing:
+            raise Misfit(f"{len(row) - 1} fields came, {', '.join(missing)} missing and without default")
+        if plan.by_name:
+            return plan.cls(**{field.alias: value for field, value in zip(plan.fields, values, strict=False)})
+        return plan.cls(*values)
+
+    return Shape(name, lower, lift, wanted, ("message",))
+
+
+_ANY_MESSAGE = _message("a message", (object,))
+_ANY = _anything()
+
+
+# ---------------------------------------------------------------- annotations
+
+
+def _expand(annotation: Any) -> Any:
+    """See through the names that typing gives to other annotations."""
+    if get_origin(annotation) is Annotated:
+        return _expand(annotation.__origin__)
+    if isinstance(annotation, NewType):
+        return _expand(annotation.__supertype__)
+    if isinstance(annotation, TypeVar):
+        return _expand(annotation.__bound__ or Any)
+    if type(annotation).__name__ == "TypeAliasType":  # `type X = …`, Python 3.12 and later
+        return _expand(annotation.__value__)
+    return annotation
+
+
+@lru_cache(maxsize=512)
+def shape_of(annotation: Any) -> Shape:
+    return _compile(annotation)
+
+
+def _compile(annotation: Any) -> Shape:
+    annotation = _expand(annotation)
+    if annotation is Any or annotation is object:
+        return _ANY
+    origin = get_origin(annotation) or annotation
+    arguments = get_args(annotation)
+    name = _type_name(annotation)
+    if origin is Literal:
+        return _literal(name, arguments)
+    if origin is Union or origin is types.UnionType:
+        return _compile_union([_expand(argument) for argument in arguments])
+    if origin in _LEAVES:
+        return _LEAVES[origin]
+    if origin in _CONTAINERS:
+        return _compile_container(name, origin, arguments)
+    if isinstance(origin, type):
+        if issubclass(origin, Enum):
+            return _enum(origin)
+        if is_message(origin) or issubclass(origin, Asks):
+            return _message(origin.__name__, (origin,))
+        kind = kind_of(origin)
+        if kind is not None:
+            return _handle(name, kind, arguments[0] if arguments else Any)
+    raise ConfigurationError(
+        f"{name} cannot travel; wanted one of the types that levada.framework.codec lists, or a @message class"
+    )
+
+
+def _compile_union(members: list[Any]) -> Shape:
+    shapes = [_compile(member) for member in members]
+    if _ANY in shapes:
+        return _ANY
+    messages = [shape for shape in shapes if shape.wires == ("message",)]
+    if len(messages) > 1:
+        together = _message(
+            " | ".join(sorted(shape.name for shape in messages)),
+            tuple(cls for shape in messages for cls in shape.takes),
+        )
+        shapes = [shape for shape in shapes if shape not in messages] + [together]
+    return shapes[0] if len(shapes) == 1 else _union(shapes)
+
+
+# What each container annotation takes, and what decoding makes of it.
+_CONTAINERS: dict[Any, tuple[tuple[type, ...], Any]] = {
+    list: ((list,), list),
+    abc.Sequence: ((list, tuple), list),
+    tuple: ((tuple,), tuple),
+    set: ((set,), set),
+    frozenset: ((frozenset,), frozenset),
+    abc.Set: ((frozenset, set), frozenset),
+    dict: ((dict,), dict),
+    abc.Mapping: ((dict,), dict),
+}
+
+
+def _compile_container(name: str, origin: Any, arguments: tuple[Any, ...]) -> Shape:
+    takes, build = _CONTAINERS[origin]
+    if build is dict:
+        key, item = (_compile(argument) for argument in arguments or (Any, Any))
+        return _mapping(f"dict[{key.name}, {item.name}]", key, item)
+    if build is tuple and (arguments or name.endswith("[()]")) and arguments[1:] != (...,):
+        shapes = tuple(_compile(argument) for argument in arguments)
+        return _fixed_tuple(f"tuple[{', '.join(shape.name for shape in shapes) or '()'}]", shapes)
+    item = _compile(arguments[0]) if arguments else _ANY
+    return _array(f"{build.__name__}[{item.name}{', ...' if build is tuple else ''}]", item, takes, build)

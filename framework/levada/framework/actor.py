@@ -1,0 +1,790 @@
+"""`Actor`: state, and a handler for each class of message.
+
+A class becomes an actor class when it is defined: `attrs` makes its constructor from the annotated fields, and its handlers become a
+table from message class to function, so that handling a message is one look-up and one call.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import types
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    TypeVar,
+    TypeVarTuple,
+    Union,
+    cast,
+    dataclass_transform,
+    get_args,
+    get_origin,
+)
+
+import attrs
+import trio
+from trio.lowlevel import (
+    Abort,
+    RaiseCancelT,
+    current_task,
+    disable_ki_protection,
+    enable_ki_protection,
+    reschedule,
+    wait_task_rescheduled,
+)
+
+from .ask import Ask, Reply
+from .dispatch import RUNTIME_ENTRIES
+from .errors import ActorError, ConfigurationError, EndOfChannel, MailboxFull
+from .events import Unhandled
+from .host import Host
+from .links import NORMAL, Down, Reason
+from .supervision import Strategy, one_for_one
+from .timers import Timers
+from .tokens import TURN, Stop, Take
+
+if TYPE_CHECKING:
+    from .cell import Cell
+    from .mailbox import MailboxPolicy
+    from .ref import Ref
+    from .supervision import Supervision
+    from .system import ActorSystem
+
+__all__ = ["Actor", "Behaviour", "ReceiveTimeout", "actor", "blocking", "handles"]
+
+M = TypeVar("M")
+R = TypeVar("R")
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MARK = "__levada_handles__"
+
+
+@attrs.frozen
+class ReceiveTimeout:
+    """Nothing was handled for as long as `Actor.set_receive_timeout` said."""
+
+    seconds: float
+
+
+# ---------------------------------------------------------------- handler tables
+
+
+class _Marked:
+    """What `@handles` knows about a method until its class is complete."""
+
+    def __init__(self, types_: tuple[Any, ...], names: dict[str, Any]) -> None:
+        self.types = types_
+        self.names = names
+
+
+def handles(*message_types: Any) -> Any:
+    """Mark a method as the handler of a class of messages, a union of classes, or several.
+
+    Bare ``@handles`` takes them from the annotation of the method's parameter; ``@handles(T)`` works always.  The method may be
+    sync or async; what it returns is the answer to an ask.
+    """
+    frame = sys._getframe(1)
+    names: dict[str, Any] = {}
+    outer = frame.f_back
+    if outer is not None and outer.f_globals is frame.f_globals and outer.f_locals is not outer.f_globals:
+        names.update(outer.f_locals)
+    names.update(frame.f_locals)
+    if len(message_types) == 1 and inspect.isfunction(message_types[0]):
+        function = message_types[0]
+        setattr(function, _MARK, _Marked((), names))
+        return function
+
+    def mark(function: F) -> F:
+        setattr(function, _MARK, _Marked(message_types, names))
+        return function
+
+    return mark
+
+
+def _flatten(annotation: Any) -> list[type]:
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [kind for part in get_args(annotation) for kind in _flatten(part)]
+    if annotation is None:
+        return [type(None)]
+    if annotation is Any:
+        return [object]
+    origin = get_origin(annotation)
+    return [origin if origin is not None else annotation]
+
+
+def _message_types(owner: str, function: Callable[..., Any]) -> list[type]:
+    marked: _Marked = getattr(function, _MARK)
+    where = f"{owner}.{function.__name__}"
+    if marked.types:
+        found = [kind for annotation in marked.types for kind in _flatten(annotation)]
+    else:
+        plain = inspect.unwrap(function)
+        parameters = list(plain.__code__.co_varnames[: plain.__code__.co_argcount])
+        if len(parameters) != 2:
+            raise ConfigurationError(f"{where} is a handler: it takes self and one message, not {parameters!r}")
+        annotation = plain.__annotations__.get(parameters[1])
+        if annotation is None:
+            raise ConfigurationError(
+                f"{where}: annotate {parameters[1]!r} with the message class, or write @handles(TheClass)"
+            )
+        if isinstance(annotation, str):
+            try:
+                annotation = eval(annotation, plain.__globals__, marked.names)
+            except Exception as error:
+                raise ConfigurationError(
+                    f"{where}: cannot resolve the annotation {annotation!r} ({error}); define the class first or write @handles(TheClass)"
+                ) from error
+        found = _flatten(annotation)
+    for kind in found:
+        if not isinstance(kind, type):
+            raise ConfigurationError(f"{where}: {kind!r} is not a class of messages")
+    marked.types, marked.names = tuple(found), {}
+    return found
+
+
+def _build_table(cls: type) -> dict[Any, Any]:
+    """Collect the handlers of a class and of its bases; a subclass's handler replaces that of its base."""
+    table: dict[Any, Any] = {}
+    names: dict[Any, str] = {}
+    for base in reversed(cls.__mro__):
+        here: dict[Any, str] = {}
+        for name, function in list(vars(base).items()):
+            if not hasattr(function, _MARK):
+                # A base's handler that is overridden by name keeps its class of messages.
+                for kind, known in names.items():
+                    if known == name and inspect.isfunction(function):
+                        table[kind] = _unprotected(function)
+                continue
+            for kind in _message_types(base.__name__, function):
+                if kind in here:
+                    raise ConfigurationError(
+                        f"{base.__name__} handles {kind.__name__} twice: in {here[kind]} and in {name}"
+                    )
+                here[kind] = name
+                table[kind] = _unprotected(function)
+        names.update(here)
+    # Under None: the sync handlers, which an asker may call itself.
+    table[None] = {kind: handler for kind, handler in table.items() if not inspect.iscoroutinefunction(handler)}
+    table.update(RUNTIME_ENTRIES)
+    return table
+
+
+def _unprotected(function: Any) -> Any:
+    """Let Ctrl-C interrupt code of the user, though the runtime that calls it is protected."""
+    if hasattr(function, "__code__"):
+        disable_ki_protection(function)
+    return function
+
+
+def _find(kind: type, table: dict[Any, Any]) -> Any:
+    for base in kind.__mro__:
+        handler = table.get(base)
+        if handler is not None:
+            table[kind] = handler
+            if base in table[None]:
+                table[None][kind] = handler
+            return handler
+    return None
+
+
+def blocking(function: Callable[[Any, M], R]) -> Callable[[Any, M], Awaitable[R]]:
+    """Run a sync handler in a thread, at most ``blocking_threads`` (a setting of the system) at a time.
+
+    The actor handles nothing else meanwhile; the rest of the system goes on.  Write it below ``@handles``.  A thread cannot be
+    cancelled: a killed actor waits for it.
+    """
+
+    @functools.wraps(function)
+    async def in_thread(self: Any, message: M) -> R:
+        return await trio.to_thread.run_sync(function, self, message, limiter=self.system.blocking_limiter)
+
+    return in_thread
+
+
+class Behaviour:
+    """A set of handlers that an actor takes on with `Actor.become`; ``self`` in them is the actor.
+
+    Derive from it and write ``@handles`` methods; there are no instances.
+    """
+
+    _table: ClassVar[dict[Any, Any]]
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        cls._table = _build_table(cls)
+
+
+# ---------------------------------------------------------------- the actor
+
+
+@dataclass_transform(field_specifiers=(attrs.field,))
+class Actor(Generic[M]):
+    """State, and handlers for messages. Derive, annotate fields, mark methods with `handles`; or write ``async def run(self)``.
+
+    ``class Counter(Actor[Add | Get])`` gives refs typed by the union, and the definition fails if a handler is missing.
+    Without the brackets the refs take anything.
+
+    Fields are constructor arguments (by `attrs`); at a restart the factory given to `spawn` makes a new object, so state
+    starts over.  `ref`, `system` and everything that needs them can be used from `started` on, not in ``__init__``.
+
+    All of it belongs to the system's thread; other threads use `Ref.from_thread`.
+    """
+
+    __slots__ = ("_cell",)
+
+    trap_exits = False
+    """Whether the end of a linked actor arrives as an `Exit` message instead of ending this one."""
+    strategy: ClassVar[Strategy] = one_for_one()
+    """Which children start again together, see `one_for_all`."""
+    stash_limit = 1000
+    """Messages that `stash` holds at most."""
+
+    _table: ClassVar[dict[Any, Any]] = {}
+    _is_loop: ClassVar[bool] = False
+    _has_start: ClassVar[bool] = False
+    _has_stopping: ClassVar[bool] = False
+    _has_restarting: ClassVar[bool] = False
+    _has_undelivered: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        attrs.define(cls, slots=False, eq=False, repr=False)
+        cls._table = _build_table(cls)
+        for name in ("started", "stopping", "restarting", "undelivered", "unhandled", "run"):
+            if name in vars(cls):
+                _unprotected(vars(cls)[name])
+        cls._is_loop = hasattr(cls, "run")
+        if cls._is_loop and not inspect.iscoroutinefunction(cls.run):  # type: ignore[attr-defined]
+            raise ConfigurationError(f"{cls.__name__}.run must be async: it is the actor's own loop")
+        if cls._is_loop and len(cls._table) > len(RUNTIME_ENTRIES) + 1:
+            raise ConfigurationError(
+                f"{cls.__name__} has both run() and handlers; who should take the messages? Keep one"
+            )
+        cls._has_start = cls._is_loop or cls.started is not Actor.started
+        cls._has_stopping = cls.stopping is not Actor.stopping
+        cls._has_restarting = cls.restarting is not Actor.restarting
+        cls._has_undelivered = cls.undelivered is not Actor.undelivered
+        cls._check_cover()
+
+    @classmethod
+    def _check_cover(cls) -> None:
+        if cls._is_loop:
+            return
+        for base in getattr(cls, "__orig_bases__", ()):
+            origin = get_origin(base)
+            if isinstance(origin, type) and issubclass(origin, Actor):
+                for part in get_args(base):
+                    if isinstance(part, TypeVar) or part is Any:
+                        continue
+                    for kind in _flatten(part):
+                        if isinstance(kind, type) and _find(kind, cls._table) is None:
+                            raise ConfigurationError(
+                                f"{cls.__name__} promises to handle {kind.__name__} and has no handler for it"
+                            )
+
+    # ------------------------------------------------------------ hooks
+
+    def started(self) -> Awaitable[None] | None:
+        """Run first, before any message, in each incarnation; may be async. A failure here is a failure of the actor."""
+        return None
+
+    def stopping(self, reason: Reason) -> Awaitable[None] | None:
+        """Run at the end, when all children have stopped, before the actor's tasks and contexts are closed; may be async.
+
+        Shielded from cancellation for ``stop_timeout`` seconds (a setting of the system). Cannot spawn.
+        """
+        return None
+
+    def restarting(self, error: BaseException | None, message: Any) -> Awaitable[None] | None:
+        """Run instead of `stopping` when a new object will take over; `message` is what was being handled, and is dropped."""
+        return None
+
+    def undelivered(self, messages: list[Any]) -> None:
+        """Take what was in the mailbox when the actor ended; without this method they become dead letters."""
+
+    def unhandled(self, message: Any) -> Any:
+        """Take a message of a class without handler; as it stands: publish `Unhandled`, and let an ask fail."""
+        cell = self._cell
+        self.system.counters.unhandled += 1
+        self.system.events.publish(Unhandled(message, cell))
+        question = cell._asking
+        if question is not None and question.message is message:
+            cell._asking = None
+            kind = type(message).__name__
+            question.fail(ActorError(f"{cell.path} ({type(self).__name__}) has no handler for {kind}", actor=cell.path))
+
+    # ------------------------------------------------------------ who and where
+
+    def _bound(self) -> Cell:
+        try:
+            return cast("Cell", self._cell)
+        except AttributeError:
+            raise ActorError(
+                f"this {type(self).__name__} was not spawned, or is still in __init__: use started()"
+            ) from None
+
+    @property
+    def ref(self) -> Ref[M]:
+        """This actor's address."""
+        return self._bound()
+
+    @property
+    def system(self) -> ActorSystem:
+        """The system that this actor lives in."""
+        return self._bound()._system
+
+    # ------------------------------------------------------------ children, links, monitors
+
+    def spawn(
+        self,
+        factory: Callable[[*Ts], Actor[T]] | Callable[[T], Any],
+        *args: *Ts,
+        name: str | None = None,
+        mailbox: MailboxPolicy | None = None,
+        supervise: Supervision = "stop",
+    ) -> Ref[T]:
+        """Start a child; it ends before this actor does. Arguments and errors as for `ActorSystem.spawn`."""
+        return self.system._spawn(self._bound(), factory, args, name, mailbox, supervise)
+
+    @property
+    def children(self) -> list[Ref[Any]]:
+        """The children that have not ended, in order of start."""
+        extras = self._bound()._extras
+        return list(extras.children) if extras is not None and extras.children is not None else []
+
+    @enable_ki_protection
+    def watch(self, target: Any, tag: Any = None) -> None:
+        """Get one `Down` message when `target` ends, at once if it has; watching again with the same tag changes nothing.
+
+        Args:
+            target: a `Ref`, or a `Sender` or `Receiver` of a channel.
+            tag: any hashable value, given back in `Down.tag`.
+        """
+        cell = self._bound()
+        key = (cell, tag)
+        watched = cell._more().watched
+        if watched is None:
+            watched = cell._more().watched = set()
+        if (target, key) not in watched:
+
+            def ended(reason: Any) -> None:
+                watched.discard((target, key))
+                cell._put_first(Down(target, reason, tag))
+
+            watched.add((target, key))
+            target._add_watcher(key, ended)
+
+    def unwatch(self, target: Any, tag: Any = None) -> None:
+        """Take a watch back; a `Down` that is in the mailbox already stays there."""
+        cell = self._bound()
+        key = (cell, tag)
+        watched = cell._more().watched
+        if watched is not None and (target, key) in watched:
+            watched.discard((target, key))
+            target._forget_watcher(key)
+
+    def link(self, target: Ref[Any]) -> None:
+        """Tie this actor's fate to that of `target`, both ways; if it has ended, the signal comes at once."""
+        self._bound()._link(target)
+
+    def unlink(self, target: Ref[Any]) -> None:
+        """Untie; harmless if there is no link."""
+        self._bound()._unlink(target)
+
+    def stop(self) -> None:
+        """End this actor after the running handler, as `Normal`; what is queued is handed to `undelivered`."""
+        self.system.lifecycle.request(self._bound(), NORMAL)
+
+    # ------------------------------------------------------------ handling
+
+    def become(self, behaviour: type[Behaviour] | None) -> None:
+        """Handle messages by another set of handlers from the next message on; ``None``: by the actor's own again."""
+        cell = self._bound()
+        cell._table = behaviour._table if behaviour is not None else type(self)._table
+        if cell._batch:
+            cell._batch.append(TURN)
+
+    def reply_later(self) -> Reply[Any]:
+        """Take over the answer to the ask that is being handled; what the handler returns is then ignored.
+
+        Raises:
+            ActorError: the running message is not an ask, or its answer was taken over already.
+        """
+        cell = self._bound()
+        question = cell._asking
+        if question is None:
+            raise ActorError(f"{cell.path} is not handling an ask now", actor=cell.path)
+        cell._asking = None
+        extras = cell._more()
+        if extras.open_asks is None:
+            extras.open_asks = set()
+        extras.open_asks = {ask for ask in extras.open_asks if not ask.settled}
+        extras.open_asks.add(question)
+        return Reply(question)
+
+    def stash(self, message: Any) -> None:
+        """Put the message that is being handled aside, to be handled after `unstash_all`; an ask stays an ask.
+
+        Raises:
+            MailboxFull: `stash_limit` messages are there already.
+        """
+        cell = self._bound()
+        extras = cell._more()
+        if extras.stash is None:
+            extras.stash = []
+        if len(extras.stash) >= self.stash_limit:
+            raise MailboxFull(
+                f"the stash of {cell.path} holds {self.stash_limit} messages (raise stash_limit)",
+                actor=cell.path,
+                capacity=self.stash_limit,
+                message=message,
+            )
+        question = cell._asking
+        if question is not None and question.message is message:
+            cell._asking = None
+            extras.stash.append(question)
+        else:
+            extras.stash.append(message)
+
+    def unstash_all(self) -> None:
+        """Put everything stashed before all that is in the mailbox, in the order in which it came."""
+        cell = self._bound()
+        extras = cell._more()
+        if extras.stash:
+            cell._put_back(extras.stash)
+            extras.stash = None
+            cell._batch.append(TURN)  # they may be meant for the handlers just taken on
+
+    def _find_handler(self, kind: type, table: dict[Any, Any]) -> Callable[[Any, Any], Any]:
+        handler = _find(kind, table)
+        if handler is None:
+            handler = type(self).unhandled
+        return cast("Callable[[Any, Any], Any]", handler)
+
+    # ------------------------------------------------------------ time
+
+    @property
+    def timers(self) -> Timers:
+        """Keyed timers of this actor, see `Timers`."""
+        extras = self._bound()._more()
+        if extras.timers is None:
+            extras.timers = Timers(self._cell, self.system.heap)
+        return extras.timers
+
+    def set_receive_timeout(self, seconds: float | None) -> None:
+        """Get a `ReceiveTimeout` message whenever nothing was handled for `seconds`; ``None``: no more.
+
+        For actors with handlers; a loop puts `trio.move_on_after` around its ``receive``.
+        """
+        if seconds is not None and not seconds > 0:
+            raise ConfigurationError(f"a receive timeout is more than 0 seconds, not {seconds!r}")
+        cell = self._bound()
+        extras = cell._more()
+        armed = extras.receive_timeout is not None
+        extras.receive_timeout = seconds
+        extras.touched = trio.current_time()
+        if seconds is not None:
+            if cell._context is None:
+                # Turns in a context of its own are the only ones whose time the scheduler notes.
+                cell._context = self.system.scheduler.base_context()
+            if not armed:
+                self._cell._system.heap.after(seconds, functools.partial(_look_at_receive_timeout, cell, self))
+
+    # ------------------------------------------------------------ own tasks and contexts
+
+    def _host(self) -> Host:
+        extras = self._bound()._more()
+        if extras.host is None:
+            extras.host = Host(self._cell)
+        return extras.host
+
+    def start_soon(self, function: Callable[[*Ts], Awaitable[object]], *args: *Ts, name: object = None) -> None:
+        """Run a task in this actor's own nursery: it ends with the actor, and its failure is the actor's failure."""
+        self._host().start_soon(function, args, name)
+
+    async def enter(self, context: AbstractAsyncContextManager[T]) -> T:
+        """Enter a context that is left when this actor ends or starts over, last entered first.
+
+        Cancellation:
+            the context has been left again, or was never entered.
+        """
+        return cast("T", await self._host().enter(context))
+
+    def pipe(
+        self,
+        function: Callable[[], Awaitable[T]],
+        wrap: Callable[[T], Any],
+        *,
+        failed: Callable[[Exception], Any] | None = None,
+    ) -> None:
+        """Run `function` as a task and tell this actor ``wrap(result)``; messages are handled meanwhile.
+
+        Args:
+            function: an async function without parameters (`functools.partial` for arguments).
+            wrap: makes the message.
+            failed: makes the message for an exception; without it the exception is a failure of the actor.
+        """
+        self.start_soon(self._pipe, function, wrap, failed, name=function)
+
+    async def _pipe(self, function: Callable[[], Awaitable[T]], wrap: Callable[[T], Any], failed: Any) -> None:
+        try:
+            message = wrap(await function())
+        except Exception as error:
+            if failed is None:
+                raise
+            message = failed(error)
+        await self._cell.send(message)
+
+    # ------------------------------------------------------------ loops
+
+    @property
+    def mailbox(self) -> Inbox[M]:
+        """Where the loop of an actor with ``run`` takes its messages from: ``async for message in self.mailbox``.
+
+        Raises:
+            ActorError: the actor has handlers; they take the messages.
+        """
+        if not self._is_loop:
+            raise ActorError(
+                f"{self._bound().path} has handlers, not a loop: they take its messages", actor=self._bound().path
+            )
+        inbox = self._bound()._more().inbox
+        assert inbox is not None
+        return cast("Inbox[M]", inbox)
+
+    def _start(self) -> Any:
+        """Begin an incarnation: the hook, then the loop if there is one."""
+        if self._is_loop:
+            cell = self._cell
+            inbox = cell._more().inbox = Inbox(cell)
+            cell._scheduler = inbox
+            return self._run_loop(inbox)
+        return self.started()
+
+    async def _run_loop(self, inbox: Inbox[M]) -> None:
+        try:
+            # A loop that ends without ever waiting is still seen to end (`Lifecycle.waited`).
+            await trio.lowlevel.checkpoint()
+            waiting = self.started()
+            if waiting is not None:
+                await waiting
+            await self.run()  # type: ignore[attr-defined]
+        finally:
+            self._cell._scheduler = inbox.scheduler
+            inbox.give_up_question()
+
+
+def _look_at_receive_timeout(cell: Cell, incarnation: Actor[Any]) -> None:
+    extras = cell._extras
+    if extras is None or extras.receive_timeout is None or cell._actor is not incarnation:
+        return
+    seconds = extras.receive_timeout
+    if cell._idle:
+        left = extras.touched + seconds - trio.current_time()
+        if left <= 0:
+            cell._admit(ReceiveTimeout(seconds))
+            left = seconds
+    else:
+        left = seconds
+    cell._system.heap.after(left, functools.partial(_look_at_receive_timeout, cell, incarnation))
+
+
+class Inbox(Generic[M]):
+    """The mailbox as a loop sees it; stands in for the run queue, so that a message wakes the loop and not a worker."""
+
+    def __init__(self, cell: Cell) -> None:
+        self._cell = cell
+        self.scheduler = cell._scheduler
+        self.system = self.scheduler.system
+        self.ready = self
+        self.parked = False
+        self.stop: Stop | None = None
+        """The request that ended the loop, if one did."""
+        self._task: Any = None
+        self._ended = False
+
+    # What a cell asks of its scheduler.
+
+    @property
+    def now(self) -> float:
+        """The scheduler's clock."""
+        return self.scheduler.now
+
+    def may_inline(self) -> bool:
+        """A loop answers by itself."""
+        return False
+
+    @enable_ki_protection
+    def append(self, _: Cell) -> None:
+        """Wake the loop."""
+        task, self._task = self._task, None
+        if task is not None:
+            reschedule(task)
+
+    # What the loop asks.
+
+    async def receive(self) -> M:
+        """Take the next message; an ask is answered with `Actor.reply_later`, before the next message is taken.
+
+        Raises:
+            EndOfChannel: the actor was asked to stop, and everything before that has been taken.
+
+        Cancellation:
+            no message was taken.
+        """
+        self.give_up_question()
+        cell = self._cell
+        await self.scheduler.breathe()
+        while True:
+            if self._ended:
+                raise EndOfChannel(f"{cell.path} was asked to stop")
+            batch = cell._take_over()
+            if not batch:
+                await self._wait()
+                continue
+            entry = batch.pop()
+            if type(entry) is Stop:
+                self._ended = True
+                self.stop = entry
+                continue
+            found, message = self._open(entry)
+            if found:
+                cell._handled += 1
+                return message
+
+    def receive_nowait(self) -> M:
+        """Take the next message if there is one, else raise `trio.WouldBlock`."""
+        self.give_up_question()
+        cell = self._cell
+        while batch := cell._take_over():
+            if type(batch[-1]) is Stop:
+                break
+            found, message = self._open(batch.pop())
+            if found:
+                cell._handled += 1
+                return message
+        raise trio.WouldBlock
+
+    def __aiter__(self) -> AsyncIterator[M]:
+        return self
+
+    async def __anext__(self) -> M:
+        try:
+            return await self.receive()
+        except EndOfChannel:
+            raise StopAsyncIteration from None
+
+    async def _wait(self) -> None:
+        cell = self._cell
+        self._task = current_task()
+        cell._idle = True
+
+        def abort(_: RaiseCancelT) -> Abort:
+            self._task = None
+            cell._idle = False
+            return Abort.SUCCEEDED
+
+        await wait_task_rescheduled(abort)
+
+    def _open(self, entry: Any) -> tuple[bool, Any]:
+        """Take the message out of an entry; false: it was the runtime's own business."""
+        if isinstance(entry, Ask):
+            if entry.settled:
+                return False, None
+            self._cell._asking = entry
+            return True, entry.message
+        if type(entry) not in RUNTIME_ENTRIES:
+            return True, entry
+        if type(entry) is Take:
+            return self._open(self._cell._next())  # type: ignore[attr-defined]
+        holder = _Holder(self._cell)
+        RUNTIME_ENTRIES[type(entry)](holder, entry)
+        return holder.found, holder.message
+
+    def give_up_question(self) -> None:
+        """A question that was taken and not taken over will never be answered: tell its asker."""
+        question = self._cell._asking
+        if question is not None:
+            self._cell._asking = None
+            question.fail(ActorError(f"{self._cell.path} went on without answering {type(question.message).__name__}"))
+
+    def end(self) -> None:
+        """Let the loop see the end at its next `receive`, before what is queued."""
+        self._ended = True
+        if self._cell._idle:
+            self._cell._idle = False
+            self.append(self._cell)
+
+
+class _Holder:
+    """Stands in for an actor, so that an entry of the runtime delivers its message here."""
+
+    def __init__(self, cell: Cell) -> None:
+        self._cell = cell
+        self.found = False
+        self.message: Any = None
+
+    def _find_handler(self, _: type, __: Any) -> Callable[[Any, Any], Any]:
+        return _Holder._hold
+
+    def _hold(self, message: Any) -> None:
+        self.found = True
+        self.message = message
+
+
+# ---------------------------------------------------------------- functions as actors
+
+
+def actor(function: Callable[[M], Any]) -> Callable[[], Actor[M]]:
+    """Make an actor class of one function: ``async def show(price: Price) -> None``; the annotation says which messages.
+
+    Example:
+        >>> from levada.framework import actor, message
+        >>> @message
+        ... class Line:
+        ...     text: str
+        >>> @actor
+        ... def show(line: Line) -> None:
+        ...     print(line.text)
+    """
+    parameters = list(inspect.signature(function).parameters.values())
+    if len(parameters) != 1:
+        raise ConfigurationError(f"{function.__name__} must take one message, not {len(parameters)} parameters")
+    annotation = function.__annotations__.get(parameters[0].name)
+    if isinstance(annotation, str):
+        frame = sys._getframe(1)
+        try:
+            annotation = eval(annotation, function.__globals__, dict(frame.f_locals))
+        except Exception as error:
+            raise ConfigurationError(
+                f"{function.__name__}: cannot resolve the annotation {annotation!r} ({error})"
+            ) from error
+    if annotation is None:
+        annotation = object
+    _unprotected(function)
+
+    if inspect.iscoroutinefunction(function):
+
+        async def handle(self: Actor[M], message: M) -> Any:
+            return await function(message)
+    else:
+
+        def handle(self: Actor[M], message: M) -> Any:  # type: ignore[misc]
+            return function(message)
+
+    namespace: dict[str, Any] = {
+        "handle": handles(annotation)(handle),
+        "__doc__": function.__doc__,
+        "__module__": function.__module__,
+    }
+    return cast(
+        "Callable[[], Actor[M]]",
+        types.new_class(function.__name__, (Actor,), exec_body=lambda body: body.update(namespace)),
+    )

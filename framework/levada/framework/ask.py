@@ -1,0 +1,235 @@
+"""Questions in flight: the envelope that an ask travels in, the handle that answers it later, and who waits for whom.
+
+An `Ask` is settled exactly once, by whoever is first: the answer, a failure, the deadline, or the asker going away.
+Whoever is later is ignored and, if it is an answer, counted.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import outcome
+import trio
+from trio.lowlevel import Abort, RaiseCancelT, current_task, enable_ki_protection, reschedule, wait_task_rescheduled
+
+from .errors import ActorStopped, AskCycle, AskTimeout, NoValue
+from .ref import DEFAULT_TIMEOUT
+
+if TYPE_CHECKING:
+    from .cell import Cell
+    from .links import Reason
+    from .scheduler import RunQueue, Worker
+    from .system import ThreadInbox
+    from .timers import Timer
+
+__all__ = ["Ask", "Reply", "ThreadAsk", "WaitGraph", "stopped_error"]
+
+R = TypeVar("R")
+
+
+def stopped_error(cell: Cell, reason: Reason, message: Any) -> ActorStopped:
+    """Build the error for somebody whose message `cell` did not handle; a handler's exception becomes its cause."""
+    error = getattr(reason, "error", None)
+    why = f"failed: {error!r}" if error is not None else f"has stopped ({type(reason).__name__.lower()})"
+    stopped = ActorStopped(f"{cell.path} {why}", actor=cell.path, reason=reason, message=message)
+    stopped.__cause__ = error
+    return stopped
+
+
+class Ask:
+    """A question in a mailbox and the task that waits for the answer."""
+
+    __slots__ = ("message", "outcome", "settled", "target", "task", "timer")
+
+    def __init__(self, message: Any, target: Cell) -> None:
+        self.message = message
+        self.target = target
+        self.settled = False
+        self.outcome: outcome.Outcome[Any] | None = None
+        self.task: trio.lowlevel.Task | None = None
+        self.timer: Timer | None = None
+
+    def answer(self, value: Any) -> None:
+        """Hand over the answer; too late, it is counted as a late reply."""
+        if self.settled:
+            self.target._system.counters.late_replies += 1
+        else:
+            self._settle(outcome.Value(value))
+
+    def fail(self, error: BaseException) -> None:
+        """Let the asker's `ask` raise `error`."""
+        if not self.settled:
+            self._settle(outcome.Error(error))
+
+    def start_timer(self, timeout: float | None) -> None:
+        """Give up in `timeout` seconds."""
+        if timeout == DEFAULT_TIMEOUT:
+            timeout = self.target._system.ask_timeout
+        if timeout is not None and not self.settled:
+            self.timer = self.target._system.heap.after(timeout, self._expire)
+
+    def timed_out(self, seconds: float) -> AskTimeout:
+        """Build the error for an answer that did not come in `seconds`."""
+        path = self.target.path
+        question = type(self.message).__name__
+        return AskTimeout(
+            f"{path} did not answer {question} in {seconds:g} s", actor=path, seconds=seconds, message=self.message
+        )
+
+    def withdraw(self) -> None:
+        """The asker has gone: no handler needs to begin with it."""
+        self.settled = True
+        self.task = None
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    async def wait(self) -> Any:
+        """Park until settled; cancelled, the question is withdrawn."""
+        if not self.settled:
+            self.task = current_task()
+
+            def abort(_: RaiseCancelT) -> Abort:
+                self.withdraw()
+                return Abort.SUCCEEDED
+
+            await wait_task_rescheduled(abort)
+        assert self.outcome is not None
+        return self.outcome.unwrap()
+
+    def _expire(self) -> None:
+        assert self.timer is not None
+        self.fail(self.timed_out(self.timer.delay))
+
+    @enable_ki_protection
+    def _settle(self, result: outcome.Outcome[Any]) -> None:
+        self.settled = True
+        self.outcome = result
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        if self.task is not None:
+            reschedule(self.task)
+
+
+class ThreadAsk(Ask):
+    """A question from a thread that blocks until the answer."""
+
+    __slots__ = ("ready",)
+
+    def __init__(self, message: Any, target: Cell) -> None:
+        super().__init__(message, target)
+        self.ready = threading.Event()
+
+    def _settle(self, result: outcome.Outcome[Any]) -> None:
+        super()._settle(result)
+        self.ready.set()
+
+    def block(self, inbox: ThreadInbox, timeout: float | None) -> Any:
+        """Wait in the asking thread."""
+        if not self.ready.wait(timeout):
+            inbox.call(self.withdraw)
+            raise self.timed_out(timeout or 0.0)
+        assert self.outcome is not None
+        return self.outcome.unwrap()
+
+
+class Reply(Generic[R]):
+    """The right to answer one ask after its handler has returned; made by `Actor.reply_later`.
+
+    Dropped without an answer, it fails the ask with `NoValue`; if the actor stops first, the ask fails with `ActorStopped`.
+    """
+
+    __slots__ = ("__weakref__", "_ask")
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody still waits for it: false after an answer, a time-out, or a cancelled asker."""
+        return not self._ask.settled
+
+    def send(self, value: R) -> None:
+        """Answer; ignored (and counted as late) if nobody waits any more."""
+        self._ask.answer(value)
+
+    def fail(self, error: BaseException) -> None:
+        """Let the asker's `Ref.ask` raise `error`; the actor itself does not fail."""
+        self._ask.fail(error)
+
+    def __del__(self) -> None:
+        ask = self._ask
+        if not ask.settled:
+            # Collection may happen in any thread and at any moment, so the asker is woken from the system's own turn.
+            name = type(ask.message).__name__
+            ask.target._system.inbox.call(ask.fail, NoValue(f"the answer to {name} was given up"))
+
+    def __repr__(self) -> str:
+        return f"<Reply to {type(self._ask.message).__name__}, {'wanted' if self.wanted else 'settled'}>"
+
+
+class WaitGraph:
+    """Which handlers wait for which actors; a wait that would close a circle is refused.
+
+    An edge goes from a worker, whose handler waits, to a cell.  The last edge of a circle is always added by a running
+    handler, so looking when an edge is added finds every circle.  Waits of tasks beside the handlers (`Actor.start_soon`,
+    code outside actors) hold up no mailbox and are not edges; those of a nursery inside a handler are.
+    """
+
+    def __init__(self, scheduler: RunQueue) -> None:
+        self._scheduler = scheduler
+
+    def begin(self, target: Cell, message: Any) -> tuple[Worker, Cell] | None:
+        """Note that the current task waits for `target`.
+
+        Raises:
+            AskCycle: a chain of waits leads from `target` back to this handler; a question is withdrawn.
+        """
+        worker = self._scheduler.current_worker()
+        if worker is None or worker.cell is None:
+            return None
+        asker = worker.cell
+        cycle = self._path(target, asker)
+        if cycle is not None:
+            names = (asker.path, *(cell.path for cell in cycle))
+            if isinstance(message, Ask):
+                message.withdraw()
+                message = message.message
+            raise AskCycle(
+                f"{' waits for '.join(names)}: none of them would ever go on", actor=target.path, cycle=names
+            )
+        worker.waits.append(target)
+        return worker, target
+
+    def end(self, edge: tuple[Worker, Cell] | None) -> None:
+        """Note that the wait is over."""
+        if edge is not None:
+            worker, target = edge
+            worker.waits.remove(target)
+
+    def edges(self) -> list[tuple[str, str]]:
+        """List the waits as pairs of paths."""
+        workers = self._scheduler.workers.values()
+        return [
+            (worker.cell.path, target.path) for worker in workers if worker.cell is not None for target in worker.waits
+        ]
+
+    @staticmethod
+    def _path(start: Cell, goal: Cell) -> list[Cell] | None:
+        """Find the chain of waits from `start` to `goal`, both included; depth first, usually one to three steps."""
+        trail: list[Cell] = []
+        seen: set[Cell] = set()
+        stack: list[tuple[Cell, int]] = [(start, 0)]
+        while stack:
+            cell, depth = stack.pop()
+            del trail[depth:]
+            trail.append(cell)
+            if cell is goal:
+                return trail
+            if cell in seen or cell._worker is None:
+                continue
+            seen.add(cell)
+            stack += [(following, depth + 1) for following in cell._worker.waits]
+        return None

@@ -1,0 +1,501 @@
+"""What the two halves of a channel share: queue, window, ends. Users meet `levada.framework.channel`; this is the inside.
+
+A `ChannelCore` belongs to one trio thread and knows no handles, so that a handle that nobody holds any more can be collected.
+Every method is synchronous and leaves the invariants true before it returns or calls back:
+
+* putters wait ⇒ the window is full: room is given away, in order, at the moment it appears (a slot is reserved for a waiter that was let in);
+* takers wait ⇒ the queue is empty: a message goes straight to the task that has waited longest;
+* a half that has ended stays as it is; the receiver's half ends with, or after, the sender's half, never before it.
+
+A task that was let in or was given a message is already rescheduled, and trio delivers no cancellation to such a task: so a
+cancelled ``send`` did nothing and a cancelled ``receive`` took nothing.
+
+**The seam for a network.** When a handle leaves inside a message, whoever carries the message calls ``handle.take_over(where)``
+and gets the core; ``handle.give_back()`` undoes it as long as the core was not used. Then
+
+* in the place of a *receiver*: `consume` names a callback, which is called whenever there may be something to `take`, including
+  what was queued before; each entry taken keeps its slot of the window until `settle`. When something is `pending`, the queue is
+  empty and everything is settled, the consumer calls `end_pending`.
+* in the place of a *sender*: `offer` each message, wait for its callback when it returns False; then `finish_producer`.
+* on both sides `end` with CANCELLED, RECEIVER_CLOSED, LOST or CONNECTION_LOST, and `Half.on_terminated` to learn of the end.
+
+An `Envelope` may stand in for a message: it is opened (decoded, say) only when the application takes it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import OrderedDict, deque
+from collections.abc import Callable, Generator
+from typing import Any
+
+import attrs
+import trio
+from outcome import Value
+from trio.lowlevel import Abort, Task, current_task, current_trio_token, reschedule, wait_task_rescheduled
+
+from .errors import (
+    ChannelCancelled,
+    ChannelConnectionLost,
+    ChannelError,
+    ChannelLost,
+    EndOfChannel,
+    ReceiverClosed,
+)
+
+__all__ = ["ENDED", "ChannelCore", "Envelope", "Half", "Mode", "Receipt", "TerminalState", "park"]
+
+
+class TerminalState(enum.Enum):
+    """Whether one half of a channel is open, and how it ended if it is not."""
+
+    OPEN = "open"
+    """Not ended. A finished channel stays open until the receiver has taken everything."""
+    FINISHED = "finished"
+    """All senders finished and all messages were taken."""
+    CANCELLED = "cancelled"
+    """The sender gave up; what was queued is discarded."""
+    RECEIVER_CLOSED = "receiver closed"
+    """The receiver wants no more; what was queued is discarded."""
+    LOST = "lost"
+    """The message that carried the other half was lost in transit."""
+    CONNECTION_LOST = "connection lost"
+    """The connection under a networked channel was lost."""
+
+
+class Mode(enum.Enum):
+    """How the messages of a channel travel; chosen at the sender before its first use."""
+
+    ORDERED = "ordered"
+    """All arrive, in the order of sending."""
+    UNORDERED = "unordered"
+    """All arrive; over a network one need not wait for another."""
+    UNRELIABLE = "unreliable"
+    """The newest arrive: a full buffer drops its oldest message, a network may drop any."""
+
+
+OPEN = TerminalState.OPEN
+
+ENDED: Any = object()
+"""Given to a waiting taker in the place of a message when there will be none."""
+
+_ERRORS: dict[TerminalState, tuple[type[ChannelError], str]] = {
+    TerminalState.FINISHED: (EndOfChannel, "finished, and every message was taken"),
+    TerminalState.CANCELLED: (ChannelCancelled, "the sender cancelled the channel"),
+    TerminalState.RECEIVER_CLOSED: (ReceiverClosed, "the receiver was closed"),
+    TerminalState.LOST: (ChannelLost, "the message that carried the other half was lost in transit"),
+    TerminalState.CONNECTION_LOST: (ChannelConnectionLost, "the connection under the channel was lost"),
+}
+
+
+async def park(waiting: dict[Task, None]) -> Any:
+    """Wait in `waiting` until somebody takes the task out of it and reschedules it.
+
+    Cancellation: the task has left `waiting`, and nothing else has happened.
+    """
+    task = current_task()
+    waiting[task] = None
+
+    def abort(_: object) -> Abort:
+        del waiting[task]
+        return Abort.SUCCEEDED
+
+    return await wait_task_rescheduled(abort)
+
+
+class Half:
+    """The end of one half, and who wants to hear of it."""
+
+    __slots__ = ("away", "cause", "detail", "state", "watchers")
+
+    def __init__(self) -> None:
+        self.state = OPEN
+        self.away = 0
+        """Handles of this half that are in another system."""
+        self.detail = ""
+        self.cause: BaseException | None = None
+        self.watchers: dict[object, Callable[[], None]] | None = None
+
+    def error(self, name: str) -> ChannelError:
+        """Make the error that belongs to the state; a new one each time, as an exception that is raised again collects tracebacks."""
+        kind, text = _ERRORS[self.state]
+        error = kind(f"channel {name}: {self.detail or text}", channel=name)
+        error.__cause__ = self.cause
+        return error
+
+    def on_terminated(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back once when this half has ended: now, if it already has.
+
+        Args:
+            callback: runs inside whatever ended the channel; must be quick and raise nothing. It may use the channel.
+
+        Returns:
+            A function that takes the callback out again; calling it twice or too late does nothing.
+        """
+        if self.state is not OPEN:
+            callback()
+            return lambda: None
+        watchers = self.watchers = self.watchers or {}
+        key = object()
+        watchers[key] = callback
+
+        def remove() -> None:
+            watchers.pop(key, None)
+
+        return remove
+
+    def call_watchers(self) -> None:
+        """Tell everybody, each once. The state is set before."""
+        watchers = self.watchers or {}
+        for key in list(watchers):
+            callback = watchers.pop(key, None)  # one callback may have taken out another
+            if callback is not None:
+                callback()
+
+
+class Receipt:
+    """What became of one message: ``delivered = await receipt``.
+
+    True: the receiver took it (over a network: the peer's runtime has processed it). False: it was discarded, dropped or lost.
+    Any number of tasks may wait, any number of times.
+
+    Cancellation: only the waiting ends.
+    """
+
+    __slots__ = ("_delivered", "_waiting")
+
+    def __init__(self) -> None:
+        self._delivered: bool | None = None
+        self._waiting: dict[Task, None] = {}
+
+    @property
+    def delivered(self) -> bool | None:
+        """What is known now; None while the message is under way."""
+        return self._delivered
+
+    def __await__(self) -> Generator[Any, Any, bool]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> bool:
+        if self._delivered is None:
+            await park(self._waiting)
+        else:
+            await trio.lowlevel.checkpoint()
+        assert self._delivered is not None
+        return self._delivered
+
+    def settle(self, delivered: bool) -> None:
+        """Say what became of the message; for the channel and a network, once."""
+        self._delivered = delivered
+        waiting, self._waiting = self._waiting, {}
+        for task in waiting:
+            reschedule(task, Value(None))
+
+
+class Envelope:
+    """Stands in the queue for a message that somebody wants to hear of, or that is to be decoded only when it is taken."""
+
+    __slots__ = ()
+
+    def open(self) -> Any:
+        """Give the message; called once, in the task that receives it, and its errors are raised there."""
+        raise NotImplementedError
+
+    def settle(self, delivered: bool) -> None:
+        """Called once: the receiver has the message, or never will."""
+        raise NotImplementedError
+
+
+@attrs.define(eq=False)
+class Tracked(Envelope):
+    """A message whose sender wants a receipt."""
+
+    message: object
+    receipt: Receipt
+
+    def open(self) -> Any:
+        return self.message
+
+    def settle(self, delivered: bool) -> None:
+        self.receipt.settle(delivered)
+
+
+@attrs.define(eq=False)
+class _SendWaiter:
+    """A task inside ``send``."""
+
+    task: Task
+    handle: object
+    entry: Any
+
+    def admit(self, core: ChannelCore) -> None:
+        core.put(self.entry)
+        reschedule(self.task, Value(True))
+
+    def refuse(self) -> None:
+        reschedule(self.task, Value(False))
+
+
+@attrs.define(eq=False)
+class _OfferWaiter:
+    """A network that wants to put more; its turn is one call."""
+
+    on_room: Callable[[], None]
+
+    def admit(self, _: ChannelCore) -> None:
+        self.on_room()
+
+    def refuse(self) -> None:
+        """Nothing to do: it watches the half and so knows."""
+
+
+class ChannelCore:
+    """Queue, window and ends of one channel. See the module's text for its rules and for who may call what."""
+
+    # Not generic: its users are, and a queue holds messages and envelopes alike.
+    __slots__ = (
+        "_name",
+        "abandoned",
+        "consumer",
+        "enveloped",
+        "item_type",
+        "limit",
+        "mode",
+        "pending",
+        "producers",
+        "putters",
+        "queue",
+        "receiver",
+        "sender",
+        "takers",
+        "token",
+        "undelivered",
+        "used",
+        "window",
+    )
+
+    def __init__(self, item_type: Any, window: int, name: str | None) -> None:
+        self._name = name
+        self.item_type = item_type
+        self.mode = Mode.ORDERED
+        self.window = window
+        """Messages that may be under way."""
+        self.limit = window
+        """Messages that may be queued: the window less what a consumer has taken and not settled; 0 once the sender's half has ended."""
+        self.used = False
+        """Whether a message was ever put: the mode is settled, and a oneshot had its value."""
+        self.queue: deque[Any] = deque()
+        # Not a plain dict: to find its first key it steps over all those deleted before.
+        self.putters: OrderedDict[_SendWaiter | _OfferWaiter, None] = OrderedDict()
+        self.takers: OrderedDict[Task, None] = OrderedDict()
+        self.consumer: Callable[[], None] | None = None
+        self.enveloped = False
+        """Whether the queue may hold envelopes: spares everybody else the isinstance."""
+        self.producers = 1
+        """Senders that have not finished."""
+        self.pending: TerminalState | None = None
+        """How the receiver's half will end when the queue is empty."""
+        self.undelivered = 0
+        self.sender = Half()
+        self.receiver = Half()
+        self.abandoned = False
+        """Whether a handle of it was forgotten and its owner warned."""
+        try:
+            self.token: trio.lowlevel.TrioToken | None = current_trio_token()
+        except RuntimeError:  # made outside of a trio run, where nobody can wait
+            self.token = None
+
+    @property
+    def name(self) -> str:
+        """As in logs and errors: the name that was given, else the type of the messages."""
+        return self._name or getattr(self.item_type, "__name__", None) or str(self.item_type)
+
+    # ------------------------------------------------ the sender's side
+
+    def accept(self, entry: Any) -> bool:
+        """Put a message, if there is room; whether there was. The caller has made sure that its handle may send."""
+        self.used = True
+        if len(self.queue) < self.limit:
+            if self.takers or self.consumer is not None:
+                self.put(entry)
+            else:  # put() would do the same; 45 ns less of 170
+                self.queue.append(entry)
+            return True
+        if self.mode is not Mode.UNRELIABLE or self.sender.state is not OPEN:
+            return False
+        self._dropped(self.queue.popleft())
+        self.put(entry)
+        return True
+
+    def put(self, entry: Any) -> None:
+        """Hand a message to whoever has waited longest, else queue it. There is room."""
+        if self.takers:
+            reschedule(self.takers.popitem(last=False)[0], Value(entry))
+        else:
+            self.queue.append(entry)
+            if self.consumer is not None:
+                self.consumer()
+
+    def track(self, message: object) -> Tracked:
+        """Put a message that wants a receipt into its envelope."""
+        self.enveloped = True
+        return Tracked(message, Receipt())
+
+    async def wait_to_put(self, handle: object, entry: Any) -> bool:
+        """Wait for a turn; False: the channel or the handle ended first and the message was not taken."""
+        self.token = current_trio_token()
+        waiter = _SendWaiter(current_task(), handle, entry)
+        self.putters[waiter] = None
+
+        def abort(_: object) -> Abort:
+            del self.putters[waiter]
+            return Abort.SUCCEEDED
+
+        admitted: bool = await wait_task_rescheduled(abort)
+        return admitted
+
+    def offer(self, entry: Any, on_room: Callable[[], None]) -> bool:
+        """Put a message in the name of a sender that is elsewhere; whether there was room.
+
+        Args:
+            entry: the message or an `Envelope`.
+            on_room: called once, in its turn among the waiting senders, if there was no room. Offer nothing before that.
+        """
+        if isinstance(entry, Envelope):
+            self.enveloped = True
+        if self.accept(entry):
+            return True
+        if self.sender.state is OPEN:
+            self.putters[_OfferWaiter(on_room)] = None
+        return False
+
+    def finish_producer(self, handle: object = None) -> None:
+        """One sender takes no more messages; the last one lets the channel end when everything has been taken.
+
+        Args:
+            handle: those inside ``send`` on this handle are refused.
+        """
+        for waiter in [w for w in self.putters if isinstance(w, _SendWaiter) and w.handle is handle]:
+            del self.putters[waiter]
+            waiter.refuse()
+        self.producers -= 1
+        if self.producers or self.sender.state is not OPEN:
+            return
+        self.pending = TerminalState.FINISHED
+        if self.consumer is not None:
+            self.consumer()
+        elif not self.queue:
+            self.end_pending()
+
+    # ------------------------------------------------ the receiver's side
+
+    def took(self, entry: Any) -> Any:
+        """Do what follows from a local receiver's ``queue.popleft()``; the message itself."""
+        opened = self.enveloped and isinstance(entry, Envelope)
+        if opened:
+            entry.settle(True)
+        if self.putters:
+            self._admit()
+        if self.pending is not None and not self.queue:
+            self.end_pending()
+        return entry.open() if opened else entry
+
+    async def wait_to_take(self) -> Any:
+        """Wait for a message; `ENDED` if there will be none."""
+        self.token = current_trio_token()
+        entry = await park(self.takers)
+        if self.enveloped and isinstance(entry, Envelope):
+            entry.settle(True)
+            return entry.open()
+        return entry
+
+    def consume(self, consumer: Callable[[], None]) -> None:
+        """From now on `consumer` takes the messages, also those already queued; tasks inside ``receive`` are sent away.
+
+        Args:
+            consumer: called after each change that may concern it, in the task of whoever made the change; quick, raises nothing,
+                and made for being called while it runs.
+        """
+        self.consumer = consumer
+        self._dismiss_takers()
+        consumer()
+
+    def take(self) -> Any:
+        """Take the oldest entry for a consumer. It keeps its place in the window until `settle` (unreliable ones need no place)."""
+        if self.mode is not Mode.UNRELIABLE:
+            self.limit -= 1
+        return self.queue.popleft()
+
+    def settle(self, entry: Any, *, delivered: bool) -> None:
+        """A consumer knows what became of an entry; lets the next sender in."""
+        if self.sender.state is OPEN and self.mode is not Mode.UNRELIABLE:
+            self.limit += 1
+        if not delivered:
+            self._dropped(entry)
+        elif isinstance(entry, Envelope):
+            entry.settle(True)
+        if self.putters:
+            self._admit()
+
+    # ------------------------------------------------ ends
+
+    def end(
+        self, state: TerminalState, *, discard: bool = True, detail: str = "", cause: BaseException | None = None
+    ) -> None:
+        """End both halves; a half that has ended stays as it is.
+
+        Args:
+            state: how.
+            discard: drop what is queued. Otherwise the receiver's half ends when the queue has been emptied.
+            detail: text of the error in the place of the usual one.
+            cause: becomes the ``__cause__`` of the errors.
+        """
+        if self.receiver.state is not OPEN:
+            return
+        while discard and self.queue:
+            self._dropped(self.queue.popleft())
+        if self.sender.state is OPEN:
+            self.sender.state, self.sender.detail, self.sender.cause = state, detail, cause
+            self.limit = 0
+            while self.putters:
+                self.putters.popitem(last=False)[0].refuse()
+        if self.queue:
+            self.pending = state
+        else:
+            self.receiver.state, self.receiver.detail, self.receiver.cause = state, detail, cause
+            self._dismiss_takers()
+        self.sender.call_watchers()
+        if self.receiver.state is not OPEN:
+            self.receiver.call_watchers()
+
+    def end_pending(self) -> None:
+        """The queue is empty, so what was `pending` has come: a consumer calls this when everything is settled."""
+        assert self.pending is not None
+        self.end(self.pending, detail=self.sender.detail, cause=self.sender.cause)
+
+    def end_soon(self, ending: Callable[..., None], *args: object) -> None:
+        """A handle was collected: run ``ending(*args)`` where it is safe.
+
+        The collector may run in any thread and in the middle of anything, this class and trio's own loop included; so a channel
+        that may have waiting tasks is only changed from the loop.
+        """
+        if self.token is None:
+            ending(*args)
+            return
+        try:
+            self.token.run_sync_soon(ending, *args)
+        except trio.RunFinishedError:
+            pass  # nobody is left to be told
+
+    def _admit(self) -> None:
+        while self.putters and len(self.queue) < self.limit:
+            self.putters.popitem(last=False)[0].admit(self)
+
+    def _dismiss_takers(self) -> None:
+        while self.takers:
+            reschedule(self.takers.popitem(last=False)[0], Value(ENDED))
+
+    def _dropped(self, entry: Any) -> None:
+        self.undelivered += 1
+        if isinstance(entry, Envelope):
+            entry.settle(False)

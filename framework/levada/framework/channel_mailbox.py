@@ -1,0 +1,116 @@
+"""From a channel straight into an actor's mailbox: what `Receiver.to_mailbox` does, and what it needs of a ref."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+from .channel_core import OPEN, ChannelCore, Envelope, TerminalState
+from .errors import ActorStopped
+
+__all__ = ["Destination", "MailboxFeed"]
+
+M_contra = TypeVar("M_contra", contravariant=True)
+
+logger = logging.getLogger("levada.framework.channel")
+
+
+class Destination(Protocol[M_contra]):
+    """What `Receiver.to_mailbox` needs of an actor's ref. All three are called in the trio thread and return at once."""
+
+    def try_tell(self, message: M_contra) -> bool:
+        """Put a message into the mailbox; False, and nothing done, if it would have to wait or to be refused.
+
+        A mailbox that drops on overflow answers True.
+
+        Raises:
+            ActorStopped: nobody will handle it.
+        """
+        ...
+
+    def on_room(self, callback: Callable[[], None]) -> None:
+        """Call back once when the mailbox has room, in the order of asking: one callback for each free place."""
+
+    def on_stopped(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back once when the actor has stopped, at once if it already has; returns a function that takes this back."""
+        ...
+
+
+class MailboxFeed:
+    """Moves messages from a channel into a mailbox: a consumer of the core that is driven by calls and not by a task."""
+
+    def __init__(self, core: ChannelCore, ref: Destination[Any], wrap: Callable[[Any], Any] | None) -> None:
+        self._core = core
+        self._ref = ref
+        self._wrap = wrap
+        self._held: tuple[Any, Any] | None = None
+        """An entry, with its message, that was taken from the channel and did not fit into the mailbox."""
+        self._waiting = False
+        """Whether the mailbox will call when it has room."""
+        self._busy = False
+
+    def start(self) -> None:
+        """Take the receiver's place and move what is queued already."""
+        forget = self._ref.on_stopped(self._stopped)
+        self._core.receiver.on_terminated(forget)
+        self._core.receiver.on_terminated(self._drop_held)
+        self._core.consume(self._pump)
+
+    def _pump(self) -> None:
+        # The mailbox or `wrap` may send on this very channel; the call that runs already goes on with it, so the order is kept.
+        if self._busy or self._waiting:
+            return
+        self._busy = True
+        try:
+            while self._core.receiver.state is OPEN and self._move_one():
+                pass
+        finally:
+            self._busy = False
+
+    def _move_one(self) -> bool:
+        """Move a message, if there is one and the mailbox has room; whether to go on."""
+        core = self._core
+        if self._held is None:
+            if not core.queue:
+                if core.pending is not None:
+                    core.end_pending()
+                return False
+            entry = core.take()
+            try:
+                message = entry.open() if isinstance(entry, Envelope) else entry
+                if self._wrap is not None:
+                    message = self._wrap(message)
+            except Exception:
+                logger.exception(
+                    "channel %s: a message cannot be put into a mailbox; the receiver is closed", core.name
+                )
+                self._held = entry, None
+                core.end(TerminalState.RECEIVER_CLOSED, detail="a message could not be put into the receiver's mailbox")
+                return False
+            self._held = entry, message
+        entry, message = self._held
+        try:
+            fits = self._ref.try_tell(message)
+        except ActorStopped:
+            self._stopped()
+            return False
+        if not fits:
+            self._waiting = True
+            self._ref.on_room(self._room)
+        elif self._held is not None:  # else the mailbox took it and then stopped its actor
+            self._held = None
+            core.settle(entry, delivered=True)
+        return fits
+
+    def _room(self) -> None:
+        self._waiting = False
+        self._pump()
+
+    def _stopped(self) -> None:
+        self._core.end(TerminalState.RECEIVER_CLOSED, detail="the actor that received has stopped")
+
+    def _drop_held(self) -> None:
+        if self._held is not None:
+            (entry, _), self._held = self._held, None
+            self._core.settle(entry, delivered=False)

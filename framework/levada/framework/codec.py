@@ -1,0 +1,224 @@
+"""The message codec: message classes to msgpack octets and back, by their annotations.
+
+On the wire
+    A message is ext type 2; its payload is a msgpack array ``[tag, field, …]``, fields in definition order (those of a base class first).
+    An attachment is ext type 1; its payload is one octet for the `AttachmentKind`, then its number as an unsigned base-128 integer, least
+    significant group first, bit 7 set on every octet but the last, the fewest octets possible, below 2**64.
+    Ext type -1 is msgpack's timestamp. Other ext types are errors. Octets are never pickled, and the wire never makes us import anything.
+
+What a field may hold
+    ===========================================  ====================================================================
+    annotation                                   on the wire
+    ===========================================  ====================================================================
+    None, bool, int, float, str, bytes           themselves; int from -2**63 to 2**64-1; an int in a float field is made a float
+    list[T], Sequence[T], tuple[T, U],           array (a set: no item twice, written in the order of its octets)
+    tuple[T, ...], set[T], frozenset[T]
+    dict[K, V], Mapping[K, V]                    map; no key twice
+    Enum classes, Literal[...]                   the value (str or int)
+    datetime                                     timestamp; needs a timezone, arrives in UTC
+    date, Decimal                                str: ISO 8601, decimal digits
+    timedelta                                    int: microseconds
+    UUID                                         bytes: the 16 octets
+    a message class                              ext 2 of this class or of a registered subclass
+    Sender[T] and whatever else is `Attachable`  ext 1
+    A | B                                        that of the member; members must differ on the wire (messages count as one)
+    Any                                          None, bool, int, float, str, bytes, datetime, list, dict, messages, handles;
+                                                 a tuple arrives as a list
+    ===========================================  ====================================================================
+
+Growth
+    Fields are only ever added, at the end and with a default. Values beyond the last known field are ignored; missing ones take their defaults.
+
+How it works
+    An annotation is compiled once into a `_Shape`: two closures, `lower` (value to what msgpack packs) and `lift` (back). A nested message is
+    packed before the one around it, so one packer does for all. The first pass of everything looks only at the set of item types; it is a
+    second, slower one that finds out where a bad value sits.
+
+    Decoding trusts no length: msgpack refuses lengths beyond the end of the octets, larger payloads are first scanned for completeness
+    (else a thousand nested headers could each claim a list as long as the message), and payloads of nested messages, copied once
+    per level, have one budget for all levels.
+
+    A message inside another costs 1.2 µs to encode and 1.6 µs to decode (three plain fields; making the object is 0.2 µs of it).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any, TypeVar, overload
+
+import attrs
+from attrs import validators as v
+
+from ._shapes import is_message, plan_of, shape_of
+from ._wire import (
+    EXT_MESSAGE,
+    Attachable,
+    AttachmentKind,
+    Attachments,
+    Detach,
+    In,
+    Misfit,
+    Out,
+    pack_message,
+    unpack,
+)
+from .errors import DecodeError
+from .message import BY_TAG
+
+__all__ = ["Attachable", "AttachmentKind", "Attachments", "Codec", "Detach", "schema_fingerprint"]
+
+T = TypeVar("T")
+
+
+@attrs.frozen(kw_only=True)
+class Codec:
+    """Turns values into octets and back. Immutable, has no state, may be shared by threads.
+
+    Example:
+        >>> from levada.framework.message import message
+        >>> @message("docs.Quote")
+        ... class Quote:
+        ...     symbol: str
+        ...     bids: list[float]
+        >>> octets = Codec().encode(Quote("EURUSD", [1.08, 1.07]))
+        >>> Codec().decode(octets)
+        Quote(symbol='EURUSD', bids=[1.08, 1.07])
+        >>> Codec().decode(octets[:-1])
+        Traceback (most recent call last):
+        ...
+        levada.framework.errors.DecodeError: not valid msgpack: Unpack failed: incomplete input
+        >>> Codec().encode(Quote("EURUSD", [1.08, "n/a"]))
+        Traceback (most recent call last):
+        ...
+        TypeError: Quote.bids[1]: expected float, got str
+    """
+
+    max_bytes: int = attrs.field(default=16 * 2**20, validator=[v.instance_of(int), v.ge(1)])
+    """Octets of one encoded value at most, in both directions."""
+    max_depth: int = attrs.field(default=64, validator=[v.instance_of(int), v.ge(1), v.le(128)])
+    """Containers and messages inside one another at most, the outermost included; up to 128."""
+    max_items: int = attrs.field(default=2**20, validator=[v.instance_of(int), v.ge(0)])
+    """Items of one list, tuple, set or dict at most."""
+
+    def encode(self, value: Any, expected: Any = Any, *, attachments: Attachments | None = None) -> bytes:
+        """Encode one value.
+
+        Args:
+            value: a message, or any value of the table in this module's docstring.
+            expected: the annotation it is encoded as: the item type of a channel, for example. It decides how a value that is not a message
+                travels (``UUID``, ``set[int]``); a message needs none.
+            attachments: takes the handles inside. Without it, a handle is an error. On success they are the caller's to send or to roll back.
+
+        Raises:
+            TypeError: a value of a type that does not fit its field or cannot travel; names the path.
+            ValueError: a value that cannot be written (an int of more than 64 bits, a datetime without timezone) or is over a limit; names the path.
+            ConfigurationError: a field of a message class is annotated with something that cannot travel or cannot be resolved.
+            LevadaError: from ``attachments.attach``. Whatever the error, handles taken before it have been given back.
+        """
+        cls = type(value)
+        plan = getattr(cls, "__message_plan__", None)
+        if plan is not None and plan.cls is cls and (expected is Any or expected is cls):
+            # A message of plain fields costs 2.2 times a packb() of the same row here, 6.5 times by way of shapes, which all else takes.
+            row = plan.plain_row(value)
+            if row is not None:
+                try:
+                    octets = pack_message(row)
+                except (ValueError, OverflowError):
+                    pass
+                else:
+                    if len(octets) <= self.max_bytes:
+                        return octets
+        shape = shape_of(expected)
+        out = Out(self, attachments)
+        try:
+            octets = out.pack(shape.lower(value, out, self.max_depth))
+            if len(octets) > self.max_bytes:
+                raise Misfit(f"{len(octets)} octets, at most {self.max_bytes} (max_bytes)", ValueError)
+        except BaseException as error:
+            if attachments is not None:
+                attachments.rollback()
+            if not isinstance(error, Misfit):
+                raise
+            root = cls.__name__ if is_message(cls) else ""
+            raise error.kind(
+                f"{root}{error.path}: {error.detail}" if root + error.path else error.detail
+            ) from error.__cause__
+        return octets
+
+    @overload
+    def decode(self, data: bytes | bytearray | memoryview, expected: type[T], *, detach: Detach | None = None) -> T: ...
+    @overload
+    def decode(
+        self, data: bytes | bytearray | memoryview, expected: Any = Any, *, detach: Detach | None = None
+    ) -> Any: ...
+    def decode(self, data: bytes | bytearray | memoryview, expected: Any = Any, *, detach: Detach | None = None) -> Any:
+        r"""Decode exactly one value.
+
+        Args:
+            data: the octets, all of them and no more.
+            expected: an annotation that the value must fit. `Any` admits every message class that this process has imported.
+            detach: makes handles of attachments. Without it, an attachment is an error.
+
+        Raises:
+            DecodeError: the octets are not such a value; names path and cause. Handles that ``detach`` has returned by then are the caller's to drop.
+            ConfigurationError: ``expected`` itself, or a field of it if it is a message class, cannot travel or cannot be resolved.
+
+        Example:
+            >>> Codec().decode(b"\x92\x01\xa3two", list[int])
+            Traceback (most recent call last):
+            ...
+            levada.framework.errors.DecodeError: [1]: expected int, got str
+        """
+        if type(data) is not bytes:
+            if not isinstance(data, bytearray | memoryview):
+                raise TypeError(f"decode() takes octets, not {type(data).__qualname__}")
+            data = bytes(data)
+        size = len(data)
+        if size > self.max_bytes:
+            raise DecodeError(f"{size} octets, at most {self.max_bytes} (max_bytes)")
+        # Ext 8 that ends where the data ends: nearly every small message. With plain fields it costs 2.4 times an unpackb() of the same row
+        # together with making the object (5.4 times the unpackb() alone); 6.2 times by way of shapes.
+        if size > 3 and data[0] == 0xC7 and data[2] == EXT_MESSAGE and data[1] == size - 3:
+            try:
+                row = unpack(data[3:])
+                cls: Any = BY_TAG.get(row[0])
+                plan = cls.__message_plan__
+                if plan.cls is cls and (expected is Any or expected is cls):
+                    plain = plan.from_plain_row(row)
+                    if plain is not None:
+                        return plain
+            except Exception:  # noqa: BLE001 - the careful way below meets it again and reports it; validators may raise anything
+                pass
+        shape = shape_of(expected)
+        if is_message(expected):
+            plan_of(expected)
+        into = In(self, detach)
+        try:
+            return shape.lift(unpack(data), into, self.max_depth)
+        except Misfit as misfit:
+            raise DecodeError(misfit.detail, into.root + misfit.path) from misfit.__cause__
+
+
+def schema_fingerprint(classes: Iterable[type]) -> str:
+    """Eight hex digits that change when a tag, a field name, a field's type or the order of fields changes in one of these message classes.
+
+    The same in every run and process; the order of ``classes`` does not matter.
+
+    Raises:
+        TypeError: one of them is not a message class.
+        ConfigurationError: a field cannot travel or cannot be resolved.
+
+    Example:
+        >>> from levada.framework.message import message
+        >>> @message("docs.Ping")
+        ... class Ping:
+        ...     number: int
+        >>> schema_fingerprint([Ping])
+        '28e94cf7'
+    """
+    lines = sorted(
+        f"{plan.tag}({', '.join(f'{f.name}: {f.shape.name}' for f in plan.fields)})"
+        for plan in map(plan_of, set(classes))
+    )
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:8]

@@ -1,0 +1,89 @@
+"""What the worker loop does with entries that are not plain messages: part of every handler table.
+
+Each function has the shape of a handler, ``(actor, entry)``: it may return a coroutine, which is then driven like that of
+any async handler, or `END_TURN`.
+"""
+
+from __future__ import annotations
+
+from types import CoroutineType
+from typing import Any
+
+from .ask import Ask, ThreadAsk
+from .scheduler import Begun
+from .timers import Tick
+from .tokens import END_TURN, Room, Start, Stop, Take, Turn
+
+__all__ = ["RUNTIME_ENTRIES", "deliver"]
+
+
+def deliver(actor: Any, message: Any) -> Any:
+    """Handle a message that came inside another entry, as if it had come by itself."""
+    table = actor._cell._table
+    handler = table.get(type(message))
+    if handler is None:
+        handler = actor._find_handler(type(message), table)
+    return handler(actor, message)
+
+
+def _on_start(actor: Any, _: Start) -> Any:
+    return actor._start()
+
+
+def _on_stop(actor: Any, stop: Stop) -> Any:
+    cell = actor._cell
+    return cell._system.lifecycle.reached_stop(cell, stop)
+
+
+def _on_room(actor: Any, _: Room) -> None:
+    actor._cell._let_in()
+
+
+def _on_take(actor: Any, _: Take) -> Any:
+    return deliver(actor, actor._cell._next())
+
+
+def _on_turn(_actor: Any, _: Turn) -> Any:
+    return END_TURN
+
+
+def _on_tick(actor: Any, tick: Tick) -> Any:
+    return deliver(actor, tick.alarm.message) if tick.alarm.take() else None
+
+
+def _on_ask(actor: Any, ask: Ask) -> Any:
+    if ask.settled:
+        return None  # Withdrawn, or out of time: nobody would see what the handler does for it.
+    cell = actor._cell
+    cell._asking = ask
+    result = deliver(actor, ask.message)
+    if type(result) is CoroutineType:
+        return _finish_ask(cell, ask, result)
+    if cell._asking is ask:
+        cell._asking = None
+        ask.answer(result)
+    return END_TURN if result is END_TURN else None
+
+
+async def _finish_ask(cell: Any, ask: Ask, coroutine: Any) -> None:
+    result = await coroutine
+    if cell._asking is ask:
+        cell._asking = None
+        ask.answer(result)
+
+
+def _on_begun(actor: Any, begun: Begun) -> Any:
+    return _finish_ask(actor._cell, begun.question, begun.coroutine)
+
+
+RUNTIME_ENTRIES: dict[type, Any] = {
+    Ask: _on_ask,
+    Begun: _on_begun,
+    Room: _on_room,
+    Start: _on_start,
+    Stop: _on_stop,
+    Take: _on_take,
+    ThreadAsk: _on_ask,
+    Tick: _on_tick,
+    Turn: _on_turn,
+}

@@ -1,0 +1,162 @@
+"""What the runtime tells whoever wants to know: a stream of events, and messages that nobody handled.
+
+An event is an instance of any class; a subscription names a class and gets its instances and those of its subclasses.
+Subscribers are ordinary refs.  An event that nobody wants is not even built where that would cost something.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import trio
+
+from .errors import MailboxFull
+
+if TYPE_CHECKING:
+    from .ref import Ref
+
+__all__ = ["ActorFailed", "ActorRestarted", "ActorTerminated", "DeadLetter", "EventStream", "SlowHandler", "Unhandled"]
+
+logger = logging.getLogger("levada.framework.events")
+
+_LETTERS_A_SECOND = 10
+
+
+@attrs.frozen(eq=False)
+class DeadLetter:
+    """A message that reached no handler."""
+
+    message: Any
+    to: Ref[Any]
+    """Where it was sent."""
+    why: str
+    """``"stopped"`` or ``"mailbox full"``."""
+
+
+@attrs.frozen(eq=False)
+class Unhandled:
+    """A message of a class that its actor has no handler for."""
+
+    message: Any
+    to: Ref[Any]
+
+
+@attrs.frozen(eq=False)
+class ActorFailed:
+    """An actor raised; what follows is up to its supervision."""
+
+    ref: Ref[Any]
+    error: BaseException
+    message: Any
+    """What it was handling, or ``None``."""
+
+
+@attrs.frozen(eq=False)
+class ActorRestarted:
+    """An actor has a new object and goes on with its mailbox."""
+
+    ref: Ref[Any]
+    restarts: int
+    """How many it has had."""
+
+
+@attrs.frozen(eq=False)
+class ActorTerminated:
+    """An actor ended for good."""
+
+    ref: Ref[Any]
+    reason: Any
+    """A `levada.framework.Reason`."""
+
+
+@attrs.frozen(eq=False)
+class SlowHandler:
+    """Handlers of an actor held up everything else for longer than ``slow_handler`` seconds (a setting of the system)."""
+
+    ref: Ref[Any]
+    message: type
+    """Class of the last message of the turn."""
+    seconds: float
+    count: int
+    """Messages handled in that time."""
+
+
+class EventStream:
+    """Publish and subscribe within one system: ``system.events``."""
+
+    def __init__(self) -> None:
+        self._subscribers: dict[type, dict[Ref[Any], None]] = {}
+
+    def subscribe(self, event: type, ref: Ref[Any]) -> None:
+        """Tell `ref` every event of this class and of its subclasses from now on."""
+        self._subscribers.setdefault(event, {})[ref] = None
+
+    def unsubscribe(self, event: type, ref: Ref[Any]) -> None:
+        """Take a subscription back; harmless if there is none."""
+        refs = self._subscribers.get(event)
+        if refs is not None:
+            refs.pop(ref, None)
+            if not refs:
+                del self._subscribers[event]
+
+    def wants(self, event: type) -> bool:
+        """Whether anybody subscribes to this class or one above it."""
+        return bool(self._subscribers) and any(base in self._subscribers for base in event.__mro__)
+
+    def publish(self, event: Any) -> None:
+        """Tell all who subscribe. One who has stopped is forgotten; one whose mailbox is full misses this event."""
+        if not self._subscribers:
+            return
+        told: dict[Ref[Any], None] = {}
+        for base in type(event).__mro__:
+            told.update(self._subscribers.get(base, {}))
+        for ref in told:
+            if ref.is_alive:
+                try:
+                    ref.tell(event)
+                except MailboxFull:
+                    logger.debug("%s misses an event: its mailbox is full", ref.path, extra={"actor": ref.path})
+            else:
+                for base in type(event).__mro__:
+                    self.unsubscribe(base, ref)
+
+
+class DeadLetters:
+    """Counts lost messages, publishes them, and logs at most ten a second of them."""
+
+    def __init__(self, events: EventStream) -> None:
+        self.count = 0
+        self.silent = False
+        """While the system ends, letters are counted and not logged."""
+        self._events = events
+        self._second = -1.0
+        self._logged = 0
+        self._unlogged = 0
+
+    def add(self, message: Any, to: Ref[Any], why: str) -> None:
+        """Count one; a dead letter about a dead letter is only counted."""
+        self.count += 1
+        if isinstance(message, DeadLetter):
+            return
+        if self._events.wants(DeadLetter):
+            self._events.publish(DeadLetter(message, to, why))
+        if self.silent:
+            return
+        second = trio.current_time() // 1.0
+        if second != self._second:
+            if self._unlogged:
+                logger.warning("%d more dead letters were not logged", self._unlogged, extra={"event": "dead_letters"})
+            self._second, self._logged, self._unlogged = second, 0, 0
+        if self._logged < _LETTERS_A_SECOND:
+            self._logged += 1
+            logger.warning(
+                "dead letter: %s to %s (%s)",
+                type(message).__name__,
+                to.path,
+                why,
+                extra={"actor": to.path, "event": "dead_letter"},
+            )
+        else:
+            self._unlogged += 1

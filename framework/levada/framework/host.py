@@ -1,0 +1,177 @@
+"""An actor's own tasks and contexts; opened the first time it wants one, and closed with it.
+
+One trio task holds the actor's nursery (`start_soon`); one more for each context that it has entered (`enter`), since a context
+must be left in the task that entered it, and giving up one must not disturb the others.  All are children of the system's nursery.
+Whatever fails in one of them is a failure of the actor.  At the end the nursery is cancelled first, then the contexts are left, last
+entered first: tasks use contexts, not the other way round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any
+
+import outcome
+import trio
+from trio.lowlevel import Abort, RaiseCancelT, Task, current_task, reschedule, wait_task_rescheduled
+
+if TYPE_CHECKING:
+    from .cell import Cell
+
+__all__ = ["Host", "split_cancelled"]
+
+
+def split_cancelled(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
+    """Part an exception into its cancellation and the rest; each ``None`` if there is none of it."""
+    if isinstance(error, trio.Cancelled):
+        return error, None
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(trio.Cancelled)
+    return None, error
+
+
+class Host:
+    """Nursery and contexts of one actor object."""
+
+    __slots__ = ("_cell", "_closing", "_contexts", "_gone", "_nursery", "_pending")
+
+    def __init__(self, cell: Cell) -> None:
+        self._cell = cell
+        self._closing = False
+        self._nursery: trio.Nursery | None = None
+        self._pending: list[tuple[Callable[..., Awaitable[object]], tuple[Any, ...], object]] = []
+        self._contexts: list[_Entered] = []
+        self._gone: trio.Event | None = None
+
+    def start_soon(self, function: Callable[..., Awaitable[object]], args: tuple[Any, ...], name: object) -> None:
+        """Run a task of the actor; until the nursery is open it is remembered."""
+        if self._closing:
+            raise RuntimeError(f"{self._cell.path} is stopping: it starts no more tasks")
+        if self._nursery is not None:
+            self._nursery.start_soon(self._run, function, args, name=name or function)
+            return
+        self._pending.append((function, args, name or function))
+        if self._gone is None:
+            self._gone = trio.Event()
+            self._cell._system.start_task(self._hold_nursery, name=f"<tasks of {self._cell.path}>")
+
+    async def enter(self, context: AbstractAsyncContextManager[Any]) -> Any:
+        """Enter `context` in a task of its own and return what it gives."""
+        if self._closing:
+            raise RuntimeError(f"{self._cell.path} is stopping: it enters no more contexts")
+        entered = _Entered(self._cell, context)
+        self._contexts.append(entered)
+        self._cell._system.start_task(entered.hold, name=f"<context of {self._cell.path}>")
+        try:
+            return await entered.value()
+        except BaseException:
+            if not entered.inside:
+                self._contexts.remove(entered)
+            raise
+
+    async def close(self) -> None:
+        """Cancel the tasks, wait for them, then leave the contexts in reverse order."""
+        self._closing = True
+        if self._nursery is not None:
+            self._nursery.cancel_scope.cancel()
+        if self._gone is not None:
+            await self._gone.wait()
+        while self._contexts:
+            entered = self._contexts.pop()
+            entered.leave.set()
+            await entered.gone.wait()
+
+    def cancel(self) -> None:
+        """Cancel everything, the leaving of contexts included."""
+        self._closing = True
+        if self._nursery is not None:
+            self._nursery.cancel_scope.cancel()
+        for entered in self._contexts:
+            entered.scope.cancel()
+
+    async def _hold_nursery(self) -> None:
+        assert self._gone is not None
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                if self._closing:
+                    nursery.cancel_scope.cancel()
+                for function, args, name in self._pending:
+                    nursery.start_soon(self._run, function, args, name=name)
+                self._pending.clear()
+                await trio.sleep_forever()
+        finally:
+            self._gone.set()
+
+    async def _run(self, function: Callable[..., Awaitable[object]], args: tuple[Any, ...]) -> None:
+        try:
+            await function(*args)
+        except BaseException as error:
+            cancelled, rest = split_cancelled(error)
+            if rest is not None:
+                self._cell._system.lifecycle.task_failed(self._cell, self, rest)
+            if cancelled is not None:
+                raise cancelled from None
+
+
+class _Entered:
+    """One context and the task that holds it."""
+
+    __slots__ = ("cell", "context", "gone", "inside", "leave", "result", "scope", "waiter")
+
+    def __init__(self, cell: Cell, context: AbstractAsyncContextManager[Any]) -> None:
+        self.cell = cell
+        self.context = context
+        self.scope = trio.CancelScope()
+        self.leave = trio.Event()
+        self.gone = trio.Event()
+        self.inside = False
+        self.result: outcome.Outcome[Any] | None = None
+        self.waiter: Task | None = None
+
+    async def value(self) -> Any:
+        """Wait until the context is entered; cancelled, give it up and wait until it is gone."""
+        self.waiter = current_task()
+
+        def abort(_: RaiseCancelT) -> Abort:
+            self.waiter = None
+            self.scope.cancel()
+            return Abort.SUCCEEDED
+
+        try:
+            await wait_task_rescheduled(abort)
+        except trio.Cancelled:
+            with trio.CancelScope(shield=True):
+                await self.gone.wait()
+            raise
+        assert self.result is not None
+        return self.result.unwrap()
+
+    def _tell(self, result: outcome.Outcome[Any]) -> None:
+        self.result = result
+        if self.waiter is not None:
+            reschedule(self.waiter)
+            self.waiter = None
+
+    async def hold(self) -> None:
+        host = self.cell._extras.host if self.cell._extras is not None else None
+        try:
+            with self.scope:
+                async with self.context as value:
+                    self.inside = True
+                    self._tell(outcome.Value(value))
+                    await self.leave.wait()
+        except BaseException as error:
+            cancelled, rest = split_cancelled(error)
+            if rest is not None:
+                if self.inside or self.waiter is None:
+                    self.cell._system.lifecycle.task_failed(self.cell, host, rest)
+                else:
+                    self._tell(outcome.Error(rest))
+            if cancelled is not None:
+                raise cancelled from None
+        finally:
+            if self.waiter is not None:
+                self._tell(outcome.Error(RuntimeError(f"{self.cell.path} is stopping")))
+            self.gone.set()

@@ -1,0 +1,657 @@
+"""How actors start, fail, start over and end.
+
+An ending has four steps, each of which may have to wait for something, so each is a call that goes on from where the last one left off:
+
+1. *pause* (`_begin`): no message is handled any more; timers end, stashed messages go back.
+2. *children* (`_stop_children`): stopped one by one, last started first, each with a deadline; all at once when killed.
+3. *close* (`_close`): the hook (`stopping`, or `restarting` before a new start), then the actor's own tasks, then its contexts.
+4. *conclude*: the next incarnation of the object (`_revive`), or the end (`_terminate`): undelivered messages, asks, watchers, links, parent.
+
+All of it runs on a worker between turns (`RunQueue.signal`), so that no two steps are ever interleaved and no cell is inside a sync handler;
+hooks that are async, tasks and contexts are closed in a task of their own.  Steps call one another through signals where a chain of
+actors would otherwise be a chain of calls: a million linked actors end in a loop, not in a recursion.
+
+A second reason that comes in while an actor ends is weighed against the first (`links.weightier`); a kill hurries everything up.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import outcome
+import trio
+from trio.lowlevel import enable_ki_protection, reschedule
+
+from .ask import Ask, stopped_error
+from .cell import NO_HANDLERS, PAUSED, RUNNING, STOPPED, BoundedCell, Cell
+from .errors import ActorError, MailboxFull
+from .events import ActorFailed, ActorRestarted, ActorTerminated
+from .host import Host, split_cancelled
+from .links import CANCELLED, KILLED, NORMAL, SHUTDOWN, Exit, Failed, Normal, Reason, weightier
+from .supervision import RestartPolicy, Strategy, delay, members, record, resumes, wants_restart
+from .timers import Tick
+from .tokens import END_TURN, START, TURN, Room, Start, Stop, Take, Turn
+
+if TYPE_CHECKING:
+    from .system import ActorSystem
+
+__all__ = ["Ending", "Lifecycle"]
+
+logger = logging.getLogger("levada.framework.lifecycle")
+
+_ENTRIES = (Start, Stop, Room, Turn, Tick)
+
+
+class Ending:
+    """What is known about an actor that is on its way out, or over to its next incarnation."""
+
+    __slots__ = (
+        "cancel",
+        "closed",
+        "concluded",
+        "delay",
+        "escalate",
+        "final",
+        "graceful",
+        "message",
+        "planned",
+        "reason",
+        "restart",
+    )
+
+    def __init__(self, reason: Reason, *, final: bool = False, cancel: bool = False, graceful: bool = False) -> None:
+        self.reason = reason
+        self.final = final
+        """Not to start again, whatever the policy: the parent or the system wants it so."""
+        self.cancel = cancel
+        """Wait for nothing that can be cancelled; children are killed."""
+        self.graceful = graceful
+        """Children may handle what they have queued."""
+        self.restart = False
+        self.escalate = False
+        self.delay = 0.0
+        self.message: Any = None
+        self.planned = False
+        """Whether it has been decided whether to restart."""
+        self.closed = False
+        """Whether step 3 has begun."""
+        self.concluded = False
+        """Whether only the new start is waited for."""
+
+
+class Group:
+    """Siblings that start again together: all must have concluded before the first starts."""
+
+    __slots__ = ("delay", "members")
+
+    def __init__(self) -> None:
+        self.members: list[Cell] = []
+        """In order of start."""
+        self.delay = 0.0
+
+
+class Lifecycle:
+    """The life of all actors of one system."""
+
+    def __init__(self, system: ActorSystem, *, lot: random.Random) -> None:
+        self._system = system
+        self._lot = lot
+        self._signal = system.scheduler.signal
+
+    # ------------------------------------------------------------ what comes from the scheduler
+
+    def raised(self, cell: Cell, message: Any, error: BaseException) -> None:
+        """A handler raised within a turn of `cell`."""
+        if cell._actor is None:
+            # The lane: a fault of the runtime itself, or a hook that may not fail. Nothing is trustworthy now.
+            self._system.crash(error)
+            return
+        if cell._state is RUNNING:
+            self.fail_question(cell, error)
+            self._failed(cell, error, message)
+
+    def raised_inline(self, cell: Cell, message: Any, error: BaseException) -> None:
+        """A handler raised inside its asker's task; the cell has been held since."""
+        self.raised(cell, message, error)
+        self._system.scheduler.settle(cell)
+
+    def waited(self, cell: Cell, message: Any, error: BaseException | None) -> BaseException | None:
+        """A handler that waited has ended; return the cancellation that must go on to its scope."""
+        cancelled, rest = split_cancelled(error) if error is not None else (None, None)
+        pending = cell._extras.ending if cell._extras is not None else None
+        if rest is not None:
+            self.fail_question(cell, rest)
+            if pending is None:
+                self._failed(cell, rest, message)
+            else:
+                # An error in the clean-up of a handler that was to end: the actor's failure, and the weightier reason.
+                self._report(cell, rest, message)
+                pending.reason = weightier(pending.reason, Failed(rest))
+                self._begin(cell, pending)
+        elif pending is not None:
+            self._fail_question_stopped(cell, pending.reason)
+            self._begin(cell, pending)
+        elif cancelled is not None:
+            self._fail_question_stopped(cell, CANCELLED)
+            self._begin(cell, Ending(CANCELLED, final=True, cancel=True))
+        elif type(message) is Start and cell._actor._is_loop:
+            stop = cell._more().inbox.stop
+            reason, final = (stop.reason, stop.final) if stop is not None else (NORMAL, False)
+            self._begin(cell, Ending(reason, final=final, graceful=True))
+        return cancelled
+
+    def reached_stop(self, cell: Cell, stop: Stop) -> Any:
+        """Everything queued before the stop has been handled."""
+        self._begin(cell, Ending(stop.reason, final=stop.final, graceful=True))
+        return END_TURN
+
+    def too_many_waiting(self, cell: Cell) -> None:
+        """One handler more waits than the system allows."""
+        most = self._system.max_waiting
+        error = ActorError(f"{most} handlers wait already (raise max_waiting, or let fewer wait)", actor=cell.path)
+        self._signal(self._request, cell, Failed(error), True, False)
+
+    def overflowed(self, cell: Cell, error: MailboxFull) -> None:
+        """A mailbox that ends its actor when full is full."""
+        self._signal(self._request, cell, Failed(error), False, False)
+
+    def task_failed(self, cell: Cell, host: Host | None, error: BaseException) -> None:
+        """A task or a context of the actor failed."""
+        self._signal(self._task_failed, cell, host, error)
+
+    def fail_question(self, cell: Cell, error: BaseException) -> None:
+        """Tell the asker, if the running message is an ask, that its question failed."""
+        self._fail_question_stopped(cell, Failed(error))
+
+    # ------------------------------------------------------------ what others ask for
+
+    def request(self, cell: Cell, reason: Reason, *, cancel: bool = False, final: bool = False) -> None:
+        """End an actor: after the running handler, or (`cancel`) by cancelling it; before what is queued."""
+        self._signal(self._request, cell, reason, cancel, final)
+
+    def exit_signal(self, cell: Cell, source: Any, reason: Reason) -> None:
+        """A linked actor has ended."""
+        self._signal(self._exit, cell, source, reason)
+
+    def _exit(self, cell: Cell, source: Any, reason: Reason) -> None:
+        if cell._state is STOPPED:
+            return
+        actor = cell._actor
+        if actor is not None and actor.trap_exits:
+            cell._put_first(Exit(source, reason))
+        elif not isinstance(reason, Normal):
+            self._request(cell, reason, True, False)
+
+    def _task_failed(self, cell: Cell, host: Host | None, error: BaseException) -> None:
+        if cell._extras is not None and cell._extras.host is host:
+            self._fail_from_outside(cell, error)
+
+    def _escalated(self, parent: Cell, error: BaseException) -> None:
+        """A child's failure is the parent's."""
+        if parent._parent is None:
+            self._system.crash(error)
+        else:
+            self._fail_from_outside(parent, error)
+
+    def _fail_from_outside(self, cell: Cell, error: BaseException) -> None:
+        """Something that belongs to the actor failed beside its handlers."""
+        if cell._state is RUNNING and cell._worker is None:
+            self._failed(cell, error, None, queued=not cell._idle)
+        elif cell._state is not STOPPED:
+            self._report(cell, error, None)
+            self._request(cell, Failed(error), True, False)
+
+    def _request(self, cell: Cell, reason: Reason, cancel: bool, final: bool) -> None:
+        if cell._state is STOPPED:
+            return
+        pending = cell._extras.ending if cell._extras is not None else None
+        if pending is not None:
+            self._hurry(cell, pending, reason, cancel, final)
+        else:
+            self._end(cell, Ending(reason, final=final, cancel=cancel))
+
+    def _end(self, cell: Cell, ending: Ending) -> None:
+        """Begin an ending from outside the actor; a handler that waits comes first, and `waited` goes on from there."""
+        if cell._worker is None:
+            self._begin(cell, ending, queued=not cell._idle)
+            return
+        cell._more().ending = ending
+        if ending.cancel:
+            cell._worker.cancel()
+        elif cell._actor._is_loop:
+            cell._more().inbox.end()
+
+    def _hurry(self, cell: Cell, ending: Ending, reason: Reason, cancel: bool, final: bool) -> None:
+        """A further request for an actor that is ending already."""
+        ending.reason = weightier(ending.reason, reason)
+        if final:
+            ending.final = True
+            ending.restart = False
+            ending.escalate = False
+        if cancel and not ending.cancel:
+            ending.cancel = True
+            if cell._worker is not None:
+                cell._worker.cancel()
+        if ending.concluded:
+            supervised = cell._extras.supervised if cell._extras is not None else None
+            policy = supervised.policy if supervised is not None else None
+            if ending.final or not (isinstance(policy, RestartPolicy) and wants_restart(policy, reason)):
+                self._terminate(cell, ending.reason)
+        elif cell._state is PAUSED and cancel:
+            if ending.closed:
+                if cell._extras is not None and cell._extras.host is not None:
+                    cell._extras.host.cancel()
+            else:
+                self._stop_children(cell)
+
+    # ------------------------------------------------------------ failure
+
+    def _failed(self, cell: Cell, error: BaseException, message: Any, *, queued: bool = False) -> None:
+        if isinstance(message, Ask):
+            message = message.message
+        self._report(cell, error, message)
+        if not isinstance(error, Exception):
+            # KeyboardInterrupt, SystemExit, a group with one: the whole system ends, in its phases.
+            self._system.crash(error)
+            self._begin(cell, Ending(Failed(error), final=True), queued=queued)
+            return
+        supervised = cell._extras.supervised if cell._extras is not None else None
+        if supervised is not None and resumes(supervised.policy, error):
+            return
+        ending = Ending(Failed(error))
+        ending.message = message
+        self._begin(cell, ending, queued=queued)
+
+    def _report(self, cell: Cell, error: BaseException, message: Any) -> None:
+        if isinstance(message, Ask):
+            message = message.message
+        what = f" while it handled {type(message).__name__}" if message is not None else ""
+        logger.error("%s failed%s", cell.path, what, exc_info=error, extra={"actor": cell.path, "event": "failed"})
+        self._system.counters.failures += 1
+        self._system.events.publish(ActorFailed(cell, error, message))
+
+    def _fail_question_stopped(self, cell: Cell, reason: Reason) -> None:
+        question = cell._asking
+        if question is not None:
+            cell._asking = None
+            question.fail(stopped_error(cell, reason, question.message))
+
+    # ------------------------------------------------------------ step 1: pause
+
+    def _begin(self, cell: Cell, ending: Ending, *, queued: bool = False) -> None:
+        """Let no further message be handled; `queued`: the cell is in the run queue now."""
+        extras = cell._extras
+        actor = cell._actor
+        plain = extras is None or (
+            extras.supervised is None and extras.children is None and extras.host is None and extras.stash is None
+        )
+        if plain and not actor._has_stopping:
+            # Most actors: nothing to stop, close, or start again. 1 µs less.
+            self._terminate(cell, ending.reason)
+            return
+        extras = cell._more()
+        cell._state = PAUSED
+        cell._table = NO_HANDLERS
+        cell._idle = False
+        extras.queued = queued
+        extras.ending = ending
+        if extras.timers is not None:
+            extras.timers.cancel_all()
+        extras.receive_timeout = None
+        if extras.stash:
+            cell._put_back(extras.stash)
+            extras.stash = None
+        self._plan(cell, ending)
+        if cell._context is None:
+            self._stop_children(cell)
+        else:
+            # This may be inside the actor's own context, which the hooks want to enter.
+            self._signal(self._stop_children, cell)
+
+    def _plan(self, cell: Cell, ending: Ending) -> None:
+        """Decide whether the actor starts again, alone or with siblings."""
+        supervised = cell._more().supervised
+        if ending.planned or ending.final or supervised is None or ending.reason == CANCELLED:
+            return
+        ending.planned = True
+        policy = supervised.policy
+        if not isinstance(policy, RestartPolicy):
+            ending.escalate = policy == "escalate" and isinstance(ending.reason, Failed)
+            return
+        parent = cell._parent
+        assert parent is not None
+        if parent._state is not RUNNING or not wants_restart(policy, ending.reason):
+            return
+        strategy: Strategy = parent._actor.strategy
+        group = parent._more().group
+        if group is not None and cell in group.members:
+            ending.restart = True  # it was about to be stopped and started anyway
+            return
+        now = trio.current_time()
+        if strategy.scope == "one":
+            times, most, seconds = supervised.times, policy.max, policy.within
+        else:
+            times = parent._more().regroups or deque()
+            parent._more().regroups = times
+            most, seconds = strategy.max, strategy.within
+        if not record(times, now, max=most, within=seconds):
+            logger.error(
+                "%s ended more than %d times in %g s: its parent fails",
+                cell.path,
+                most,
+                seconds,
+                extra={"actor": cell.path},
+            )
+            ending.escalate = True
+            return
+        ending.restart = True
+        ending.delay = delay(policy, len(times), self._lot)
+        if strategy.scope != "one":
+            group = parent._more().group = group or Group()
+            group.delay = max(group.delay, ending.delay)
+            group.members = sorted(
+                {*group.members, *members(strategy, parent, cell)}, key=lambda member: member._number
+            )
+
+    # ------------------------------------------------------------ step 2: children
+
+    def _stop_children(self, cell: Cell) -> None:
+        """Stop the last child, or all at once if there is no time; then go on to step 3."""
+        extras = cell._extras
+        if cell._state is not PAUSED or extras is None or extras.ending is None or extras.ending.closed:
+            return
+        ending = extras.ending
+        if extras.stop_timer is not None:
+            extras.stop_timer.cancel()
+            extras.stop_timer = None
+        if not extras.children:
+            self._close(cell)
+        elif ending.cancel:
+            for child in reversed(list(extras.children)):
+                self._signal(self._request, child, KILLED, True, True)
+        else:
+            child = next(reversed(extras.children))
+            if ending.graceful and child._state is RUNNING:
+                child._admit(Stop(SHUTDOWN, final=True))
+            else:
+                self._signal(self._request, child, SHUTDOWN, False, True)
+            extras.stop_timer = self._system.heap.after(
+                self._system.stop_timeout, functools.partial(self._signal, self._out_of_time, cell, child)
+            )
+
+    def _out_of_time(self, cell: Cell, child: Cell) -> None:
+        if child._state is not STOPPED:
+            logger.warning(
+                "%s did not stop in %g s: killed", child.path, self._system.stop_timeout, extra={"actor": child.path}
+            )
+            self._request(child, KILLED, True, True)
+
+    def _child_gone(self, parent: Cell, child: Cell) -> None:
+        extras = parent._extras
+        assert extras is not None and extras.children is not None
+        extras.children.pop(child, None)
+        if child._name is not None and extras.names is not None:
+            extras.names.pop(child._name, None)
+        group = extras.group
+        if group is not None and child in group.members:
+            group.members.remove(child)
+            self._signal(self._regroup, parent, group)
+        if parent._state is PAUSED and extras.ending is not None and (not extras.children or not extras.ending.cancel):
+            self._signal(self._stop_children, parent)
+
+    # ------------------------------------------------------------ step 3: close
+
+    def _close(self, cell: Cell) -> None:
+        extras = cell._more()
+        ending = extras.ending
+        assert ending is not None
+        ending.closed = True
+        actor = cell._actor
+        hook, arguments = self._hook(actor, ending)
+        if extras.host is None and not inspect.iscoroutinefunction(hook):
+            if hook is not None:
+                try:
+                    self._call(cell, hook, *arguments)
+                except BaseException as error:
+                    self._hook_failed(cell, ending, error)
+            self._conclude(cell)
+            return
+        context = cell._context if cell._context is not None else self._system.scheduler.base_context()
+        context.run(self._system.start_task, self._close_in_task, cell, hook, arguments, name=f"<end of {cell.path}>")
+
+    def _hook(self, actor: Any, ending: Ending) -> tuple[Callable[..., Any] | None, tuple[Any, ...]]:
+        if actor is None:
+            return None, ()
+        if ending.restart:
+            error = ending.reason.error if isinstance(ending.reason, Failed) else None
+            return (actor.restarting, (error, ending.message)) if actor._has_restarting else (None, ())
+        return (actor.stopping, (ending.reason,)) if actor._has_stopping else (None, ())
+
+    async def _close_in_task(self, cell: Cell, hook: Callable[..., Any] | None, arguments: tuple[Any, ...]) -> None:
+        extras = cell._more()
+        ending = extras.ending
+        assert ending is not None
+        seconds = self._system.stop_timeout
+        # Shielded: a hook must be able to await while everything around is being cancelled, but not for ever.
+        with trio.CancelScope(shield=True):
+            with trio.move_on_after(seconds) as scope:
+                try:
+                    if hook is not None:
+                        result = hook(*arguments)
+                        if inspect.isawaitable(result):
+                            await result
+                except trio.Cancelled:
+                    raise
+                except BaseException as error:
+                    self._hook_failed(cell, ending, error)
+            if scope.cancelled_caught:
+                logger.warning(
+                    "a hook of %s took longer than %g s: cancelled", cell.path, seconds, extra={"actor": cell.path}
+                )
+            if extras.host is not None:
+                if ending.cancel:
+                    extras.host.cancel()
+                with trio.move_on_after(seconds) as scope:
+                    await extras.host.close()
+                if scope.cancelled_caught:
+                    logger.warning(
+                        "tasks of %s took longer than %g s to end", cell.path, seconds, extra={"actor": cell.path}
+                    )
+                    extras.host.cancel()
+                    await extras.host.close()
+        self._signal(self._conclude, cell)
+
+    def _hook_failed(self, cell: Cell, ending: Ending, error: BaseException) -> None:
+        self._report(cell, error, None)
+        ending.reason = weightier(ending.reason, Failed(error))
+        if not isinstance(error, Exception):
+            self._system.crash(error)
+
+    def _call(self, cell: Cell, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call code of the user in the actor's context."""
+        scheduler = self._system.scheduler
+        context = cell._context if cell._context is not None else scheduler.base_context()
+        try:
+            return context.run(function, *arguments)
+        finally:
+            if cell._context is None and scheduler.differs(context):
+                cell._context = context
+
+    # ------------------------------------------------------------ step 4: conclude
+
+    def _conclude(self, cell: Cell) -> None:
+        extras = cell._more()
+        ending = extras.ending
+        assert ending is not None
+        extras.host = None
+        if not ending.restart:
+            self._terminate(cell, ending.reason)
+            return
+        ending.concluded = True
+        parent = cell._parent
+        assert parent is not None
+        group = parent._more().group
+        if group is not None and cell in group.members:
+            self._regroup(parent, group)
+        else:
+            self._after(ending.delay, self._revive_alone, cell)
+
+    def _after(self, seconds: float, function: Callable[..., object], *arguments: Any) -> None:
+        if seconds > 0:
+            self._system.heap.after(seconds, functools.partial(self._signal, function, *arguments))
+        else:
+            self._signal(function, *arguments)
+
+    def _regroup(self, parent: Cell, group: Group) -> None:
+        """See to the last member that has not concluded: stop it, or wait for it; when all have, start them."""
+        if parent._state is not RUNNING:
+            return
+        for cell in reversed(group.members):
+            ending = cell._extras.ending if cell._extras is not None else None
+            if ending is None:
+                ending = Ending(SHUTDOWN, cancel=False)
+                supervised = cell._more().supervised
+                assert supervised is not None
+                ending.restart = isinstance(supervised.policy, RestartPolicy) and supervised.policy.kind != "temporary"
+                ending.planned = True
+                self._end(cell, ending)
+                return
+            if not ending.concluded:
+                return
+        self._after(group.delay, self._revive_group, parent, group)
+
+    def _revive_group(self, parent: Cell, group: Group) -> None:
+        waiting = [cell._extras.ending for cell in group.members if cell._extras is not None]
+        if parent._state is not RUNNING or parent._more().group is not group:
+            return
+        if all(ending is not None and ending.concluded for ending in waiting):
+            parent._more().group = None
+            for cell in group.members:
+                self._revive(cell)
+
+    def _revive_alone(self, cell: Cell) -> None:
+        """A wait for a new start is over, unless the actor was stopped or caught up in a group meanwhile."""
+        ending = cell._extras.ending if cell._extras is not None else None
+        if cell._state is PAUSED and ending is not None and ending.concluded and cell._parent is not None:
+            group = cell._parent._more().group
+            if group is None or cell not in group.members:
+                self._revive(cell)
+
+    @enable_ki_protection
+    def _revive(self, cell: Cell) -> None:
+        """Make a new object for a cell and let it go on with its mailbox."""
+        extras = cell._more()
+        supervised = extras.supervised
+        assert supervised is not None
+        try:
+            actor = self._call(cell, supervised.factory, *supervised.args)
+        except BaseException as error:
+            self._report(cell, error, None)
+            ending = Ending(Failed(error), final=not isinstance(error, Exception))
+            if ending.final:
+                self._system.crash(error)
+            extras.ending = ending
+            self._plan(cell, ending)
+            ending.closed = True
+            self._signal(self._conclude, cell)
+            return
+        extras.ending = None
+        extras.restarts += 1
+        cell._actor = actor
+        actor._cell = cell
+        cell._table = type(actor)._table
+        cell._state = RUNNING
+        if actor._has_start:
+            cell._take_over().append(START)
+        self._system.counters.restarts += 1
+        self._system.events.publish(ActorRestarted(cell, extras.restarts))
+        if not extras.queued:
+            self._system.scheduler.settle(cell)
+
+    @enable_ki_protection
+    def _terminate(self, cell: Cell, reason: Reason) -> None:
+        """The actor ends for good."""
+        system = self._system
+        entries = cell._messages()
+        cell._state = STOPPED
+        cell._reason = reason
+        cell._idle = False
+        cell._table = NO_HANDLERS
+        cell._batch = [TURN]  # if it is in the run queue, this ends its last turn at once
+        self._fail_question_stopped(cell, reason)
+        line = cell._line if isinstance(cell, BoundedCell) else None
+        cell._bury()
+        actor, cell._actor = cell._actor, None
+        cell._context = None
+        left = []
+        for entry in entries:
+            if isinstance(entry, Ask):
+                entry.fail(stopped_error(cell, reason, entry.message))
+            elif not isinstance(entry, (*_ENTRIES, Take)):
+                left.append(entry)
+        if line:
+            for message, task in line:
+                if isinstance(message, Ask):
+                    message.fail(stopped_error(cell, reason, message.message))
+                elif task is not None:
+                    reschedule(task, outcome.Error(stopped_error(cell, reason, message)))
+                else:
+                    left.append(message)
+            line.clear()
+        if left:
+            self._hand_back(cell, actor, left)
+        system.counters.stopped += 1
+        parent = cell._parent
+        extras, cell._extras = cell._extras, None
+        if extras is not None:
+            self._tell_of_end(cell, extras, reason)
+            if extras.ending is not None and extras.ending.escalate and parent is not None:
+                error = (
+                    reason.error
+                    if isinstance(reason, Failed)
+                    else ActorError(f"{cell.path} ended too often", actor=cell.path)
+                )
+                self._signal(self._escalated, parent, error)
+        if system.events.wants(ActorTerminated):
+            system.events.publish(ActorTerminated(cell, reason))
+        if actor is not None:
+            actor._cell = cell
+        if parent is not None:
+            self._child_gone(parent, cell)
+        else:
+            system.root_ended()
+
+    def _hand_back(self, cell: Cell, actor: Any, left: list[Any]) -> None:
+        if actor is not None and actor._has_undelivered:
+            try:
+                actor.undelivered(left)
+            except BaseException as error:
+                self._report(cell, error, None)
+                if not isinstance(error, Exception):
+                    self._system.crash(error)
+        else:
+            for message in left:
+                self._system.dead_letter(message, cell, "stopped")
+
+    def _tell_of_end(self, cell: Cell, extras: Any, reason: Reason) -> None:
+        for task in extras.waiters or ():
+            reschedule(task)
+        for callback in list((extras.watchers or {}).values()):
+            callback(reason)
+        for target, key in extras.watched or ():
+            target._forget_watcher(key)
+        for other in extras.links or ():
+            other._unlink(cell)
+            self.exit_signal(other, cell, reason)
+        for ask in extras.open_asks or ():
+            ask.fail(stopped_error(cell, reason, ask.message))
+        if extras.timers is not None:
+            extras.timers.cancel_all()
+        if extras.stop_timer is not None:
+            extras.stop_timer.cancel()

@@ -1,0 +1,213 @@
+"""Message classes: the `@message` decorator, the tags that name them on the wire, and the reply type of a question.
+
+The rules of this file:
+
+* A message class is an attrs class with slots. `@message` adds one class attribute, its *tag*, and nothing to its instances, so making a
+  message costs what `attrs.define` costs (185 ns for three fields).
+* A tag names one class. The only class that may take over a tag is a new definition of the same class: a reloaded module, a notebook cell
+  that ran again, a function with a local class that was called again.
+* Annotations are resolved when somebody first needs them (the codec, a handler table), so that classes may refer to later ones and a
+  message that never leaves the process may have fields of any type.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from collections.abc import Callable, Mapping
+from pathlib import PurePath
+from typing import Any, Generic, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints, overload
+
+import attrs
+
+from .errors import ConfigurationError
+
+__all__ = ["Asks", "class_of", "field_types", "message", "reply_type", "tag_of"]
+
+T = TypeVar("T")
+R_co = TypeVar("R_co", covariant=True)
+
+BY_TAG: dict[str, type] = {}
+"""The class of each tag; only `message` writes here."""
+
+
+class Asks(Generic[R_co]):
+    """Base of the messages that are questions: ``Asks[R]`` is answered with an ``R``.
+
+    Example:
+        >>> @message
+        ... class Total(Asks[int]):
+        ...     account: str
+        >>> reply_type(Total)
+        <class 'int'>
+    """
+
+    __slots__ = ()
+
+
+@overload
+@dataclass_transform(field_specifiers=(attrs.field,))
+def message(cls: type[T], /) -> type[T]: ...
+@overload
+def message(tag: str | None = None, /, *, frozen: bool = False) -> Callable[[type[T]], type[T]]: ...
+def message(cls: type[Any] | str | None = None, /, *, frozen: bool = False) -> Any:
+    """Make a class a message: an attrs class with slots, registered under a tag by which the codec knows it.
+
+    A message is an ordinary object between actors of one process. To travel further, both sides must have imported its class.
+    Subclasses of a message class are messages if they are decorated too.
+
+    Args:
+        cls: the class, or, as in ``@message("desk.Price")``, the tag: any text of 1 to 255 octets. Without one the tag is
+            ``module:QualName``, where the module run as a script counts under the name that others would import it by.
+        frozen: fields cannot be set again, and instances are hashable if their fields are.
+
+    Raises:
+        ConfigurationError: another class has this tag, the tag is empty or too long, or the class has an ``__init__`` of its own.
+        TypeError: used on something that is not a class.
+
+    Example:
+        >>> @message("docs.Price")
+        ... class Price:
+        ...     symbol: str
+        ...     bid: float = 0.0
+        >>> Price("EURUSD", bid=1.08)
+        Price(symbol='EURUSD', bid=1.08)
+        >>> tag_of(Price)
+        'docs.Price'
+    """
+    if isinstance(cls, type):
+        return _define(cls, None, frozen, sys._getframe(1).f_locals)
+    if cls is not None and not isinstance(cls, str):
+        raise TypeError(f"@message takes a class or a tag, not {cls!r}")
+
+    def decorate(decorated: type[T]) -> type[T]:
+        if not isinstance(decorated, type):
+            raise TypeError(f"@message makes classes into messages, not {decorated!r}")
+        return _define(decorated, cls, frozen, sys._getframe(1).f_locals)
+
+    return decorate
+
+
+def tag_of(cls: type) -> str:
+    """The tag of a message class.
+
+    Raises:
+        TypeError: the class is not decorated with `@message` (a decorated base class is not enough).
+    """
+    tag = cls.__dict__.get("__message_tag__")
+    if tag is None:
+        raise TypeError(f"{cls.__module__}.{cls.__qualname__} is not decorated with @message")
+    return str(tag)
+
+
+def class_of(tag: str) -> type | None:
+    """The message class that has this tag in this process, or None. Never imports anything."""
+    return BY_TAG.get(tag)
+
+
+def field_types(cls: type) -> dict[str, Any]:
+    """The resolved annotations of a message class, by field name in definition order.
+
+    Raises:
+        ConfigurationError: an annotation cannot be resolved; names the field and what is missing.
+
+    Example:
+        >>> @message
+        ... class Tree:
+        ...     children: "list[Tree]"
+        >>> field_types(Tree) == {"children": list[Tree]}
+        True
+    """
+    found: dict[str, Any] = {}
+    for attribute in attrs.fields(cls):
+        # Text is resolved where it was written: in the module and function of the class that introduced the field.
+        owner = next(base for base in cls.__mro__ if attrs.has(base) and attribute.name in _own_fields(base))
+        found[attribute.name] = Any if attribute.type is None else _resolve(attribute.type, owner, attribute.name)
+    return found
+
+
+def reply_type(cls: type[Asks[Any]]) -> Any:
+    """The ``R`` of a subclass of ``Asks[R]``: a type as in an annotation; `Any` if the class does not say.
+
+    Raises:
+        TypeError: the class is not a subclass of `Asks`.
+        ConfigurationError: the reply type is text that cannot be resolved.
+
+    Example:
+        >>> class Names(Asks[list[str]]): ...
+        >>> reply_type(Names)
+        list[str]
+    """
+    if not issubclass(cls, Asks):
+        raise TypeError(f"{cls.__qualname__} is not a question: derive it from Asks[R]")
+    return _reply(cls)
+
+
+def _define(cls: type[T], tag: str | None, frozen: bool, local_names: Mapping[str, Any]) -> type[T]:
+    if "__init__" in cls.__dict__:
+        raise ConfigurationError(
+            f"{cls.__qualname__} has an __init__ of its own, but a message is built from its fields: use __attrs_post_init__"
+        )
+    if tag is None:
+        tag = f"{_module_name(cls.__module__)}:{cls.__qualname__}"
+    if not 1 <= len(tag.encode()) <= 255:
+        raise ConfigurationError(
+            f"tag {tag[:40]!r} of {cls.__qualname__} has {len(tag.encode())} octets, wanted 1 to 255"
+        )
+    taken = BY_TAG.get(tag)
+    if taken is not None and (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise ConfigurationError(
+            f"tag {tag!r} is taken by {taken.__module__}.{taken.__qualname__}; {cls.__module__}.{cls.__qualname__} needs another: @message('…')"
+        )
+    defined: Any = attrs.define(cls, slots=True, frozen=frozen)
+    defined.__message_tag__ = tag
+    # A class inside a function or class may refer to its neighbours there. Only names that annotations mention are kept, not the frame.
+    if "." in cls.__qualname__:
+        words = set(re.findall(r"\w+", " ".join(str(a.type) for a in attrs.fields(defined))))
+        defined.__message_names__ = {name: value for name, value in local_names.items() if name in words}
+    BY_TAG[tag] = defined
+    return defined  # type: ignore[no-any-return]
+
+
+def _module_name(module: str) -> str:
+    # A script, and the same script as multiprocessing loads it again, get the name under which others import it, so tags agree between processes.
+    if module not in {"__main__", "__mp_main__"}:
+        return module
+    main = sys.modules[module]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return str(spec.name)
+    file = getattr(main, "__file__", None)
+    return PurePath(file).stem if file else module
+
+
+def _own_fields(cls: type) -> set[str]:
+    return {attribute.name for attribute in attrs.fields(cls) if not attribute.inherited}
+
+
+def _resolve(annotation: Any, owner: type, name: str) -> Any:
+    holder = types.SimpleNamespace(__annotations__={name: annotation})
+    names = {**owner.__dict__.get("__message_names__", {}), owner.__name__: owner}
+    module = sys.modules.get(owner.__module__)
+    try:
+        return get_type_hints(holder, vars(module) if module else {}, names, include_extras=True)[name]
+    except (NameError, AttributeError, SyntaxError, TypeError) as error:
+        raise ConfigurationError(
+            f"{owner.__qualname__}.{name}: cannot resolve the annotation {annotation!r}: {error}"
+        ) from error
+
+
+def _reply(cls: type) -> Any:
+    for base in cls.__dict__.get("__orig_bases__", cls.__bases__):
+        origin = get_origin(base) or base
+        if origin is Asks:
+            return _resolve(get_args(base)[0], cls, "reply") if get_args(base) else Any
+        if isinstance(origin, type) and issubclass(origin, Asks):
+            reply = _reply(origin)
+            given: dict[Any, Any] = dict(zip(getattr(origin, "__parameters__", ()), get_args(base), strict=False))
+            if isinstance(reply, TypeVar):
+                return given.get(reply, reply)
+            wanted = getattr(reply, "__parameters__", ())
+            return reply[tuple(given.get(parameter, parameter) for parameter in wanted)] if wanted else reply
+    return Any

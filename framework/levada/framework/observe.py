@@ -1,0 +1,169 @@
+"""Looking into a running system: the tree of actors, how long things take, who waits for whom.
+
+Everything is pulled: nothing is collected per message.  One turn in 64 is timed for the histograms; the clock is read
+once per turn anyway.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from .cell import PAUSED, RUNNING, Cell
+from .errors import ActorError
+from .events import SlowHandler
+
+if TYPE_CHECKING:
+    from .system import ActorSystem
+
+__all__ = ["ActorInfo", "Histogram", "Observer"]
+
+logger = logging.getLogger("levada.framework.observe")
+
+_FLOOD = 1_000_000
+
+
+class Histogram:
+    """Counts by powers of two of a microsecond."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * 32
+        """``counts[n]``: samples below 2**n microseconds that the one before did not count."""
+
+    def add(self, seconds: float) -> None:
+        """Count one sample."""
+        self.counts[min(31, int(seconds * 1e6).bit_length())] += 1
+
+    @property
+    def total(self) -> int:
+        """Samples in all."""
+        return sum(self.counts)
+
+    def quantile(self, share: float) -> float:
+        """Seconds that `share` (0 to 1) of the samples stay below, rounded up to a power of two of a microsecond; 0.0 if there are none."""
+        left = self.total * share
+        if not left:
+            return 0.0
+        for power, count in enumerate(self.counts):
+            left -= count
+            if left <= 0:
+                break
+        return float(2**power) * 1e-6
+
+
+@attrs.frozen
+class ActorInfo:
+    """One actor in a snapshot of the tree."""
+
+    path: str
+    kind: str
+    """Name of its class."""
+    state: str
+    """``idle``, ``ready``, ``waiting`` (in an async handler), ``restarting`` or ``stopping``."""
+    depth: int
+    """Messages in its mailbox, about."""
+    age: float
+    """Seconds that the oldest of them has waited at most."""
+    handled: int
+    """Messages handled so far, about."""
+    restarts: int
+    handler: str | None
+    """The handler that waits, if one does."""
+    waits_for: tuple[str, ...]
+    """Paths of the actors that it waits for, by ask or send."""
+    children: tuple[ActorInfo, ...]
+
+
+class Observer:
+    """What a system knows about itself: ``system.observe``."""
+
+    def __init__(self, system: ActorSystem, slow_handler: float) -> None:
+        self._system = system
+        self._slow_handler = slow_handler
+        self._tells = 0
+        self._told_at = -1
+        self.turn_times = Histogram()
+        """Seconds per turn of an actor (a batch of its messages)."""
+        self.queue_times = Histogram()
+        """Seconds that an actor waited for its turn."""
+
+    def sample(self, cell: Cell, now: float) -> None:
+        """Take the measures of the turn that has just ended."""
+        scheduler = self._system.scheduler
+        self.turn_times.add(max(0.0, now - scheduler.turn_began))
+        self.queue_times.add(max(0.0, scheduler.turn_began - cell._since))
+
+    def took_long(self, cell: Cell, message: Any, seconds: float, count: int) -> None:
+        """Give the alarm if a turn took longer than ``slow_handler``."""
+        if seconds < self._slow_handler or cell._parent is None:
+            return
+        self._system.counters.slow_turns += 1
+        kind = type(message)
+        logger.warning(
+            "%s held everything up for %.3f s with %d messages, last %s (use @blocking, or await something)",
+            cell.path,
+            seconds,
+            count,
+            kind.__name__,
+            extra={"actor": cell.path, "event": "slow_handler"},
+        )
+        if self._system.events.wants(SlowHandler):
+            self._system.events.publish(SlowHandler(cell, kind, seconds, count))
+
+    def count_tell(self, cell: Cell) -> None:
+        """In strict mode: refuse a loop of tells that never lets a receiver run."""
+        turns = self._system.scheduler.slices
+        if turns != self._told_at:
+            self._told_at = turns
+            self._tells = 0
+        self._tells += 1
+        if self._tells > _FLOOD:
+            raise ActorError(
+                f"{_FLOOD} tells (the last to {cell.path}) and nobody had a turn; use send()", actor=cell.path
+            )
+
+    def tree(self) -> ActorInfo:
+        """Take a snapshot of all actors, the root first."""
+        root = self._system._root
+        now = self._system.scheduler.clock()
+        # Children before parents, without recursion: trees may be deep.
+        order = [root]
+        for cell in order:
+            if cell._extras is not None and cell._extras.children is not None:
+                order.extend(cell._extras.children)
+        infos: dict[Cell, ActorInfo] = {}
+        for cell in reversed(order):
+            extras = cell._extras
+            children = extras.children if extras is not None and extras.children is not None else ()
+            infos[cell] = self._info(cell, now, tuple(infos.pop(child) for child in children))
+        return infos[root]
+
+    def _info(self, cell: Cell, now: float, children: tuple[ActorInfo, ...]) -> ActorInfo:
+        worker = cell._worker
+        extras = cell._extras
+        depth = cell._depth()
+        if worker is not None:
+            state = "waiting"
+        elif cell._state is PAUSED:
+            ending = extras.ending if extras is not None else None
+            state = "restarting" if ending is not None and ending.restart else "stopping"
+        else:
+            state = "idle" if cell._idle else "ready"
+        return ActorInfo(
+            path=cell.path,
+            kind=type(cell._actor).__name__,
+            state=state,
+            depth=depth,
+            age=max(0.0, now - cell._since) if depth and cell._state is RUNNING else 0.0,
+            handled=cell._handled,
+            restarts=extras.restarts if extras is not None else 0,
+            handler=worker.coroutine.__qualname__ if worker is not None else None,
+            waits_for=tuple(target.path for target in worker.waits) if worker is not None else (),
+            children=children,
+        )
+
+    def waits(self) -> list[tuple[str, str]]:
+        """List who waits for whom now, as pairs of paths."""
+        return self._system.waits.edges()

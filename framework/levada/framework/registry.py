@@ -1,0 +1,152 @@
+"""Finding actors: one under a name, many under a topic. Both belong to one system; nothing is global."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from .errors import ActorStopped, MailboxFull, NameTaken
+from .links import SHUTDOWN
+
+if TYPE_CHECKING:
+    from .ref import Ref
+    from .system import ActorSystem
+
+__all__ = ["Groups", "Joined", "Left", "Registry"]
+
+
+class Registry:
+    """Actors by unique name: ``system.registry``. A name is free again as soon as its actor has ended."""
+
+    def __init__(self, system: ActorSystem) -> None:
+        self._system = system
+        self._refs: dict[str, Ref[Any]] = {}
+
+    def register(self, name: str, ref: Ref[Any]) -> None:
+        """Give `ref` a name.
+
+        Raises:
+            NameTaken: another living actor has it; registering the same actor again changes nothing.
+            ActorStopped: `ref` has ended.
+        """
+        holder = self._refs.get(name)
+        if holder is ref:
+            return
+        if holder is not None:
+            raise NameTaken(f"the name {name!r} belongs to {holder.path}", actor=holder.path, name=name)
+        if not ref.is_alive:
+            raise ActorStopped(f"{ref.path} has ended and takes no name", actor=ref.path, reason=SHUTDOWN)
+        self._refs[name] = ref
+        ref._add_watcher((self, name), lambda _: self._refs.pop(name, None))  # type: ignore[attr-defined]
+
+    def unregister(self, name: str) -> None:
+        """Take a name back; harmless if nobody has it."""
+        ref = self._refs.pop(name, None)
+        if ref is not None:
+            ref._forget_watcher((self, name))  # type: ignore[attr-defined]
+
+    def get(self, name: str) -> Ref[Any] | None:
+        """Find the actor of this name."""
+        return self._refs.get(name)
+
+    def __getitem__(self, name: str) -> Ref[Any]:
+        return self._refs[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._refs
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._refs)
+
+    def __len__(self) -> int:
+        return len(self._refs)
+
+
+@attrs.frozen(eq=False)
+class Joined:
+    """An actor joined a group; told to those who subscribed to it."""
+
+    topic: Hashable
+    ref: Ref[Any]
+
+
+@attrs.frozen(eq=False)
+class Left:
+    """An actor left a group or ended."""
+
+    topic: Hashable
+    ref: Ref[Any]
+
+
+class Groups:
+    """Actors by topic, many under each: ``system.groups``. Members that end leave by themselves."""
+
+    def __init__(self, system: ActorSystem) -> None:
+        self._system = system
+        self._members: dict[Hashable, dict[Ref[Any], None]] = {}
+        self._subscribers: dict[Hashable, dict[Ref[Any], None]] = {}
+
+    def join(self, topic: Hashable, ref: Ref[Any]) -> None:
+        """Add a member; twice changes nothing; one that has ended is not added."""
+        members = self._members.setdefault(topic, {})
+        if ref not in members and ref.is_alive:
+            members[ref] = None
+            self._announce(topic, Joined(topic, ref))
+            ref._add_watcher((self, "member", topic), lambda _: self.leave(topic, ref))  # type: ignore[attr-defined]
+
+    def leave(self, topic: Hashable, ref: Ref[Any]) -> None:
+        """Remove a member; harmless if it is none."""
+        members = self._members.get(topic)
+        if members is not None and ref in members:
+            del members[ref]
+            if not members:
+                del self._members[topic]
+            ref._forget_watcher((self, "member", topic))  # type: ignore[attr-defined]
+            self._announce(topic, Left(topic, ref))
+
+    def members(self, topic: Hashable) -> list[Ref[Any]]:
+        """List the members, in the order in which they joined."""
+        return list(self._members.get(topic, ()))
+
+    def topics(self) -> list[Hashable]:
+        """List the topics that have members."""
+        return list(self._members)
+
+    def publish(self, topic: Hashable, message: Any) -> int:
+        """Tell all members; return how many took it. One whose mailbox is full misses it, as a dead letter."""
+        taken = 0
+        for ref in self.members(topic):
+            try:
+                ref.tell(message)
+                taken += 1
+            except MailboxFull:
+                self._system.dead_letter(message, ref, "mailbox full")
+        return taken
+
+    def subscribe(self, topic: Hashable, ref: Ref[Any]) -> None:
+        """Tell `ref` a `Joined` for each member, now and from now on, and a `Left` for each that leaves."""
+        subscribers = self._subscribers.setdefault(topic, {})
+        if ref in subscribers or not ref.is_alive:
+            return
+        subscribers[ref] = None
+        ref._add_watcher((self, "subscriber", topic), lambda _: self.unsubscribe(topic, ref))  # type: ignore[attr-defined]
+        for member in self.members(topic):
+            ref.tell(Joined(topic, member))
+
+    def unsubscribe(self, topic: Hashable, ref: Ref[Any]) -> None:
+        """Take a subscription back; harmless if there is none."""
+        subscribers = self._subscribers.get(topic)
+        if subscribers is not None and ref in subscribers:
+            del subscribers[ref]
+            if not subscribers:
+                del self._subscribers[topic]
+            ref._forget_watcher((self, "subscriber", topic))  # type: ignore[attr-defined]
+
+    def _announce(self, topic: Hashable, event: Joined | Left) -> None:
+        for ref in list(self._subscribers.get(topic, ())):
+            try:
+                ref.tell(event)
+            except MailboxFull:
+                self._system.dead_letter(event, ref, "mailbox full")

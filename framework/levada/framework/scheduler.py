@@ -1,0 +1,522 @@
+"""The run queue: ready actors, the workers that run them, and handlers that wait.
+
+One trio step costs as much as seventy messages, so none is paid for a message that needs none:
+
+* One *active* worker takes ready cells and runs a batch of messages of each.  Sync handlers are called; async ones are driven by hand
+  (``coroutine.send(None)``), which costs a plain call if they end without waiting.
+* When a handler does wait, its worker *stays with it*: it hands trio the very trap that the handler yielded, so timeouts, nurseries,
+  ``to_thread`` and `trio.lowlevel.current_task` see one ordinary task.  The run queue goes on with another worker.
+* Each worker has one cancel scope.  A worker holds at most one unfinished handler, so killing an actor is cancelling the scope of the
+  worker that stays with it: trio's own level-triggered cancellation, at no cost per message.  A scope that was cancelled
+  is left, and a new one opened, before that worker touches any other cell, however the handler ended.
+* After each slice (0.5 ms) the active worker yields to trio once.
+
+The loop in `_slice` has no branch for what is rare.  A rare state is instead an unusual *entry* (`tokens`), an unusual *table*
+(paused cells have an empty one) or an unusual *class* (dead cells).  Signals — kill, exit, a child's end — are calls run by the
+*lane*, a cell of the runtime's own that always comes next; a cell that is running meanwhile gets a `TURN` on top of its batch.
+
+ContextVars: a worker runs cells in its scratch copy of the system's context and compares the two after each turn (16 ns, they share
+their storage until somebody sets a variable).  If an actor has set one, the copy becomes that actor's own and is used for no other.
+
+KeyboardInterrupt: everything here is protected; handlers are marked unprotected where their class is made. Ctrl-C in a
+spinning handler therefore surfaces as an exception of that handler and nowhere else.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import time
+import types
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from itertools import repeat
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any, Final
+
+import outcome
+import trio
+from trio.lowlevel import (
+    Abort,
+    RaiseCancelT,
+    Task,
+    current_task,
+    enable_ki_protection,
+    reschedule,
+    wait_task_rescheduled,
+)
+
+from .ask import Ask
+from .cell import NO_MESSAGES, RUNNING, Cell
+from .tokens import END_TURN, TURN
+
+if TYPE_CHECKING:
+    from .system import ActorSystem
+
+__all__ = ["RunQueue", "Worker"]
+
+_IDLE, _SLICE_OVER, _WAITS, _OWN_CONTEXT, _CONTEXT_SET = range(5)
+
+SLICE: Final = 0.0005
+"""Seconds between checkpoints. From 0.2 to 10 ms it costs the same; a timer of others is late by one to one and a half slices."""
+
+MOST_AT_ONCE: Final = 128
+"""Messages of one cell before the next cell has its turn; fewer for cells whose handlers take long."""
+
+_SPARE_WORKERS: Final = 8
+_SWALLOWS: Final = 100
+"""Times that a handler may catch its cancellation and wait again before its coroutine is closed."""
+
+
+@types.coroutine
+def _hand_on(trap: Any) -> Generator[Any, Any, Any]:
+    return (yield trap)
+
+
+class Worker:
+    """One trio task that runs cells."""
+
+    __slots__ = ("cell", "context", "coroutine", "message", "retired", "scope", "spent", "task", "trap", "waits")
+
+    def __init__(self, context: contextvars.Context) -> None:
+        self.context = context
+        self.task: Task | None = None
+        self.scope: trio.CancelScope | None = None
+        self.spent = False
+        """Whether the scope has been cancelled."""
+        self.retired = False
+        self.cell: Cell | None = None
+        self.message: Any = None
+        self.coroutine: Any = None
+        self.trap: Any = None
+        self.waits: list[Cell] = []
+        """Cells that the handler waits for, by ask or by send."""
+
+    def cancel(self) -> None:
+        """Cancel the handler that this worker stays with."""
+        if not self.spent:
+            self.spent = True
+            assert self.scope is not None
+            self.scope.cancel()
+
+
+class RunQueue:
+    """All ready cells of one system and the workers that run them."""
+
+    def __init__(
+        self, system: ActorSystem, *, clock: Callable[[], float] = time.perf_counter, max_waiting: int
+    ) -> None:
+        self.system = system
+        self.clock = clock
+        self.ready: deque[Cell] = deque()
+        self.parked = True
+        """Nobody runs cells now: whoever makes one ready calls `wake`."""
+        self.now = clock()
+        self.inline = False
+        self.workers: dict[Task, Worker] = {}
+        self.waiting = 0
+        self.slice = SLICE
+        self.slices = 0
+        self.turn_began = self.now
+        self._max_waiting = max_waiting
+        self._base = contextvars.copy_context()
+        self._scratch = self._base.copy()
+        self._active: Worker | None = None
+        self._spares: list[Worker] = []
+        self._end = self.now + SLICE
+        self._lane: Cell = _make_lane(self)
+
+    # ------------------------------------------------------------ making things ready
+
+    @enable_ki_protection
+    def wake(self) -> None:
+        """Get a worker going; only while `parked`."""
+        self.parked = False
+        self.now = self.clock()
+        if self._active is not None:
+            worker = self._active
+        elif self._spares:
+            worker = self._active = self._spares.pop()
+        else:
+            self._active = worker = Worker(self._base.copy())
+            self.system.start_task(self._work, worker, name="<worker>")
+            return
+        assert worker.task is not None
+        reschedule(worker.task)
+
+    @enable_ki_protection
+    def signal(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Call `function` on a worker, after the running handler and before any other message."""
+        lane = self._lane
+        lane._box.append((function, arguments))
+        active = self._active
+        if active is not None and active.cell is not None and active.cell._batch and active.cell is not lane:
+            active.cell._batch.append(TURN)
+        if lane._idle:
+            lane._idle = False
+            self.ready.appendleft(lane)
+            if self.parked:
+                self.wake()
+
+    @enable_ki_protection
+    def settle(self, cell: Cell) -> None:
+        """Put a cell that no worker holds where it belongs."""
+        if cell._state is RUNNING:
+            if cell._batch or cell._box:
+                self.ready.append(cell)
+                if self.parked:
+                    self.wake()
+            else:
+                cell._batch = NO_MESSAGES
+                cell._idle = True
+        elif cell._extras is not None:
+            cell._extras.queued = False
+
+    # ------------------------------------------------------------ inline calls
+
+    def may_inline(self) -> bool:
+        """Whether a call in the asker's task keeps the order: no such call is going on, no signal waits to be dealt with."""
+        return self._lane._idle and not self.inline
+
+    @enable_ki_protection
+    def call_inline(self, cell: Cell, handler: Callable[[Any, Any], Any], question: Ask) -> None:
+        """Let an idle cell answer a question in the asker's own task; `handler` is sync.
+
+        What fails is dealt with on a worker, so that no hook runs here.
+        """
+        self.inline = True
+        cell._idle = False
+        cell._asking = question
+        if cell._context is not None:
+            context = cell._context
+            if cell._extras is not None:
+                cell._extras.touched = trio.current_time()
+        else:
+            context = self._scratch
+        try:
+            result = context.run(handler, cell._actor, question.message)
+        except BaseException as error:
+            self.signal(self.system.lifecycle.raised_inline, cell, question.message, error)
+            self.system.lifecycle.fail_question(cell, error)
+            return
+        finally:
+            self.inline = False
+            if cell._context is None and context != self._base:
+                cell._context = context
+                self._scratch = self._base.copy()
+        cell._handled += 1
+        if result is not None and type(result) is CoroutineType:
+            # A sync function that returned a coroutine: its worker goes on with it.
+            cell._put_back([Begun(result, question)])
+        elif cell._asking is question:
+            cell._asking = None
+            question.settled = True
+            question.outcome = outcome.Value(result)
+        if cell._batch or cell._box:
+            self.ready.append(cell)
+            if self.parked:
+                self.wake()
+        else:
+            cell._batch = NO_MESSAGES
+            cell._idle = True
+
+    async def rest_inline(self) -> None:
+        """Yield if a slice has passed since anybody did; what has been done stays done, so it cannot be cancelled."""
+        if self.clock() > self._end:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            self._end = self.clock() + self.slice
+
+    async def breathe(self) -> None:
+        """Be a checkpoint if a slice has passed since the last one; nothing has been done yet, so it may be cancelled."""
+        if self.clock() > self._end:
+            await trio.lowlevel.checkpoint()
+            self._end = self.clock() + self.slice
+
+    # ------------------------------------------------------------ contexts
+
+    def base_context(self) -> contextvars.Context:
+        """Make a context for code of an actor that has set no ContextVar yet."""
+        return self._base.copy()
+
+    def differs(self, context: contextvars.Context) -> bool:
+        """Whether a ContextVar has been set in a copy of the base context."""
+        return context != self._base
+
+    # ------------------------------------------------------------ workers
+
+    def current_worker(self) -> Worker | None:
+        """Find the worker whose handler the current task is, or is a task inside a nursery of."""
+        task: Task | None = current_task()
+        workers = self.workers
+        while task is not None:
+            worker = workers.get(task)
+            if worker is not None:
+                return worker
+            task = task.parent_nursery.parent_task if task.parent_nursery is not None else None
+        return None
+
+    @enable_ki_protection
+    async def _work(self, worker: Worker) -> None:
+        task = worker.task = current_task()
+        self.workers[task] = worker
+        try:
+            while not worker.retired:
+                worker.spent = False
+                with trio.CancelScope() as worker.scope:
+                    await self._serve(worker)
+        finally:
+            del self.workers[task]
+            if self._active is worker:
+                self._active = None
+                self.parked = True
+
+    async def _serve(self, worker: Worker) -> None:
+        """Run cells until the worker's scope has been cancelled or the worker is one too many."""
+        take = self.ready.popleft
+        while True:
+            if self._active is not worker:
+                if len(self._spares) >= _SPARE_WORKERS:
+                    worker.retired = True
+                    return
+                self._spares.append(worker)
+                await wait_task_rescheduled(self._give_up_spare)
+            what = worker.context.run(self._slice, worker, take, None, worker.context)
+            if what == _OWN_CONTEXT:
+                cell = worker.cell
+                assert cell is not None and cell._context is not None
+                what = cell._context.run(self._slice, worker, iter((cell,)).__next__, cell._context, self._base)
+                if cell._extras is not None:
+                    cell._extras.touched = trio.current_time()
+                if what == _IDLE:
+                    continue
+            if what == _WAITS:
+                await self._stay_with_handler(worker)
+                if worker.spent:
+                    return
+            elif what == _CONTEXT_SET:
+                self._give_context(worker)
+            elif what == _SLICE_OVER:
+                await trio.lowlevel.checkpoint()
+                self._end = self.clock() + self.slice
+            else:
+                self.parked = True
+                await wait_task_rescheduled(_succeed)
+                self._end = self.clock() + self.slice
+
+    def _give_up_spare(self, _: RaiseCancelT) -> Abort:
+        # Only the end of the whole system cancels a spare worker.
+        self._spares.clear()
+        return Abort.SUCCEEDED
+
+    def _give_context(self, worker: Worker) -> None:
+        """The last turn set a ContextVar: the scratch context is that actor's own from now on."""
+        assert worker.cell is not None
+        worker.cell._context = worker.context
+        worker.context = self._base.copy()
+
+    @enable_ki_protection
+    def _slice(
+        self, worker: Worker, take: Callable[[], Cell], own: contextvars.Context | None, scratch: contextvars.Context
+    ) -> int:
+        """Run turns of cells until the slice is over or something needs the worker's coroutine; say what."""
+        clock = self.clock
+        base = self._base
+        ready = self.ready
+        spare: list[Any] = []
+        now = self.now = clock()
+        self.slices += 1
+        then = now
+        while True:
+            cell = self._lane
+            for _ in _SAMPLE:
+                try:
+                    cell = take()
+                except (IndexError, StopIteration):
+                    worker.cell = None
+                    return _IDLE
+                worker.cell = cell
+                if cell._context is not own:
+                    return _OWN_CONTEXT
+                batch = cell._batch
+                if not batch:
+                    batch = cell._box
+                    cell._box = spare
+                    if len(batch) > 1:
+                        batch.reverse()
+                    cell._batch = batch
+                count = len(batch)
+                if count > cell._quantum:
+                    count = cell._quantum
+                cell._handled += count
+                table = cell._table
+                actor = cell._actor
+                get = batch.pop
+                message = None
+                try:
+                    for _ in repeat(None, count):
+                        try:
+                            message = get()
+                        except IndexError:
+                            # The store or the mailbox was emptied under way: a message before this one took them out.
+                            break
+                        try:
+                            handler = table[type(message)]
+                        except KeyError:
+                            handler = self._find_handler(cell, message)
+                        result = handler(actor, message)
+                        if result is not None:
+                            if type(result) is CoroutineType:
+                                try:
+                                    worker.trap = result.send(None)
+                                except StopIteration:
+                                    continue
+                                worker.coroutine = result
+                                worker.message = message
+                                return _WAITS
+                            if result is END_TURN:
+                                break
+                    else:
+                        if batch:
+                            ready.append(cell)
+                            cell._since = now
+                            spare = []
+                            if cell._quantum < MOST_AT_ONCE:
+                                cell._quantum *= 2
+                        else:
+                            cell._batch = NO_MESSAGES
+                            spare = batch
+                            if cell._box:
+                                ready.append(cell)
+                            else:
+                                cell._idle = True
+                        # Three quarters of a turn's fixed cost is this look at the clock and the next comparison.
+                        then = now
+                        now = self.now = clock()
+                        if now - then > SLICE:
+                            self._took_long(cell, message, now - then, count)
+                        if scratch != base:
+                            return _CONTEXT_SET
+                        if now > self._end:
+                            return _SLICE_OVER
+                        continue
+                except BaseException as error:
+                    self.system.lifecycle.raised(cell, message, error)
+                spare = []
+                self.settle(cell)
+                then = now
+                now = self.now = clock()
+                if now - then > SLICE:
+                    self._took_long(cell, message, now - then, count)
+                if scratch != base:
+                    return _CONTEXT_SET
+                if now > self._end:
+                    return _SLICE_OVER
+            self.turn_began = then
+            self.system.observe.sample(cell, now)
+
+    def _find_handler(self, cell: Cell, message: Any) -> Callable[[Any, Any], Any]:
+        if cell._state is RUNNING:
+            return cell._actor._find_handler(type(message), cell._table)  # type: ignore[no-any-return]
+        # The cell is paused: the message goes back, the turn ends.
+        if message is not TURN:
+            cell._batch.append(message)
+        return _end_turn
+
+    def _took_long(self, cell: Cell, message: Any, seconds: float, count: int) -> None:
+        cell._quantum = max(1, int(count * self.slice / seconds))
+        self.system.observe.took_long(cell, message, seconds, count)
+
+    async def _stay_with_handler(self, worker: Worker) -> None:
+        """Drive the handler that waits to its end while another worker runs the queue."""
+        cell = worker.cell
+        assert cell is not None
+        own = cell._context
+        step = (own if own is not None else worker.context).run
+        coroutine, trap, message = worker.coroutine, worker.trap, worker.message
+        worker.trap = worker.message = None
+        cell._worker = worker
+        self.waiting += 1
+        self._active = None
+        self.parked = True
+        if self.waiting > self._max_waiting:
+            self.system.lifecycle.too_many_waiting(cell)
+        if self.ready:
+            self.wake()
+        swallowed = 0
+        error: BaseException | None = None
+        try:
+            while True:
+                try:
+                    value = await _hand_on(trap)
+                except BaseException as thrown:
+                    trap = step(coroutine.throw, thrown)
+                else:
+                    trap = step(coroutine.send, value)
+                    if type(value) is outcome.Error and isinstance(value.error, trio.Cancelled):
+                        swallowed += 1
+                        if swallowed >= _SWALLOWS and not current_task().child_nurseries:
+                            coroutine.close()
+                            raise RuntimeError(
+                                f"{cell.path} caught its cancellation {swallowed} times and went on waiting"
+                            )
+        except StopIteration:
+            pass
+        except BaseException as raised:
+            error = raised
+        cell._worker = None
+        worker.coroutine = None
+        worker.waits.clear()
+        self.waiting -= 1
+        if self._active is None:
+            self._active = worker
+            self.parked = False
+        if own is None and worker.context != self._base:
+            self._give_context(worker)
+        cancelled = self.system.lifecycle.waited(cell, message, error)
+        self.settle(cell)
+        if cancelled is not None:
+            raise cancelled
+
+
+class Begun:
+    """A handler that returned a coroutine where a sync one was expected, and the question that it answers."""
+
+    __slots__ = ("coroutine", "question")
+
+    def __init__(self, coroutine: Any, question: Ask) -> None:
+        self.coroutine = coroutine
+        self.question = question
+
+
+_SAMPLE: Final[Iterable[None]] = (None,) * 64
+"""One turn in 64 is measured: a loop around a loop costs nothing, a counter would."""
+
+
+def _succeed(_: RaiseCancelT) -> Abort:
+    return Abort.SUCCEEDED
+
+
+def _end_turn(_actor: Any, _message: Any) -> Any:
+    return END_TURN
+
+
+def _make_lane(scheduler: RunQueue) -> Cell:
+    """Make the cell that runs signals; it has no actor and no parent."""
+    lane = Cell.__new__(Cell)
+    lane._scheduler = scheduler
+    lane._actor = lane._parent = lane._context = lane._worker = lane._asking = lane._extras = None
+    lane._name = "<lane>"
+    lane._number = 0
+    lane._box = []
+    lane._batch = NO_MESSAGES
+    lane._idle = True
+    lane._state = RUNNING
+    lane._table = {tuple: _run_signal}
+    lane._quantum = MOST_AT_ONCE
+    lane._since = 0.0
+    lane._handled = 0
+    return lane
+
+
+def _run_signal(_: Any, signal: tuple[Callable[..., object], tuple[Any, ...]]) -> None:
+    function, arguments = signal
+    function(*arguments)

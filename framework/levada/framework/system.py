@@ -1,0 +1,514 @@
+"""`ActorSystem`: the one nursery that everything lives in, and its orderly end."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, TypeVarTuple
+
+import attrs
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from .actor import Actor
+from .actor import actor as function_actor
+from .ask import Ask, WaitGraph, stopped_error
+from .cell import RUNNING, STOPPED, Cell, make_cell
+from .errors import ActorStopped, ConfigurationError, LevadaError, MailboxFull, NameTaken
+from .events import DeadLetters, EventStream
+from .lifecycle import Lifecycle
+from .links import CANCELLED, KILLED, SHUTDOWN
+from .mailbox import MailboxPolicy, unbounded
+from .observe import Observer
+from .registry import Groups, Registry
+from .scheduler import RunQueue
+from .supervision import RestartPolicy, Supervised, Supervision
+from .timers import TimerHeap
+from .tokens import START, Stop
+
+if TYPE_CHECKING:
+    from .ref import Ref
+
+__all__ = ["PHASES", "ActorSystem", "Phase", "Statistics"]
+
+logger = logging.getLogger("levada.framework.system")
+
+M = TypeVar("M")
+Ts = TypeVarTuple("Ts")
+
+Phase = Literal["accept", "drain", "close", "flush"]
+PHASES: Final[tuple[Phase, ...]] = ("accept", "drain", "close", "flush")
+"""The end of a system, in this order: take nothing new; let actors finish; close what is open; write out what is buffered."""
+
+
+@attrs.define
+class _Counters:
+    spawned: int = 0
+    stopped: int = 0
+    failures: int = 0
+    restarts: int = 0
+    unhandled: int = 0
+    late_replies: int = 0
+    slow_turns: int = 0
+
+
+@attrs.frozen
+class Statistics:
+    """Counts since the system was entered: `ActorSystem.statistics`."""
+
+    actors: int
+    """Alive now."""
+    spawned: int
+    stopped: int
+    failures: int
+    """Exceptions out of handlers, hooks and tasks."""
+    restarts: int
+    dead_letters: int
+    unhandled: int
+    late_replies: int
+    """Answers that came when nobody waited any more."""
+    slow_turns: int
+    waiting: int
+    """Handlers that wait now; each is a trio task."""
+    workers: int
+    ready: int
+    """Actors with messages that no worker has taken up yet."""
+    timers: int
+
+
+class _Root(Actor[Any]):
+    """Parent of the actors that the program spawns itself."""
+
+
+class ActorSystem:
+    """Actors, and the trio nursery that they live in: ``async with ActorSystem() as system``.
+
+    Leaving the block ends all actors, in four phases (`PHASES`), each with a deadline; then whatever is left is killed.  It does so
+    after the body's end, its exception, Ctrl-C, or an error that no supervisor could deal with; that error then comes out of
+    the block.  If the scope around the block is cancelled, the phases are left out.  Nothing outlives the block.
+
+    Args:
+        name: for logs.
+        ask_timeout: seconds that `Ref.ask` waits unless told otherwise; ``None``: for ever.
+        shutdown: seconds for each phase.
+        stop_timeout: seconds that one actor has for its hooks, and a stopping child before it is killed.
+        slow_handler: seconds without a yield after which the alarm for handlers is given (a log line and `SlowHandler`).
+        max_waiting: handlers that may wait at a time, each costs a trio task (about 5 kB); one more fails.
+        blocking_threads: threads for `blocking` handlers.
+        thread_inbox: messages from other threads that may be on their way at a time.
+        strict: check each `tell` for the wrong thread or run and for floods; for tests, three times the cost.
+        seed: for jitter and random routing; ``None``: from the operating system.
+    """
+
+    def __init__(
+        self,
+        name: str = "levada",
+        *,
+        ask_timeout: float | None = 5.0,
+        shutdown: float = 5.0,
+        stop_timeout: float = 5.0,
+        slow_handler: float = 0.1,
+        max_waiting: int = 100_000,
+        blocking_threads: int = 16,
+        thread_inbox: int = 65_536,
+        strict: bool = False,
+        seed: int | None = None,
+        _clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        for setting, value in (("shutdown", shutdown), ("stop_timeout", stop_timeout), ("slow_handler", slow_handler)):
+            if not value > 0:
+                raise ConfigurationError(f"{setting} is more than 0 seconds, not {value!r}")
+        if max_waiting < 1 or blocking_threads < 1 or thread_inbox < 1:
+            raise ConfigurationError("max_waiting, blocking_threads and thread_inbox are 1 or more")
+        self.name = name
+        self.ask_timeout = ask_timeout
+        self.stop_timeout = stop_timeout
+        self.max_waiting = max_waiting
+        self.random = random.Random(seed)
+        self.counters = _Counters()
+        self.events = EventStream()
+        """Subscribe to what happens: `EventStream`."""
+        self.registry = Registry(self)
+        """Actors by unique name: `Registry`."""
+        self.groups = Groups(self)
+        """Actors by topic, many under each: `Groups`."""
+        self.blocking_limiter = trio.CapacityLimiter(blocking_threads)
+        self.heap = TimerHeap()
+        self.observe = Observer(self, slow_handler)
+        self._strict = strict
+        self._thread_inbox = thread_inbox
+        self._shutdown = shutdown
+        self._clock = _clock
+        self._dead_letters = DeadLetters(self.events)
+        self._numbers = itertools.count(1)
+        self._phase_calls: dict[Phase, list[Callable[[], Awaitable[object]]]] = {phase: [] for phase in PHASES}
+        self._phase: Phase | Literal["new", "running", "over"] = "new"
+        self._fatal: BaseException | None = None
+        # Set on entering: they belong to the task and the run that do it.
+        self.scheduler: RunQueue
+        self.lifecycle: Lifecycle
+        self.waits: WaitGraph
+        self.inbox: ThreadInbox
+        self._nursery_manager: Any
+        self._nursery: trio.Nursery
+        self._body: trio.CancelScope
+        self._root: Cell
+        self._root_gone: trio.Event
+
+    # ------------------------------------------------------------ the block
+
+    async def __aenter__(self) -> ActorSystem:
+        if self._phase != "new":
+            raise ConfigurationError(f"the system {self.name!r} was entered before; make a new one")
+        self._phase = "running"
+        self._nursery_manager = trio.open_nursery()
+        self._nursery = await self._nursery_manager.__aenter__()
+        # Cancellation from outside reaches the block's body, and through `__aexit__` the actors, in order.
+        self._nursery.cancel_scope.shield = True
+        self.scheduler = RunQueue(self, clock=self._clock, max_waiting=self.max_waiting)
+        self.lifecycle = Lifecycle(self, lot=self.random)
+        self.waits = WaitGraph(self.scheduler)
+        self.inbox = ThreadInbox(self, trio.lowlevel.current_trio_token(), self._thread_inbox)
+        self._root_gone = trio.Event()
+        root = _Root()
+        self._root = root._cell = Cell(self.scheduler, root, None, None, 0)
+        self._root._more().children = {}
+        self.start_task(self.heap.run, name="<timers>")
+        self._body = trio.CancelScope()
+        self._body.__enter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        try:
+            if self._body.__exit__(kind, error, traceback):
+                error = None
+        except BaseException as rest:
+            error = rest
+        self._dead_letters.silent = True
+        second: BaseException | None = None
+        if trio.current_effective_deadline() > -float("inf"):
+            try:
+                await self._end_in_phases()
+            except BaseException as hurry:
+                # Ctrl-C once more, or the scope around was cancelled meanwhile: no more patience.
+                second = hurry
+        with trio.CancelScope(shield=True):
+            cancelled = trio.current_effective_deadline() == -float("inf") or isinstance(
+                error or second, trio.Cancelled
+            )
+            self.lifecycle.request(self._root, CANCELLED if cancelled else KILLED, cancel=True, final=True)
+            await self._root_gone.wait()
+        self._phase = "over"
+        self.inbox.close()
+        self._nursery.cancel_scope.cancel()
+        await self._nursery_manager.__aexit__(None, None, None)
+        if self._dead_letters.count:
+            logger.info("%s ended with %d dead letters", self.name, self._dead_letters.count, extra={"event": "ended"})
+        return self._raise_what_ended(error, second)
+
+    def _raise_what_ended(self, error: BaseException | None, second: BaseException | None) -> bool:
+        errors: list[BaseException] = []
+        for one in (error, second, self._fatal):
+            if (
+                one is not None
+                and one not in errors
+                and (not isinstance(one, trio.Cancelled) or not (self._fatal or errors))
+            ):
+                errors.append(one)
+        if not errors:
+            return True
+        if len(errors) == 1:
+            if errors[0] is error:
+                return False
+            raise errors[0]
+        raise BaseExceptionGroup(f"the actor system {self.name!r} ended with several errors", errors)
+
+    async def _end_in_phases(self) -> None:
+        for phase in PHASES:
+            self._phase = phase
+            logger.debug("%s: %s", self.name, phase, extra={"event": "phase"})
+            with trio.move_on_after(self._shutdown) as scope:
+                async with trio.open_nursery() as nursery:
+                    for function in self._phase_calls[phase]:
+                        nursery.start_soon(self._call_in_phase, phase, function)
+                    if phase == "drain":
+                        self._root._admit(Stop(SHUTDOWN, final=True))
+                        await self._root_gone.wait()
+            if scope.cancelled_caught:
+                logger.warning(
+                    "%s: %s took longer than %g s", self.name, phase, self._shutdown, extra={"event": "phase_late"}
+                )
+
+    async def _call_in_phase(self, phase: Phase, function: Callable[[], Awaitable[object]]) -> None:
+        try:
+            await function()
+        except Exception as error:
+            logger.error("%s: a call in phase %s failed", self.name, phase, exc_info=error)
+            if self._fatal is None:
+                self._fatal = error
+
+    def at_end(self, phase: Phase, function: Callable[[], Awaitable[object]]) -> None:
+        """Call an async function in a phase of the end, beside the others of that phase; its error comes out of the block.
+
+        Raises:
+            ConfigurationError: no such phase.
+        """
+        if phase not in PHASES:
+            raise ConfigurationError(f"phases are {', '.join(PHASES)}, not {phase!r}")
+        self._phase_calls[phase].append(function)
+
+    @property
+    def phase(self) -> str:
+        """``"new"``, ``"running"``, one of `PHASES`, or ``"over"``."""
+        return self._phase
+
+    # ------------------------------------------------------------ actors
+
+    def spawn(
+        self,
+        factory: Callable[[*Ts], Actor[M]] | Callable[[M], Any],
+        *args: *Ts,
+        name: str | None = None,
+        mailbox: MailboxPolicy | None = None,
+        supervise: Supervision = "stop",
+    ) -> Ref[M]:
+        """Start an actor; its `Actor.started` runs before its first message, soon.
+
+        Args:
+            factory: an `Actor` class, or anything that makes a new actor object when called with `args` (keyword arguments by
+                `functools.partial`); it is called again at each restart. Or an async function of one message.
+            args: for the factory.
+            name: unique among its siblings, part of its path; left out, a number.
+            mailbox: see `bounded`; left out, unbounded.
+            supervise: what follows a failure: ``"stop"`` (logged, watchers are told), ``"escalate"`` (the parent fails too; from
+                a top-level actor, the error comes out of the system's block) or `restart`.
+
+        Raises:
+            NameTaken: a living sibling has the name.
+            ActorStopped: the system, or the parent, is ending.
+            ConfigurationError: the factory made no actor; a name with a slash.
+            Exception: whatever the factory raises, the first time; later it is a failure of the actor.
+        """
+        return self._spawn(self._root, factory, args, name, mailbox, supervise)
+
+    def _spawn(
+        self,
+        parent: Cell,
+        factory: Callable[..., Any],
+        args: tuple[Any, ...],
+        name: str | None,
+        mailbox: MailboxPolicy | None,
+        supervise: Supervision,
+    ) -> Any:
+        if parent._state is not RUNNING:
+            raise ActorStopped(f"{parent.path} is ending: it spawns no more", actor=parent.path, reason=SHUTDOWN)
+        if not isinstance(factory, type):
+            factory = _as_factory(factory)
+        actor = factory(*args)
+        if not isinstance(actor, Actor):
+            made = f"{type(actor).__name__}, not an Actor"
+            raise ConfigurationError(f"{factory!r} made {made}; wrap a plain function with actor()")
+        if supervise != "stop" and supervise != "escalate" and not isinstance(supervise, RestartPolicy):
+            raise ConfigurationError(f"supervise is 'stop', 'escalate' or restart(…), not {supervise!r}")
+        return self._install(parent, actor, factory, args, name, mailbox, supervise)
+
+    @enable_ki_protection
+    def _install(
+        self,
+        parent: Cell,
+        actor: Actor[Any],
+        factory: Callable[..., Any],
+        args: tuple[Any, ...],
+        name: str | None,
+        mailbox: MailboxPolicy | None,
+        supervise: Supervision,
+    ) -> Cell:
+        family = parent._extras
+        if family is None or family.children is None:
+            family = parent._more()
+            family.children = {}
+        if name is not None:
+            if not name or "/" in name or name.startswith("$"):
+                raise ConfigurationError(f"a name is text without '/' that does not begin with '$', not {name!r}")
+            if family.names is None:
+                family.names = {}
+            if name in family.names:
+                raise NameTaken(f"{parent.path.rstrip('/')}/{name} lives already", actor=parent.path, name=name)
+        number = next(self._numbers)
+        if mailbox is None and not self._strict:
+            cell = Cell(self.scheduler, actor, parent, name, number)
+        else:
+            cell = make_cell(self.scheduler, actor, parent, name, number, mailbox or unbounded(), strict=self._strict)
+        actor._cell = cell
+        family.children[cell] = None
+        if name is not None:
+            assert family.names is not None
+            family.names[name] = cell
+        if supervise != "stop":
+            cell._more().supervised = Supervised(factory, args, supervise)
+        self.counters.spawned += 1
+        if actor._has_start:
+            cell._admit(START)
+        return cell
+
+    def lookup(self, path: str) -> Ref[Any] | None:
+        """Find a living actor by its path of names, for example ``"/desk/prices"``."""
+        cell = self._root
+        for name in path.strip("/").split("/"):
+            names = cell._extras.names if cell._extras is not None else None
+            if names is None or name not in names:
+                return None
+            cell = names[name]
+        return cell
+
+    # ------------------------------------------------------------ looking in
+
+    def statistics(self) -> Statistics:
+        """Return the counters as they are now."""
+        counters, scheduler = self.counters, self.scheduler
+        return Statistics(
+            actors=counters.spawned - counters.stopped + (self._root._state is STOPPED),
+            spawned=counters.spawned,
+            stopped=counters.stopped,
+            failures=counters.failures,
+            restarts=counters.restarts,
+            dead_letters=self._dead_letters.count,
+            unhandled=counters.unhandled,
+            late_replies=counters.late_replies,
+            slow_turns=counters.slow_turns,
+            waiting=scheduler.waiting,
+            workers=len(scheduler.workers),
+            ready=len(scheduler.ready),
+            timers=len(self.heap),
+        )
+
+    # ------------------------------------------------------------ for the runtime
+
+    def start_task(self, function: Callable[..., Awaitable[object]], *args: Any, name: str) -> None:
+        """Run a task of the runtime in the system's nursery."""
+        self._nursery.start_soon(function, *args, name=name)
+
+    def dead_letter(self, message: Any, to: Cell, why: str) -> None:
+        """Note a message that reached no handler."""
+        self._dead_letters.add(message, to, why)
+
+    def crash(self, error: BaseException) -> None:
+        """End the system because of an error that nobody below could deal with; the first one comes out of the block."""
+        if self._fatal is None:
+            self._fatal = error
+        elif self._fatal is not error:
+            logger.error("%s: one more error while it ends", self.name, exc_info=error)
+        self._body.cancel()
+
+    def root_ended(self) -> None:
+        """All actors have ended."""
+        self._root_gone.set()
+
+    def strict_check(self, cell: Cell, message: Any) -> None:
+        """Look for mistakes that would go unnoticed until they hurt."""
+        if not self.inbox.is_home():
+            raise RuntimeError(f"tell to {cell.path} from a foreign thread or trio run; use ref.from_thread")
+        self.observe.count_tell(cell)
+
+
+def _as_factory(factory: Callable[..., Any]) -> Callable[..., Any]:
+    """Let an async function of one message stand for an actor."""
+    if inspect.iscoroutinefunction(factory):
+        return function_actor(factory)
+    if not callable(factory):
+        raise ConfigurationError(f"spawn() takes an Actor class or a factory, not {factory!r}")
+    return factory
+
+
+class ThreadInbox:
+    """Messages from threads that do not run trio: a queue and one wake-up for many of them.
+
+    A call into trio costs 5 µs and a round trip 48 µs; a queue whose wake-up is asked for once costs under 1 µs a message.
+    """
+
+    def __init__(self, system: ActorSystem, token: trio.lowlevel.TrioToken, limit: int) -> None:
+        self._system = system
+        self._token = token
+        self._thread = threading.get_ident()
+        self._limit = limit
+        self._queue: deque[tuple[Cell | None, Any]] = deque()
+        self._woken = False
+        self._closed = False
+
+    def is_home(self) -> bool:
+        """Whether this is the system's thread, inside its run of trio."""
+        if threading.get_ident() != self._thread:
+            return False
+        try:
+            return trio.lowlevel.current_trio_token() is self._token
+        except RuntimeError:
+            return False
+
+    def put(self, cell: Cell, message: Any) -> None:
+        """Send a message on its way; any thread."""
+        if self._closed:
+            question = message.message if isinstance(message, Ask) else message
+            raise stopped_error(cell, SHUTDOWN, question)
+        line = getattr(cell, "_line", None)
+        if len(self._queue) + (len(line) if line else 0) >= self._limit:
+            question = message.message if isinstance(message, Ask) else message
+            raise MailboxFull(
+                f"{self._limit} messages from threads are on their way to {cell.path} (raise thread_inbox, or send fewer)",
+                actor=cell.path,
+                capacity=self._limit,
+                message=question,
+            )
+        self._send((cell, message))
+
+    def call(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Call a function in the system's thread, soon; any thread, also in a finaliser."""
+        if not self._closed:
+            self._send((None, (function, arguments)))
+
+    def _send(self, entry: tuple[Cell | None, Any]) -> None:
+        self._queue.append(entry)
+        if not self._woken:
+            self._woken = True
+            try:
+                self._token.run_sync_soon(self._deliver)
+            except trio.RunFinishedError:
+                self._closed = True
+
+    @enable_ki_protection
+    def _deliver(self) -> None:
+        # Cleared first: what is queued from now on asks for a wake-up of its own.
+        self._woken = False
+        queue = self._queue
+        for _ in range(min(len(queue), 1000)):
+            cell, message = queue.popleft()
+            if cell is None:
+                function, arguments = message
+                function(*arguments)
+            else:
+                try:
+                    cell._enqueue(message, patient=True)
+                except LevadaError as error:
+                    if isinstance(message, Ask):
+                        message.fail(error)
+                    else:
+                        self._system.dead_letter(message, cell, "mailbox full")
+        if queue and not self._woken:
+            self._woken = True
+            self._token.run_sync_soon(self._deliver)
+
+    def close(self) -> None:
+        """The system is over: questions on their way fail, messages are dead letters."""
+        self._closed = True
+        while self._queue:
+            cell, message = self._queue.popleft()
+            if cell is not None:
+                cell._enqueue(message)

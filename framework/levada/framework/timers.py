@@ -1,0 +1,207 @@
+"""Time for actors: one heap and one task for a whole system, and the keyed timers of each actor.
+
+`TimerHeap` carries everything that has a deadline: timers of actors, ask deadlines, back-off, stop deadlines.  Cancelling marks an
+entry; marked ones are dropped when they surface, or all at once when they outnumber the others (asks that were answered in time).
+
+An actor's timer puts its message into the actor's own mailbox as a `Tick`.  A tick looks at its timer when it is handled, not when
+it was queued, so a timer that was cancelled or set again meanwhile delivers nothing; and a timer has at most one tick queued, so
+a stalled actor finds one message, not a heap of them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any
+
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from .errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from .cell import Cell
+
+__all__ = ["Tick", "Timer", "TimerHeap", "Timers"]
+
+
+class Timer:
+    """One entry of the heap."""
+
+    __slots__ = ("action", "cancelled", "deadline", "delay", "heap", "number")
+
+    def __init__(
+        self, heap: TimerHeap, deadline: float, delay: float, action: Callable[[], object], number: int
+    ) -> None:
+        self.heap = heap
+        self.deadline = deadline
+        self.delay = delay
+        self.action = action
+        self.number = number
+        self.cancelled = False
+
+    def __lt__(self, other: Timer) -> bool:
+        # Equal deadlines fire in the order in which they were set.
+        return (self.deadline, self.number) < (other.deadline, other.number)
+
+    def cancel(self) -> None:
+        """Make sure that it does not fire; harmless if it has."""
+        if not self.cancelled:
+            self.cancelled = True
+            self.heap.forget()
+
+
+class TimerHeap:
+    """All deadlines of one system, on trio's clock (virtual in tests)."""
+
+    def __init__(self) -> None:
+        self._entries: list[Timer] = []
+        self._cancelled = 0
+        self._count = 0
+        self._scope: trio.CancelScope | None = None
+        self.started = False
+
+    def __len__(self) -> int:
+        return len(self._entries) - self._cancelled
+
+    @enable_ki_protection
+    def after(self, delay: float, action: Callable[[], object]) -> Timer:
+        """Call `action` in `delay` seconds, in the heap's task; it must not raise and not wait."""
+        deadline = trio.current_time() + delay
+        self._count += 1
+        timer = Timer(self, deadline, delay, action, self._count)
+        heapq.heappush(self._entries, timer)
+        if self._scope is not None and self._entries[0] is timer:
+            self._scope.deadline = deadline
+        return timer
+
+    def forget(self) -> None:
+        """Count one cancelled entry; sweep when most entries are."""
+        self._cancelled += 1
+        if self._cancelled > 64 and self._cancelled * 2 > len(self._entries):
+            self._entries = [timer for timer in self._entries if not timer.cancelled]
+            heapq.heapify(self._entries)
+            self._cancelled = 0
+
+    @enable_ki_protection
+    async def run(self) -> None:
+        """Fire what is due, for ever."""
+        while True:
+            deadline = self._fire()
+            with trio.CancelScope(deadline=deadline) as self._scope:
+                await trio.sleep_forever()
+            self._scope = None
+
+    def _fire(self) -> float:
+        while self._entries:
+            # Looked up each turn: an action may cancel timers, and the sweep makes a new list.
+            timer = self._entries[0]
+            if not timer.cancelled and timer.deadline > trio.current_time():
+                return timer.deadline
+            heapq.heappop(self._entries)
+            if timer.cancelled:
+                self._cancelled -= 1
+            else:
+                timer.cancelled = True
+                timer.action()
+        return math.inf
+
+
+class Tick:
+    """A timer's message on its way through the mailbox."""
+
+    __slots__ = ("alarm",)
+
+    def __init__(self, alarm: Alarm) -> None:
+        self.alarm = alarm
+
+
+class Alarm:
+    """What one key of an actor's timers stands for."""
+
+    __slots__ = ("entry", "key", "message", "period", "queued", "timers")
+
+    def __init__(self, timers: Timers, key: Hashable, message: Any, period: float | None) -> None:
+        self.timers = timers
+        self.key = key
+        self.message = message
+        self.period = period
+        self.queued = False
+        self.entry: Timer | None = None
+
+    def fire(self) -> None:
+        """Queue a tick, unless the one before is still waiting; set the next time of a periodic one."""
+        if self.period is not None and self.entry is not None:
+            heap = self.entry.heap
+            now = trio.current_time()
+            # The next multiple of the period after now: a stall skips beats instead of hurrying through them.
+            behind = max(0.0, now - self.entry.deadline)
+            self.entry = heap.after(self.period - math.fmod(behind, self.period), self.fire)
+        if not self.queued:
+            self.queued = True
+            self.timers.cell._admit(Tick(self))
+
+    def take(self) -> bool:
+        """Say whether the tick that has just come up still counts."""
+        self.queued = False
+        live = self.timers.alarms.get(self.key) is self
+        if live and self.period is None:
+            del self.timers.alarms[self.key]
+        return live
+
+
+class Timers:
+    """Keyed timers of one actor: `Actor.timers`.
+
+    Setting a key again replaces the timer of that key, also if its message is in the mailbox already.  All of them end
+    with the actor object: at a restart and when the actor stops.
+    """
+
+    def __init__(self, cell: Cell, heap: TimerHeap) -> None:
+        self.cell = cell
+        self.alarms: dict[Hashable, Alarm] = {}
+        self._heap = heap
+
+    def once(self, key: Hashable, delay: float, message: Any) -> None:
+        """Deliver `message` to this actor once, `delay` seconds from now (0 or more)."""
+        self._set(key, delay, message, None)
+
+    def at(self, key: Hashable, deadline: float, message: Any) -> None:
+        """Deliver `message` once, at `deadline` on `trio.current_time`'s clock; at once if that has passed."""
+        self._set(key, max(0.0, deadline - trio.current_time()), message, None)
+
+    def every(self, key: Hashable, period: float, message: Any) -> None:
+        """Deliver `message` each `period` seconds (more than 0), first in one period.
+
+        A beat that comes while the message before it is still queued is skipped.
+        """
+        if not period > 0:
+            raise ConfigurationError(f"a period is more than 0 seconds, not {period!r}")
+        self._set(key, period, message, period)
+
+    def cancel(self, key: Hashable) -> bool:
+        """Forget the timer of `key`; say whether there was one."""
+        alarm = self.alarms.pop(key, None)
+        if alarm is not None and alarm.entry is not None:
+            alarm.entry.cancel()
+        return alarm is not None
+
+    def cancel_all(self) -> None:
+        """Forget all timers of this actor."""
+        for key in list(self.alarms):
+            self.cancel(key)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self.alarms
+
+    def __len__(self) -> int:
+        return len(self.alarms)
+
+    @enable_ki_protection
+    def _set(self, key: Hashable, delay: float, message: Any, period: float | None) -> None:
+        if not 0 <= delay < math.inf:
+            raise ConfigurationError(f"a delay is 0 seconds or more and finite, not {delay!r}")
+        self.cancel(key)
+        alarm = self.alarms[key] = Alarm(self, key, message, period)
+        alarm.entry = self._heap.after(delay, alarm.fire)

@@ -1,0 +1,57 @@
+"""Entries of a mailbox that are not messages: they tell the runtime to do something at this point of the queue.
+
+Each has a class of its own, because the handler table is keyed by class; what is done is in `levada.framework.dispatch`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from .links import Reason
+
+__all__ = ["END_TURN", "ROOM", "START", "TAKE", "TURN", "Room", "Start", "Stop", "Take", "Turn"]
+
+
+class Start:
+    """Run the `started` hook, and `run` of an actor that has one."""
+
+    __slots__ = ()
+
+
+class Stop:
+    """Everything queued before this has been handled: end."""
+
+    __slots__ = ("final", "reason")
+
+    def __init__(self, reason: Reason, *, final: bool = False) -> None:
+        self.reason = reason
+        self.final = final
+        """Whether supervision must not start the actor again: its parent or the system asked."""
+
+
+class Room:
+    """There is room again for senders that wait."""
+
+    __slots__ = ()
+
+
+class Take:
+    """The oldest message of a mailbox that drops or conflates comes here."""
+
+    __slots__ = ()
+
+
+class Turn:
+    """Let go of the worker, so that signals or a new handler table take effect."""
+
+    __slots__ = ()
+
+
+START: Final = Start()
+ROOM: Final = Room()
+TAKE: Final = Take()
+TURN: Final = Turn()
+
+END_TURN: Final = Turn()
+"""What the functions in `dispatch` return when the worker must not go on with the batch."""

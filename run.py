@@ -1,0 +1,211 @@
+#!/usr/bin/env python3
+"""Set up levada in .venv if that is needed, then run one task.
+
+usage: python3 run.py test [--profile fast|ci|soak] [arguments of pytest]
+       python3 run.py demo [arguments of the demo]
+       python3 run.py check
+
+test    the test suite
+demo    a whole program made of actors; it checks its own result and ends by itself
+check   ruff, mypy, pyright and import-linter, all of them even if one fails
+
+All it needs is Python 3.11 or newer. The first time takes about a minute, later ones start at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parent
+USAGE = (__doc__ or "").strip()
+PYTHON = ".venv/Scripts/python.exe" if sys.platform == "win32" else ".venv/bin/python"
+STAMP = ".venv/levada-stamp"
+PIP_INSTALL = ["-m", "pip", "install", "--disable-pip-version-check", "-c", "constraints.txt", "-e", ".[dev]"]
+TASKS = {"test": ["-m", "pytest"], "demo": ["-m", "levada.actors", "demo"]}
+CHECKS = {
+    "ruff check": ["-m", "ruff", "check"],
+    "ruff format": ["-m", "ruff", "format", "--check"],
+    "mypy": ["-m", "mypy"],
+    "pyright": ["-m", "pyright", "--pythonpath", PYTHON],  # else it takes the first python of PATH
+    "import-linter": ["-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-logo"],
+}
+
+
+class Problem(Exception):
+    """Something that the user can mend; its text says how."""
+
+
+def main(argv: list[str], root: Path = ROOT) -> int:
+    """Run the task that `argv` names and return its exit code."""
+    if argv[:1] in (["-h"], ["--help"]):
+        print(USAGE)
+        return 0
+    if sys.version_info < (3, 11):
+        return fail(f"levada needs Python 3.11 or newer; this is {sys.version.split()[0]}: call run.py by a newer one")
+    if not argv or argv[0] not in {*TASKS, "check"} or (argv[0] == "check" and argv[1:]):
+        return fail(f"cannot do {' '.join(argv) or 'nothing'!r}\n\n{USAGE}")
+    try:
+        set_up(root)
+        if argv[0] == "check":
+            return check(root)
+        return run(root, [*TASKS[argv[0]], *argv[1:]])
+    except (Problem, OSError) as problem:
+        return fail(str(problem))
+    except KeyboardInterrupt:
+        return fail("interrupted; if that was during set-up, the next run mends it", code=130)
+
+
+def set_up(root: Path) -> None:
+    """Make ``.venv`` in `root`, or mend it, or bring it up to date; do nothing if it is all right.
+
+    Raises:
+        Problem: it cannot be done.
+    """
+    if not broken(root) and not outdated(root):
+        return
+    with lock(root):
+        # Looked at again: whoever held the lock may have done the work.
+        reason = broken(root)
+        if not reason and not outdated(root):
+            return
+        start = time.monotonic()
+        if reason:
+            say(start, f"making .venv ({reason}) with Python {sys.version.split()[0]}")
+            remove(root / ".venv")
+            make_venv(root)
+        # From here to the last line the stamp is missing, so that an interrupted set-up is started anew.
+        (root / STAMP).unlink(missing_ok=True)
+        say(start, "installing levada with its tools and extras into .venv" + (" (about a minute)" if reason else ""))
+        # pip's progress bars are for people; a log gets only what goes wrong.
+        quiet = [] if sys.stderr.isatty() else ["--quiet"]
+        if subprocess.call([str(root / PYTHON), *PIP_INSTALL, *quiet], cwd=root, stdout=sys.stderr):
+            raise Problem("pip could not install levada; it says above why. Run this again when that is mended")
+        (root / STAMP).write_text("\n".join(fingerprint(root)), encoding="utf-8")
+        say(start, "ready")
+
+
+def broken(root: Path) -> str | None:
+    """Say why ``.venv`` has to be made anew, or return None if it has not."""
+    if not os.path.lexists(root / ".venv"):
+        return "there is none"
+    if not (root / STAMP).is_file():
+        return "the set-up of the one there was never finished"
+    if installed(root)[0] != fingerprint(root)[0]:
+        return "the one there belongs to another Python or another folder"
+    # Finding pip instead of importing it makes this 20 ms.
+    probe = [str(root / PYTHON), "-c", "import importlib.util, sys; sys.exit(not importlib.util.find_spec('pip'))"]
+    try:
+        works = subprocess.call(probe, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) == 0
+    except OSError:
+        works = False
+    return None if works else "the Python of the one there does not start or has no pip"
+
+
+def outdated(root: Path) -> bool:
+    """Tell whether what was installed differs from what is asked for now."""
+    return installed(root) != fingerprint(root)
+
+
+def installed(root: Path) -> list[str]:
+    """Return the fingerprint of the last set-up that was finished."""
+    return (root / STAMP).read_text(encoding="utf-8", errors="replace").split("\n")
+
+
+def fingerprint(root: Path) -> list[str]:
+    """Return what a ``.venv`` depends on: what forces a new one, then a hash of what it is made from."""
+    digest = hashlib.sha256(repr(PIP_INSTALL).encode())
+    for name in ("pyproject.toml", "constraints.txt"):
+        digest.update(hashlib.sha256((root / name).read_bytes()).digest())
+    return [f"{sys.implementation.cache_tag} {root}", digest.hexdigest()]
+
+
+def make_venv(root: Path) -> None:
+    """Make an empty ``.venv`` with pip.
+
+    Raises:
+        Problem: this Python lacks a module for it, or pip did not get in.
+    """
+    missing = [name for name in ("venv", "ensurepip") if importlib.util.find_spec(name) is None]
+    if missing:
+        version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        raise Problem(
+            f"this Python ({sys.executable}) has no module {' and no '.join(missing)}, which making .venv needs; "
+            f"on Debian or Ubuntu: apt install python{version}-venv (or python3-venv)"
+        )
+    if subprocess.call([sys.executable, "-m", "venv", ".venv"], cwd=root, stdout=sys.stderr):
+        raise Problem(f"{sys.executable} -m venv .venv failed; it says above why")
+
+
+def remove(path: Path) -> None:
+    """Remove a folder, a file or a link, whichever is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def lock(root: Path) -> Iterator[None]:
+    """Keep other runs out of the set-up. The system lets go of the lock when the process ends, however it ends."""
+    if sys.platform == "win32":  # has no fcntl; two set-ups at the same moment are not guarded against there
+        yield
+        return
+    import fcntl
+
+    with (root / ".venv.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(time.monotonic(), "another run.py is setting up .venv; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def check(root: Path) -> int:
+    """Run every check, whatever the others say; return 1 if one failed."""
+    failed = []
+    for name, command in CHECKS.items():
+        print(f"==> {name}", flush=True)
+        start = time.monotonic()
+        code = subprocess.call([str(root / PYTHON), *command], cwd=root)
+        if code:
+            failed.append(name)
+        print(f"{'FAIL' if code else 'ok'}  {name}  {time.monotonic() - start:.1f} s\n", flush=True)
+    print(f"failed: {', '.join(failed)}" if failed else "all checks are ok")
+    return 1 if failed else 0
+
+
+def run(root: Path, command: list[str]) -> int:
+    """Run `command` by the Python of ``.venv``; return its exit code, unless it takes the place of this process."""
+    if sys.platform != "win32":
+        # Signals and exit codes then need no passing on: the task is this process.
+        os.chdir(root)
+        os.execv(root / PYTHON, [str(root / PYTHON), *command])
+    return subprocess.call([str(root / PYTHON), *command], cwd=root)
+
+
+def say(start: float, text: str) -> None:
+    """Tell what is being done, with the seconds since `start`."""
+    print(f"run.py: [{time.monotonic() - start:5.1f} s] {text}", file=sys.stderr, flush=True)
+
+
+def fail(text: str, code: int = 2) -> int:
+    """Tell what is wrong; return the exit code for it."""
+    print(f"run.py: {text}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,137 @@
+"""The command ``levada`` itself; each subcommand has tests of its own."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+
+from levada.actors import cli
+from levada.framework.errors import ConfigurationError, ConnectionLost
+
+
+class CommandModule(ModuleType):
+    """A subcommand ``probe`` whose work is the function it is given."""
+
+    def __init__(self, work: Callable[[argparse.Namespace], int]) -> None:
+        super().__init__("levada.actors.cli.probe")
+        self.run = work
+
+    def add_parser(self, subparsers: cli.Subparsers) -> None:
+        parser = subparsers.add_parser("probe", help="look around")
+        parser.add_argument("--depth", type=int, default=1)
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[argparse.Namespace], int]], None]:
+    """Make ``probe`` the only subcommand, doing what the argument does."""
+
+    def install(work: Callable[[argparse.Namespace], int]) -> None:
+        monkeypatch.setitem(sys.modules, "levada.actors.cli.probe", CommandModule(work))
+        monkeypatch.setattr(cli, "COMMANDS", ("probe",))
+
+    return install
+
+
+Install = Callable[[Callable[[argparse.Namespace], int]], None]
+
+
+def raiser(error: BaseException) -> Callable[[argparse.Namespace], int]:
+    def work(args: argparse.Namespace) -> int:
+        raise error
+
+    return work
+
+
+def test_a_subcommand_gets_its_arguments_and_gives_the_exit_code(install: Install) -> None:
+    install(lambda args: 10 + args.depth)
+    assert cli.main(["probe", "--depth", "3"]) == 13
+
+
+def test_help_lists_the_subcommands(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    install(lambda args: 0)
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["--help"])
+    assert exit_.value.code == 0
+    assert re.search(r"probe +look around", capsys.readouterr().out)
+
+
+def test_no_subcommand_shows_the_help_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("usage: levada ")
+    assert captured.out == ""
+
+
+def test_an_unknown_subcommand_is_named(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    install(lambda args: 0)
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["dance"])
+    assert exit_.value.code == 2
+    assert "'dance' (choose from" in capsys.readouterr().err
+
+
+def test_other_subcommands_are_not_imported(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(lambda args: 0)
+    monkeypatch.setattr(cli, "COMMANDS", ("probe", "module_that_does_not_exist"))
+    assert cli.main(["probe"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (
+            ConfigurationError("no port in 'tcp://host'; write tcp://host:7000"),
+            "no port in 'tcp://host'; write tcp://host:7000",
+        ),
+        (ConnectionLost(), "ConnectionLost"),
+        (ExceptionGroup("nursery", [ConnectionLost("refused")]), "refused"),
+    ],
+)
+def test_our_errors_are_one_line(
+    error: BaseException, text: str, install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(raiser(error))
+    assert cli.main(["probe"]) == 2
+    assert capsys.readouterr() == ("", f"levada: {text}\n")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), BaseExceptionGroup("nursery", [KeyboardInterrupt()])])
+def test_ctrl_c_is_quiet(error: BaseException, install: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    install(raiser(error))
+    assert cli.main(["probe"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_bug_shows_its_traceback(install: Install) -> None:
+    install(raiser(ExceptionGroup("nursery", [ConnectionLost("refused"), ZeroDivisionError("bug")])))
+    with pytest.raises(ExceptionGroup, match="nursery"):
+        cli.main(["probe"])
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_registered_modules_keep_the_contract(name: str) -> None:
+    module = importlib.import_module(f"levada.actors.cli.{name}")
+    parser = argparse.ArgumentParser()
+    subparsers = parser.add_subparsers()
+    module.add_parser(subparsers)
+    assert list(subparsers.choices or ()) == [name]
+    assert callable(module.run)
+
+
+def test_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "levada.actors", "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+    assert re.fullmatch(r"levada \S.*\n", done.stdout)
