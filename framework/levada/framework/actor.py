@@ -24,6 +24,7 @@ from typing import (
     dataclass_transform,
     get_args,
     get_origin,
+    overload,
 )
 
 import attrs
@@ -239,6 +240,8 @@ class Actor(Generic[M]):
 
     __slots__ = ("_cell",)
 
+    _cell: Any  # a Cell; set by spawn
+
     trap_exits = False
     """Whether the end of a linked actor arrives as an `Exit` message instead of ending this one."""
     strategy: ClassVar[Strategy] = one_for_one()
@@ -342,16 +345,37 @@ class Actor(Generic[M]):
 
     # ------------------------------------------------------------ children, links, monitors
 
+    @overload
     def spawn(
         self,
-        factory: Callable[[*Ts], Actor[T]] | Callable[[T], Any],
+        factory: Callable[[*Ts], Actor[T]],
         *args: *Ts,
         name: str | None = None,
         mailbox: MailboxPolicy | None = None,
         supervise: Supervision = "stop",
-    ) -> Ref[T]:
+    ) -> Ref[T]: ...
+
+    @overload
+    def spawn(
+        self,
+        factory: Callable[[T], Awaitable[object]],
+        *,
+        name: str | None = None,
+        mailbox: MailboxPolicy | None = None,
+        supervise: Supervision = "stop",
+    ) -> Ref[T]: ...
+
+    def spawn(
+        self,
+        factory: Callable[..., Any],
+        *args: Any,
+        name: str | None = None,
+        mailbox: MailboxPolicy | None = None,
+        supervise: Supervision = "stop",
+    ) -> Ref[Any]:
         """Start a child; it ends before this actor does. Arguments and errors as for `ActorSystem.spawn`."""
-        return self.system._spawn(self._bound(), factory, args, name, mailbox, supervise)
+        ref: Ref[Any] = self.system._spawn(self._bound(), factory, args, name, mailbox, supervise)
+        return ref
 
     @property
     def children(self) -> list[Ref[Any]]:
@@ -657,7 +681,7 @@ class Inbox(Generic[M]):
             found, message = self._open(entry)
             if found:
                 cell._handled += 1
-                return message
+                return cast("M", message)
 
     def receive_nowait(self) -> M:
         """Take the next message if there is one, else raise `trio.WouldBlock`."""
@@ -669,7 +693,7 @@ class Inbox(Generic[M]):
             found, message = self._open(batch.pop())
             if found:
                 cell._handled += 1
-                return message
+                return cast("M", message)
         raise trio.WouldBlock
 
     def __aiter__(self) -> AsyncIterator[M]:

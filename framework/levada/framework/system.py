@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, TypeVarTuple, overload
 
 import attrs
 import trio
@@ -273,14 +273,34 @@ class ActorSystem:
 
     # ------------------------------------------------------------ actors
 
+    @overload
     def spawn(
         self,
-        factory: Callable[[*Ts], Actor[M]] | Callable[[M], Any],
+        factory: Callable[[*Ts], Actor[M]],
         *args: *Ts,
         name: str | None = None,
         mailbox: MailboxPolicy | None = None,
         supervise: Supervision = "stop",
-    ) -> Ref[M]:
+    ) -> Ref[M]: ...
+
+    @overload
+    def spawn(
+        self,
+        factory: Callable[[M], Awaitable[object]],
+        *,
+        name: str | None = None,
+        mailbox: MailboxPolicy | None = None,
+        supervise: Supervision = "stop",
+    ) -> Ref[M]: ...
+
+    def spawn(
+        self,
+        factory: Callable[..., Any],
+        *args: Any,
+        name: str | None = None,
+        mailbox: MailboxPolicy | None = None,
+        supervise: Supervision = "stop",
+    ) -> Ref[Any]:
         """Start an actor; its `Actor.started` runs before its first message, soon.
 
         Args:
@@ -298,7 +318,8 @@ class ActorSystem:
             ConfigurationError: the factory made no actor; a name with a slash.
             Exception: whatever the factory raises, the first time; later it is a failure of the actor.
         """
-        return self._spawn(self._root, factory, args, name, mailbox, supervise)
+        ref: Ref[Any] = self._spawn(self._root, factory, args, name, mailbox, supervise)
+        return ref
 
     def _spawn(
         self,
@@ -397,7 +418,7 @@ class ActorSystem:
         """Run a task of the runtime in the system's nursery."""
         self._nursery.start_soon(function, *args, name=name)
 
-    def dead_letter(self, message: Any, to: Cell, why: str) -> None:
+    def dead_letter(self, message: Any, to: Ref[Any], why: str) -> None:
         """Note a message that reached no handler."""
         self._dead_letters.add(message, to, why)
 
