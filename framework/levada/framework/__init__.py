@@ -30,6 +30,8 @@ from __future__ import annotations
 
 from .actor import Actor, Behaviour, Inbox, ReceiveTimeout, actor, blocking, handles
 from .ask import Reply
+from .channel import OneshotReceiver, OneshotSender, Receiver, Sender, TerminalState, channel, oneshot
+from .codec import Codec
 from .events import ActorFailed, ActorRestarted, ActorTerminated, DeadLetter, EventStream, SlowHandler, Unhandled
 from .links import Cancelled, Down, Exit, Failed, Killed, Lost, Normal, Reason, Shutdown
 from .mailbox import MailboxPolicy, Overflow, bounded, conflate, unbounded
@@ -63,6 +65,7 @@ __all__ = [
     "Behaviour",
     "Cancelled",
     "ChildSpec",
+    "Codec",
     "DeadLetter",
     "Down",
     "EventStream",
@@ -78,30 +81,37 @@ __all__ = [
     "Lost",
     "MailboxPolicy",
     "Normal",
+    "OneshotReceiver",
+    "OneshotSender",
     "Overflow",
     "Phase",
     "Reason",
     "ReceiveTimeout",
+    "Receiver",
     "Ref",
     "Registry",
     "Reply",
     "RestartPolicy",
+    "Sender",
     "Shutdown",
     "SlowHandler",
     "Statistics",
     "Strategy",
     "Supervision",
+    "TerminalState",
     "Timers",
     "Unhandled",
     "actor",
     "blocking",
     "bounded",
+    "channel",
     "child",
     "conflate",
     "handles",
     "message",
     "one_for_all",
     "one_for_one",
+    "oneshot",
     "rest_for_one",
     "restart",
     "unbounded",

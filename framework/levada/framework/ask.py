@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import outcome
 import trio
 from trio.lowlevel import Abort, RaiseCancelT, current_task, enable_ki_protection, reschedule, wait_task_rescheduled
 
@@ -40,13 +39,14 @@ def stopped_error(cell: Cell, reason: Reason, message: Any) -> ActorStopped:
 class Ask:
     """A question in a mailbox and the task that waits for the answer."""
 
-    __slots__ = ("message", "outcome", "settled", "target", "task", "timer")
+    __slots__ = ("error", "message", "settled", "target", "task", "timer", "value")
 
     def __init__(self, message: Any, target: Cell) -> None:
         self.message = message
         self.target = target
         self.settled = False
-        self.outcome: outcome.Outcome[Any] | None = None
+        self.value: Any = None
+        self.error: BaseException | None = None
         self.task: trio.lowlevel.Task | None = None
         self.timer: Timer | None = None
 
@@ -55,12 +55,12 @@ class Ask:
         if self.settled:
             self.target._system.counters.late_replies += 1
         else:
-            self._settle(outcome.Value(value))
+            self._settle(value, None)
 
     def fail(self, error: BaseException) -> None:
         """Let the asker's `ask` raise `error`."""
         if not self.settled:
-            self._settle(outcome.Error(error))
+            self._settle(None, error)
 
     def start_timer(self, timeout: float | None) -> None:
         """Give up in `timeout` seconds."""
@@ -95,17 +95,28 @@ class Ask:
                 return Abort.SUCCEEDED
 
             await wait_task_rescheduled(abort)
-        assert self.outcome is not None
-        return self.outcome.unwrap()
+        return self.result()
+
+    def result(self) -> Any:
+        """Return the answer, or raise what was told instead of one."""
+        error = self.error
+        if error is None:
+            return self.value
+        self.error = None
+        try:
+            raise error
+        finally:
+            del error  # else the traceback, this frame and the error hold one another
 
     def _expire(self) -> None:
         assert self.timer is not None
         self.fail(self.timed_out(self.timer.delay))
 
     @enable_ki_protection
-    def _settle(self, result: outcome.Outcome[Any]) -> None:
+    def _settle(self, value: Any, error: BaseException | None) -> None:
         self.settled = True
-        self.outcome = result
+        self.value = value
+        self.error = error
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
@@ -122,8 +133,8 @@ class ThreadAsk(Ask):
         super().__init__(message, target)
         self.ready = threading.Event()
 
-    def _settle(self, result: outcome.Outcome[Any]) -> None:
-        super()._settle(result)
+    def _settle(self, value: Any, error: BaseException | None) -> None:
+        super()._settle(value, error)
         self.ready.set()
 
     def block(self, inbox: ThreadInbox, timeout: float | None) -> Any:
@@ -131,8 +142,7 @@ class ThreadAsk(Ask):
         if not self.ready.wait(timeout):
             inbox.call(self.withdraw)
             raise self.timed_out(timeout or 0.0)
-        assert self.outcome is not None
-        return self.outcome.unwrap()
+        return self.result()
 
 
 class Reply(Generic[R]):

@@ -200,13 +200,14 @@ class Cell(Ref[Any]):
         await trio.lowlevel.checkpoint_if_cancelled()
         question = Ask(message, self)
         scheduler = self._scheduler
-        if self._idle and scheduler.may_inline() and (handler := self._table[None].get(type(message))) is not None:
+        if self._idle and (handler := self._table[None].get(type(message))) is not None and scheduler.may_inline():
             # Idle means that everything told before has been handled, so calling the handler here keeps the order; and a
             # sync handler cannot wait, so nothing of it runs under the asker's cancellation. Saves two task steps, 8 µs.
             scheduler.call_inline(self, handler, question)
-            await scheduler.rest_inline()
-            if question.outcome is not None:
-                return question.outcome.unwrap()
+            if scheduler.clock() > scheduler.end:
+                await scheduler.rest()
+            if question.settled:
+                return question.result()
         else:
             if self._state is STOPPED:
                 raise stopped_error(self, self._reason, message)

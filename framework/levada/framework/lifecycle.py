@@ -45,7 +45,7 @@ __all__ = ["Ending", "Lifecycle"]
 
 logger = logging.getLogger("levada.framework.lifecycle")
 
-_ENTRIES = (Start, Stop, Room, Turn, Tick)
+_ENTRIES = (Start, Stop, Room, Take, Turn, Tick)
 
 
 class Ending:
@@ -148,7 +148,10 @@ class Lifecycle:
 
     def reached_stop(self, cell: Cell, stop: Stop) -> Any:
         """Everything queued before the stop has been handled."""
-        self._begin(cell, Ending(stop.reason, final=stop.final, graceful=True))
+        if _is_plain(cell):
+            self._terminate(cell, stop.reason)
+        else:
+            self._begin(cell, Ending(stop.reason, final=stop.final, graceful=True))
         return END_TURN
 
     def too_many_waiting(self, cell: Cell) -> None:
@@ -286,13 +289,7 @@ class Lifecycle:
 
     def _begin(self, cell: Cell, ending: Ending, *, queued: bool = False) -> None:
         """Let no further message be handled; `queued`: the cell is in the run queue now."""
-        extras = cell._extras
-        actor = cell._actor
-        plain = extras is None or (
-            extras.supervised is None and extras.children is None and extras.host is None and extras.stash is None
-        )
-        if plain and not actor._has_stopping:
-            # Most actors: nothing to stop, close, or start again. 1 µs less.
+        if _is_plain(cell):
             self._terminate(cell, ending.reason)
             return
         extras = cell._more()
@@ -578,54 +575,53 @@ class Lifecycle:
     def _terminate(self, cell: Cell, reason: Reason) -> None:
         """The actor ends for good."""
         system = self._system
-        entries = cell._messages()
+        left = self._fail_questions(cell, reason) if cell._batch or cell._box or isinstance(cell, BoundedCell) else None
         cell._state = STOPPED
         cell._reason = reason
         cell._idle = False
         cell._table = NO_HANDLERS
         cell._batch = [TURN]  # if it is in the run queue, this ends its last turn at once
-        self._fail_question_stopped(cell, reason)
-        line = cell._line if isinstance(cell, BoundedCell) else None
+        if cell._asking is not None:
+            self._fail_question_stopped(cell, reason)
         cell._bury()
         actor, cell._actor = cell._actor, None
         cell._context = None
-        left = []
-        for entry in entries:
-            if isinstance(entry, Ask):
-                entry.fail(stopped_error(cell, reason, entry.message))
-            elif not isinstance(entry, (*_ENTRIES, Take)):
-                left.append(entry)
-        if line:
-            for message, task in line:
-                if isinstance(message, Ask):
-                    message.fail(stopped_error(cell, reason, message.message))
-                elif task is not None:
-                    reschedule(task, outcome.Error(stopped_error(cell, reason, message)))
-                else:
-                    left.append(message)
-            line.clear()
         if left:
             self._hand_back(cell, actor, left)
         system.counters.stopped += 1
         parent = cell._parent
-        extras, cell._extras = cell._extras, None
+        extras = cell._extras
         if extras is not None:
+            cell._extras = None
             self._tell_of_end(cell, extras, reason)
             if extras.ending is not None and extras.ending.escalate and parent is not None:
-                error = (
-                    reason.error
-                    if isinstance(reason, Failed)
-                    else ActorError(f"{cell.path} ended too often", actor=cell.path)
-                )
+                error = getattr(reason, "error", None) or ActorError(f"{cell.path} ended too often", actor=cell.path)
                 self._signal(self._escalated, parent, error)
         if system.events.wants(ActorTerminated):
             system.events.publish(ActorTerminated(cell, reason))
-        if actor is not None:
-            actor._cell = cell
         if parent is not None:
             self._child_gone(parent, cell)
         else:
             system.root_ended()
+
+    def _fail_questions(self, cell: Cell, reason: Reason) -> list[Any]:
+        """Empty the mailbox: asks fail, senders in line too; return the messages, oldest first."""
+        left = []
+        for entry in cell._messages():
+            if isinstance(entry, Ask):
+                entry.fail(stopped_error(cell, reason, entry.message))
+            elif not isinstance(entry, _ENTRIES):
+                left.append(entry)
+        line = cell._line if isinstance(cell, BoundedCell) else None
+        while line:
+            message, task = line.popleft()
+            if isinstance(message, Ask):
+                message.fail(stopped_error(cell, reason, message.message))
+            elif task is not None:
+                reschedule(task, outcome.Error(stopped_error(cell, reason, message)))
+            else:
+                left.append(message)
+        return left
 
     def _hand_back(self, cell: Cell, actor: Any, left: list[Any]) -> None:
         if actor is not None and actor._has_undelivered:
@@ -655,3 +651,13 @@ class Lifecycle:
             extras.timers.cancel_all()
         if extras.stop_timer is not None:
             extras.stop_timer.cancel()
+
+
+def _is_plain(cell: Cell) -> bool:
+    """Whether there is nothing to stop, to close or to start again: true of most actors, whose end costs 1 µs less so."""
+    if cell._actor._has_stopping:
+        return False
+    extras = cell._extras
+    return extras is None or (
+        extras.supervised is None and extras.children is None and extras.host is None and extras.stash is None
+    )

@@ -7,6 +7,7 @@ once per turn anyway.
 from __future__ import annotations
 
 import logging
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -74,6 +75,8 @@ class ActorInfo:
     waits_for: tuple[str, ...]
     """Paths of the actors that it waits for, by ask or send."""
     children: tuple[ActorInfo, ...]
+    hidden: int = 0
+    """Children that the snapshot left out, see `Observer.tree`."""
 
 
 class Observer:
@@ -124,23 +127,31 @@ class Observer:
                 f"{_FLOOD} tells (the last to {cell.path}) and nobody had a turn; use send()", actor=cell.path
             )
 
-    def tree(self) -> ActorInfo:
-        """Take a snapshot of all actors, the root first."""
+    def tree(self, *, limit: int | None = None) -> ActorInfo:
+        """Take a snapshot of all actors, the root first; nothing else runs meanwhile (about 3 µs for each actor).
+
+        Args:
+            limit: actors in the snapshot at most; those near the root come first, the others are counted in `ActorInfo.hidden`.
+        """
         root = self._system._root
         now = self._system.scheduler.clock()
         # Children before parents, without recursion: trees may be deep.
         order = [root]
+        shown: list[int] = []
         for cell in order:
+            before = len(order)
             if cell._extras is not None and cell._extras.children is not None:
-                order.extend(cell._extras.children)
+                order.extend(islice(cell._extras.children, None if limit is None else max(0, limit - before)))
+            shown.append(len(order) - before)
         infos: dict[Cell, ActorInfo] = {}
-        for cell in reversed(order):
+        for cell, count in zip(reversed(order), reversed(shown), strict=True):
             extras = cell._extras
             children = extras.children if extras is not None and extras.children is not None else ()
-            infos[cell] = self._info(cell, now, tuple(infos.pop(child) for child in children))
+            taken = tuple(infos.pop(child) for child in islice(children, count))
+            infos[cell] = self._info(cell, now, taken, len(children) - count)
         return infos[root]
 
-    def _info(self, cell: Cell, now: float, children: tuple[ActorInfo, ...]) -> ActorInfo:
+    def _info(self, cell: Cell, now: float, children: tuple[ActorInfo, ...], hidden: int) -> ActorInfo:
         worker = cell._worker
         extras = cell._extras
         depth = cell._depth()
@@ -162,6 +173,7 @@ class Observer:
             handler=worker.coroutine.__qualname__ if worker is not None else None,
             waits_for=tuple(target.path for target in worker.waits) if worker is not None else (),
             children=children,
+            hidden=hidden,
         )
 
     def waits(self) -> list[tuple[str, str]]:
