@@ -1,0 +1,129 @@
+"""``levada top``: watch the actors of a running program."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable
+
+import trio
+
+from levada.actors.console import SORTS, Snapshot, connect_console, table, text
+from levada.actors.console.view import HEADINGS, NUMBERS, headline
+
+from . import Subparsers
+
+__all__ = ["add_parser", "run"]
+
+STATE_STYLES = {"waiting": "yellow", "restarting": "red", "stopping": "magenta", "ready": "green"}
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Describe the arguments."""
+    parser = subparsers.add_parser(
+        "top",
+        help="watch the actors of a running program",
+        description="Show the tree of actors of a program that serves a console (levada.actors.console.serve_console), again and again "
+        "until Ctrl-C. On a terminal the picture is redrawn; elsewhere one follows the other.",
+    )
+    parser.add_argument("path", metavar="PATH", help="socket of the program's console")
+    parser.add_argument("--once", action="store_true", help="show one picture and end")
+    parser.add_argument("--json", action="store_true", help="write each snapshot as one line of JSON")
+    parser.add_argument(
+        "--interval", type=_seconds, default=1.0, metavar="S", help="seconds between pictures (default: 1)"
+    )
+    parser.add_argument("--sort", choices=SORTS, default="tree", help="order of the actors (default: tree)")
+    parser.add_argument("--depth", type=_number, metavar="N", help="levels below the root to show (default: all)")
+    parser.add_argument(
+        "--limit", type=_number, default=1000, metavar="N", help="actors to fetch at most (default: 1000)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Watch until Ctrl-C, the end of the program watched (an error, exit code 2), or after the first picture with ``--once``."""
+    # rich belongs to the extra `cli`.
+    live = not args.json and not args.once and sys.stdout.isatty() and importlib.util.find_spec("rich") is not None
+    try:
+        if live:
+            _watch_live(args)
+        else:
+            trio.run(_watch, args, _write_json if args.json else _write_text(args))
+    except BrokenPipeError:
+        # Whoever read our output wants no more of it, as in `levada top --json PATH | head -1`.
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # the interpreter flushes it once more at its end
+    return 0
+
+
+async def _watch(args: argparse.Namespace, draw: Callable[[Snapshot, Snapshot | None], None]) -> None:
+    async with connect_console(args.path) as console:
+        previous: Snapshot | None = None
+        while True:
+            snapshot = await console.snapshot(limit=args.limit)
+            draw(snapshot, previous)
+            if args.once:
+                return
+            previous = snapshot
+            await trio.sleep(args.interval)
+
+
+def _write_json(snapshot: Snapshot, _: Snapshot | None) -> None:
+    print(json.dumps(snapshot.to_json(), separators=(",", ":")), flush=True)
+
+
+def _write_text(args: argparse.Namespace) -> Callable[[Snapshot, Snapshot | None], None]:
+    def draw(snapshot: Snapshot, previous: Snapshot | None) -> None:
+        gap = "\n" if previous is not None else ""
+        print(gap + text(snapshot, previous=previous, sort=args.sort, depth=args.depth), end="", flush=True)
+
+    return draw
+
+
+def _watch_live(args: argparse.Namespace) -> None:
+    from rich.console import Console, Group
+    from rich.live import Live
+    from rich.table import Table
+    from rich.text import Text
+
+    screen = Console()
+
+    def draw(snapshot: Snapshot, previous: Snapshot | None) -> None:
+        head = [Text(line, style="bold" if number == 0 else "") for number, line in enumerate(headline(snapshot))]
+        grid = Table(box=None, header_style="reverse", expand=True, pad_edge=False)
+        for number, heading in enumerate(HEADINGS):
+            grid.add_column(heading, justify="right" if number in NUMBERS else "left", no_wrap=True)
+        rows = table(snapshot, previous=previous, sort=args.sort, depth=args.depth)
+        room = max(1, screen.height - len(head) - 3)
+        for row in rows[:room]:
+            grid.add_row(
+                *(Text(cell, style=STATE_STYLES.get(cell, "") if n == 2 else "") for n, cell in enumerate(row))
+            )
+        more = [Text(f"… {len(rows) - room:,} more (a taller window, --depth or --sort)")] if len(rows) > room else []
+        live.update(Group(*head, grid, *more), refresh=True)
+
+    with Live(console=screen, screen=True, auto_refresh=False) as live:
+        trio.run(_watch, args, draw)
+
+
+def _seconds(value: str) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"wanted a number of seconds, not {value!r}") from None
+    if not 0.1 <= seconds <= 300:
+        raise argparse.ArgumentTypeError(f"wanted 0.1 to 300 seconds, not {value}")
+    return seconds
+
+
+def _number(value: str) -> int:
+    try:
+        number = int(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"wanted a whole number, not {value!r}") from None
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"wanted 1 or more, not {value}")
+    return number

@@ -1,0 +1,34 @@
+"""Looking into a running system: a snapshot of its actors, as text in the program itself or over a Unix socket for ``levada top``.
+
+Nothing is collected while nobody looks.  A snapshot is taken in one go in the system's thread and costs about 10 µs for each actor
+in it, which is why each one has a limit.
+
+In the program::
+
+    async with ActorSystem() as system, serve_console(system, "/run/user/1000/desk.console"):
+        ...
+
+and beside it: ``levada top /run/user/1000/desk.console``.
+"""
+
+from __future__ import annotations
+
+from .client import ConsoleClient, connect_console
+from .server import Console, serve_console
+from .snapshot import Row, Snapshot, take_snapshot
+from .view import SORTS, Sort, show, table, text
+
+__all__ = [
+    "SORTS",
+    "Console",
+    "ConsoleClient",
+    "Row",
+    "Snapshot",
+    "Sort",
+    "connect_console",
+    "serve_console",
+    "show",
+    "table",
+    "take_snapshot",
+    "text",
+]

@@ -1,0 +1,86 @@
+"""The looking side of the console."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+
+from levada.framework.errors import CarrierError, ConnectionLost, IdleTimeout
+
+from .snapshot import Snapshot
+from .wire import LineReader, parse_line, to_line
+
+__all__ = ["ConsoleClient", "connect_console"]
+
+ANSWER_LIMIT = 64 * 2**20
+
+
+class ConsoleClient:
+    """A connection to the console of a program; made by `connect_console`."""
+
+    def __init__(self, path: str, stream: trio.abc.Stream, timeout: float) -> None:
+        self._path = path
+        self._stream = stream
+        self._timeout = timeout
+        self._lines = LineReader(stream, ANSWER_LIMIT)
+
+    async def snapshot(self, *, limit: int = 1000) -> Snapshot:
+        """Ask for the present moment; one call at a time.
+
+        Args:
+            limit: actors in it at most, see `take_snapshot`.
+
+        Raises:
+            IdleTimeout: no answer in time: something holds up the program.
+            ConnectionLost: the program has ended.
+            CarrierError: the program refuses; the text says why.
+            DecodeError: what came is no snapshot, or of another version of levada.
+
+        Cancellation:
+            the connection cannot be used any more.
+        """
+        try:
+            with trio.fail_after(self._timeout):
+                await self._stream.send_all(to_line({"limit": limit}))
+                line = await self._lines.line()
+        except trio.TooSlowError:
+            raise IdleTimeout(
+                f"{self._path} does not answer in {self._timeout:g} s: a handler may be holding up the whole program"
+            ) from None
+        except (OSError, trio.BrokenResourceError):
+            line = None
+        if line is None:
+            raise ConnectionLost(f"the program behind {self._path} has ended")
+        members = parse_line(line)
+        if "error" in members:
+            raise CarrierError(f"{self._path}: {members['error']}")
+        return Snapshot.from_json(members)
+
+
+@asynccontextmanager
+async def connect_console(path: str | os.PathLike[str], *, timeout: float = 5.0) -> AsyncIterator[ConsoleClient]:
+    """Connect to the console that a program serves by `serve_console`.
+
+    Args:
+        path: of its socket.
+        timeout: seconds for each answer.
+
+    Raises:
+        CarrierError: nobody listens there; the text says what is wrong.
+    """
+    path = os.fspath(path)
+    try:
+        stream = await trio.open_unix_socket(path)
+    except FileNotFoundError:
+        raise CarrierError(
+            f"there is no socket {path}: a program makes one with serve_console(system, {path!r})"
+        ) from None
+    except ConnectionRefusedError:
+        raise CarrierError(f"nobody listens at {path}: the program that made the socket has ended") from None
+    except (OSError, ValueError) as error:
+        raise CarrierError(f"cannot connect to {path}: {getattr(error, 'strerror', None) or error}") from error
+    async with stream:
+        yield ConsoleClient(path, stream, timeout)

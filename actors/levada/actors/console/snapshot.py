@@ -1,0 +1,159 @@
+"""What the console shows: one moment of a system, as plain values that can leave the process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import trio
+
+from levada.framework import Histogram, Statistics
+from levada.framework.errors import DecodeError
+
+if TYPE_CHECKING:
+    from levada.framework import ActorInfo, ActorSystem
+
+__all__ = ["MOST_ACTORS", "Row", "Snapshot", "take_snapshot"]
+
+MOST_ACTORS = 10_000
+"""Actors in one snapshot at most: about 100 ms of the system's time and 2 MB of JSON."""
+
+_MOST_WAITS = 100
+
+
+@attrs.frozen(kw_only=True)
+class Row:
+    """One actor. The fields that `levada.framework.ActorInfo` has too mean the same."""
+
+    level: int
+    """0 for the root, 1 for its children, and so on."""
+    path: str
+    kind: str
+    state: str
+    depth: int
+    age: float
+    handled: int
+    restarts: int
+    handler: str | None
+    waits_for: tuple[str, ...]
+    """Paths of the actors it waits for, the first hundred."""
+    hidden: int
+    """Children that the limit left out."""
+
+
+_COLUMNS = tuple(field.name for field in attrs.fields(Row))
+
+
+@attrs.frozen(kw_only=True)
+class Snapshot:
+    """One moment of a system."""
+
+    system: str
+    """Its name."""
+    phase: str
+    """As `levada.framework.ActorSystem.phase`."""
+    pid: int
+    """Of the process."""
+    time: float
+    """Seconds on the system's clock; only differences mean something."""
+    statistics: Statistics
+    turn_times: tuple[int, ...]
+    """Counts of a `levada.framework.Histogram`: seconds per turn of an actor; one turn in 63 is measured."""
+    queue_times: tuple[int, ...]
+    """Likewise: seconds that an actor waited for its turn."""
+    actors: tuple[Row, ...]
+    """The root first, each actor before its children, siblings in order of start."""
+
+    @property
+    def waits(self) -> list[tuple[str, str]]:
+        """Who waits for whom, as pairs of paths."""
+        return [(row.path, target) for row in self.actors for target in row.waits_for]
+
+    @property
+    def hidden(self) -> int:
+        """Actors that the limit left out; actors below those are not counted."""
+        return sum(row.hidden for row in self.actors)
+
+    def quantiles(self) -> dict[str, float]:
+        """Give the 50 % and 99 % quantiles of both histograms, in seconds; 0.0 if nothing was measured yet."""
+        result = {}
+        for name, counts in (("turn", self.turn_times), ("queue", self.queue_times)):
+            histogram = Histogram()
+            histogram.counts = list(counts)
+            for share in (50, 99):
+                result[f"{name}_{share}"] = histogram.quantile(share / 100)
+        return result
+
+    def to_json(self) -> dict[str, Any]:
+        """Turn it into what the `json` module writes."""
+        return {
+            **attrs.asdict(self, recurse=False),
+            "statistics": attrs.asdict(self.statistics),
+            # With `json.dumps` 4.4 µs a row; `attrs.asdict` makes it 7.6.
+            "actors": [{name: getattr(row, name) for name in _COLUMNS} for row in self.actors],
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Snapshot:
+        """Undo `to_json`; members that are not known here are ignored.
+
+        Raises:
+            DecodeError: a member is missing or of another shape.
+        """
+        try:
+            snapshot: Snapshot = _make(
+                cls,
+                value,
+                statistics=_make(Statistics, value["statistics"]),
+                actors=tuple(_make(Row, row) for row in value["actors"]),
+            )
+            return snapshot
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise DecodeError(f"not a snapshot: {type(error).__name__} {error}") from error
+
+
+def _make(cls: type[Any], value: Mapping[str, Any], **known: Any) -> Any:
+    fields = {field.name: value[field.name] for field in attrs.fields(cls) if field.name not in known}
+    # What were tuples comes as lists.
+    return cls(**{name: tuple(one) if isinstance(one, list) else one for name, one in fields.items()}, **known)
+
+
+def take_snapshot(system: ActorSystem, *, limit: int = MOST_ACTORS) -> Snapshot:
+    """Look at a running system, in its own thread.
+
+    Args:
+        system: entered and not over.
+        limit: actors in the snapshot at most, 1 to `MOST_ACTORS`; those near the root come first.
+    """
+    rows: list[Row] = []
+    stack: list[tuple[int, ActorInfo]] = [(0, system.observe.tree(limit=max(1, min(limit, MOST_ACTORS))))]
+    while stack:
+        level, info = stack.pop()
+        stack += [(level + 1, child) for child in reversed(info.children)]
+        rows.append(
+            Row(
+                level=level,
+                path=info.path,
+                kind=info.kind,
+                state=info.state,
+                depth=info.depth,
+                age=info.age,
+                handled=info.handled,
+                restarts=info.restarts,
+                handler=info.handler,
+                waits_for=info.waits_for[:_MOST_WAITS],
+                hidden=info.hidden,
+            )
+        )
+    return Snapshot(
+        system=system.name,
+        phase=system.phase,
+        pid=os.getpid(),
+        time=trio.current_time(),
+        statistics=system.statistics(),
+        turn_times=tuple(system.observe.turn_times.counts),
+        queue_times=tuple(system.observe.queue_times.counts),
+        actors=tuple(rows),
+    )

@@ -1,0 +1,140 @@
+"""A snapshot as a table, and as text."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Literal, TextIO, get_args
+
+from .snapshot import Row, Snapshot, take_snapshot
+
+if TYPE_CHECKING:
+    from levada.framework import ActorSystem
+
+__all__ = ["HEADINGS", "SORTS", "Sort", "headline", "show", "table", "text"]
+
+Sort = Literal["tree", "path", "queue", "age", "handled", "rate", "restarts"]
+SORTS: Final[tuple[Sort, ...]] = get_args(Sort)
+"""Orders of a table: ``tree`` shows who is whose child; by ``path``; all others put the greatest figure first."""
+
+HEADINGS: Final = ("actor", "class", "state", "queue", "oldest", "handled", "per s", "restarts", "in")
+NUMBERS: Final = frozenset({3, 4, 5, 6, 7})
+"""Columns that are set to the right."""
+
+
+def show(
+    system: ActorSystem, *, sort: Sort = "tree", depth: int | None = None, limit: int = 1000, file: TextIO | None = None
+) -> None:
+    """Write what ``levada top`` shows about a system, from within its own thread.
+
+    Args:
+        system: entered and not over.
+        sort: see `SORTS`.
+        depth: levels below the root that are shown; ``None``: all.
+        limit: actors at most, see `take_snapshot`.
+        file: where to; standard error if ``None``.
+    """
+    (file or sys.stderr).write(text(take_snapshot(system, limit=limit), sort=sort, depth=depth))
+
+
+def text(snapshot: Snapshot, *, previous: Snapshot | None = None, sort: Sort = "tree", depth: int | None = None) -> str:
+    """Lay out a snapshot for a screen without colours; arguments as for `table`."""
+    rows = [HEADINGS, *table(snapshot, previous=previous, sort=sort, depth=depth)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [*headline(snapshot)]
+    for row in rows:
+        cells = [
+            cell.rjust(width) if number in NUMBERS else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def headline(snapshot: Snapshot) -> list[str]:
+    """Say in two or three lines how the system as a whole is doing."""
+    counts = snapshot.statistics
+    q = {name: duration(seconds) for name, seconds in snapshot.quantiles().items()}
+    lines = [
+        f"{printable(snapshot.system)} (process {snapshot.pid}, {snapshot.phase}): {counts.actors:,} actors, "
+        f"{counts.ready:,} ready, {counts.waiting:,} waiting, {counts.timers:,} timers; so far {counts.failures:,} failures, "
+        f"{counts.restarts:,} restarts, {counts.dead_letters:,} dead letters, {counts.slow_turns:,} slow turns",
+        f"wait for a turn: 50 % below {q['queue_50']}, 99 % {q['queue_99']}; a turn: 50 % {q['turn_50']}, 99 % {q['turn_99']}",
+    ]
+    if snapshot.hidden:
+        lines.append(f"{snapshot.hidden:,} actors and those below them are not shown (raise the limit)")
+    return lines
+
+
+def table(
+    snapshot: Snapshot, *, previous: Snapshot | None = None, sort: Sort = "tree", depth: int | None = None
+) -> list[tuple[str, ...]]:
+    """Turn a snapshot into rows of text, one cell for each of the headings.
+
+    Args:
+        snapshot: the moment.
+        previous: an earlier moment of the same system, for the messages handled per second in between.
+        sort: see `SORTS`.
+        depth: levels below the root that are shown; ``None``: all.
+    """
+    rates = _rates(snapshot, previous)
+    keys: dict[Sort, Callable[[Row], float]] = {
+        "queue": lambda row: row.depth,
+        "age": lambda row: row.age,
+        "handled": lambda row: row.handled,
+        "rate": lambda row: rates.get(row.path, 0.0),
+        "restarts": lambda row: row.restarts,
+    }
+    rows = [row for row in snapshot.actors if depth is None or row.level <= depth]
+    if sort == "path":
+        rows.sort(key=lambda row: row.path)
+    elif sort != "tree":
+        rows.sort(key=keys[sort], reverse=True)
+    return [
+        (
+            _name(row, indented=sort == "tree"),
+            printable(row.kind.lstrip("_")),
+            row.state,
+            f"{row.depth:,}",
+            duration(row.age) if row.age else "",
+            f"{row.handled:,}",
+            f"{rates[row.path]:,.0f}" if row.path in rates else "",
+            f"{row.restarts:,}" if row.restarts else "",
+            _doing(row),
+        )
+        for row in rows
+    ]
+
+
+def _rates(snapshot: Snapshot, previous: Snapshot | None) -> dict[str, float]:
+    if previous is None or previous.pid != snapshot.pid or not snapshot.time > previous.time:
+        return {}
+    seconds = snapshot.time - previous.time
+    before = {row.path: row.handled for row in previous.actors}
+    # A path can have been given to a new actor meanwhile, whose count begins again.
+    return {row.path: max(0, row.handled - before.get(row.path, 0)) / seconds for row in snapshot.actors}
+
+
+def _name(row: Row, *, indented: bool) -> str:
+    hidden = f" (+{row.hidden:,})" if row.hidden else ""
+    name = "  " * (row.level - 1) + row.path.rpartition("/")[2] if indented and row.level else row.path
+    return printable(name) + hidden
+
+
+def _doing(row: Row) -> str:
+    handler = row.handler or ""
+    if not row.waits_for:
+        return printable(handler)
+    return printable(f"{handler} waits for {', '.join(row.waits_for)}")
+
+
+def duration(seconds: float) -> str:
+    """Write seconds for people: ``64 µs``, ``1.2 ms``, ``3.4 s``."""
+    if seconds < 0.001:
+        return f"{seconds * 1e6:.0f} µs"
+    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def printable(name: str) -> str:
+    """Take out of a name what would move a terminal's cursor."""
+    return name if name.isprintable() else "".join(c if c.isprintable() else "?" for c in name)

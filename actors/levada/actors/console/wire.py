@@ -1,0 +1,79 @@
+"""The console's protocol, version 1: JSON objects, one a line, over a Unix socket that only its owner may open.
+
+The client sends ``{"levada-console": 1, "limit": 1000}``; the server answers each such line with one line: the members of `Snapshot`
+or ``"error"``, a text, and always ``"levada-console"``, its version.  After an error the server closes the connection.  Members may be
+added to either line without a new version, and are ignored by who does not know them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import trio
+
+from levada.framework.errors import DecodeError
+
+__all__ = ["VERSION", "LineReader", "parse_line", "to_line"]
+
+VERSION = 1
+VERSION_KEY = "levada-console"
+
+
+def to_line(members: Mapping[str, Any]) -> bytes:
+    """Write one line, version included."""
+    return json.dumps({VERSION_KEY: VERSION, **members}, separators=(",", ":")).encode() + b"\n"
+
+
+def parse_line(line: bytes) -> dict[str, Any]:
+    """Read one line.
+
+    Raises:
+        DecodeError: it is not a JSON object, or of another version.
+    """
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DecodeError(f"not a line of JSON: {error}") from error
+    if not isinstance(value, dict) or VERSION_KEY not in value:
+        raise DecodeError(f'wanted a JSON object with the member "{VERSION_KEY}"')
+    if value[VERSION_KEY] != VERSION:
+        raise DecodeError(
+            f"the other side speaks version {value[VERSION_KEY]!r} of the console's protocol, this levada {VERSION}; use the same levada"
+        )
+    return value
+
+
+class LineReader:
+    """Cuts what a stream gives into lines of at most `limit` octets."""
+
+    def __init__(self, stream: trio.abc.ReceiveStream, limit: int) -> None:
+        self._stream = stream
+        self._limit = limit
+        self._data = bytearray()
+
+    async def line(self) -> bytes | None:
+        """Take the next line, without its end; ``None`` at the end of the stream, where half a line is dropped.
+
+        Raises:
+            DecodeError: the line is too long.
+            trio.BrokenResourceError: the stream broke.
+
+        Cancellation:
+            no line was taken; octets that arrived are kept.
+        """
+        looked = 0
+        while True:
+            end = self._data.find(b"\n", looked)
+            looked = len(self._data)
+            if end > self._limit or (end < 0 and looked > self._limit):
+                raise DecodeError(f"a line of more than {self._limit} octets")
+            if end >= 0:
+                line = bytes(self._data[:end])
+                del self._data[: end + 1]
+                return line
+            received = await self._stream.receive_some()
+            if not received:
+                return None
+            self._data += received

@@ -1,0 +1,431 @@
+"""The console: what it shows, who may look, and that a bad client hurts nobody."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import socket
+import stat
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
+
+from levada.actors.console import Snapshot, connect_console, serve_console, show, take_snapshot, text
+from levada.actors.console.server import IDLE, MOST_CLIENTS, PATIENCE
+from levada.actors.console.wire import LineReader
+from levada.framework import Actor, ActorSystem, Asks, Ref, handles, message, restart
+from levada.framework.errors import (
+    CarrierError,
+    ConfigurationError,
+    ConnectionLost,
+    DecodeError,
+    IdleTimeout,
+)
+
+pytestmark = pytest.mark.loopback
+
+
+@message
+class Work:
+    pass
+
+
+@message
+class Wait(Asks[None]):
+    pass
+
+
+class Clerk(Actor[Work | Wait]):
+    @handles
+    def work(self, m: Work) -> None:
+        pass
+
+    @handles
+    async def wait(self, m: Wait) -> None:
+        await trio.sleep_forever()
+
+
+class Office(Actor[Wait]):
+    clerks: int = 2
+
+    def started(self) -> None:
+        self.staff = [self.spawn(Clerk, name=f"clerk{n}") for n in range(self.clerks)]
+
+    @handles
+    async def wait(self, m: Wait) -> None:
+        await self.staff[0].ask(m, timeout=None)
+
+
+@asynccontextmanager
+async def served(tmp_path: Path) -> AsyncIterator[tuple[ActorSystem, str, Ref[Wait]]]:
+    async with ActorSystem("office block") as system, serve_console(system, tmp_path / "c") as path:
+        office = system.spawn(Office, name="office")
+        await wait_all_tasks_blocked()
+        yield system, path, office
+        office.kill()
+
+
+def rows(snapshot: Snapshot) -> list[tuple[Any, ...]]:
+    return [(row.level, row.path, row.kind, row.state, row.depth, row.handled) for row in snapshot.actors]
+
+
+async def test_a_snapshot_over_the_socket(tmp_path: Path) -> None:
+    async with served(tmp_path) as (system, path, office):
+        clerk = system.lookup("/office/clerk1")
+        assert clerk is not None
+        for _ in range(3):
+            clerk.tell(Work())
+        office.tell(Wait())
+        await wait_all_tasks_blocked()
+        async with connect_console(path) as console:
+            snapshot = await console.snapshot()
+            # START is counted as a message handled; the console's actor is the one without a name.
+            assert rows(snapshot) == [
+                (0, "/", "_Root", "idle", 0, 0),
+                (1, "/$1", "Console", "idle", 0, 1),
+                (1, "/office", "Office", "waiting", 0, 2),
+                (2, "/office/clerk0", "Clerk", "waiting", 0, 1),
+                (2, "/office/clerk1", "Clerk", "idle", 0, 3),
+            ]
+            assert snapshot.system == "office block"
+            assert snapshot.phase == "running"
+            assert snapshot.pid == os.getpid()
+            assert snapshot.waits == [("/office", "/office/clerk0")] == system.observe.waits()
+            assert snapshot.actors[2].handler == "Office.wait"
+            assert snapshot.statistics.actors == 4
+            assert snapshot.statistics.waiting == 2
+            clerk.tell(Work())
+            await wait_all_tasks_blocked()
+            assert (await console.snapshot()).actors[4].handled == 4
+
+
+async def test_a_limit_keeps_what_is_near_the_root_and_counts_the_rest(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, path, _office), connect_console(path) as console:
+        snapshot = await console.snapshot(limit=4)
+        assert [(row.path, row.hidden) for row in snapshot.actors] == [
+            ("/", 0),
+            ("/$1", 0),
+            ("/office", 1),
+            ("/office/clerk0", 0),
+        ]
+        assert snapshot.hidden == 1
+        assert (await console.snapshot(limit=1)).actors[0].hidden == 2
+
+
+async def test_a_snapshot_survives_json() -> None:
+    async with ActorSystem() as system:
+        system.spawn(Office)
+        await wait_all_tasks_blocked()
+        snapshot = take_snapshot(system)
+        octets = json.dumps({"some": "news", **snapshot.to_json()})
+        assert Snapshot.from_json(json.loads(octets)) == snapshot
+        with pytest.raises(DecodeError, match="not a snapshot: KeyError 'statistics'"):
+            Snapshot.from_json({})
+
+
+def inside(folder: Path) -> list[str]:
+    return [file.name for file in folder.iterdir()]
+
+
+async def test_only_the_owner_may_open_the_socket_and_it_goes_away(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, path, _office):
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    assert inside(tmp_path) == []
+
+
+async def test_what_lies_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    async with ActorSystem() as system, serve_console(system, tmp_path / "c") as path:
+        for there, why in (
+            (tmp_path / "c", "a program listens there already"),
+            (tmp_path / "file", "there is something that is not a socket"),
+            (tmp_path / "missing" / "c", "No such file or directory"),
+            (tmp_path / ("x" * 120), "AF_UNIX path too long"),
+        ):
+            with pytest.raises(ConfigurationError, match=f"cannot serve a console at .*: {why}"):
+                async with serve_console(system, there):
+                    raise AssertionError("it is not served")
+        async with connect_console(path) as console:
+            assert len((await console.snapshot()).actors) == 2
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+async def test_a_socket_of_a_dead_program_is_replaced(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "c"))
+    async with served(tmp_path) as (_, path, _office), connect_console(path) as console:
+        assert (await console.snapshot()).system == "office block"
+
+
+async def test_somebody_elses_socket_at_the_same_path_is_left_alone(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, path, _office):
+        os.unlink(path)
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(path)
+    assert inside(tmp_path) == ["c"]
+
+
+async def test_the_errors_of_a_client(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+
+    async def look() -> None:
+        async with connect_console(path):
+            raise AssertionError("nobody is there")
+
+    with pytest.raises(CarrierError, match=r"there is no socket .*: a program makes one with serve_console"):
+        await look()
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    with pytest.raises(CarrierError, match="nobody listens at"):
+        await look()
+    path.unlink()
+    path.touch()
+    with pytest.raises(CarrierError, match=r"nobody listens at|cannot connect to"):
+        await look()
+
+
+async def test_the_end_of_the_program_is_seen(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, path, _office):
+        client = connect_console(path)
+        console = await client.__aenter__()
+        await console.snapshot()
+    with pytest.raises(ConnectionLost, match="has ended"):
+        await console.snapshot()
+    await client.__aexit__(None, None, None)
+
+
+async def test_a_program_that_hangs_is_named(tmp_path: Path, autojump_clock: MockClock) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "c"))
+        listening.listen()
+        async with connect_console(tmp_path / "c", timeout=5.0) as console:
+            with pytest.raises(IdleTimeout, match="does not answer in 5 s"):
+                await console.snapshot()
+    assert trio.current_time() == pytest.approx(5.0)
+
+
+Server = Callable[[], Awaitable[trio.abc.Stream]]
+
+
+@pytest.fixture
+async def raw(tmp_path: Path) -> AsyncIterator[tuple[ActorSystem, Server]]:
+    """A system with a console, and a function that connects to it without a client of ours."""
+    async with served(tmp_path) as (system, path, _office):
+
+        async def connect() -> trio.abc.Stream:
+            return await trio.open_unix_socket(path)
+
+        yield system, connect
+
+
+async def still_served(server: Server) -> bool:
+    stream = await server()
+    async with stream:
+        await stream.send_all(b'{"levada-console":1,"limit":1}\n')
+        line = await LineReader(stream, 1 << 20).line()
+    return line is not None and json.loads(line)["system"] == "office block"
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        (b"top\n", "not a line of JSON: Expecting value: line 1 column 1 (char 0)"),
+        (b"[1]\n", 'wanted a JSON object with the member "levada-console"'),
+        (b"{}\n", 'wanted a JSON object with the member "levada-console"'),
+        (
+            b'{"levada-console":2}\n',
+            "the other side speaks version 2 of the console's protocol, this levada 1; use the same levada",
+        ),
+        (b'{"levada-console":1,"limit":0}\n', "limit is a number of actors, 1 or more, not 0"),
+        (b'{"levada-console":1,"limit":true}\n', "limit is a number of actors, 1 or more, not True"),
+        (b"[" * 4000 + b"\n", "not a line of JSON: "),
+        (b"\xff\xfe\n", "not a line of JSON: "),
+        (b"x" * 5000, "a line of more than 4096 octets"),
+        (b"", None),
+        (b'{"levada-console":1', None),
+    ],
+)
+async def test_what_is_not_a_request_ends_its_connection_only(
+    raw: tuple[ActorSystem, Server], request_: bytes, error: str | None
+) -> None:
+    _, server = raw
+    stream = await server()
+    async with stream:
+        await stream.send_all(request_)
+        assert isinstance(stream, trio.SocketStream)
+        await stream.send_eof()
+        lines = LineReader(stream, 1 << 20)
+        if error is not None:
+            answer = json.loads(await lines.line() or b"")
+            assert answer["levada-console"] == 1
+            assert answer["error"].startswith(error)
+        assert await lines.line() is None
+    assert await still_served(server)
+
+
+async def test_one_too_many_is_told_so(raw: tuple[ActorSystem, Server]) -> None:
+    _, server = raw
+    streams = [await server() for _ in range(MOST_CLIENTS)]
+    await wait_all_tasks_blocked()
+    late = await server()
+    assert json.loads(await LineReader(late, 1000).line() or b"")["error"] == "8 are looking already; try again later"
+    for stream in [*streams, late]:
+        await stream.aclose()
+    await wait_all_tasks_blocked()
+    assert await still_served(server)
+
+
+async def test_a_client_that_does_not_read_is_dropped(
+    raw: tuple[ActorSystem, Server], autojump_clock: MockClock
+) -> None:
+    system, server = raw
+    stream = await server()
+    begin = trio.current_time()
+    # More answers than any socket holds; the server stops reading, so this waits too, until it is dropped.
+    with pytest.raises(trio.BrokenResourceError):
+        while True:
+            await stream.send_all(b'{"levada-console":1}\n' * 1000)
+    assert trio.current_time() - begin == pytest.approx(PATIENCE)
+    await stream.aclose()
+    assert await still_served(server)
+    assert system.statistics().failures == 0
+
+
+async def test_a_client_that_idles_is_dropped(raw: tuple[ActorSystem, Server], autojump_clock: MockClock) -> None:
+    _, server = raw
+    stream = await server()
+    begin = trio.current_time()
+    assert await stream.receive_some() == b""
+    assert trio.current_time() - begin == pytest.approx(IDLE)
+    await stream.aclose()
+
+
+async def test_clients_that_leave_in_the_middle(raw: tuple[ActorSystem, Server]) -> None:
+    system, server = raw
+    for request in (b"", b'{"levada-cons', b'{"levada-console":1}\n' * 3):
+        stream = await server()
+        await stream.send_all(request)
+        await stream.aclose()
+        await wait_all_tasks_blocked()
+    assert await still_served(server)
+    assert system.statistics().failures == 0
+
+
+class Landlord(Actor[Work]):
+    path: Path
+
+    async def started(self) -> None:
+        await self.enter(serve_console(self.system, self.path))
+
+    @handles
+    def work(self, m: Work) -> None:
+        raise ValueError("on purpose")
+
+
+async def test_an_actor_can_serve_the_console(tmp_path: Path) -> None:
+    async with ActorSystem() as system:
+        landlord = system.spawn(Landlord, tmp_path / "c", supervise=restart(), name="landlord")
+        landlord.tell(Work())
+        await wait_all_tasks_blocked()
+        async with connect_console(tmp_path / "c") as console:
+            kinds = [(row.kind, row.restarts) for row in (await console.snapshot()).actors]
+            assert kinds == [("_Root", 0), ("Landlord", 1), ("Console", 0)]
+        landlord.stop()
+        await landlord.terminated()
+        assert inside(tmp_path) == []
+        assert system.statistics().actors == 0
+
+
+async def test_a_cancelled_block_takes_the_socket_away(tmp_path: Path) -> None:
+    async with ActorSystem() as system:
+        with trio.CancelScope() as scope:
+            async with serve_console(system, tmp_path / "c") as path, connect_console(path):
+                scope.cancel()
+                await trio.sleep_forever()
+        assert inside(tmp_path) == []
+        assert system.statistics().actors == 0
+
+
+@pytest.mark.parametrize("cut", range(1, 12))
+async def test_lines_cut_anywhere_arrive_whole(cut: int) -> None:
+    left, right = memory_stream_pair()
+    octets = b"one\n\ntwo\nthr"
+    lines = LineReader(right, 3)
+    await left.send_all(octets[:cut])
+    await left.send_all(octets[cut:])
+    await left.aclose()
+    assert [await lines.line() for _ in range(4)] == [b"one", b"", b"two", None]
+
+
+async def test_the_turns_of_a_quiet_system_are_measured() -> None:
+    """A slice of one turn each time: the sampling goes on where the last slice left it."""
+    async with ActorSystem() as system:
+        clerk = system.spawn(Clerk)
+        for _ in range(1000):
+            clerk.tell(Work())
+            await wait_all_tasks_blocked()
+        snapshot = take_snapshot(system)
+    assert sum(snapshot.turn_times) == sum(snapshot.queue_times) == pytest.approx(1000 / 63, abs=2)
+    assert 0 < snapshot.quantiles()["turn_50"] < 1
+
+
+# ---------------------------------------------------------------- the picture
+
+
+async def test_the_text(autojump_clock: MockClock) -> None:
+    async with ActorSystem("desk") as system:
+        office = system.spawn(Office, name="office")
+        await wait_all_tasks_blocked()
+        before = take_snapshot(system)
+        for _ in range(20):
+            clerk = system.lookup("/office/clerk1")
+            assert clerk is not None
+            clerk.tell(Work())
+        office.tell(Wait())
+        office.tell(Wait())
+        await trio.sleep(2)
+        after = take_snapshot(system)
+        office.kill()
+    lines = text(after, previous=before).splitlines()
+    assert lines[0] == (
+        f"desk (process {os.getpid()}, running): 3 actors, 0 ready, 2 waiting, 0 timers; "
+        "so far 0 failures, 0 restarts, 0 dead letters, 0 slow turns"
+    )
+    assert lines[1].startswith("wait for a turn: 50 % below ")
+    # The time that a message has waited is real time, also under a virtual clock.
+    table = [line.split() for line in lines[2:]]
+    assert table[0] == ["actor", "class", "state", "queue", "oldest", "handled", "per", "s", "restarts", "in"]
+    assert table[1] == ["/", "Root", "idle", "0", "0", "0"]
+    assert table[2][:4] == ["office", "Office", "waiting", "1"]
+    assert table[2][-4:] == ["Office.wait", "waits", "for", "/office/clerk0"]
+    assert lines[5].startswith("  clerk0 ")
+    assert table[4] == ["clerk1", "Clerk", "idle", "0", "20", "10"]
+
+
+async def test_sorted_and_cut_at_a_depth() -> None:
+    by_path, by_handled = io.StringIO(), io.StringIO()
+    async with ActorSystem() as system:
+        system.spawn(Office, name="b")
+        system.spawn(Clerk, name="a")
+        await wait_all_tasks_blocked()
+        show(system, sort="path", depth=1, file=by_path)
+        show(system, sort="handled", file=by_handled)
+    assert [line.split()[0] for line in by_path.getvalue().splitlines()[3:]] == ["/", "/a", "/b"]
+    # The office has handled its start; among equals the order of the tree is kept.
+    names = [line.split()[0] for line in by_handled.getvalue().splitlines()[3:]]
+    assert names == ["/b", "/", "/b/clerk0", "/b/clerk1", "/a"]
+
+
+async def test_a_name_cannot_steer_the_terminal() -> None:
+    out = io.StringIO()
+    async with ActorSystem() as system:
+        system.spawn(Clerk, name="a\x1b[2J\nb")
+        show(system, file=out)
+    assert "a?[2J?b" in out.getvalue()
+    assert "\x1b" not in out.getvalue()

@@ -1,0 +1,169 @@
+"""``levada top`` against a system in the same process."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from levada.actors import cli
+from levada.actors.console import Snapshot, serve_console
+from levada.framework import Actor, ActorSystem, handles, message
+
+pytestmark = pytest.mark.loopback
+
+
+@message
+class Note:
+    pass
+
+
+class Shelf(Actor[Note]):
+    @handles
+    def note(self, m: Note) -> None:
+        pass
+
+
+class Library(Actor[Note]):
+    def started(self) -> None:
+        self.spawn(Shelf, name="shelf").tell(Note())
+
+    @handles
+    def note(self, m: Note) -> None:
+        pass
+
+
+@pytest.fixture
+async def console(tmp_path: Path) -> AsyncIterator[str]:
+    async with ActorSystem("town") as system, serve_console(system, tmp_path / "c") as path:
+        system.spawn(Library, name="library")
+        await wait_all_tasks_blocked()
+        yield path
+
+
+async def levada(*argv: str) -> int:
+    """Run the command in a thread, so that the system it looks at can answer."""
+    return await trio.to_thread.run_sync(cli.main, argv)
+
+
+async def start(*argv: str, stdout: int, stderr: int) -> trio.Process:
+    """Run the command as a process of its own, where a terminal or the end of a pipe matters."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    environment |= {"TERM": "xterm", "COLUMNS": "120", "LINES": "20"}
+    command = [sys.executable, "-m", "levada.actors", *argv]
+    return await trio.lowlevel.open_process(
+        command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=environment
+    )
+
+
+async def test_one_picture(console: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await levada("top", console, "--once") == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.startswith(f"town (process {os.getpid()}, running): 3 actors, ")
+    # The name, its class, its state, and how many messages are queued and were handled; no colours, no cursor.
+    assert [line.split()[:5] for line in out.splitlines()[-2:]] == [
+        ["library", "Library", "idle", "0", "1"],
+        ["shelf", "Shelf", "idle", "0", "1"],
+    ]
+    assert "\x1b" not in out
+
+
+async def test_as_json(console: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await levada("top", console, "--once", "--json", "--limit", "3") == 0
+    snapshot = Snapshot.from_json(json.loads(capsys.readouterr().out))
+    assert [row.path for row in snapshot.actors] == ["/", "/$1", "/library"]
+    assert snapshot.actors[2].hidden == 1
+
+
+async def test_depth_and_order(console: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await levada("top", console, "--once", "--depth", "1", "--sort", "path") == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[3:]] == ["/", "/$1", "/library"]
+
+
+def pipes(process: trio.Process) -> tuple[trio.abc.ReceiveStream, trio.abc.ReceiveStream]:
+    assert process.stdout is not None
+    assert process.stderr is not None
+    return process.stdout, process.stderr
+
+
+async def test_again_and_again_until_the_program_ends(tmp_path: Path) -> None:
+    async with ActorSystem() as system, serve_console(system, tmp_path / "c") as path:
+        process = await start(
+            "top", path, "--json", "--interval", "0.1", stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        out, err = pipes(process)
+        lines = b""
+        while lines.count(b"\n") < 2:
+            lines += await out.receive_some()
+    async with out, err:
+        complaint = b"".join([part async for part in err])
+    assert await process.wait() == 2
+    assert complaint.decode() == f"levada: the program behind {path} has ended\n"
+    first, second = [Snapshot.from_json(json.loads(line)) for line in lines.splitlines()[:2]]
+    assert second.time > first.time
+
+
+async def test_a_reader_that_goes_away_ends_it_quietly(console: str) -> None:
+    process = await start("top", console, "--interval", "0.1", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, err = pipes(process)
+    async with err:
+        async with out:
+            await out.receive_some()
+        assert b"".join([part async for part in err]) == b""
+    assert await process.wait() == 0
+
+
+def test_no_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "c")
+    assert cli.main(["top", path]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == (
+        "",
+        f"levada: there is no socket {path}: a program makes one with serve_console(system, {path!r})\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--interval", "0"], "wanted 0.1 to 300 seconds, not 0"),
+        (["--interval", "soon"], "wanted a number of seconds, not 'soon'"),
+        (["--depth", "0"], "wanted 1 or more, not 0"),
+        (["--depth", "1.5"], "wanted a whole number, not '1.5'"),
+        (["--limit", "-3"], "wanted 1 or more, not -3"),
+        (["--sort", "colour"], "invalid choice: 'colour'"),
+    ],
+)
+def test_wrong_arguments(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["top", "PATH", *arguments])
+    assert exit_.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+async def test_on_a_terminal_the_picture_is_redrawn(console: str) -> None:
+    pytest.importorskip("rich")
+    ours, theirs = pty.openpty()
+    process = await start("top", console, "--interval", "0.1", stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    os.set_blocking(ours, False)
+    screen = b""
+    while screen.count(b"shelf") < 2:
+        await trio.lowlevel.wait_readable(ours)
+        screen += os.read(ours, 65536)
+    process.send_signal(2)
+    assert await process.wait() == 130
+    os.close(ours)
+    # The alternate screen, so that what was on the terminal comes back.
+    assert screen.startswith(b"\x1b[?1049h")
+    assert b"Traceback" not in screen

@@ -1,0 +1,38 @@
+"""Every program in examples/ runs as a process of its own, checks its own result and ends by itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PROGRAMS = sorted(EXAMPLES.glob("*.py"))  # those of the tutorial have a test of their own
+
+LAST_LINES = {
+    "counter.py": "1 + 2 + … + 100 = 5050",
+    "log_summary.py": "verified: all counts are those that are known for this log",
+    "price_desk.py": "the desk served 3 followers of 2 symbols",
+    "supervised_pool.py": "196 jobs done, [13, 63, 113, 163] given up after 3 tries, 39 crashes survived",
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_example(program: Path) -> None:
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "PYTHONIOENCODING": "utf-8",
+    }
+    done = subprocess.run(
+        [sys.executable, "-W", "error", program],
+        env=environment,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+        timeout=50,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == LAST_LINES[program.name]
