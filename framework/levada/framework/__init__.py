@@ -31,7 +31,7 @@ from __future__ import annotations
 from .actor import Actor, Behaviour, Inbox, ReceiveTimeout, actor, blocking, handles
 from .ask import Reply
 from .channel import OneshotReceiver, OneshotSender, Receiver, Sender, TerminalState, channel, oneshot
-from .codec import Codec
+from .codec import Codec, schema_fingerprint
 from .events import ActorFailed, ActorRestarted, ActorTerminated, DeadLetter, EventStream, SlowHandler, Unhandled
 from .links import Cancelled, Down, Exit, Failed, Killed, Lost, Normal, Reason, Shutdown
 from .mailbox import MailboxPolicy, Overflow, bounded, conflate, unbounded
@@ -114,5 +114,6 @@ __all__ = [
     "oneshot",
     "rest_for_one",
     "restart",
+    "schema_fingerprint",
     "unbounded",
 ]

@@ -17,6 +17,7 @@ from typing import (
     Any,
     ClassVar,
     Generic,
+    Protocol,
     TypeVar,
     TypeVarTuple,
     Union,
@@ -40,19 +41,19 @@ from trio.lowlevel import (
 )
 
 from .ask import Ask, Reply
+from .cell import Cell
 from .dispatch import RUNTIME_ENTRIES
 from .errors import ActorError, ConfigurationError, EndOfChannel, MailboxFull
 from .events import Unhandled
 from .host import Host
 from .links import NORMAL, Down, Reason
-from .supervision import Strategy, one_for_one
+from .ref import Ref
+from .supervision import one_for_one
 from .timers import Timers
 from .tokens import TURN, Stop, Take
 
 if TYPE_CHECKING:
-    from .cell import Cell
     from .mailbox import MailboxPolicy
-    from .ref import Ref
     from .supervision import Supervision
     from .system import ActorSystem
 
@@ -85,6 +86,19 @@ class _Marked:
         self.names = names
 
 
+class _Function(Protocol):
+    """What a function has and a message class has not."""
+
+    __code__: types.CodeType
+
+
+H = TypeVar("H", bound=_Function)
+
+
+@overload
+def handles(function: H, /) -> H: ...
+@overload
+def handles(*message_types: Any) -> Callable[[F], F]: ...
 def handles(*message_types: Any) -> Any:
     """Mark a method as the handler of a class of messages, a union of classes, or several.
 
@@ -244,7 +258,7 @@ class Actor(Generic[M]):
 
     trap_exits = False
     """Whether the end of a linked actor arrives as an `Exit` message instead of ending this one."""
-    strategy: ClassVar[Strategy] = one_for_one()
+    strategy = one_for_one()
     """Which children start again together, see `one_for_all`."""
     stash_limit = 1000
     """Messages that `stash` holds at most."""
@@ -270,6 +284,8 @@ class Actor(Generic[M]):
             raise ConfigurationError(
                 f"{cls.__name__} has both run() and handlers; who should take the messages? Keep one"
             )
+        if inspect.iscoroutinefunction(cls.undelivered):
+            raise ConfigurationError(f"{cls.__name__}.undelivered must not be async: the actor has ended")
         cls._has_start = cls._is_loop or cls.started is not Actor.started
         cls._has_stopping = cls.stopping is not Actor.stopping
         cls._has_restarting = cls.restarting is not Actor.restarting
@@ -365,7 +381,7 @@ class Actor(Generic[M]):
         supervise: Supervision = "stop",
     ) -> Ref[T]: ...
 
-    def spawn(
+    def spawn(  # type: ignore[misc]  # mypy does not take Any for *Ts
         self,
         factory: Callable[..., Any],
         *args: Any,
@@ -387,32 +403,52 @@ class Actor(Generic[M]):
     def watch(self, target: Any, tag: Any = None) -> None:
         """Get one `Down` message when `target` ends, at once if it has; watching again with the same tag changes nothing.
 
+        The `Down` of an actor overtakes what is in the mailbox; that of a handle does not, so it comes behind the last message
+        of a channel that feeds this mailbox.
+
+        Watches outlive a restart, like the ref.  A handle that is watched is held, so it cannot be forgotten by mistake.
+
         Args:
             target: a `Ref`, or a `Sender` or `Receiver` of a channel.
             tag: any hashable value, given back in `Down.tag`.
+
+        Raises:
+            HandleMoved: the handle was sent away before.
         """
         cell = self._bound()
-        key = (cell, tag)
+        key = (target, tag)
         watched = cell._more().watched
         if watched is None:
-            watched = cell._more().watched = set()
-        if (target, key) not in watched:
+            watched = cell._more().watched = {}
+        if key in watched:
+            return
 
-            def ended(reason: Any) -> None:
-                watched.discard((target, key))
-                cell._put_first(Down(target, reason, tag))
+        put = cell._put_first if isinstance(target, Ref) else cell._admit
 
-            watched.add((target, key))
-            target._add_watcher(key, ended)
+        def ended(reason: Any) -> None:
+            if watched.pop(key, None) is not None:
+                put(Down(target, reason, tag))
+
+        watched[key] = lambda: None  # until it is known how to take the watch back; the target may have ended already
+        forget: Callable[[], None]
+        if isinstance(target, Ref):
+            target._add_watcher((cell, tag), ended)  # type: ignore[attr-defined]
+            forget = functools.partial(target._forget_watcher, (cell, tag))  # type: ignore[attr-defined]
+        else:
+            try:
+                forget = target.on_terminated(lambda _, error: ended(error))
+            except BaseException:
+                del watched[key]
+                raise
+        if key in watched:
+            watched[key] = forget
 
     def unwatch(self, target: Any, tag: Any = None) -> None:
         """Take a watch back; a `Down` that is in the mailbox already stays there."""
-        cell = self._bound()
-        key = (cell, tag)
-        watched = cell._more().watched
-        if watched is not None and (target, key) in watched:
-            watched.discard((target, key))
-            target._forget_watcher(key)
+        watched = self._bound()._more().watched
+        forget = watched.pop((target, tag), None) if watched is not None else None
+        if forget is not None:
+            forget()
 
     def link(self, target: Ref[Any]) -> None:
         """Tie this actor's fate to that of `target`, both ways; if it has ended, the signal comes at once."""
@@ -511,15 +547,16 @@ class Actor(Generic[M]):
             raise ConfigurationError(f"a receive timeout is more than 0 seconds, not {seconds!r}")
         cell = self._bound()
         extras = cell._more()
-        armed = extras.receive_timeout is not None
-        extras.receive_timeout = seconds
-        extras.touched = trio.current_time()
+        if extras.receive_timer is not None:
+            extras.receive_timer.cancel()
+            extras.receive_timer = None
         if seconds is not None:
             if cell._context is None:
                 # Turns in a context of its own are the only ones whose time the scheduler notes.
                 cell._context = self.system.scheduler.base_context()
-            if not armed:
-                self._cell._system.heap.after(seconds, functools.partial(_look_at_receive_timeout, cell, self))
+            extras.touched = trio.current_time()
+            look = functools.partial(_look_at_receive_timeout, cell, seconds)
+            extras.receive_timer = self.system.heap.after(seconds, look)
 
     # ------------------------------------------------------------ own tasks and contexts
 
@@ -605,19 +642,16 @@ class Actor(Generic[M]):
             inbox.give_up_question()
 
 
-def _look_at_receive_timeout(cell: Cell, incarnation: Actor[Any]) -> None:
-    extras = cell._extras
-    if extras is None or extras.receive_timeout is None or cell._actor is not incarnation:
-        return
-    seconds = extras.receive_timeout
+def _look_at_receive_timeout(cell: Cell, seconds: float) -> None:
+    extras = cell._more()
+    left = seconds
     if cell._idle:
         left = extras.touched + seconds - trio.current_time()
         if left <= 0:
-            cell._admit(ReceiveTimeout(seconds))
+            Cell.tell(cell, ReceiveTimeout(seconds))
             left = seconds
-    else:
-        left = seconds
-    cell._system.heap.after(left, functools.partial(_look_at_receive_timeout, cell, incarnation))
+    look = functools.partial(_look_at_receive_timeout, cell, seconds)
+    extras.receive_timer = cell._system.heap.after(left, look)
 
 
 class Inbox(Generic[M]):
@@ -705,8 +739,11 @@ class Inbox(Generic[M]):
         except EndOfChannel:
             raise StopAsyncIteration from None
 
+    @enable_ki_protection
     async def _wait(self) -> None:
         cell = self._cell
+        if self._task is not None:
+            raise trio.BusyResourceError(f"two tasks of {cell.path} want its next message")
         self._task = current_task()
         cell._idle = True
 
@@ -724,10 +761,11 @@ class Inbox(Generic[M]):
                 return False, None
             self._cell._asking = entry
             return True, entry.message
+        if isinstance(entry, Take):
+            self._cell._came_up()
+            return self._open(entry.next(self._cell))
         if type(entry) not in RUNTIME_ENTRIES:
             return True, entry
-        if type(entry) is Take:
-            return self._open(self._cell._next())  # type: ignore[attr-defined]
         holder = _Holder(self._cell)
         RUNTIME_ENTRIES[type(entry)](holder, entry)
         return holder.found, holder.message
@@ -778,21 +816,22 @@ def actor(function: Callable[[M], Any]) -> Callable[[], Actor[M]]:
         ... def show(line: Line) -> None:
         ...     print(line.text)
     """
+    plain: Any = function
+    while isinstance(plain, functools.partial):
+        plain = plain.func
     parameters = list(inspect.signature(function).parameters.values())
     if len(parameters) != 1:
-        raise ConfigurationError(f"{function.__name__} must take one message, not {len(parameters)} parameters")
-    annotation = function.__annotations__.get(parameters[0].name)
+        raise ConfigurationError(f"{plain.__name__} must take one message, not {len(parameters)} parameters")
+    annotation = plain.__annotations__.get(parameters[0].name)
     if isinstance(annotation, str):
         frame = sys._getframe(1)
         try:
-            annotation = eval(annotation, function.__globals__, dict(frame.f_locals))
+            annotation = eval(annotation, plain.__globals__, dict(frame.f_locals))
         except Exception as error:
-            raise ConfigurationError(
-                f"{function.__name__}: cannot resolve the annotation {annotation!r} ({error})"
-            ) from error
+            raise ConfigurationError(f"{plain.__name__}: cannot resolve the annotation {annotation!r} ({error})") from error
     if annotation is None:
         annotation = object
-    _unprotected(function)
+    _unprotected(plain)
 
     if inspect.iscoroutinefunction(function):
 
@@ -805,10 +844,10 @@ def actor(function: Callable[[M], Any]) -> Callable[[], Actor[M]]:
 
     namespace: dict[str, Any] = {
         "handle": handles(annotation)(handle),
-        "__doc__": function.__doc__,
-        "__module__": function.__module__,
+        "__doc__": plain.__doc__,
+        "__module__": plain.__module__,
     }
     return cast(
         "Callable[[], Actor[M]]",
-        types.new_class(function.__name__, (Actor,), exec_body=lambda body: body.update(namespace)),
+        types.new_class(plain.__name__, (Actor,), exec_body=lambda body: body.update(namespace)),
     )

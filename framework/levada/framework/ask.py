@@ -39,7 +39,10 @@ def stopped_error(cell: Cell, reason: Reason, message: Any) -> ActorStopped:
 class Ask:
     """A question in a mailbox and the task that waits for the answer."""
 
-    __slots__ = ("error", "message", "settled", "target", "task", "timer", "value")
+    __slots__ = ("edge", "error", "message", "settled", "target", "task", "timer", "value")
+
+    edge: Edge
+    """Set if a handler waits for the answer, see `WaitGraph`."""
 
     def __init__(self, message: Any, target: Cell) -> None:
         self.message = message
@@ -85,6 +88,7 @@ class Ask:
             self.timer.cancel()
             self.timer = None
 
+    @enable_ki_protection
     async def wait(self) -> Any:
         """Park until settled; cancelled, the question is withdrawn."""
         if not self.settled:
@@ -180,6 +184,16 @@ class Reply(Generic[R]):
         return f"<Reply to {type(self._ask.message).__name__}, {'wanted' if self.wanted else 'settled'}>"
 
 
+class Edge:
+    """A handler, by its worker, that waits for an actor."""
+
+    __slots__ = ("target", "worker")
+
+    def __init__(self, worker: Worker, target: Cell) -> None:
+        self.worker = worker
+        self.target = target
+
+
 class WaitGraph:
     """Which handlers wait for which actors; a wait that would close a circle is refused.
 
@@ -191,7 +205,7 @@ class WaitGraph:
     def __init__(self, scheduler: RunQueue) -> None:
         self._scheduler = scheduler
 
-    def begin(self, target: Cell, message: Any) -> tuple[Worker, Cell] | None:
+    def begin(self, target: Cell, message: Any) -> Edge | None:
         """Note that the current task waits for `target`.
 
         Raises:
@@ -200,24 +214,36 @@ class WaitGraph:
         worker = self._scheduler.current_worker()
         if worker is None or worker.cell is None:
             return None
-        asker = worker.cell
-        cycle = self._path(target, asker)
-        if cycle is not None:
-            names = (asker.path, *(cell.path for cell in cycle))
+        try:
+            self._refuse_circle(worker.cell, target)
+        except AskCycle:
             if isinstance(message, Ask):
                 message.withdraw()
-                message = message.message
-            raise AskCycle(
-                f"{' waits for '.join(names)}: none of them would ever go on", actor=target.path, cycle=names
-            )
+            raise
         worker.waits.append(target)
-        return worker, target
+        edge = Edge(worker, target)
+        if isinstance(message, Ask):
+            message.edge = edge
+        return edge
 
-    def end(self, edge: tuple[Worker, Cell] | None) -> None:
+    def forward(self, question: Ask, target: Cell) -> None:
+        """Note that a question goes on from a router to `target`, which its asker waits for from now on.
+
+        Raises:
+            AskCycle: `target` waits for the asker already; nothing has changed.
+        """
+        edge: Edge | None = getattr(question, "edge", None)
+        if edge is not None:
+            assert edge.worker.cell is not None
+            self._refuse_circle(edge.worker.cell, target)
+            edge.worker.waits[edge.worker.waits.index(edge.target)] = target
+            edge.target = target
+        question.target = target
+
+    def end(self, edge: Edge | None) -> None:
         """Note that the wait is over."""
         if edge is not None:
-            worker, target = edge
-            worker.waits.remove(target)
+            edge.worker.waits.remove(edge.target)
 
     def edges(self) -> list[tuple[str, str]]:
         """List the waits as pairs of paths."""
@@ -225,6 +251,14 @@ class WaitGraph:
         return [
             (worker.cell.path, target.path) for worker in workers if worker.cell is not None for target in worker.waits
         ]
+
+    def _refuse_circle(self, asker: Cell, target: Cell) -> None:
+        cycle = self._path(target, asker)
+        if cycle is not None:
+            names = (asker.path, *(cell.path for cell in cycle))
+            raise AskCycle(
+                f"{' waits for '.join(names)}: none of them would ever go on", actor=target.path, cycle=names
+            )
 
     @staticmethod
     def _path(start: Cell, goal: Cell) -> list[Cell] | None:

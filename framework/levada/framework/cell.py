@@ -15,6 +15,7 @@ Rules of this file:
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ from .errors import MailboxFull
 from .links import KILLED, NORMAL, SHUTDOWN, Down, Exit, Reason
 from .mailbox import Conflate, MailboxPolicy
 from .ref import DEFAULT_TIMEOUT, FromThread, Ref
-from .tokens import ROOM, TAKE, Stop
+from .tokens import ROOM, TAKE, Start, Stop, Turn
 
 if TYPE_CHECKING:
     import contextvars
@@ -55,6 +56,7 @@ RUNNING, PAUSED, STOPPED = "running", "paused", "stopped"
 NO_MESSAGES: Any = ()
 """Batch of a cell that no worker holds; a tuple, so that nobody appends to it by mistake."""
 
+
 NO_HANDLERS: dict[Any, Any] = {}
 """Handler table of a paused cell; never filled."""
 
@@ -71,7 +73,7 @@ class Extras:
         "names",
         "open_asks",
         "queued",
-        "receive_timeout",
+        "receive_timer",
         "group",
         "regroups",
         "restarts",
@@ -94,7 +96,7 @@ class Extras:
         self.names: dict[str, Cell] | None = None
         self.open_asks: set[Ask] | None = None
         self.queued = False
-        self.receive_timeout: float | None = None
+        self.receive_timer: Timer | None = None
         self.group: Group | None = None
         self.regroups: deque[float] | None = None
         self.restarts = 0
@@ -104,7 +106,7 @@ class Extras:
         self.timers: Timers | None = None
         self.touched = 0.0
         self.waiters: dict[Task, None] | None = None
-        self.watched: set[tuple[Any, Hashable]] | None = None
+        self.watched: dict[tuple[Any, Hashable], Callable[[], None]] | None = None
         self.watchers: dict[Hashable, Callable[[Reason], None]] | None = None
 
 
@@ -132,6 +134,9 @@ class Cell(Ref[Any]):
         "_table",
         "_worker",
     )
+
+    _line: deque[tuple[Any, Task | None]] | None = None
+    """Messages that wait for room, and the tasks that wait with them; asks and threads wait for something else."""
 
     def __init__(
         self, scheduler: RunQueue, actor: Actor[Any], parent: Cell | None, name: str | None, number: int
@@ -228,6 +233,7 @@ class Cell(Ref[Any]):
     def kill(self) -> None:
         self._system.lifecycle.request(self, KILLED, cancel=True)
 
+    @enable_ki_protection
     async def terminated(self) -> Reason:
         if self._state is STOPPED:
             await trio.lowlevel.checkpoint()
@@ -248,6 +254,23 @@ class Cell(Ref[Any]):
     def from_thread(self) -> FromThread[Any]:
         return _CellFromThread(self)
 
+    # ------------------------------------------------------------ what channels call, see `channel_mailbox.Destination`
+
+    def try_tell(self, message: Any) -> bool:
+        """Put a message in if that is possible now; say whether it was."""
+        self.tell(message)
+        return True
+
+    def on_room(self, callback: Callable[[], None]) -> None:
+        """Call back when there is room, in line with the senders that wait."""
+        callback()
+
+    def on_stopped(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back when this actor has ended, at once if it has; return what takes this back."""
+        key = object()
+        self._add_watcher(key, lambda _: callback())
+        return functools.partial(self._forget_watcher, key)
+
     # ------------------------------------------------------------ for the runtime
 
     @property
@@ -264,6 +287,13 @@ class Cell(Ref[Any]):
     _admit = tell
     """Put in an entry of the runtime, which counts for no capacity."""
 
+    def _admit_first(self, entry: Any) -> None:
+        """Put in an entry of the runtime before everything else; the caller sees to it that somebody runs it."""
+        self._take_over().append(entry)
+
+    def _came_up(self) -> None:
+        """An entry of the runtime has left the mailbox; only a mailbox with a capacity counts them."""
+
     def _enqueue(self, message: Any, *, patient: bool = False) -> None:
         """Put a message in, or in line for room, without waiting; `patient`: also where the policy is to raise."""
         self.tell(message)
@@ -274,10 +304,10 @@ class Cell(Ref[Any]):
 
     @enable_ki_protection
     def _put_first(self, message: Any) -> None:
-        """Put a signal message before all user messages, behind signals that came earlier."""
+        """Put a signal message before all user messages, behind signals that came earlier and behind the `started` hook."""
         batch = self._take_over()
         at = len(batch)
-        while at and type(batch[at - 1]) in (Down, Exit):
+        while at and type(batch[at - 1]) in (Down, Exit, Start, Turn):
             at -= 1
         batch.insert(at, message)
         self._wake_up()
@@ -356,7 +386,7 @@ class Cell(Ref[Any]):
 class BoundedCell(Cell):
     """An actor whose mailbox has a capacity."""
 
-    __slots__ = ("_capacity", "_line", "_overflow")
+    __slots__ = ("_admitted", "_capacity", "_granted", "_line", "_overflow", "_room_due")
 
     def __init__(
         self,
@@ -371,8 +401,13 @@ class BoundedCell(Cell):
         assert policy.capacity is not None
         self._capacity = policy.capacity
         self._overflow = policy.overflow
-        self._line: deque[tuple[Any, Task | None]] | None = None
-        """Messages that wait for room, and the tasks that wait with them; asks and threads wait for something else."""
+        self._line = None
+        self._room_due = False
+        """Whether a `ROOM` is in the mailbox; one is enough, however often senders come and give up."""
+        self._granted = False
+        """Whether whoever is being called back may take a place although others stand in line."""
+        self._admitted = 0
+        """Entries of the runtime in the mailbox; they take no room."""
 
     @enable_ki_protection
     def tell(self, message: Any) -> None:
@@ -402,6 +437,8 @@ class BoundedCell(Cell):
                 scheduler.ready.append(self)
                 if scheduler.parked:
                     scheduler.wake()
+        elif not self._line and not self._is_full():
+            Cell.tell(self, message)
         elif self._overflow == "wait":
             edge = self._system.waits.begin(self, message)
             try:
@@ -410,6 +447,8 @@ class BoundedCell(Cell):
                 self._system.waits.end(edge)
         else:
             await self._system.scheduler.breathe()
+            if self._state is STOPPED:
+                raise stopped_error(self, self._reason, message)
             self.tell(message)
 
     async def _stand_in_line(self, message: Any) -> None:
@@ -417,7 +456,8 @@ class BoundedCell(Cell):
         line = self._queue_up(entry)
 
         def abort(_: RaiseCancelT) -> Abort:
-            line.remove(entry)
+            # By identity: to compare would be to run the messages' own `__eq__`.
+            del line[next(at for at, other in enumerate(line) if other is entry)]
             return Abort.SUCCEEDED
 
         await wait_task_rescheduled(abort)
@@ -427,7 +467,9 @@ class BoundedCell(Cell):
         if line is None:
             line = self._line = deque()
         line.append(entry)
-        if len(line) == 1:
+        if not self._room_due:
+            self._room_due = True
+            self._admitted += 1
             # Looked at when the messages that a worker has taken over are done: then there is room for many at once.
             if self._batch:
                 self._batch.insert(0, ROOM)
@@ -438,24 +480,63 @@ class BoundedCell(Cell):
     @enable_ki_protection
     def _let_in(self) -> None:
         """Give the room there is to those in line, first come first served; the slot is theirs before they wake."""
+        self._admitted -= 1
+        self._room_due = False
         line = self._line
-        while line and self._depth() < self._capacity:
+        while line and not self._is_full():
             message, task = line.popleft()
             if isinstance(message, Ask) and message.settled:
+                continue
+            if isinstance(message, RoomCall):
+                self._granted = True
+                message.back()
+                self._granted = False
                 continue
             self._box.append(message)
             if task is not None:
                 reschedule(task)
-        if line:
+        if line and not self._room_due:
+            self._room_due = True
+            self._admitted += 1
             self._box.append(ROOM)
 
+    @enable_ki_protection
+    def try_tell(self, message: Any) -> bool:
+        if self._overflow == "wait" or self._overflow == "raise":
+            if (self._line and not self._granted) or self._is_full():
+                return False
+            self._granted = False
+            Cell.tell(self, message)
+        else:
+            self.tell(message)
+        return True
+
+    @enable_ki_protection
+    def on_room(self, callback: Callable[[], None]) -> None:
+        self._queue_up((RoomCall(callback), None))
+
     def _enqueue(self, message: Any, *, patient: bool = False) -> None:
-        if (self._line or self._depth() >= self._capacity) and (
+        if (self._line or self._is_full()) and (
             self._overflow == "wait" or (patient and self._overflow == "raise")
         ):
             self._queue_up((message, None))
         else:
             self.tell(message)
+
+    def _admit(self, message: Any) -> None:
+        self._admitted += 1
+        Cell.tell(self, message)
+
+    def _admit_first(self, entry: Any) -> None:
+        self._admitted += 1
+        super()._admit_first(entry)
+
+    def _came_up(self) -> None:
+        self._admitted -= 1
+
+    def _is_full(self) -> bool:
+        """Whether as many messages wait as may."""
+        return len(self._box) + len(self._batch) - self._admitted >= self._capacity
 
     def _full(self, message: Any) -> MailboxFull:
         question = message.message if isinstance(message, Ask) else message
@@ -467,6 +548,9 @@ class BoundedCell(Cell):
         )
 
     def _refuse(self, message: Any) -> None:
+        if not self._line and not self._is_full():
+            Cell.tell(self, message)
+            return
         overflow = self._overflow
         if overflow == "wait" or overflow == "raise":
             raise self._full(message)
@@ -487,7 +571,7 @@ class StoreCell(BoundedCell):
     The messages are in a store of their own; for each the mailbox holds one `TAKE`, so the worker loop knows nothing of it.
     """
 
-    __slots__ = ("_key", "_store")
+    __slots__ = ("_key", "_store", "_taken")
 
     def __init__(
         self,
@@ -502,6 +586,8 @@ class StoreCell(BoundedCell):
         self._key = policy.overflow.key if isinstance(policy.overflow, Conflate) else None
         self._store: dict[Any, Any] = {}
         """Messages by key, oldest first; without a key each message is its own."""
+        self._taken: Any = None
+        """The last one taken out: should its handler fail, the `TAKE` does not tell which it was."""
 
     @enable_ki_protection
     def tell(self, message: Any) -> None:
@@ -528,14 +614,29 @@ class StoreCell(BoundedCell):
     def _enqueue(self, message: Any, *, patient: bool = False) -> None:
         self.tell(message)
 
+    try_tell = Cell.try_tell
+    _admit = Cell.tell
+    _admit_first = Cell._admit_first
+    _came_up = Cell._came_up
+
     def _next(self) -> Any:
         """Take the oldest message out of the store."""
-        return self._store.pop(next(iter(self._store)))
+        message = self._taken = self._store.pop(next(iter(self._store)))
+        return message
 
     def _messages(self) -> list[Any]:
         entries = [self._next() if entry is TAKE else entry for entry in super()._messages()]
         self._store.clear()
         return entries
+
+
+class RoomCall:
+    """Stands in line for somebody who wants to be called when it is their turn."""
+
+    __slots__ = ("back",)
+
+    def __init__(self, back: Callable[[], None]) -> None:
+        self.back = back
 
 
 class _Alone:
@@ -557,6 +658,10 @@ def _tell_dead(cell: Cell, message: Any, *, patient: bool = False) -> None:
         cell._system.dead_letter(message, cell, "stopped")
 
 
+def _try_tell_dead(cell: Cell, message: Any) -> bool:
+    raise stopped_error(cell, cell._reason, message)
+
+
 async def _send_dead(cell: Cell, message: Any) -> None:
     await trio.lowlevel.checkpoint_if_cancelled()
     raise stopped_error(cell, cell._reason, message)
@@ -569,6 +674,7 @@ def _ignore(cell: Cell, *_: object, **__: object) -> None:
 class _DeadCell(Cell):
     __slots__ = ()
     tell = _enqueue = _tell_dead
+    try_tell = _try_tell_dead
     send = _send_dead
     stop = kill = _admit = _put_first = _wake_up = _ignore
 
@@ -576,6 +682,7 @@ class _DeadCell(Cell):
 class _DeadBoundedCell(BoundedCell):
     __slots__ = ()
     tell = _enqueue = _tell_dead
+    try_tell = _try_tell_dead
     send = _send_dead
     stop = kill = _admit = _put_first = _wake_up = _ignore
 
@@ -583,6 +690,7 @@ class _DeadBoundedCell(BoundedCell):
 class _DeadStoreCell(StoreCell):
     __slots__ = ()
     tell = _enqueue = _tell_dead
+    try_tell = _try_tell_dead
     send = _send_dead
     stop = kill = _admit = _put_first = _wake_up = _ignore
 

@@ -27,6 +27,7 @@ def deliver(actor: Any, message: Any) -> Any:
 
 
 def _on_start(actor: Any, _: Start) -> Any:
+    actor._cell._came_up()
     return actor._start()
 
 
@@ -39,8 +40,9 @@ def _on_room(actor: Any, _: Room) -> None:
     actor._cell._let_in()
 
 
-def _on_take(actor: Any, _: Take) -> Any:
-    return deliver(actor, actor._cell._next())
+def _on_take(actor: Any, take: Take) -> Any:
+    actor._cell._came_up()
+    return deliver(actor, take.next(actor._cell))
 
 
 def _on_turn(_actor: Any, _: Turn) -> Any:
@@ -48,6 +50,7 @@ def _on_turn(_actor: Any, _: Turn) -> Any:
 
 
 def _on_tick(actor: Any, tick: Tick) -> Any:
+    actor._cell._came_up()
     return deliver(actor, tick.alarm.message) if tick.alarm.take() else None
 
 

@@ -32,7 +32,7 @@ class DeadLetter:
     to: Ref[Any]
     """Where it was sent."""
     why: str
-    """``"stopped"`` or ``"mailbox full"``."""
+    """``"stopped"``, ``"mailbox full"`` or ``"no key"`` (the mailbox's own function failed); from a router also ``"no routee"``."""
 
 
 @attrs.frozen(eq=False)
@@ -118,6 +118,10 @@ class EventStream:
                     ref.tell(event)
                 except MailboxFull:
                     logger.debug("%s misses an event: its mailbox is full", ref.path, extra={"actor": ref.path})
+                except Exception:
+                    # A key that fails. The runtime publishes in the middle of its own work, which must not suffer for it.
+                    kind = type(event).__name__
+                    logger.exception("%s misses %s: its mailbox refuses it", ref.path, kind, extra={"actor": ref.path})
             else:
                 for base in type(event).__mro__:
                     self.unsubscribe(base, ref)

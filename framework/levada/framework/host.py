@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import outcome
 import trio
-from trio.lowlevel import Abort, RaiseCancelT, Task, current_task, reschedule, wait_task_rescheduled
+from trio.lowlevel import (
+    Abort,
+    RaiseCancelT,
+    Task,
+    current_task,
+    enable_ki_protection,
+    reschedule,
+    wait_task_rescheduled,
+)
 
 if TYPE_CHECKING:
     from .cell import Cell
@@ -66,7 +74,7 @@ class Host:
         try:
             return await entered.value()
         except BaseException:
-            if not entered.inside:
+            if not entered.inside and entered in self._contexts:
                 self._contexts.remove(entered)
             raise
 
@@ -78,9 +86,12 @@ class Host:
         if self._gone is not None:
             await self._gone.wait()
         while self._contexts:
-            entered = self._contexts.pop()
+            # Stays in the list until it is gone: `cancel` must find one that takes too long.
+            entered = self._contexts[-1]
             entered.leave.set()
             await entered.gone.wait()
+            if entered in self._contexts:
+                self._contexts.remove(entered)
 
     def cancel(self) -> None:
         """Cancel everything, the leaving of contexts included."""
@@ -130,6 +141,7 @@ class _Entered:
         self.result: outcome.Outcome[Any] | None = None
         self.waiter: Task | None = None
 
+    @enable_ki_protection
     async def value(self) -> Any:
         """Wait until the context is entered; cancelled, give it up and wait until it is gone."""
         self.waiter = current_task()

@@ -60,7 +60,7 @@ def bounded(capacity: int = 1024, *, overflow: Overflow = "wait") -> MailboxPoli
 
     Args:
         capacity: 1 or more messages, those taken but not handled yet included.
-        overflow: one of the words above or `conflate`\\ ``(key)``.
+        overflow: one of the words above, or what `conflate` makes.
 
     Raises:
         ConfigurationError: a capacity below 1 or an unknown word.

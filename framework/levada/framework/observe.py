@@ -1,6 +1,6 @@
 """Looking into a running system: the tree of actors, how long things take, who waits for whom.
 
-Everything is pulled: nothing is collected per message.  One turn in 64 is timed for the histograms; the clock is read
+Everything is pulled: nothing is collected per message.  One turn in 63 is timed for the histograms; the clock is read
 once per turn anyway.
 """
 
@@ -47,10 +47,10 @@ class Histogram:
         left = self.total * share
         if not left:
             return 0.0
-        for power, count in enumerate(self.counts):
-            left -= count
-            if left <= 0:
-                break
+        power = 0
+        while power < 31 and left > self.counts[power]:
+            left -= self.counts[power]
+            power += 1
         return float(2**power) * 1e-6
 
 

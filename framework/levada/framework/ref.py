@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
+
+from .errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .links import Reason
     from .message import Asks
 
@@ -54,6 +58,9 @@ class Ref(ABC, Generic[M_contra]):
 
     __slots__ = ()
 
+    attachment_kind: ClassVar[str] = "ref"
+    """How the message codec marks a ref inside a message."""
+
     @property
     @abstractmethod
     def path(self) -> str:
@@ -97,7 +104,7 @@ class Ref(ABC, Generic[M_contra]):
         """Send a question, wait for room and for the answer: what the handler returns.
 
         Args:
-            message: an instance of a class that derives from `Asks`\\ ``[R]``.
+            message: an instance of a class that derives from ``Asks[R]``.
             timeout: seconds for the whole of it; ``None``: no limit.  Left out: the system's ``ask_timeout``.
 
         Raises:
@@ -128,6 +135,27 @@ class Ref(ABC, Generic[M_contra]):
     @abstractmethod
     def from_thread(self) -> FromThread[M_contra]:
         """The same actor for other threads."""
+
+    # ------------------------------------------------------------ what `Receiver.to_mailbox` calls; local refs only
+
+    def try_tell(self, message: M_contra) -> bool:
+        """Put a message into the mailbox; False, and nothing done, if it would have to wait or to be refused.
+
+        Raises:
+            ActorStopped: nobody will handle it.
+        """
+        raise self._elsewhere()
+
+    def on_room(self, callback: Callable[[], None]) -> None:
+        """Call back once when the mailbox has room, in line with the senders that wait for it."""
+        raise self._elsewhere()
+
+    def on_stopped(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back once when the actor has ended, at once if it has; return a function that takes this back."""
+        raise self._elsewhere()
+
+    def _elsewhere(self) -> ConfigurationError:
+        return ConfigurationError(f"{self!r} has no mailbox in this process; receive in a task and send() it the messages")
 
     def __repr__(self) -> str:
         return f"<Ref {self.path}#{self.incarnation}>"

@@ -90,9 +90,8 @@ class Groups:
 
     def join(self, topic: Hashable, ref: Ref[Any]) -> None:
         """Add a member; twice changes nothing; one that has ended is not added."""
-        members = self._members.setdefault(topic, {})
-        if ref not in members and ref.is_alive:
-            members[ref] = None
+        if ref.is_alive and ref not in self._members.get(topic, ()):
+            self._members.setdefault(topic, {})[ref] = None
             self._announce(topic, Joined(topic, ref))
             ref._add_watcher((self, "member", topic), lambda _: self.leave(topic, ref))  # type: ignore[attr-defined]
 
@@ -150,3 +149,5 @@ class Groups:
                 ref.tell(event)
             except MailboxFull:
                 self._system.dead_letter(event, ref, "mailbox full")
+            except Exception:  # noqa: BLE001 - a key that fails is the subscriber's mistake, and this may be the runtime's own turn
+                self._system.dead_letter(event, ref, "no key")

@@ -116,6 +116,7 @@ class RunQueue:
         self.slice = SLICE
         self.slices = 0
         self.turn_began = self.now
+        self._sample = iter(_SAMPLE)
         self._max_waiting = max_waiting
         self._base = contextvars.copy_context()
         self._scratch = self._base.copy()
@@ -147,9 +148,9 @@ class RunQueue:
         """Call `function` on a worker, after the running handler and before any other message."""
         lane = self._lane
         lane._box.append((function, arguments))
-        active = self._active
-        if active is not None and active.cell is not None and active.cell._batch and active.cell is not lane:
-            active.cell._batch.append(TURN)
+        running = self._active.cell if self._active is not None else None
+        if running is not None and running is not lane and running._batch and running._batch[-1] is not TURN:
+            running._batch.append(TURN)
         if lane._idle:
             lane._idle = False
             self.ready.appendleft(lane)
@@ -161,7 +162,10 @@ class RunQueue:
         """Put a cell that no worker holds where it belongs."""
         if cell._state is RUNNING:
             if cell._batch or cell._box:
-                self.ready.append(cell)
+                if cell is self._lane:
+                    self.ready.appendleft(cell)
+                else:
+                    self.ready.append(cell)
                 if self.parked:
                     self.wake()
             else:
@@ -195,6 +199,8 @@ class RunQueue:
             result = context.run(handler, cell._actor, question.message)
         except BaseException as error:
             self.signal(self.system.lifecycle.raised_inline, cell, question.message, error)
+            # First of all, as on a worker: what the handler itself asked for (to stop, say) comes behind its failure.
+            self._lane._box.insert(0, self._lane._box.pop())
             self.system.lifecycle.fail_question(cell, error)
             return
         finally:
@@ -235,6 +241,12 @@ class RunQueue:
         """Make a context for code of an actor that has set no ContextVar yet."""
         return self._base.copy()
 
+    def claim_context(self, cell: Cell) -> None:
+        """Give a cell whose turn goes on the context that this turn has changed, so that its hooks see it."""
+        worker = self._active
+        if worker is not None and worker.cell is cell and cell._context is None and worker.context != self._base:
+            cell._context = worker.context
+
     def differs(self, context: contextvars.Context) -> bool:
         """Whether a ContextVar has been set in a copy of the base context."""
         return context != self._base
@@ -261,11 +273,18 @@ class RunQueue:
                 worker.spent = False
                 with trio.CancelScope() as worker.scope:
                     await self._serve(worker)
+        except Exception as fault:
+            # A fault of the runtime itself. Nothing can be trusted to end in order now, but the block must end.
+            self.system.crash(fault)
+            self.system.root_ended()
         finally:
             del self.workers[task]
             if self._active is worker:
                 self._active = None
                 self.parked = True
+                if self.ready and self.system.phase != "over":
+                    # Everything around is being cancelled; endings still have to go through.
+                    self.wake()
 
     async def _serve(self, worker: Worker) -> None:
         """Run cells until the worker's scope has been cancelled or the worker is one too many."""
@@ -277,10 +296,12 @@ class RunQueue:
                     return
                 self._spares.append(worker)
                 await wait_task_rescheduled(self._give_up_spare)
+                self.end = self.clock() + self.slice
             what = worker.context.run(self._slice, worker, take, None, worker.context)
             if what == _OWN_CONTEXT:
                 cell = worker.cell
-                assert cell is not None and cell._context is not None
+                assert cell is not None
+                assert cell._context is not None
                 what = cell._context.run(self._slice, worker, iter((cell,)).__next__, cell._context, self._base)
                 if cell._extras is not None:
                     cell._extras.touched = trio.current_time()
@@ -290,6 +311,7 @@ class RunQueue:
                 await self._stay_with_handler(worker)
                 if worker.spent:
                     return
+                self.end = self.clock() + self.slice
             elif what == _CONTEXT_SET:
                 self._give_context(worker)
             elif what == _SLICE_OVER:
@@ -324,8 +346,8 @@ class RunQueue:
         then = now = self.now = clock()
         self.slices += 1
         while True:
-            cell = self._lane
-            for _ in _SAMPLE:
+            cell = None
+            for _ in self._sample:
                 try:
                     cell = take()
                 except (IndexError, StopIteration):
@@ -407,8 +429,10 @@ class RunQueue:
                 if now > end:
                     self._note_turn(cell, message, then, count)
                     return _SLICE_OVER
-            self.turn_began = then
-            self.system.observe.sample(cell, now)
+            self._sample = iter(_SAMPLE)
+            if cell is not None:
+                self.turn_began = then
+                self.system.observe.sample(cell, now)
 
     def _note_turn(self, cell: Cell, message: Any, began: float, count: int) -> None:
         """Look at the last turn of a slice: one that took longer than a slice itself gets fewer messages next time."""
@@ -439,23 +463,26 @@ class RunQueue:
         self.parked = True
         if self.waiting > self._max_waiting:
             self.system.lifecycle.too_many_waiting(cell)
-        if self.ready:
+        if self.ready and self.parked:
             self.wake()
         swallowed = 0
         error: BaseException | None = None
         clock = self.clock
+        began = clock()
         try:
             while True:
                 try:
                     value = await _hand_on(trap)
                 except BaseException as thrown:
+                    began = clock()
                     trap = step(coroutine.throw, thrown)
                 else:
                     began = clock()
                     trap = step(coroutine.send, value)
                     if clock() - began > SLICE:
                         self.system.observe.took_long(cell, message, clock() - began, 1)
-                    if type(value) is outcome.Error and isinstance(value.error, trio.Cancelled):
+                    # Without the first condition, a handler whose own timeouts expire often would look like one that will not die.
+                    if worker.spent and type(value) is outcome.Error and isinstance(value.error, trio.Cancelled):
                         swallowed += 1
                         if swallowed >= _SWALLOWS and not current_task().child_nurseries:
                             coroutine.close()
@@ -466,7 +493,11 @@ class RunQueue:
             pass
         except BaseException as raised:
             error = raised
+        if clock() - began > SLICE:
+            self.system.observe.took_long(cell, message, clock() - began, 1)
         cell._worker = None
+        if cell._extras is not None:
+            cell._extras.touched = trio.current_time()
         worker.coroutine = None
         worker.waits.clear()
         self.waiting -= 1
@@ -491,8 +522,12 @@ class Begun:
         self.question = question
 
 
-_SAMPLE: Final[Iterable[None]] = (None,) * 64
-"""One turn in 64 is measured: a loop around a loop costs nothing, a counter would."""
+_SAMPLE: Final[Iterable[None]] = (None,) * 63
+"""One turn in 63 is measured: a loop around a loop costs nothing, a counter would.
+
+The iterator is kept from slice to slice, so that quiet systems are measured too. An odd number, because there a slice is one turn and
+one look at the empty queue: with an even one the last item would always be that look.
+"""
 
 _TIMES: Final = tuple((None,) * count for count in range(MOST_AT_ONCE + 1))
 """What to loop over to do something so many times; 30 ns less than `itertools.repeat` where it is once."""
@@ -517,13 +552,15 @@ def _make_lane(scheduler: RunQueue) -> Cell:
     lane._batch = NO_MESSAGES
     lane._idle = True
     lane._state = RUNNING
-    lane._table = {tuple: _run_signal}
+
+    def run_signal(_: Any, signal: tuple[Callable[..., object], tuple[Any, ...]]) -> Any:
+        function, arguments = signal
+        function(*arguments)
+        # Each is a turn of its own, and `settle` puts the lane first again: what a signal leads to overtakes messages too.
+        return END_TURN if lane._batch or lane._box else None
+
+    lane._table = {tuple: run_signal}
     lane._quantum = MOST_AT_ONCE
     lane._since = 0.0
     lane._handled = 0
     return lane
-
-
-def _run_signal(_: Any, signal: tuple[Callable[..., object], tuple[Any, ...]]) -> None:
-    function, arguments = signal
-    function(*arguments)

@@ -151,7 +151,7 @@ class Supervised:
     def __init__(self, factory: Callable[..., Any], args: tuple[Any, ...], policy: Supervision) -> None:
         self.factory = factory
         self.args = args
-        self.policy = policy
+        self.policy: Supervision = policy
         self.times: deque[float] = deque()
 
 

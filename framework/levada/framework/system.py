@@ -23,6 +23,7 @@ from .ask import Ask, WaitGraph, stopped_error
 from .cell import RUNNING, STOPPED, Cell, make_cell
 from .errors import ActorStopped, ConfigurationError, LevadaError, MailboxFull, NameTaken
 from .events import DeadLetters, EventStream
+from .host import split_cancelled
 from .lifecycle import Lifecycle
 from .links import CANCELLED, KILLED, SHUTDOWN
 from .mailbox import MailboxPolicy, unbounded
@@ -156,22 +157,28 @@ class ActorSystem:
         self.lifecycle: Lifecycle
         self.waits: WaitGraph
         self.inbox: ThreadInbox
-        self._nursery_manager: Any
+        self._around: Any
+        self._outer: trio.Nursery
         self._nursery: trio.Nursery
         self._body: trio.CancelScope
+        self._patience = trio.CancelScope()
         self._root: Cell
         self._root_gone: trio.Event
 
     # ------------------------------------------------------------ the block
 
+    @enable_ki_protection
     async def __aenter__(self) -> ActorSystem:
         if self._phase != "new":
             raise ConfigurationError(f"the system {self.name!r} was entered before; make a new one")
         self._phase = "running"
-        self._nursery_manager = trio.open_nursery()
-        self._nursery = await self._nursery_manager.__aenter__()
-        # Cancellation from outside reaches the block's body, and through `__aexit__` the actors, in order.
-        self._nursery.cancel_scope.shield = True
+        # Two nurseries: cancellation from around reaches the block's body, which is inside the outer one; the actors are in
+        # the inner one, which is shielded, so the end comes to them through `__aexit__` and in order.
+        self._around = trio.open_nursery()
+        self._outer = await self._around.__aenter__()
+        held = trio.Event()
+        self._outer.start_soon(self._hold_nursery, held)
+        interrupt = await _wait_patiently(held)
         self.scheduler = RunQueue(self, clock=self._clock, max_waiting=self.max_waiting)
         self.lifecycle = Lifecycle(self, lot=self.random)
         self.waits = WaitGraph(self.scheduler)
@@ -183,11 +190,16 @@ class ActorSystem:
         self.start_task(self.heap.run, name="<timers>")
         self._body = trio.CancelScope()
         self._body.__enter__()
+        if interrupt is not None:
+            await self.__aexit__(type(interrupt), interrupt, interrupt.__traceback__)
+            raise interrupt
         return self
+
+    @enable_ki_protection
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
+    ) -> bool | None:  # a plain bool would tell type checkers that errors of the block may be swallowed
         try:
             if self._body.__exit__(kind, error, traceback):
                 error = None
@@ -195,22 +207,24 @@ class ActorSystem:
             error = rest
         self._dead_letters.silent = True
         second: BaseException | None = None
-        if trio.current_effective_deadline() > -float("inf"):
-            try:
+        try:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            with self._patience:
                 await self._end_in_phases()
-            except BaseException as hurry:
-                # Ctrl-C once more, or the scope around was cancelled meanwhile: no more patience.
-                second = hurry
-        with trio.CancelScope(shield=True):
-            cancelled = trio.current_effective_deadline() == -float("inf") or isinstance(
-                error or second, trio.Cancelled
-            )
-            self.lifecycle.request(self._root, CANCELLED if cancelled else KILLED, cancel=True, final=True)
-            await self._root_gone.wait()
+        except BaseException as hurry:
+            # Ctrl-C once more, or the scope around was cancelled: no more patience.
+            second = hurry
+        cancelled = second is not None and split_cancelled(second)[0] is not None
+        self.lifecycle.request(self._root, CANCELLED if cancelled else KILLED, cancel=True, final=True)
+        second = await _wait_patiently(self._root_gone) or second
         self._phase = "over"
         self.inbox.close()
         self._nursery.cancel_scope.cancel()
-        await self._nursery_manager.__aexit__(None, None, None)
+        self._outer.cancel_scope.shield = True
+        try:
+            await self._around.__aexit__(None, None, None)
+        except BaseException as late:
+            second = second or late  # all tasks have ended all the same
         if self._dead_letters.count:
             logger.info("%s ended with %d dead letters", self.name, self._dead_letters.count, extra={"event": "ended"})
         return self._raise_what_ended(error, second)
@@ -293,7 +307,7 @@ class ActorSystem:
         supervise: Supervision = "stop",
     ) -> Ref[M]: ...
 
-    def spawn(
+    def spawn(  # type: ignore[misc]  # mypy does not take Any for *Ts
         self,
         factory: Callable[..., Any],
         *args: Any,
@@ -414,6 +428,13 @@ class ActorSystem:
 
     # ------------------------------------------------------------ for the runtime
 
+    @enable_ki_protection
+    async def _hold_nursery(self, held: trio.Event) -> None:
+        with trio.CancelScope(shield=True):
+            async with trio.open_nursery() as self._nursery:
+                held.set()
+                await trio.sleep_forever()
+
     def start_task(self, function: Callable[..., Awaitable[object]], *args: Any, name: str) -> None:
         """Run a task of the runtime in the system's nursery."""
         self._nursery.start_soon(function, *args, name=name)
@@ -429,6 +450,8 @@ class ActorSystem:
         elif self._fatal is not error:
             logger.error("%s: one more error while it ends", self.name, exc_info=error)
         self._body.cancel()
+        if self._phase in PHASES and not isinstance(error, Exception):
+            self._patience.cancel()  # Ctrl-C once more
 
     def root_ended(self) -> None:
         """All actors have ended."""
@@ -439,6 +462,18 @@ class ActorSystem:
         if not self.inbox.is_home():
             raise RuntimeError(f"tell to {cell.path} from a foreign thread or trio run; use ref.from_thread")
         self.observe.count_tell(cell)
+
+
+async def _wait_patiently(event: trio.Event) -> KeyboardInterrupt | None:
+    """Wait for what is certain to come; Ctrl-C meanwhile cuts nothing short and is given back."""
+    interrupt = None
+    with trio.CancelScope(shield=True):
+        while not event.is_set():
+            try:
+                await event.wait()
+            except KeyboardInterrupt as error:
+                interrupt = error
+    return interrupt
 
 
 def _as_factory(factory: Callable[..., Any]) -> Callable[..., Any]:
@@ -502,7 +537,7 @@ class ThreadInbox:
             try:
                 self._token.run_sync_soon(self._deliver)
             except trio.RunFinishedError:
-                self._closed = True
+                self.close()
 
     @enable_ki_protection
     def _deliver(self) -> None:
@@ -522,6 +557,10 @@ class ThreadInbox:
                         message.fail(error)
                     else:
                         self._system.dead_letter(message, cell, "mailbox full")
+                except Exception:
+                    # The key of a conflating mailbox is code of the user, and the thread that sent this has gone on.
+                    logger.exception("%s: no key for a message from a thread", cell.path, extra={"actor": cell.path})
+                    self._system.dead_letter(message, cell, "no key")
         if queue and not self._woken:
             self._woken = True
             self._token.run_sync_soon(self._deliver)

@@ -5,7 +5,7 @@ Each has a class of its own, because the handler table is keyed by class; what i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from .links import Reason
@@ -37,9 +37,17 @@ class Room:
 
 
 class Take:
-    """The oldest message of a mailbox that drops or conflates comes here."""
+    """The oldest message of a mailbox that drops or conflates comes here; a router's subclass takes from the router's."""
 
     __slots__ = ()
+
+    def next(self, cell: Any) -> Any:
+        """Take the message that `cell` is to handle at this point; `TURN` if there is none after all."""
+        return cell._next()
+
+    def taken(self, cell: Any) -> Any:
+        """Return what `next` gave last, for reports of its failure."""
+        return cell._taken
 
 
 class Turn:

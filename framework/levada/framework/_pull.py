@@ -1,0 +1,226 @@
+"""The router whose routees take messages when they are free. `levada.framework.router` has the theory."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import Any
+
+from trio.lowlevel import (
+    Abort,
+    RaiseCancelT,
+    Task,
+    current_task,
+    enable_ki_protection,
+    reschedule,
+    wait_task_rescheduled,
+)
+
+from ._routees import Resize, RouterBase
+from .actor import Inbox
+from .ask import Ask
+from .cell import RUNNING, Cell
+from .dispatch import RUNTIME_ENTRIES
+from .errors import AskCycle
+from .ref import Ref
+from .tokens import TURN, Stop, Take
+
+__all__ = ["PullRouter"]
+
+logger = logging.getLogger("levada.framework.router")
+
+
+class PullRouter(RouterBase):
+    """Lets its routees take messages, see `pull`. Sleeps; its inbox does the work."""
+
+    def begin(self) -> None:
+        self._inbox: _PullInbox = self._bound()._more().inbox
+
+    def add(self, ref: Ref[Any], label: str) -> None:
+        if isinstance(ref, Cell):
+            self._inbox.add(ref)
+        else:
+            logger.warning("%s is not of this system and cannot pull from %s", ref.path, self.ref.path)
+
+    def remove(self, ref: Ref[Any]) -> None:
+        self._inbox.remove(ref)
+
+    async def run(self) -> None:
+        await self._inbox.run()
+
+    def _start(self) -> Any:
+        cell = self._bound()
+        inbox = cell._more().inbox = _PullInbox(cell, self)
+        cell._scheduler = inbox  # type: ignore[assignment]
+        return self._run_loop(inbox)
+
+
+class Pull(Take):
+    """In a routee's mailbox: take the router's oldest message here. One for each router and routee, or none while it is free."""
+
+    __slots__ = ("_inbox", "_message", "_routee")
+
+    def __init__(self, inbox: _PullInbox, routee: Cell) -> None:
+        self._inbox = inbox
+        self._routee = routee
+        self._message: Any = None
+
+    def next(self, cell: Any) -> Any:
+        self._message = self._inbox.take(self._routee, self)
+        return self._message
+
+    def taken(self, cell: Any) -> Any:
+        return self._message
+
+
+class _PullInbox(Inbox[Any]):
+    """The router's mailbox as its routees see it.
+
+    The cell counts as idle all the time, so that each message is announced by a call of `append`.
+    """
+
+    def __init__(self, cell: Cell, router: PullRouter) -> None:
+        super().__init__(cell)
+        self._router = router
+        self._pulls: dict[Cell, Pull] = {}
+        """Of each routee."""
+        self._free: deque[Cell] = deque()
+        """Routees without a `Pull` in their mailbox."""
+
+    # Called by whoever sends.
+
+    @enable_ki_protection
+    def append(self, _: Cell) -> None:
+        cell = self._cell
+        cell._idle = True
+        box = cell._box
+        if box:
+            kind = type(box[-1])
+            if kind is Resize:
+                # More hands are wanted now, not when the few there are have come to it.
+                self._resize(box.pop().size)
+                return
+            if kind is Stop and not self._pulls:
+                self._see_stop(box.pop())
+                return
+        self._offer()
+
+    # Called by the router.
+
+    async def run(self) -> None:
+        """Sleep until somebody asks for the end."""
+        self._cell._idle = True
+        try:
+            if not self._pulls:
+                self._look_for_stop()
+            for _ in range(min(self._cell._depth(), len(self._free))):
+                self._offer()
+            if not self._ended:
+                self._task = current_task()
+                await wait_task_rescheduled(self._give_up)
+        finally:
+            self._ended = True
+            self._cell._idle = False
+
+    def add(self, routee: Cell) -> None:
+        """Let a routee take messages from now on."""
+        self._pulls[routee] = Pull(self, routee)
+        self._free.append(routee)
+        if self._cell._depth():
+            self._offer()
+
+    def remove(self, routee: Any) -> None:
+        """Let a routee take no more; what it has begun with it may finish."""
+        if self._pulls.pop(routee, None) is None:
+            return
+        if routee in self._free:
+            self._free.remove(routee)
+        elif self._cell._depth():
+            self._offer()  # it may have been about to take what another one can have
+        if not self._pulls:
+            self._look_for_stop()
+
+    def end(self) -> None:
+        self._ended = True
+        self._wake()
+
+    # Called by a routee.
+
+    @enable_ki_protection
+    def take(self, routee: Cell, pull: Pull) -> Any:
+        """Give the oldest message to a routee that has nothing else to do."""
+        if self._ended or self._pulls.get(routee) is not pull:
+            return TURN
+        cell = self._cell
+        while batch := cell._take_over():
+            entry = batch.pop()
+            kind = type(entry)
+            if kind is Stop:
+                self._see_stop(entry)
+                return TURN
+            if isinstance(entry, Take):
+                entry = entry.next(cell)
+                kind = type(entry)
+            if kind is Resize:
+                self._resize(entry.size)
+                if self._pulls.get(routee) is not pull:
+                    return TURN
+            elif isinstance(entry, Ask):
+                if entry.settled:
+                    continue
+                try:
+                    self._router.system.waits.forward(entry, routee)
+                except AskCycle as error:
+                    entry.fail(error)
+                    continue
+                cell._handled += 1
+                routee._admit(pull)
+                return entry
+            elif kind in RUNTIME_ENTRIES:
+                RUNTIME_ENTRIES[kind](self._router, entry)
+            else:
+                cell._handled += 1
+                routee._admit(pull)
+                return entry
+        self._free.append(routee)
+        return TURN
+
+    # ------------------------------------------------------------ the rest
+
+    def _offer(self) -> None:
+        """Let a routee look that is free, if possible one that is not about to start again."""
+        free = self._free
+        if free and not self._ended:
+            for _ in range(len(free)):
+                if free[0]._state is RUNNING:
+                    break
+                free.rotate(-1)
+            routee = free.popleft()
+            routee._admit(self._pulls[routee])
+
+    def _look_for_stop(self) -> None:
+        """Without routees nobody would ever come to the stop that may be queued."""
+        for entry in (*self._cell._batch, *self._cell._box):
+            if type(entry) is Stop:
+                self._see_stop(entry)
+
+    def _resize(self, size: int) -> None:
+        try:
+            self._router.source.resize(self._router, size)
+        except Exception as error:  # noqa: BLE001 - from the factory: the router's failure, not that of whoever runs now
+            host = self._cell._more().host
+            self._router.system.lifecycle.task_failed(self._cell, host, error)
+
+    def _see_stop(self, stop: Stop) -> None:
+        self.stop = stop
+        self.end()
+
+    @enable_ki_protection
+    def _wake(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            reschedule(task)
+
+    def _give_up(self, _: RaiseCancelT) -> Abort:
+        self._task: Task | None = None
+        return Abort.SUCCEEDED

@@ -1,0 +1,165 @@
+"""Who the routees of a router are, and what all kinds of routers have in common. `levada.framework.router` has the theory."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import attrs
+
+from .actor import Actor
+from .ask import Ask
+from .cell import RUNNING
+from .links import NORMAL, SHUTDOWN, Reason
+from .mailbox import MailboxPolicy
+from .message import message
+from .ref import Ref
+from .registry import Joined, Left
+from .supervision import Supervision
+from .tokens import Stop
+
+__all__ = ["GroupMembers", "PoolChildren", "Resize", "RouterBase"]
+
+
+@message("levada.Resize")
+class Resize:
+    """Tell a pool how many routees it shall have; in its turn, but at once with `pull`.
+
+    New ones take the lowest free places. Those in the highest places leave: they handle what they have, then stop.
+    """
+
+    size: int = attrs.field(validator=[attrs.validators.instance_of(int), attrs.validators.ge(1)])
+    """1 or more."""
+
+
+class PoolChildren:
+    """Routees that are children of the router."""
+
+    def __init__(
+        self,
+        factory: Callable[..., Any],
+        args: tuple[Any, ...],
+        size: int,
+        mailbox: MailboxPolicy | None,
+        supervise: Supervision,
+    ) -> None:
+        self._factory = factory
+        self._args = args
+        self._size = size
+        self._mailbox = mailbox
+        self._supervise: Supervision = supervise
+        self._places: dict[Ref[Any], int] = {}
+        """Of all children, those that are on their way out too."""
+        self._routees: dict[Ref[Any], None] = {}
+
+    def begin(self, router: RouterBase) -> None:
+        self.resize(router, self._size)
+
+    def end(self, router: RouterBase) -> None:
+        """The children end with the router."""
+
+    def resize(self, router: RouterBase, size: int) -> None:
+        places = self._places
+        while len(self._routees) > size:
+            last = max(self._routees, key=places.__getitem__)
+            del self._routees[last]
+            router.remove(last)
+            last._admit(Stop(SHUTDOWN, final=True))  # type: ignore[attr-defined]
+        while len(self._routees) < size:
+            taken = set(places.values())
+            place = next(number for number in range(len(taken) + 1) if number not in taken)
+            ref = router.spawn(
+                self._factory, *self._args, name=str(place), mailbox=self._mailbox, supervise=self._supervise
+            )
+            places[ref] = place
+            self._routees[ref] = None
+            router.watch_end(ref, functools.partial(self._ended, router, ref))
+            router.add(ref, str(place))
+
+    def _ended(self, router: RouterBase, ref: Ref[Any]) -> None:
+        del self._places[ref]
+        if ref in self._routees:
+            del self._routees[ref]
+            router.remove(ref)
+            if not self._routees:
+                # Behind the escalation that this end may cause: the router's failure is the weightier news.
+                signal = router.system.scheduler.signal
+                signal(signal, self._emptied, router)
+
+    def _emptied(self, router: RouterBase) -> None:
+        cell = router._bound()
+        if not self._routees and cell._actor is router and cell._state is RUNNING:
+            router.system.lifecycle.request(cell, NORMAL)
+
+
+class GroupMembers:
+    """Routees that join and leave a topic. Subscribed itself, not by the router's ref: what it hears is true at once."""
+
+    is_alive = True
+
+    def __init__(self, topic: Hashable) -> None:
+        self._topic = topic
+        self._router: RouterBase
+
+    def begin(self, router: RouterBase) -> None:
+        self._router = router
+        router.system.groups.subscribe(self._topic, self)  # type: ignore[arg-type]
+
+    def end(self, router: RouterBase) -> None:
+        router.system.groups.unsubscribe(self._topic, self)  # type: ignore[arg-type]
+
+    def resize(self, router: RouterBase, size: int) -> None:
+        router.unhandled(Resize(size))
+
+    # What `Groups` asks of a subscriber.
+
+    def tell(self, event: Joined | Left) -> None:
+        if isinstance(event, Joined):
+            self._router.add(event.ref, event.ref.path)
+        else:
+            self._router.remove(event.ref)
+
+    def _add_watcher(self, key: Hashable, ended: Callable[[Reason], None]) -> None:
+        """It ends with its router, and unsubscribes then."""
+
+    def _forget_watcher(self, key: Hashable) -> None:
+        """See `_add_watcher`."""
+
+
+class RouterBase(Actor[Any]):
+    """What all routers have: routees that come and go."""
+
+    source: PoolChildren | GroupMembers
+
+    def started(self) -> None:
+        self.begin()
+        self.source.begin(self)
+
+    def stopping(self, reason: Reason) -> None:
+        self.source.end(self)
+
+    def restarting(self, error: BaseException | None, message: Any) -> None:
+        self.source.end(self)
+
+    def begin(self) -> None:
+        """Get ready for routees."""
+
+    def add(self, ref: Ref[Any], label: str) -> None:
+        """Route to this one too from now on."""
+        raise NotImplementedError
+
+    def remove(self, ref: Ref[Any]) -> None:
+        """Route to this one no more."""
+        raise NotImplementedError
+
+    def watch_end(self, ref: Any, ended: Callable[[], None]) -> None:
+        """Call `ended` when a child has ended, in that very turn."""
+        ref._add_watcher((self, ref), lambda _: ended())
+
+    def refuse(self, entry: Any, error: Exception, why: str) -> None:
+        """Give up a message or a question that no routee takes."""
+        if isinstance(entry, Ask):
+            entry.fail(error)
+        else:
+            self.system.dead_letter(entry, self.ref, why)

@@ -1,0 +1,163 @@
+"""`Supervisor`: an actor that does nothing but start children and keep them running, as described in a list.
+
+Any actor can have supervised children (``self.spawn(…, supervise=restart())``).  This one is for the levels of a tree that have
+no other task, so that what must be robust holds no state of its own that could go wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, cast
+
+import attrs
+import trio
+
+from .actor import Actor, handles
+from .cell import Cell
+from .errors import ActorError, ConfigurationError
+from .links import SHUTDOWN
+from .message import Asks
+from .ref import Ref
+from .supervision import ChildSpec, Strategy, one_for_one
+
+__all__ = ["Children", "StartChild", "StopChild", "Supervisor"]
+
+logger = logging.getLogger("levada.framework.supervisor")
+
+
+@attrs.frozen
+class StartChild(Asks[Ref[Any]]):
+    """Ask a `Supervisor` to start one more child, behind the others; the answer is its ref.
+
+    What goes wrong (`NameTaken`, whatever the factory raises) is the answer too: the supervisor itself goes on.
+    """
+
+    spec: ChildSpec
+    """Made by `child`."""
+
+
+@attrs.frozen
+class StopChild(Asks[bool]):
+    """Ask a `Supervisor` to end a child for good, whatever its policy; the answer says whether there was one.
+
+    The child ends after its running handler and is killed if that takes longer than ``stop_timeout`` (a setting of the system).
+    Until it has ended the supervisor handles no other message; restarts of its children are not held up.
+    """
+
+    name: str
+    """As given in its `child` spec."""
+
+
+@attrs.frozen
+class Children(Asks[list[Ref[Any]]]):
+    """Ask a `Supervisor` for the children that have not ended, in order of start."""
+
+
+def _specs(specs: Sequence[ChildSpec]) -> tuple[ChildSpec, ...]:
+    wrong = [spec for spec in specs if not isinstance(spec, ChildSpec)]
+    if wrong:
+        raise ConfigurationError(f"children are described by child(…), not by {wrong[0]!r}")
+    names = [spec.name for spec in specs if spec.name is not None]
+    if len(names) > len(set(names)):
+        raise ConfigurationError(f"children of one supervisor have different names, not {names!r}")
+    return tuple(specs)
+
+
+class Supervisor(Actor[StartChild | StopChild | Children]):
+    """Starts the children it is given, in order, and starts them again as their policies and its strategy say.
+
+    A child that fails more often than it may is a failure of the supervisor, and so goes up the tree: spawn a supervisor
+    with ``supervise=restart()`` to start the whole subtree again, or with ``supervise="escalate"`` to pass the failure on.
+    When the supervisor starts again it has the children of its list; those added by `StartChild` are gone.
+
+    Args:
+        children: what to start, made by `child`.
+        strategy: who starts again together: `one_for_one`, `one_for_all` or `rest_for_one`.
+
+    Raises:
+        ConfigurationError: something else than a `ChildSpec`, or one name twice.
+
+    Example:
+        >>> import trio
+        >>> from levada.framework import Actor, ActorSystem, Asks, child, handles, message, rest_for_one, restart
+        >>> from levada.framework.supervisor import Children, Supervisor
+        >>> @message
+        ... class Next(Asks[int]):
+        ...     pass
+        >>> class Tickets(Actor[Next]):
+        ...     last: int = 0
+        ...     @handles
+        ...     def next(self, m: Next) -> int:
+        ...         self.last += 1
+        ...         return self.last
+        >>> async def main() -> None:
+        ...     async with ActorSystem() as system:
+        ...         team = system.spawn(
+        ...             Supervisor,
+        ...             [child(Tickets, 100, name="red"), child(Tickets, name="blue", supervise=restart("permanent"))],
+        ...             rest_for_one(max=3, within=60),
+        ...             name="team",
+        ...         )
+        ...         print([ref.path for ref in await team.ask(Children())])
+        ...         red = system.lookup("/team/red")
+        ...         print(await red.ask(Next()))
+        >>> trio.run(main)
+        ['/team/red', '/team/blue']
+        101
+    """
+
+    specs: Sequence[ChildSpec] = attrs.field(default=(), converter=_specs)
+    """The children that it starts with."""
+    strategy: Strategy = attrs.field(factory=one_for_one, validator=attrs.validators.instance_of(Strategy))
+    """Who starts again together."""
+
+    def started(self) -> None:
+        """Start the children."""
+        for spec in self.specs:
+            self._start_child(spec)
+
+    def child_ref(self, name: str) -> Ref[Any] | None:
+        """Find a living child by its name; from outside, use `ActorSystem.lookup`."""
+        extras = self._bound()._extras
+        return extras.names.get(name) if extras is not None and extras.names is not None else None
+
+    @handles
+    def start_child(self, m: StartChild) -> Ref[Any] | None:
+        """Start one more child."""
+        try:
+            return self._start_child(m.spec)
+        except Exception as error:  # noqa: BLE001 - a bad spec is its sender's mistake
+            self._refuse(m, error)
+            return None
+
+    @handles
+    async def stop_child(self, m: StopChild) -> bool:
+        """End a child for good."""
+        ref = self.child_ref(m.name)
+        if ref is None:
+            return False
+        self.system.lifecycle.request(cast("Cell", ref), SHUTDOWN, final=True)
+        with trio.move_on_after(self.system.stop_timeout):
+            await ref.terminated()
+            return True
+        ref.kill()
+        await ref.terminated()
+        return True
+
+    @handles
+    def list_children(self, _: Children) -> list[Ref[Any]]:
+        """List the children."""
+        return self.children
+
+    def _start_child(self, spec: ChildSpec) -> Ref[Any]:
+        return self.spawn(spec.factory, *spec.args, name=spec.name, mailbox=spec.mailbox, supervise=spec.supervise)
+
+    def _refuse(self, m: StartChild, error: Exception) -> None:
+        """Answer with an error; where nobody asked, log it."""
+        try:
+            reply = self.reply_later()
+        except ActorError:
+            logger.error("%s could not start a child", self.ref.path, exc_info=error, extra={"actor": self.ref.path})
+        else:
+            reply.fail(error)

@@ -1,0 +1,74 @@
+"""Virtual time, and a trio whose order of tasks is decided by a seed."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import trio
+from trio.testing import MockClock
+
+from levada.framework.scheduler import SLICE
+
+__all__ = ["CountingClock", "autojump", "deterministic"]
+
+
+def autojump() -> MockClock:
+    """Make a clock that jumps to the next deadline as soon as every task waits; starts at 0.0.
+
+    In a pytest-trio test the fixture ``autojump_clock`` is the same.  It does not see other threads: it jumps while one is at work.
+
+    Example:
+        >>> import trio
+        >>> from levada.framework import ActorSystem
+        >>> async def main() -> None:
+        ...     async with ActorSystem():
+        ...         await trio.sleep(3600)
+        ...         print(trio.current_time())
+        >>> trio.run(main, clock=autojump())
+        3600.0
+    """
+    return MockClock(autojump_threshold=0)
+
+
+class CountingClock:
+    """Stands in for ``time.perf_counter`` in a system: each look at it is a step forward, so slices end by count, not by time."""
+
+    def __init__(self, lot: random.Random) -> None:
+        self._lot = lot
+        self._now = 0.0
+
+    def __call__(self) -> float:
+        """Go on by at most half a slice, drawn by lot."""
+        self._now += self._lot.random() * SLICE / 2
+        return self._now
+
+
+@contextlib.contextmanager
+def deterministic(seed: int) -> Iterator[None]:
+    """Let trio order its tasks by `seed`; put everything back in the end.
+
+    Raises:
+        RuntimeError: this trio has no such seam.
+    """
+    run: Any = trio._core._run
+    if not hasattr(run, "_r") or not hasattr(run, "_ALLOW_DETERMINISTIC_SCHEDULING"):
+        raise RuntimeError(
+            f"trio {trio.__version__} offers no way to repeat its order of tasks; seeds need a trio that hypothesis can steer (0.27 to 0.35 can)"
+        )
+    before = run._r.getstate(), run._ALLOW_DETERMINISTIC_SCHEDULING
+    collects = gc.isenabled()
+    run._r.seed(seed)
+    run._ALLOW_DETERMINISTIC_SCHEDULING = True
+    # A collection comes when some number of objects has been made, in the test before too; finalisers may wake tasks.
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+        run._r.setstate(before[0])
+        run._ALLOW_DETERMINISTIC_SCHEDULING = before[1]

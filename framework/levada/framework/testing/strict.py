@@ -1,0 +1,365 @@
+"""`strict`: systems that look for mistakes which otherwise show only under load, or far from home, or never.
+
+What is looked at in every message: that nobody changes it between sending and handling, by encoding it with the message codec at both
+moments.  Handles inside (refs, senders, receivers) are counted, not moved.  Messages that the codec cannot encode are left alone, or, with
+``codec=True``, refused at once.  What is looked at around every handler: that it leaves no cancel scope and no nursery open.  Successive
+handlers of one actor may run in different tasks, and the task of this one goes on with other actors.
+
+A violation ends the system and comes out of its block, so that no supervisor can hide it.
+
+How: a cell of such a system gives out, instead of its class's handler table, one that wraps each handler (`_StrictTable`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import CoroutineType
+from typing import Any, ClassVar, cast
+
+import attrs
+from trio.lowlevel import current_task
+
+from levada.framework._wire import AttachmentKind, kind_of
+from levada.framework.ask import Ask
+from levada.framework.cell import NO_HANDLERS, Cell, StrictBoundedCell, StrictCell, StrictStoreCell
+from levada.framework.codec import Codec
+from levada.framework.dispatch import RUNTIME_ENTRIES
+from levada.framework.errors import ConfigurationError, DecodeError, LevadaError
+from levada.framework.ref import DEFAULT_TIMEOUT
+from levada.framework.system import ActorSystem
+from levada.framework.tokens import Start
+
+__all__ = ["StrictViolation", "strict"]
+
+
+class StrictViolation(AssertionError):
+    """Code under test broke a rule that `strict` watches over; the text says which, and where."""
+
+
+def strict(*, codec: bool = False) -> type[ActorSystem]:
+    """Choose the checks, and get the class of systems that make them; use it like `ActorSystem`.
+
+    On top of what ``ActorSystem(strict=True)`` checks:
+
+    * a message that was changed after it was sent and before it was handled;
+    * with `codec`, a message that would not survive a connection: its class is no message class, a field holds what it must not, or
+      what arrives differs from what was sent (checked where it is sent);
+    * a cancel scope or a nursery that a handler entered and did not leave.  Use `Actor.enter` for what lives longer.
+
+    Each is raised as `StrictViolation`, where it happens and out of the system's block.
+
+    Example:
+        >>> import trio
+        >>> from levada.framework import Actor, handles, message
+        >>> @message
+        ... class Order:
+        ...     lines: list[str]
+        >>> class Shop(Actor[Order]):
+        ...     @handles
+        ...     def order(self, m: Order) -> None: ...
+        >>> async def main() -> None:
+        ...     async with strict()() as system:
+        ...         order = Order(["tea"])
+        ...         system.spawn(Shop, name="shop").tell(order)
+        ...         order.lines.append("milk")
+        >>> trio.run(main)
+        Traceback (most recent call last):
+        ...
+        levada.framework.testing.strict.StrictViolation: Order(lines=['tea', 'milk']) was changed between tell and its handling by /shop: ...
+    """
+    return _CodecSystem if codec else _StrictSystem
+
+
+@attrs.define
+class _Seal:
+    """What a message was when it was sent."""
+
+    message: Any
+    octets: bytes
+    pending: int
+    """Deliveries that have not been handled yet."""
+
+
+class _StrictSystem(ActorSystem):
+    """An `ActorSystem` that checks what `strict` says."""
+
+    _codec: ClassVar[bool] = False
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        settings["strict"] = True
+        super().__init__(*args, **settings)
+        self._seals: dict[int, _Seal] = {}
+        """By id; the seal holds the message, so no id is given out again."""
+
+    def _install(self, *args: Any, **keywords: Any) -> Cell:
+        cell = super()._install(*args, **keywords)
+        cell.__class__ = _STRICT[type(cell)]
+        return cell
+
+    def strict_check(self, cell: Cell, message: Any) -> None:
+        super().strict_check(cell, message)
+        if isinstance(message, Ask):
+            message = message.message
+        kind = type(message)
+        if hasattr(kind, "__message_tag__") or not kind.__module__.startswith("levada.framework."):
+            # Entries and events of the runtime are neither changed nor sent anywhere.
+            self._seal(cell, message)
+
+    def _seal(self, cell: Cell, message: Any) -> None:
+        handles = _Handles()
+        try:
+            octets = Codec().encode(message, attachments=handles)
+        except (TypeError, ValueError, LevadaError) as error:
+            if self._codec:
+                raise self.violation(f"{type(message).__name__} for {cell.path} cannot travel: {error}") from error
+            return
+        if self._codec:
+            self._make_round_trip(cell, message, octets, handles)
+        seal = self._seals.get(id(message))
+        if seal is None:
+            self._seals[id(message)] = _Seal(message, octets, 1)
+        elif seal.octets != octets:
+            raise self.violation(f"{message!r} was changed after it was sent and sent again, to {cell.path}: {_WHY}")
+        else:
+            seal.pending += 1
+
+    def _make_round_trip(self, cell: Cell, message: Any, octets: bytes, handles: _Handles) -> None:
+        where = f"{type(message).__name__} for {cell.path}"
+        try:
+            arrived = Codec().decode(octets, detach=handles.detach)
+        except (DecodeError, ConfigurationError) as error:
+            raise self.violation(f"{where} would not arrive: {error}") from error
+        if Codec().encode(arrived, attachments=_Handles()) != octets or type(arrived) is not type(message):
+            raise self.violation(f"{where} would arrive as {arrived!r}, not as {message!r}")
+
+    def unseal(self, cell: Cell, message: Any) -> None:
+        """Compare a message that is about to be handled with what it was."""
+        seal = self._seals.get(id(message))
+        if seal is None:
+            return
+        self.forget(message)
+        try:
+            octets = Codec().encode(message, attachments=_Handles())
+        except (TypeError, ValueError, LevadaError):
+            octets = b""
+        if octets != seal.octets:
+            raise self.violation(f"{message!r} was changed between tell and its handling by {cell.path}: {_WHY}")
+
+    def forget(self, message: Any) -> None:
+        """Look after a message no more that will not be handled: it is its sender's again."""
+        seal = self._seals.get(id(message.message if isinstance(message, Ask) else message))
+        if seal is not None:
+            seal.pending -= 1
+            if not seal.pending:
+                del self._seals[id(seal.message)]
+
+    def violation(self, text: str) -> StrictViolation:
+        """Make the error, and let the system end with it."""
+        error = StrictViolation(text)
+        self.crash(error)
+        return error
+
+
+class _CodecSystem(_StrictSystem):
+    """The same with the round trip of each message."""
+
+    _codec = True
+
+
+_WHY = "a message belongs to its receiver once it is sent; send a copy, or make the class frozen"
+
+
+class _Handles:
+    """Attachments that stay where they are: only what the octets say of them matters here."""
+
+    def __init__(self) -> None:
+        self._taken: list[Any] = []
+
+    def attach(self, handle: Any, /) -> tuple[AttachmentKind, int]:
+        kind = kind_of(type(handle))
+        assert kind is not None
+        self._taken.append(handle)
+        return kind, len(self._taken) - 1
+
+    def rollback(self) -> None:
+        """Nothing was taken."""
+
+    def detach(self, number: int, kind: AttachmentKind, item: Any) -> Any:
+        return self._taken[number]
+
+
+# ---------------------------------------------------------------- cells and their tables
+
+
+_TABLE: Any = vars(Cell)["_table"]
+"""The slot that `_Checks._table` stands before."""
+
+
+class _Checks(Cell):
+    """What the cells of a strict system do otherwise; mixed into each kind of cell."""
+
+    __slots__ = ()
+
+    def _get_table(self) -> dict[Any, Any]:
+        table: dict[Any, Any] = _TABLE.__get__(self)
+        return table if table is NO_HANDLERS else _StrictTable(table)
+
+    def _set_table(self, table: dict[Any, Any]) -> None:
+        _TABLE.__set__(self, table)
+
+    _table: Any = property(_get_table, _set_table)
+
+    async def ask(self, message: Any, *, timeout: float | None = DEFAULT_TIMEOUT) -> Any:
+        system = _system_of(self)
+        try:
+            return await super().ask(message, timeout=timeout)
+        except BaseException:
+            system.forget(message)  # it may have been begun with; then there is nothing to forget
+            raise
+
+    def _messages(self) -> list[Any]:
+        entries = super()._messages()
+        for entry in entries:
+            _system_of(self).forget(entry)
+        return entries
+
+    def _bury(self) -> None:
+        self.__class__ = _PLAIN[type(self)]  # type: ignore[assignment]
+        self._bury()
+
+
+def _system_of(cell: Cell) -> _StrictSystem:
+    return cast("_StrictSystem", cell._system)
+
+
+class _CheckedCell(_Checks, StrictCell):
+    __slots__ = ()
+
+
+class _CheckedBoundedCell(_Checks, StrictBoundedCell):
+    __slots__ = ()
+
+    async def send(self, message: Any) -> None:
+        # Puts the message in without a tell.
+        system = _system_of(self)
+        system.strict_check(self, message)
+        try:
+            await super().send(message)
+        except BaseException:
+            system.forget(message)
+            raise
+
+    def _drop(self, message: Any) -> None:
+        _system_of(self).forget(message)
+        super()._drop(message)
+
+
+class _CheckedStoreCell(_Checks, StrictStoreCell):
+    __slots__ = ()
+
+    def tell(self, message: Any) -> None:
+        if self._key is not None and not isinstance(message, Ask):
+            _system_of(self).forget(self._store.get(self._key(message)))  # the older one of this key, if there is one
+        super().tell(message)
+
+    def _drop(self, message: Any) -> None:
+        _system_of(self).forget(message)
+        super()._drop(message)
+
+
+_STRICT: dict[type[Cell], type[Cell]] = {
+    StrictCell: _CheckedCell,
+    StrictBoundedCell: _CheckedBoundedCell,
+    StrictStoreCell: _CheckedStoreCell,
+}
+_PLAIN = {checked: plain for plain, checked in _STRICT.items()}
+
+
+class _StrictTable(dict[Any, Any]):
+    """A view of a handler table in which each handler of the user is watched."""
+
+    __slots__ = ("plain",)
+
+    def __init__(self, plain: dict[Any, Any]) -> None:
+        super().__init__()
+        self.plain = plain
+
+    def __getitem__(self, kind: Any) -> Any:
+        if kind is None:
+            return {}  # no calls inside the asker's task: they pass no envelope
+        return _watched(kind, self.plain[kind])
+
+    def get(self, kind: Any, default: Any = None) -> Any:
+        return self[kind] if kind in self.plain else default
+
+    def __setitem__(self, kind: Any, handler: Any) -> None:
+        self.plain[kind] = handler.plain if isinstance(handler, _Watched) else handler
+
+
+def _watched(kind: Any, handler: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return handler if kind in RUNTIME_ENTRIES and kind is not Start else _Watched(handler)
+
+
+class _Watched:
+    """A handler, and the checks before and after it."""
+
+    __slots__ = ("plain",)
+
+    def __init__(self, plain: Callable[[Any, Any], Any]) -> None:
+        self.plain = plain
+
+    def __call__(self, actor: Any, message: Any) -> Any:
+        cell = actor._cell
+        cell._system.unseal(cell, message)
+        before = _open_scope()
+        result = None
+        try:
+            result = self.plain(actor, message)
+        finally:
+            if _open_scope() is not before:
+                self._report(cell, message, "a cancel scope")
+                _close_scopes(before)
+        return self._finish(cell, message, result) if type(result) is CoroutineType else result
+
+    async def _finish(self, cell: Cell, message: Any, coroutine: Any) -> Any:
+        before = _open_scope()
+        nurseries = current_task().child_nurseries
+        count = len(nurseries)
+        try:
+            return await coroutine
+        finally:
+            if _open_scope() is not before:
+                nursery = len(current_task().child_nurseries) > count
+                self._report(cell, message, "a nursery" if nursery else "a cancel scope")
+                await _close_nurseries(count)
+                _close_scopes(before)
+
+    def _report(self, cell: Cell, message: Any, what: str) -> None:
+        system: Any = cell._system
+        name = getattr(self.plain, "__qualname__", repr(self.plain))
+        kind = type(message).__name__
+        system.violation(
+            f"{name} left {what} open when it was done with {kind} in {cell.path}; the next handler may run in another task: use self.enter()"
+        )
+
+
+# Trio says nowhere in public what is open in a task. These three are its names from 0.27 to 0.35.
+
+
+def _open_scope() -> Any:
+    """Return what stands for the innermost cancel scope of this task; a nursery has one too."""
+    task: Any = current_task()
+    return task._cancel_status
+
+
+def _close_scopes(outer: Any) -> None:
+    """Leave, for the handler, what it left open, so that the worker's own scope is not corrupted."""
+    while (status := _open_scope()) is not outer:
+        status._scope.__exit__(None, None, None)
+
+
+async def _close_nurseries(count: int) -> None:
+    while len(nurseries := current_task().child_nurseries) > count:
+        nursery: Any = nurseries[-1]
+        nursery.cancel_scope.cancel()
+        await nursery._nested_child_finished(None)

@@ -1,0 +1,665 @@
+"""The contract of `ask`: answers, deadlines, death, withdrawal, cycles, answers that come later."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import attrs
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from levada.framework import (
+    Actor,
+    ActorSystem,
+    Asks,
+    Failed,
+    Killed,
+    Ref,
+    Reply,
+    Shutdown,
+    bounded,
+    handles,
+    message,
+    restart,
+)
+from levada.framework.errors import ActorError, ActorStopped, AskCycle, AskTimeout, MailboxFull, NoValue
+
+
+@message
+class Get(Asks[int]):
+    pass
+
+
+@message
+class Wait(Asks[str]):
+    """Answered once the gate is open."""
+
+
+@message
+class Fail(Asks[None]):
+    pass
+
+
+@message
+class Tell:
+    n: int
+
+
+class Gate(Actor[Get | Wait | Fail | Tell]):
+    gate: trio.Event = attrs.field(factory=trio.Event)
+    begun: list[str] = attrs.field(factory=list)
+
+    @handles
+    def get(self, m: Get) -> int:
+        self.begun.append("get")
+        return 7
+
+    @handles
+    async def wait(self, m: Wait) -> str:
+        self.begun.append("wait")
+        await self.gate.wait()
+        return "through"
+
+    @handles
+    def fail(self, m: Fail) -> None:
+        self.begun.append("fail")
+        raise KeyError("on purpose")
+
+    @handles
+    def on_tell(self, m: Tell) -> None:
+        self.begun.append(f"tell {m.n}")
+
+
+class Outcome:
+    """What became of a call in a task of its own."""
+
+    value: Any = None
+    error: BaseException | None = None
+    at: float | None = None
+
+    async def of(self, call: Callable[[], Awaitable[Any]]) -> None:
+        try:
+            self.value = await call()
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            self.error = error
+        self.at = trio.current_time()
+
+
+# ---------------------------------------------------------------- answers
+
+
+async def test_a_reply_may_be_anything_none_included(system: ActorSystem) -> None:
+    class Nothing(Actor[Get | Wait]):
+        @handles
+        def sync(self, m: Get) -> None:
+            return None
+
+        @handles
+        async def later(self, m: Wait) -> None:
+            await trio.lowlevel.checkpoint()
+
+    ref: Ref[Any] = system.spawn(Nothing)
+    assert await ref.ask(Get()) is None
+    assert await ref.ask(Wait()) is None
+    ref.tell(Wait())
+    assert await ref.ask(Get()) is None
+
+
+async def test_many_asks_at_once_each_get_their_own_answer(system: ActorSystem) -> None:
+    @message
+    class Square(Asks[int]):
+        n: int
+
+    class Squares(Actor[Square]):
+        @handles
+        async def square(self, m: Square) -> int:
+            await trio.lowlevel.checkpoint()
+            return m.n * m.n
+
+    ref = system.spawn(Squares)
+    answers: dict[int, int] = {}
+
+    async def ask(n: int) -> None:
+        answers[n] = await ref.ask(Square(n))
+
+    async with trio.open_nursery() as nursery:
+        for n in range(50):
+            nursery.start_soon(ask, n)
+    assert answers == {n: n * n for n in range(50)}
+
+
+# ---------------------------------------------------------------- deadlines
+
+
+async def test_ask_gives_up_after_its_timeout_and_names_it(system: ActorSystem, autojump_clock: MockClock) -> None:
+    ref = system.spawn(Gate, name="gate")
+    question = Wait()
+    start = trio.current_time()
+    with pytest.raises(AskTimeout) as caught:
+        await ref.ask(question, timeout=1.5)
+    error = caught.value
+    assert trio.current_time() - start == pytest.approx(1.5)
+    assert str(error) == "/gate did not answer Wait in 1.5 s"
+    assert (error.actor, error.seconds) == ("/gate", 1.5)
+    assert error.message is question
+    assert isinstance(error, TimeoutError)
+    assert not isinstance(error, trio.TooSlowError)
+
+
+async def test_the_systems_timeout_counts_unless_told_otherwise(autojump_clock: MockClock) -> None:
+    async with ActorSystem(ask_timeout=2.0) as system:
+        ref = system.spawn(Gate)
+        start = trio.current_time()
+        with pytest.raises(AskTimeout) as caught:
+            await ref.ask(Wait())
+        assert trio.current_time() - start == pytest.approx(2.0)
+        assert caught.value.seconds == 2.0
+        with trio.move_on_after(1000) as scope:
+            await ref.ask(Wait(), timeout=None)
+        assert scope.cancelled_caught
+        with pytest.raises(AskTimeout):
+            await ref.ask(Wait(), timeout=0)
+        ref.kill()
+    async with ActorSystem(ask_timeout=None) as system:
+        ref = system.spawn(Gate)
+        with trio.move_on_after(1000) as scope:
+            await ref.ask(Wait())
+        assert scope.cancelled_caught
+        ref.kill()
+
+
+async def test_the_timeout_covers_the_wait_for_room(system: ActorSystem, autojump_clock: MockClock) -> None:
+    begun: list[str] = []
+    gate = trio.Event()
+    ref = system.spawn(Gate, gate, begun, mailbox=bounded(1))
+    ref.tell(Wait())
+    await wait_all_tasks_blocked()
+    ref.tell(Tell(1))
+    start = trio.current_time()
+    with pytest.raises(AskTimeout):
+        await ref.ask(Get(), timeout=3)
+    assert trio.current_time() - start == pytest.approx(3)
+    gate.set()
+    await wait_all_tasks_blocked()
+    assert begun == ["wait", "tell 1"]
+
+
+async def test_a_late_answer_is_dropped_and_counted(system: ActorSystem, autojump_clock: MockClock) -> None:
+    gate = trio.Event()
+    ref = system.spawn(Gate, gate)
+    with pytest.raises(AskTimeout):
+        await ref.ask(Wait(), timeout=1)
+    assert system.statistics().late_replies == 0
+    gate.set()
+    await wait_all_tasks_blocked()
+    assert system.statistics().late_replies == 1
+    assert await ref.ask(Get()) == 7
+
+
+async def test_an_answer_in_time_leaves_no_timer_behind(system: ActorSystem) -> None:
+    ref = system.spawn(Gate)
+    ref.tell(Tell(0))
+    for _ in range(10):
+        ref.tell(Tell(1))
+        assert await ref.ask(Get(), timeout=60) == 7
+    assert system.statistics().timers == 0
+
+
+# ---------------------------------------------------------------- death
+
+
+async def test_a_failing_handler_fails_its_ask_with_the_cause(system: ActorSystem) -> None:
+    ref = system.spawn(Gate, name="gate")
+    question = Fail()
+    with pytest.raises(ActorStopped) as caught:
+        await ref.ask(question)
+    error = caught.value
+    assert str(error) == "/gate failed: KeyError('on purpose')"
+    assert isinstance(error.__cause__, KeyError)
+    assert error.reason == Failed(error.__cause__)
+    assert error.message is question
+    reason = await ref.terminated()
+    assert isinstance(reason, Failed)
+    assert reason.error is error.__cause__
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["inline", "queued"])
+async def test_a_question_that_restarts_its_actor_fails_all_the_same(system: ActorSystem, busy: bool) -> None:
+    ref = system.spawn(Gate, supervise=restart())
+    if busy:
+        ref.tell(Tell(1))
+    with pytest.raises(ActorStopped, match="KeyError"):
+        await ref.ask(Fail())
+    assert await ref.ask(Get()) == 7
+    assert system.statistics().restarts == 1
+
+
+async def test_asks_queued_and_in_flight_fail_at_once_when_the_actor_is_killed(
+    system: ActorSystem, autojump_clock: MockClock
+) -> None:
+    begun: list[str] = []
+    ref = system.spawn(Gate, trio.Event(), begun, mailbox=bounded(2))
+    outcomes = [Outcome() for _ in range(5)]
+    async with trio.open_nursery() as nursery:
+        # One in the handler, two in the mailbox, two waiting for room.
+        for outcome in outcomes:
+            nursery.start_soon(outcome.of, lambda: ref.ask(Wait(), timeout=None))
+            await wait_all_tasks_blocked()
+        ref.kill()
+    assert begun == ["wait"]
+    assert [type(outcome.error) for outcome in outcomes] == [ActorStopped] * 5
+    assert {outcome.error.reason for outcome in outcomes if isinstance(outcome.error, ActorStopped)} == {Killed()}
+    assert {outcome.at for outcome in outcomes} == {trio.current_time()} == {0.0}
+
+
+async def test_asks_behind_a_stop_fail_and_those_before_it_are_answered(system: ActorSystem) -> None:
+    gate = trio.Event()
+    ref = system.spawn(Gate, gate)
+    before, after = Outcome(), Outcome()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(before.of, lambda: ref.ask(Wait()))
+        await wait_all_tasks_blocked()
+        ref.stop()
+        nursery.start_soon(after.of, lambda: ref.ask(Get()))
+        await wait_all_tasks_blocked()
+        gate.set()
+    assert before.value == "through"
+    assert isinstance(after.error, ActorStopped)
+    assert after.error.reason == Shutdown()
+
+
+async def test_asks_while_an_actor_is_stopping_fail_when_it_has(system: ActorSystem) -> None:
+    gate = trio.Event()
+
+    class Lingers(Actor[Get]):
+        @handles
+        def get(self, m: Get) -> int:
+            return 1
+
+        async def stopping(self, reason: Any) -> None:
+            await gate.wait()
+
+    ref = system.spawn(Lingers)
+    ref.stop()
+    await wait_all_tasks_blocked()
+    outcome = Outcome()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(outcome.of, lambda: ref.ask(Get()))
+        await wait_all_tasks_blocked()
+        gate.set()
+    assert isinstance(outcome.error, ActorStopped)
+
+
+# ---------------------------------------------------------------- cancellation
+
+
+async def test_a_withdrawn_question_is_never_begun(system: ActorSystem) -> None:
+    gate = trio.Event()
+    begun: list[str] = []
+    ref = system.spawn(Gate, gate, begun)
+    ref.tell(Wait())
+    await wait_all_tasks_blocked()
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await ref.ask(Get())
+    assert scope.cancelled_caught
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ref.ask, Get())
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    gate.set()
+    await wait_all_tasks_blocked()
+    assert begun == ["wait"]
+    assert system.statistics().late_replies == 0
+
+
+async def test_cancelled_while_the_handler_is_at_work_the_handler_goes_on(system: ActorSystem) -> None:
+    gate = trio.Event()
+    begun: list[str] = []
+    ref = system.spawn(Gate, gate, begun)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ref.ask, Wait())
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    ref.tell(Tell(1))
+    gate.set()
+    await wait_all_tasks_blocked()
+    assert begun == ["wait", "tell 1"]
+    assert system.statistics().late_replies == 1
+    assert system.statistics().timers == 0
+
+
+async def test_ask_is_always_a_cancellation_point(system: ActorSystem) -> None:
+    begun: list[str] = []
+    ref = system.spawn(Gate, trio.Event(), begun)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await ref.ask(Get())
+    assert scope.cancelled_caught
+    await wait_all_tasks_blocked()
+    assert begun == []
+
+
+# ---------------------------------------------------------------- cycles
+
+
+@message
+class Go(Asks[str]):
+    """Pass it on to the next one."""
+
+
+@message
+class Fill:
+    pass
+
+
+class Link(Actor[Go | Fill]):
+    """One of a ring; `how` says in which way it waits for the next."""
+
+    how: str
+    ring: list[Ref[Any]]
+    position: int
+
+    @handles
+    def fill(self, m: Fill) -> None:
+        pass
+
+    @handles
+    async def go(self, m: Go) -> str:
+        following = self.ring[(self.position + 1) % len(self.ring)]
+        if self.how == "nursery":
+            answers: list[str] = []
+
+            async def ask() -> None:
+                answers.append(await following.ask(Go(), timeout=None))
+
+            async with trio.open_nursery() as outer, trio.open_nursery() as inner:
+                inner.start_soon(trio.lowlevel.checkpoint)
+                outer.start_soon(ask)
+            return answers[0]
+        if self.how == "send" and self.position == len(self.ring) - 1:
+            following.tell(Fill())
+            await following.send(Fill())
+            return "sent"
+        return await following.ask(Go(), timeout=None)
+
+
+def cycle_of(error: BaseException) -> AskCycle:
+    """Dig out the cycle that the whole ring failed of."""
+    while not isinstance(error, AskCycle):
+        inner = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__
+        assert inner is not None
+        error = inner
+    return error
+
+
+@pytest.mark.parametrize("how", ["ask", "send", "nursery"])
+@pytest.mark.parametrize("length", [1, 2, 3])
+async def test_a_cycle_of_waits_is_refused_and_named(system: ActorSystem, how: str, length: int) -> None:
+    ring: list[Ref[Any]] = []
+    for position in range(length):
+        ring.append(system.spawn(Link, how, ring, position, name=f"link{position}", mailbox=bounded(1)))
+    with pytest.raises(ActorStopped) as caught:
+        await ring[0].ask(Go())
+    error = cycle_of(caught.value)
+    last = length - 1
+    names = [f"/link{(last + step) % length}" for step in range(length + 1)]
+    assert error.cycle == tuple(names)
+    assert error.actor == "/link0"
+    assert str(error) == " waits for ".join(names) + ": none of them would ever go on"
+    assert system.observe.waits() == []
+
+
+async def test_a_handler_may_catch_the_cycle_and_go_on(system: ActorSystem) -> None:
+    class Narcissus(Actor[Go]):
+        @handles
+        async def go(self, m: Go) -> str:
+            try:
+                return await self.ref.ask(Go())
+            except AskCycle as error:
+                return " ".join(error.cycle)
+
+    ref = system.spawn(Narcissus, name="narcissus")
+    assert await ref.ask(Go()) == "/narcissus /narcissus"
+    assert await ref.ask(Go()) == "/narcissus /narcissus"
+
+
+async def test_a_task_beside_the_handlers_may_ask_its_own_actor(system: ActorSystem) -> None:
+    answers: list[int] = []
+
+    class Selfish(Actor[Go | Get]):
+        @handles
+        def go(self, m: Go) -> str:
+            self.start_soon(self.ask_myself)
+            return "started"
+
+        @handles
+        async def get(self, m: Get) -> int:
+            await trio.lowlevel.checkpoint()
+            return 3
+
+        async def ask_myself(self) -> None:
+            answers.append(await self.ref.ask(Get()))
+
+    ref = system.spawn(Selfish)
+    assert await ref.ask(Go()) == "started"
+    await wait_all_tasks_blocked()
+    assert answers == [3]
+
+
+async def test_a_chain_without_a_cycle_works_and_is_visible(system: ActorSystem) -> None:
+    gate = trio.Event()
+    last = system.spawn(Gate, gate, name="last")
+
+    class Middle(Actor[Wait]):
+        following: Ref[Any]
+
+        @handles
+        async def wait(self, m: Wait) -> str:
+            return str(await self.following.ask(m))
+
+    two = system.spawn(Middle, last, name="two")
+    one = system.spawn(Middle, two, name="one")
+    outcome = Outcome()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(outcome.of, lambda: one.ask(Wait()))
+        await wait_all_tasks_blocked()
+        assert sorted(system.observe.waits()) == [("/one", "/two"), ("/two", "/last")]
+        gate.set()
+    assert outcome.value == "through"
+    assert system.observe.waits() == []
+
+
+async def test_the_wait_is_forgotten_when_it_ends_by_timeout_or_cancellation(
+    system: ActorSystem, autojump_clock: MockClock
+) -> None:
+    class Two(Actor[Go | Get]):
+        other: list[Ref[Any]]
+
+        @handles
+        async def go(self, m: Go) -> str:
+            with pytest.raises(AskTimeout):
+                await self.other[0].ask(Wait(), timeout=1)
+            with trio.move_on_after(1):
+                await self.other[0].ask(Wait(), timeout=None)
+            return "gave up"
+
+        @handles
+        def get(self, m: Get) -> int:
+            return 1
+
+    others: list[Ref[Any]] = []
+    two = system.spawn(Two, others)
+
+    class Back(Actor[Wait]):
+        @handles
+        async def wait(self, m: Wait) -> str:
+            await trio.sleep(5)
+            assert await two.ask(Get()) == 1
+            return "back"
+
+    others.append(system.spawn(Back))
+    assert await two.ask(Go()) == "gave up"
+    await wait_all_tasks_blocked()
+    await trio.sleep(20)
+    assert system.statistics().failures == 0
+
+
+# ---------------------------------------------------------------- answers that come later
+
+
+class Deferring(Actor[Get | Fill | Fail]):
+    """Answers `Get` later, from outside."""
+
+    replies: list[Reply[int]]
+
+    @handles
+    def get(self, m: Get) -> int:
+        self.replies.append(self.reply_later())
+        return -1
+
+    @handles
+    def fill(self, m: Fill) -> None:
+        pass
+
+    @handles
+    def fail(self, m: Fail) -> None:
+        raise KeyError("on purpose")
+
+
+async def deferred(nursery: trio.Nursery, ref: Ref[Any]) -> Outcome:
+    outcome = Outcome()
+    nursery.start_soon(outcome.of, lambda: ref.ask(Get(), timeout=None))
+    await wait_all_tasks_blocked()
+    assert (outcome.value, outcome.error) == (None, None)
+    return outcome
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["inline", "queued"])
+async def test_a_deferred_reply_is_what_it_is_answered_with(system: ActorSystem, busy: bool) -> None:
+    replies: list[Reply[int]] = []
+    ref = system.spawn(Deferring, replies)
+
+    async def ask() -> int:
+        if busy:
+            ref.tell(Fill())  # a worker runs the handler then, not the asker
+        return await ref.ask(Get(), timeout=None)
+
+    outcome = Outcome()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(outcome.of, ask)
+        await wait_all_tasks_blocked()
+        (reply,) = replies
+        assert reply.wanted
+        assert repr(reply) == "<Reply to Get, wanted>"
+        reply.send(42)
+        assert not reply.wanted
+        assert repr(reply) == "<Reply to Get, settled>"
+    assert outcome.value == 42
+    reply.send(43)
+    assert system.statistics().late_replies == 1
+
+
+async def test_a_deferred_reply_may_fail_the_ask_without_failing_the_actor(system: ActorSystem) -> None:
+    replies: list[Reply[int]] = []
+    ref = system.spawn(Deferring, replies)
+    async with trio.open_nursery() as nursery:
+        outcome = await deferred(nursery, ref)
+        error = ValueError("no such thing")
+        replies[0].fail(error)
+    assert outcome.error is error
+    assert ref.is_alive
+
+
+async def test_a_deferred_reply_that_is_dropped_fails_the_ask(system: ActorSystem) -> None:
+    replies: list[Reply[int]] = []
+    ref = system.spawn(Deferring, replies)
+    async with trio.open_nursery() as nursery:
+        outcome = await deferred(nursery, ref)
+        replies.clear()
+        gc.collect()
+    assert isinstance(outcome.error, NoValue)
+    assert str(outcome.error) == "the answer to Get was given up"
+
+
+async def test_a_deferred_reply_of_an_actor_that_stops_fails_the_ask_at_once(
+    system: ActorSystem, autojump_clock: MockClock
+) -> None:
+    replies: list[Reply[int]] = []
+    ref = system.spawn(Deferring, replies)
+    async with trio.open_nursery() as nursery:
+        outcome = await deferred(nursery, ref)
+        ref.stop()
+    assert isinstance(outcome.error, ActorStopped)
+    assert outcome.error.reason == Shutdown()
+    assert not replies[0].wanted
+    replies[0].send(1)
+    assert system.statistics().late_replies == 1
+
+
+async def test_a_deferred_reply_survives_a_restart(system: ActorSystem) -> None:
+    replies: list[Reply[int]] = []
+    ref = system.spawn(Deferring, replies, supervise=restart())
+    async with trio.open_nursery() as nursery:
+        outcome = await deferred(nursery, ref)
+        with pytest.raises(ActorStopped):
+            await ref.ask(Fail())
+        assert replies[0].wanted
+        replies[0].send(5)
+    assert outcome.value == 5
+
+
+async def test_only_the_ask_that_is_being_handled_can_be_taken_over_and_only_once(system: ActorSystem) -> None:
+    class Greedy(Actor[Get | Tell]):
+        @handles
+        def get(self, m: Get) -> int:
+            reply = self.reply_later()
+            with pytest.raises(ActorError, match=r"^/greedy is not handling an ask now$"):
+                self.reply_later()
+            reply.send(1)
+            return 2
+
+        @handles
+        def on_tell(self, m: Tell) -> None:
+            with pytest.raises(ActorError, match=r"^/greedy is not handling an ask now$"):
+                self.reply_later()
+
+    ref = system.spawn(Greedy, name="greedy")
+    ref.tell(Tell(1))
+    await wait_all_tasks_blocked()
+    assert await ref.ask(Get()) == 1
+    assert system.statistics().failures == 0
+
+
+async def test_an_async_handler_may_take_over_its_reply_after_it_has_waited(system: ActorSystem) -> None:
+    replies: list[Reply[int]] = []
+
+    class Later(Actor[Get]):
+        @handles
+        async def get(self, m: Get) -> int:
+            await trio.lowlevel.checkpoint()
+            replies.append(self.reply_later())
+            await trio.lowlevel.checkpoint()
+            return 0
+
+    async with trio.open_nursery() as nursery:
+        outcome = await deferred(nursery, system.spawn(Later))
+        replies[0].send(9)
+    assert outcome.value == 9
+
+
+async def test_a_full_mailbox_that_raises_gives_the_question_back(system: ActorSystem) -> None:
+    gate = trio.Event()
+    ref = system.spawn(Gate, gate, mailbox=bounded(1, overflow="raise"))
+    ref.tell(Wait())
+    await wait_all_tasks_blocked()
+    ref.tell(Tell(1))
+    question = Get()
+    with pytest.raises(MailboxFull) as caught:
+        await ref.ask(question)
+    assert caught.value.message is question
+    assert caught.value.capacity == 1
+    gate.set()

@@ -1,0 +1,225 @@
+"""Actors by unique name, and by topic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+from trio.testing import wait_all_tasks_blocked
+
+from levada.framework import (
+    Actor,
+    ActorSystem,
+    Asks,
+    Joined,
+    Left,
+    Ref,
+    Shutdown,
+    bounded,
+    conflate,
+    handles,
+    message,
+    restart,
+)
+from levada.framework.errors import ActorStopped, NameTaken
+
+
+@message
+class Get(Asks[int]):
+    pass
+
+
+@message
+class Fail:
+    pass
+
+
+class Member(Actor[Any]):
+    number: int = 0
+    seen: list[Any] = attrs.field(factory=list)
+
+    @handles
+    def get(self, m: Get) -> int:
+        return self.number
+
+    @handles
+    def fail(self, m: Fail) -> None:
+        raise ValueError("told to")
+
+    @handles
+    def anything(self, m: object) -> None:
+        self.seen.append(m)
+
+
+# ---------------------------------------------------------------- registry
+
+
+async def test_a_registered_actor_is_found_by_its_name(system: ActorSystem) -> None:
+    registry = system.registry
+    one, two = system.spawn(Member, 1), system.spawn(Member, 2)
+    registry.register("one", one)
+    registry.register("two", two)
+    registry.register("also one", one)
+    assert registry.get("one") is one
+    assert registry["two"] is two
+    assert registry.get("three") is None
+    with pytest.raises(KeyError):
+        registry["three"]
+    assert ("one" in registry, "three" in registry, 1 in registry) == (True, False, False)
+    assert (list(registry), len(registry)) == (["one", "two", "also one"], 3)
+    assert await registry["also one"].ask(Get()) == 1
+
+
+async def test_a_name_taken_twice_is_refused_and_names_the_holder(system: ActorSystem) -> None:
+    one, two = system.spawn(Member, name="one"), system.spawn(Member)
+    system.registry.register("name", one)
+    system.registry.register("name", one)
+    with pytest.raises(NameTaken) as caught:
+        system.registry.register("name", two)
+    assert str(caught.value) == "the name 'name' belongs to /one"
+    assert (caught.value.name, caught.value.actor) == ("name", "/one")
+    assert isinstance(caught.value, LookupError)
+    assert system.registry["name"] is one
+
+
+async def test_a_name_is_free_as_soon_as_its_actor_has_ended_for_good(system: ActorSystem) -> None:
+    ref = system.spawn(Member, supervise=restart())
+    system.registry.register("name", ref)
+    ref.tell(Fail())
+    await wait_all_tasks_blocked()
+    assert system.statistics().restarts == 1
+    assert system.registry["name"] is ref
+    ref.stop()
+    await ref.terminated()
+    assert "name" not in system.registry
+    system.registry.register("name", system.spawn(Member))
+
+
+async def test_a_dead_actor_takes_no_name(system: ActorSystem) -> None:
+    ref = system.spawn(Member, name="dead")
+    ref.stop()
+    await ref.terminated()
+    with pytest.raises(ActorStopped, match=r"^/dead has ended and takes no name$"):
+        system.registry.register("name", ref)
+    assert len(system.registry) == 0
+
+
+async def test_a_name_taken_back_and_given_to_another_stays_with_the_other(system: ActorSystem) -> None:
+    one, two = system.spawn(Member), system.spawn(Member)
+    system.registry.register("name", one)
+    system.registry.unregister("name")
+    system.registry.unregister("name")
+    system.registry.register("name", two)
+    one.kill()
+    await one.terminated()
+    assert system.registry["name"] is two
+
+
+async def test_two_systems_share_nothing(system: ActorSystem) -> None:
+    system.registry.register("name", system.spawn(Member))
+    async with ActorSystem() as other:
+        assert "name" not in other.registry
+        other.registry.register("name", other.spawn(Member))
+
+
+# ---------------------------------------------------------------- groups
+
+
+async def test_members_join_once_in_order_and_leave(system: ActorSystem) -> None:
+    groups = system.groups
+    one, two, three = (system.spawn(Member, n) for n in range(3))
+    for ref in (one, two, one, three):
+        groups.join("topic", ref)
+    groups.join(("any", "hashable"), one)
+    assert groups.members("topic") == [one, two, three]
+    assert groups.topics() == ["topic", ("any", "hashable")]
+    groups.leave("topic", two)
+    groups.leave("topic", two)
+    groups.leave("none", two)
+    assert groups.members("topic") == [one, three]
+    one.kill()
+    await one.terminated()
+    assert groups.members("topic") == [three]
+    assert groups.topics() == ["topic"]
+    groups.join("topic", one)
+    groups.join("dead only", one)
+    assert groups.members("topic") == [three]
+    assert groups.members("dead only") == []
+    assert groups.topics() == ["topic"]
+
+
+async def test_publish_tells_all_members_and_counts_those_who_took_it(system: ActorSystem) -> None:
+    logs: list[list[Any]] = [[], [], []]
+    for number, log in enumerate(logs):
+        system.groups.join("topic", system.spawn(Member, number, log))
+    full = system.spawn(Member, mailbox=bounded(1))
+    system.groups.join("topic", full)
+    full.tell("filler")
+    assert system.groups.publish("topic", "news") == 3
+    assert system.groups.publish("nobody", "news") == 0
+    await wait_all_tasks_blocked()
+    assert logs == [["news"]] * 3
+    assert system.statistics().dead_letters == 1
+
+
+async def test_subscribers_hear_of_members_now_and_later(system: ActorSystem) -> None:
+    log: list[Any] = []
+    subscriber = system.spawn(Member, 0, log)
+    one, two = system.spawn(Member), system.spawn(Member)
+    system.groups.join("topic", one)
+    system.groups.subscribe("topic", subscriber)
+    system.groups.subscribe("topic", subscriber)
+    system.groups.join("topic", two)
+    system.groups.leave("topic", one)
+    two.kill()
+    await two.terminated()
+    await wait_all_tasks_blocked()
+    assert [(type(m), m.topic, m.ref) for m in log] == [
+        (Joined, "topic", one),
+        (Joined, "topic", two),
+        (Left, "topic", one),
+        (Left, "topic", two),
+    ]
+    system.groups.unsubscribe("topic", subscriber)
+    system.groups.unsubscribe("topic", subscriber)
+    system.groups.join("topic", one)
+    await wait_all_tasks_blocked()
+    assert len(log) == 4
+
+
+async def test_a_subscriber_that_has_ended_is_forgotten_and_a_dead_one_never_taken(system: ActorSystem) -> None:
+    subscriber = system.spawn(Member)
+    system.groups.subscribe("topic", subscriber)
+    subscriber.stop()
+    assert await subscriber.terminated() == Shutdown()
+    system.groups.subscribe("topic", subscriber)
+    system.groups.join("topic", system.spawn(Member))
+    await wait_all_tasks_blocked()
+    assert system.statistics().dead_letters == 0
+
+
+async def test_a_subscriber_that_cannot_take_it_misses_it_and_harms_nobody(
+    system: ActorSystem, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither a full mailbox nor a key that fails may reach those whose coming and going is told."""
+
+    def key(m: Any) -> Any:
+        raise AttributeError("no such field")
+
+    full = system.spawn(Member, mailbox=bounded(1))
+    full.tell("filler")
+    broken = system.spawn(Member, mailbox=bounded(5, overflow=conflate(key)), name="broken")
+    log: list[Any] = []
+    well = system.spawn(Member, 0, log)
+    for ref in (full, broken, well):
+        system.groups.subscribe("topic", ref)
+    member: Ref[Any] = system.spawn(Member)
+    system.groups.join("topic", member)
+    member.kill()
+    await member.terminated()
+    await wait_all_tasks_blocked()
+    assert [type(m) for m in log] == [Joined, Left]
+    assert full.is_alive
+    assert system.statistics().failures == 0
+    assert system.statistics().dead_letters >= 3
