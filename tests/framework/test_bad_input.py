@@ -288,6 +288,20 @@ async def test_blocks_the_thread_the_alarm_is_given(caplog: pytest.LogCaptureFix
     assert record.getMessage().startswith("/blocks held everything up for 2.000 s with 1 messages, last Item")
 
 
+async def test_blocks_the_thread_also_when_its_asker_called_it() -> None:
+    clock = Clock()
+
+    class Blocks(Actor[Get]):
+        @handles
+        def get(self, m: Get) -> int:
+            clock.now += 3.0
+            return 1
+
+    async with ActorSystem(slow_handler=0.5, _clock=clock) as system:
+        assert await system.spawn(Blocks).ask(Get()) == 1
+        assert system.statistics().slow_turns == 1
+
+
 # ---------------------------------------------------------------- floods itself
 
 

@@ -33,7 +33,7 @@ from levada.framework import (
     message,
     restart,
 )
-from levada.framework.errors import ActorError, ActorStopped, AskCycle, ConfigurationError, MailboxFull
+from levada.framework.errors import ActorError, ActorStopped, AskCycle, AskTimeout, ConfigurationError, MailboxFull
 from levada.framework.router import (
     Resize,
     Routing,
@@ -367,6 +367,18 @@ async def test_a_routee_that_fails_too_often_is_a_failure_of_the_router(
         f"/w/{n}" for n in range(size)
     ]
     assert await router.ask(Who()) in {"/w/0", "/w/1"}
+
+
+@pytest.mark.parametrize("routing", ROUTINGS, ids=named)
+def test_a_failure_of_the_last_routee_is_never_mistaken_for_an_orderly_end(routing: Callable[[], Routing]) -> None:
+    async def scenario(system: ActorSystem) -> None:
+        described = pool(Worker, [], size=1, routing=routing(), supervise=restart(max=0))
+        router = system.spawn(described, supervise=restart())
+        router.tell(Fail())
+        await wait_all_tasks_blocked()
+        assert router.is_alive
+
+    explore(scenario, seeds=range(30))
 
 
 @pytest.mark.parametrize("routing", [round_robin, pull], ids=named)
@@ -903,3 +915,87 @@ async def test_anything_can_be_routed(system: ActorSystem) -> None:
             router.tell(thing)
         await wait_all_tasks_blocked()
         assert got == things
+
+
+# ---------------------------------------------------------------- everything at once
+
+
+def trouble(routing: Callable[[], Routing]) -> Callable[[ActorSystem], Any]:
+    """Make a scenario of 40 random steps: messages, asks, failures, kills, resizes, ends of routees and of the router."""
+
+    async def scenario(system: ActorSystem) -> None:
+        lot = system.random
+        log: Handled = []
+        policies: list[Supervision] = [
+            "stop",
+            restart(max=50),
+            restart("permanent", max=50),
+            restart(backoff=(0.1, 1.0)),
+        ]
+        described = pool(
+            Worker,
+            log,
+            size=lot.randint(1, 3),
+            routing=routing(),
+            supervise=lot.choice(policies),
+            mailbox=lot.choice([None, bounded(1), bounded(1, overflow="raise")]),
+        )
+        mailbox = lot.choice([None, bounded(2), bounded(2, overflow="drop_old")])
+        router: Ref[Any] = system.spawn(described, mailbox=mailbox, supervise=lot.choice(policies[:2]))
+        asked: list[int] = []
+        settled: list[int] = []
+
+        async def ask(n: int) -> None:
+            try:
+                await router.ask(lot.choice([Who(), Nap(0.3)]), timeout=60)
+            except AskTimeout:
+                return
+            except ActorError:
+                pass  # stopped, full, no routee, refused: an outcome all the same
+            settled.append(n)
+
+        async def step(n: int, nursery: trio.Nursery) -> None:
+            match lot.randint(0, 7):
+                case 0:
+                    await router.send(Resize(lot.randint(1, 4)))
+                case 1 if router.is_alive and router._actor.children:  # type: ignore[attr-defined]
+                    lot.choice(router._actor.children).kill()  # type: ignore[attr-defined]
+                case 2:
+                    await router.send(Fail(n))
+                case 3 if lot.random() < 0.3:
+                    await router.send(Leave())
+                case 4:
+                    asked.append(n)
+                    nursery.start_soon(ask, n)
+                case 5:
+                    await router.send(Slow(n, lot.random()))
+                case 6 if lot.random() < 0.2:
+                    router.kill()
+                case _:
+                    router.tell(Job(n))
+
+        async with trio.open_nursery() as nursery:
+            for n in range(40):
+                try:
+                    await step(n, nursery)
+                except (ActorStopped, MailboxFull):
+                    pass
+                if lot.random() < 0.2:
+                    await trio.sleep(lot.random())
+        assert sorted(settled) == asked  # none hung
+        router.stop()
+        await router.terminated()
+        await wait_all_tasks_blocked()
+        assert system.statistics().actors == 0
+        if routing is not broadcast:
+            assert max(Counter(n for _, n in log).values(), default=1) == 1
+
+    return scenario
+
+
+@pytest.mark.parametrize("routing", ROUTINGS, ids=named)
+def test_in_any_trouble_no_ask_hangs_nothing_is_handled_twice_and_nobody_is_left_over(
+    routing: Callable[[], Routing], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "levada")
+    explore(trouble(routing), seeds=range(15))

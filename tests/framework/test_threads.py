@@ -427,21 +427,6 @@ async def test_strict_tell_from_a_second_trio_run_raises(strict_system: ActorSys
         assert "foreign thread or trio run" in str(error)
 
 
-def test_strict_tell_from_a_later_trio_run_in_the_same_thread_raises() -> None:
-    refs: list[Any] = []
-
-    async def first() -> None:
-        async with ActorSystem(strict=True) as system:
-            refs.append(system.spawn(Takes))
-            system.spawn(Takes)
-            with pytest.raises(RuntimeError, match="foreign thread or trio run"):
-                # Inside the run, but outside its tasks and callbacks there is no run to be in.
-                await in_thread(lambda: refs[0].tell(Item(1)))
-
-    trio.run(first)
-    assert not refs[0].is_alive
-
-
 async def test_strict_a_flood_of_tells_is_found(strict_system: ActorSystem, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("levada.framework.observe._FLOOD", 100)
     ref = strict_system.spawn(Takes, name="takes")

@@ -89,8 +89,10 @@ class PoolChildren:
 
     def _emptied(self, router: RouterBase) -> None:
         cell = router._bound()
-        if not self._routees and cell._actor is router and cell._state is RUNNING:
-            router.system.lifecycle.request(cell, NORMAL)
+        ending = cell._extras.ending if cell._extras is not None else None
+        if not self._routees and cell._actor is router and cell._state is RUNNING and ending is None:
+            # Not `request`, which would come to it later: a new start that is on its way by then would be called off.
+            router.system.lifecycle._request(cell, NORMAL, False, False)
 
 
 class GroupMembers:

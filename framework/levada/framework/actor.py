@@ -423,10 +423,10 @@ class Actor(Generic[M]):
         if key in watched:
             return
 
-        put = cell._put_first if isinstance(target, Ref) else cell._admit
-
         def ended(reason: Any) -> None:
             if watched.pop(key, None) is not None:
+                # Looked up now and not before: the cell may be a dead one by then.
+                put = cell._put_first if isinstance(target, Ref) else cell._admit
                 put(Down(target, reason, tag))
 
         watched[key] = lambda: None  # until it is known how to take the watch back; the target may have ended already

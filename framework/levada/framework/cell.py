@@ -209,7 +209,7 @@ class Cell(Ref[Any]):
             # Idle means that everything told before has been handled, so calling the handler here keeps the order; and a
             # sync handler cannot wait, so nothing of it runs under the asker's cancellation. Saves two task steps, 8 µs.
             scheduler.call_inline(self, handler, question)
-            if scheduler.clock() > scheduler.end:
+            if scheduler.now > scheduler.end:
                 await scheduler.rest()
             if question.settled:
                 return question.result()
@@ -284,8 +284,9 @@ class Cell(Ref[Any]):
             extras = self._extras = Extras()
         return extras
 
-    _admit = tell
-    """Put in an entry of the runtime, which counts for no capacity."""
+    def _admit(self, entry: Any) -> None:
+        """Put in an entry of the runtime, which counts for no capacity."""
+        Cell.tell(self, entry)
 
     def _admit_first(self, entry: Any) -> None:
         """Put in an entry of the runtime before everything else; the caller sees to it that somebody runs it."""
@@ -380,7 +381,7 @@ class Cell(Ref[Any]):
 
     def _bury(self) -> None:
         """Become a dead cell."""
-        self.__class__ = _DEAD[type(self)]
+        self.__class__ = _DEAD[type(self)]  # pyright: ignore[reportAttributeAccessIssue] - same slots, so it may
 
 
 class BoundedCell(Cell):
@@ -615,7 +616,7 @@ class StoreCell(BoundedCell):
         self.tell(message)
 
     try_tell = Cell.try_tell
-    _admit = Cell.tell
+    _admit = Cell._admit
     _admit_first = Cell._admit_first
     _came_up = Cell._came_up
 
@@ -651,48 +652,49 @@ class _Alone:
 # ---------------------------------------------------------------- the dead
 
 
-def _tell_dead(cell: Cell, message: Any, *, patient: bool = False) -> None:
-    if isinstance(message, Ask):
-        message.fail(stopped_error(cell, cell._reason, message.message))
-    else:
-        cell._system.dead_letter(message, cell, "stopped")
+class _Dead(Cell):
+    """What a cell is once its actor has ended: messages are dead letters, questions fail, signals and entries mean nothing."""
 
-
-def _try_tell_dead(cell: Cell, message: Any) -> bool:
-    raise stopped_error(cell, cell._reason, message)
-
-
-async def _send_dead(cell: Cell, message: Any) -> None:
-    await trio.lowlevel.checkpoint_if_cancelled()
-    raise stopped_error(cell, cell._reason, message)
-
-
-def _ignore(cell: Cell, *_: object, **__: object) -> None:
-    """Signals and entries of the runtime mean nothing to the dead."""
-
-
-class _DeadCell(Cell):
     __slots__ = ()
-    tell = _enqueue = _tell_dead
-    try_tell = _try_tell_dead
-    send = _send_dead
-    stop = kill = _admit = _put_first = _wake_up = _ignore
+
+    def tell(self, message: Any) -> None:
+        if isinstance(message, Ask):
+            message.fail(stopped_error(self, self._reason, message.message))
+        else:
+            self._system.dead_letter(message, self, "stopped")
+
+    def try_tell(self, message: Any) -> bool:
+        raise stopped_error(self, self._reason, message)
+
+    async def send(self, message: Any) -> None:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        raise stopped_error(self, self._reason, message)
+
+    def stop(self, *, now: bool = False) -> None:
+        pass
+
+    def kill(self) -> None:
+        pass
+
+    def _enqueue(self, message: Any, *, patient: bool = False) -> None:
+        self.tell(message)
+
+    def _admit(self, entry: Any) -> None:
+        pass
+
+    def _put_first(self, message: Any) -> None:
+        pass
+
+    def _wake_up(self) -> None:
+        pass
 
 
-class _DeadBoundedCell(BoundedCell):
+class _DeadBoundedCell(_Dead, BoundedCell):
     __slots__ = ()
-    tell = _enqueue = _tell_dead
-    try_tell = _try_tell_dead
-    send = _send_dead
-    stop = kill = _admit = _put_first = _wake_up = _ignore
 
 
-class _DeadStoreCell(StoreCell):
+class _DeadStoreCell(_Dead, StoreCell):
     __slots__ = ()
-    tell = _enqueue = _tell_dead
-    try_tell = _try_tell_dead
-    send = _send_dead
-    stop = kill = _admit = _put_first = _wake_up = _ignore
 
 
 # ---------------------------------------------------------------- strict mode
@@ -729,8 +731,8 @@ class StrictStoreCell(StoreCell):
 
 
 _DEAD: dict[type[Cell], type[Cell]] = {
-    Cell: _DeadCell,
-    StrictCell: _DeadCell,
+    Cell: _Dead,
+    StrictCell: _Dead,
     BoundedCell: _DeadBoundedCell,
     StrictBoundedCell: _DeadBoundedCell,
     StoreCell: _DeadStoreCell,

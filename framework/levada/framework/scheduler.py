@@ -195,6 +195,7 @@ class RunQueue:
                 cell._extras.touched = trio.current_time()
         else:
             context = self._scratch
+        began = self.clock()
         try:
             result = context.run(handler, cell._actor, question.message)
         except BaseException as error:
@@ -205,6 +206,9 @@ class RunQueue:
             return
         finally:
             self.inline = False
+            self.now = self.clock()
+            if self.now - began > SLICE:
+                self.system.observe.took_long(cell, question.message, self.now - began, 1)
             if cell._context is None and context != self._base:
                 cell._context = context
                 self._scratch = self._base.copy()
@@ -295,6 +299,7 @@ class RunQueue:
                     worker.retired = True
                     return
                 self._spares.append(worker)
+                worker.cell = None  # a dead one holds its error, and that the frames it passed
                 await wait_task_rescheduled(self._give_up_spare)
                 self.end = self.clock() + self.slice
             what = worker.context.run(self._slice, worker, take, None, worker.context)
@@ -305,6 +310,7 @@ class RunQueue:
                 what = cell._context.run(self._slice, worker, iter((cell,)).__next__, cell._context, self._base)
                 if cell._extras is not None:
                     cell._extras.touched = trio.current_time()
+                del cell
                 if what == _IDLE:
                     continue
             if what == _WAITS:
