@@ -291,14 +291,18 @@ async def test_blocks_the_thread_the_alarm_is_given(caplog: pytest.LogCaptureFix
 async def test_blocks_the_thread_also_when_its_asker_called_it() -> None:
     clock = Clock()
 
-    class Blocks(Actor[Get]):
+    @message
+    class Long(Asks[int]):
+        pass
+
+    class Blocks(Actor[Long]):
         @handles
-        def get(self, m: Get) -> int:
+        def long(self, m: Long) -> int:
             clock.now += 3.0
             return 1
 
     async with ActorSystem(slow_handler=0.5, _clock=clock) as system:
-        assert await system.spawn(Blocks).ask(Get()) == 1
+        assert await system.spawn(Blocks).ask(Long()) == 1
         assert system.statistics().slow_turns == 1
 
 

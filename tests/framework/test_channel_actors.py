@@ -95,7 +95,9 @@ async def test_try_tell_of_a_full_mailbox_does_nothing(system: ActorSystem, over
     [("drop_new", [0, 1]), ("drop_old", [2, 3]), (conflate(lambda m: "same"), [3])],
     ids=["drop_new", "drop_old", "conflate"],
 )
-async def test_try_tell_of_a_mailbox_that_drops_answers_true(system: ActorSystem, overflow: Any, kept: list[int]) -> None:
+async def test_try_tell_of_a_mailbox_that_drops_answers_true(
+    system: ActorSystem, overflow: Any, kept: list[int]
+) -> None:
     log: Log = []
     ref = system.spawn(Sink, log, mailbox=bounded(2, overflow=overflow))
     assert all(ref.try_tell(Item(n)) for n in range(4))
@@ -177,10 +179,21 @@ async def test_senders_that_give_up_leave_no_marks_in_the_mailbox(system: ActorS
 
 async def test_a_ref_of_another_system_feeds_no_mailbox(system: ActorSystem) -> None:
     class Elsewhere(Ref[Any]):
-        path = "/there"
-        incarnation = 7
-        is_alive = True
-        from_thread: Any = None
+        @property
+        def path(self) -> str:
+            return "/there"
+
+        @property
+        def incarnation(self) -> int:
+            return 7
+
+        @property
+        def is_alive(self) -> bool:
+            return True
+
+        @property
+        def from_thread(self) -> Any:
+            return None
 
         def tell(self, message: Any) -> None: ...
         async def send(self, message: Any) -> None: ...

@@ -79,6 +79,10 @@ async def context(log: Log, name: str, *, slow_in: float = 0.0, slow_out: float 
             raise
 
 
+async def pause(seconds: float = 1e9) -> None:
+    await trio.sleep(seconds)
+
+
 def system_tasks(system: ActorSystem) -> list[str]:
     """Names of the tasks that the system runs now, without its workers."""
     names = [task.name for task in system._nursery.child_tasks]
@@ -307,7 +311,7 @@ async def test_a_keyboard_interrupt_in_a_task_ends_the_system() -> None:
 
             event = trio.Event()
             await ref.ask(Do(lambda actor: actor.start_soon(task, event)))
-            ref.tell(Do(lambda actor: trio.sleep_forever()))  # a handler waits meanwhile
+            ref.tell(Do(lambda actor: pause()))  # a handler waits meanwhile
             await wait_all_tasks_blocked()
             event.set()
             await trio.sleep_forever()

@@ -269,7 +269,8 @@ async def test_what_a_hook_sets_stays_with_its_actor(system: ActorSystem) -> Non
         ref.tell(Note("left"))
     for ref in refs:
         await ref.terminated()
-    after = system.spawn(SyncHooks, log := [])
+    log: Log = []
+    after = system.spawn(SyncHooks, log)
     after.stop()
     await after.terminated()
     assert logs == [["none", "started", "stopping"]] * 3
@@ -646,14 +647,18 @@ async def test_stop_now_waits_for_the_running_handler(system: ActorSystem, autoj
 
 async def test_cancelled_is_the_scope_around_the_system() -> None:
     log: Log = []
+    refs: list[Ref[Any]] = []
+    system = ActorSystem()
     with trio.CancelScope() as around:
-        async with ActorSystem() as system:
+        async with system:
             parent = system.spawn(Parent, log)
             waiting = system.spawn(SyncHooks, log)
+            refs += parent, waiting
             waiting.tell(Sleep(1e6))
             await wait_all_tasks_blocked()
             log.clear()
             around.cancel()
+    parent, waiting = refs
     assert await parent.terminated() == Cancelled()
     assert await waiting.terminated() == Cancelled()
     assert log.count(("stopping", Cancelled(), "none")) == 2
@@ -887,9 +892,16 @@ async def test_a_sync_handler_that_returned_a_coroutine_and_was_killed_before_it
 
 async def test_what_needs_the_runtime_fails_before_spawn() -> None:
     loner = Plain([])
-    for use in (lambda: loner.ref, lambda: loner.system, loner.stop, lambda: loner.timers, lambda: loner.spawn(Plain)):
+    uses: list[Callable[[], object]] = [
+        lambda: loner.ref,
+        lambda: loner.system,
+        lambda: loner.timers,
+        lambda: loner.spawn(Plain, []),
+        loner.stop,
+    ]
+    for use in uses:
         with pytest.raises(ActorError, match="was not spawned"):
-            use()  # type: ignore[operator]
+            use()
 
 
 async def test_terminated_of_the_dead_is_at_once_and_a_checkpoint(system: ActorSystem) -> None:

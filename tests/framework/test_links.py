@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -99,6 +101,14 @@ async def end(ref: Ref[Any], reason: Reason) -> Reason:
     return await ref.terminated()
 
 
+def note(log: Log, n: int, _: Any) -> None:
+    log.append(n)
+
+
+def unlink(other: Ref[Any], actor: Any) -> None:
+    actor.unlink(other)
+
+
 REASONS = [Normal(), Shutdown(), Killed(), Lost("peer"), Failed(ValueError("x"))]
 BY_NAME = pytest.mark.parametrize("reason", REASONS, ids=lambda reason: type(reason).__name__)
 
@@ -149,7 +159,8 @@ async def test_unlink_from_either_side(system: ActorSystem) -> None:
     for side in (0, 1):
         pair = system.spawn(Peer, []), system.spawn(Peer, [])
         await link(*pair)
-        await pair[side].ask(Do(lambda actor, other=pair[1 - side]: actor.unlink(other)))
+        other = pair[1 - side]
+        await pair[side].ask(Do(functools.partial(unlink, other)))
         pair[0].kill()
         await wait_all_tasks_blocked()
         assert pair[1].is_alive
@@ -213,7 +224,7 @@ async def test_a_chain_of_100_000_linked_actors_ends_without_recursion(system: A
         pass
 
     refs: list[Any] = [system.spawn(Link) for _ in range(100_000)]
-    for one, two in zip(refs, refs[1:], strict=False):
+    for one, two in itertools.pairwise(refs):
         one._link(two)
     refs[0].kill()
     assert await refs[-1].terminated() == Killed()
@@ -226,7 +237,7 @@ async def test_exit_signals_of_one_actor_come_before_messages_that_were_queued_l
     await link(trapper, peer)
     peer.kill()
     for n in range(3):
-        trapper.tell(Do(lambda actor, n=n: log.append(n)))
+        trapper.tell(Do(functools.partial(note, log, n)))
     await wait_all_tasks_blocked()
     assert [entry for entry in log if entry == ("exit", peer, Killed())] == log[:1]
     assert log[1:] == [0, 1, 2]
@@ -327,7 +338,7 @@ async def test_down_overtakes_what_is_queued_and_downs_keep_their_order(system: 
     for target in targets:
         target.kill()
     for n in range(3):
-        watcher.tell(Do(lambda actor, n=n: log.append(n)))
+        watcher.tell(Do(functools.partial(note, log, n)))
     await wait_all_tasks_blocked()
     assert log == [*(("down", target, Killed(), None) for target in targets), 0, 1, 2]
 
@@ -381,7 +392,7 @@ async def test_a_down_after_become_is_for_the_new_handlers(system: ActorSystem) 
 
     target = system.spawn(Peer, [])
     await end(target, Killed())
-    watcher = system.spawn(Trapper, log)
+    watcher: Ref[Any] = system.spawn(Trapper, log)
 
     def change(actor: Trapper) -> None:
         actor.become(Other)

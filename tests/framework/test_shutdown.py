@@ -231,8 +231,9 @@ async def test_what_was_not_handled_at_the_end_is_counted_and_logged_once(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
+    system = ActorSystem("app", stop_timeout=0.001, shutdown=0.001)
     with pytest.raises(ZeroDivisionError):
-        async with ActorSystem("app", stop_timeout=0.001, shutdown=0.001) as system:
+        async with system:
             stuck = system.spawn(Worker, [])
             stuck.tell(Do(forever))
             for n in range(100):
@@ -247,20 +248,19 @@ async def test_what_was_not_handled_at_the_end_is_counted_and_logged_once(
 
 async def test_asks_that_wait_fail_when_the_system_ends(autojump_clock: MockClock) -> None:
     results: Log = []
-    async with trio.open_nursery() as nursery:
-        async with ActorSystem(stop_timeout=1.0) as system:
-            stuck = system.spawn(Worker, [])
+    async with trio.open_nursery() as nursery, ActorSystem(stop_timeout=1.0) as system:
+        stuck = system.spawn(Worker, [])
 
-            async def ask(function: Any) -> None:
-                try:
-                    results.append(await stuck.ask(Do(function), timeout=None))
-                except ActorStopped as error:
-                    results.append(type(error.reason))
+        async def ask(function: Any) -> None:
+            try:
+                results.append(await stuck.ask(Do(function), timeout=None))
+            except ActorStopped as error:
+                results.append(type(error.reason))
 
-            nursery.start_soon(ask, forever)
-            await wait_all_tasks_blocked()
-            nursery.start_soon(ask, lambda actor: 1)
-            await wait_all_tasks_blocked()
+        nursery.start_soon(ask, forever)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(ask, lambda actor: 1)
+        await wait_all_tasks_blocked()
     assert results == [Killed, Killed]
 
 
@@ -405,6 +405,7 @@ async def test_a_second_crash_is_logged(caplog: pytest.LogCaptureFixture) -> Non
 
 async def test_cancellation_from_around_leaves_the_phases_out() -> None:
     log: Log = []
+    refs: list[Ref[Any]] = []
     with trio.CancelScope() as around:
         async with ActorSystem() as system:
 
@@ -413,6 +414,7 @@ async def test_cancellation_from_around_leaves_the_phases_out() -> None:
 
             system.at_end("flush", flush)
             ref = system.spawn(Worker, log, "w")
+            refs.append(ref)
             ref.tell(Do(forever))
             ref.tell(Note("never"))
             await wait_all_tasks_blocked()
@@ -420,17 +422,18 @@ async def test_cancellation_from_around_leaves_the_phases_out() -> None:
             await trio.sleep_forever()
     assert around.cancelled_caught
     assert log == [("w", Cancelled())]
-    assert await ref.terminated() == Cancelled()
+    assert await refs[0].terminated() == Cancelled()
 
 
 async def test_a_deadline_around_the_block_ends_a_body_that_waits(autojump_clock: MockClock) -> None:
+    refs: list[Ref[Any]] = []
     with trio.move_on_after(3.0) as around:
         async with ActorSystem() as system:
-            ref = system.spawn(Worker, [])
+            refs.append(system.spawn(Worker, []))
             await trio.sleep_forever()
     assert around.cancelled_caught
     assert trio.current_time() == pytest.approx(3.0)
-    assert await ref.terminated() == Cancelled()
+    assert await refs[0].terminated() == Cancelled()
 
 
 async def test_cancellation_during_a_phase_cuts_the_rest_short(autojump_clock: MockClock) -> None:

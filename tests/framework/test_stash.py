@@ -199,7 +199,11 @@ async def test_the_end_hands_the_stash_back_before_the_mailbox_and_fails_its_ask
 
 @pytest.mark.parametrize(
     "mailbox",
-    [bounded(3), bounded(3, overflow="drop_old"), bounded(3, overflow=conflate(lambda m: (type(m), getattr(m, "n", 0))))],
+    [
+        bounded(3),
+        bounded(3, overflow="drop_old"),
+        bounded(3, overflow=conflate(lambda m: (type(m), getattr(m, "n", 0)))),
+    ],
     ids=["wait", "drop_old", "conflate"],
 )
 async def test_whatever_the_mailbox(system: ActorSystem, mailbox: Any) -> None:
@@ -258,7 +262,7 @@ def test_whatever_comes_when_items_are_handled_in_order(steps: list[str], data: 
             stash_limit = 1000
 
             @handles
-            def item(self, m: Item | Question) -> None:
+            def item(self, m: Item | Question) -> None:  # type: ignore[override]  # Close is handled below
                 self.stash(m)
 
             @handles

@@ -260,7 +260,9 @@ async def test_asks_that_were_queued_are_answered_by_the_next_incarnation(system
 
 async def test_senders_that_wait_for_room_go_on_waiting(system: ActorSystem, autojump_clock: MockClock) -> None:
     log: Log = []
-    worker: Ref[Any] = system.spawn(Worker, log, "w", mailbox=bounded(1), supervise=restart(backoff=(1.0, 1.0), jitter=0))
+    worker: Ref[Any] = system.spawn(
+        Worker, log, "w", mailbox=bounded(1), supervise=restart(backoff=(1.0, 1.0), jitter=0)
+    )
     worker.tell(Raise(ValueError()))
     await wait_all_tasks_blocked()
     worker.tell(Raise(ValueError()))  # the second in a row waits for its back-off
@@ -593,7 +595,12 @@ async def test_the_parent_stops_during_backoff(system: ActorSystem, autojump_clo
     assert trio.current_time() == 0.0
     assert isinstance(await worker.terminated(), Failed)
     await trio.sleep(20)
-    assert log == [("a", "restart", ValueError), ("a", "start"), ("a", "restart", ValueError), ("crew", "stop", Shutdown)]
+    assert log == [
+        ("a", "restart", ValueError),
+        ("a", "start"),
+        ("a", "restart", ValueError),
+        ("crew", "stop", Shutdown),
+    ]
 
 
 async def test_stop_now_while_a_restarting_hook_waits_ends_a_transient_child(
@@ -697,9 +704,7 @@ async def test_a_group_is_counted_once(system: ActorSystem) -> None:
     assert isinstance(await parent.terminated(), Failed)
 
 
-async def test_two_failures_of_one_moment_are_one_group_restart(
-    system: ActorSystem, autojump_clock: MockClock
-) -> None:
+async def test_two_failures_of_one_moment_are_one_group_restart(system: ActorSystem, autojump_clock: MockClock) -> None:
     log: Log = []
     parent, a, b, c = await crew(system, log, one_for_all(max=1), PERMANENT, PERMANENT, PERMANENT)
     a.tell(Late(1.0))
@@ -755,7 +760,7 @@ async def test_the_parent_stops_during_a_group_restart(system: ActorSystem, auto
     assert await parent.terminated() == Shutdown()
     assert trio.current_time() == pytest.approx(1.0)
     assert log[2:] == [("b", "stop", Shutdown), ("crew", "stop", Shutdown)]
-    assert not (a.is_alive or b.is_alive or c.is_alive)
+    assert [ref.is_alive for ref in (a, b, c)] == [False, False, False]
 
 
 async def test_the_parent_starts_again_during_a_group_restart(system: ActorSystem, autojump_clock: MockClock) -> None:

@@ -232,9 +232,7 @@ class World:
             node = queue.popleft()
             self.log.append(("start", node.path))
             node.group_times = []
-            node.children = [
-                Model(spec, f"{node.path}/{n}", node, self) for n, spec in enumerate(node.spec.children)
-            ]
+            node.children = [Model(spec, f"{node.path}/{n}", node, self) for n, spec in enumerate(node.spec.children)]
             queue.extend(node.children)
 
     def living(self) -> dict[str, int]:
@@ -320,8 +318,9 @@ def test_whatever_ends_at_the_same_moment_the_tree_stays_a_tree(
 
     async def main() -> None:
         log: Log = []
+        system = ActorSystem(seed=0)
         try:
-            async with ActorSystem(seed=0) as system:
+            async with system:
                 for number, spec in enumerate(forest):
                     system.spawn(Node, spec, f"/{number}", log, name=str(number), supervise=spec.policy)
                 for pick, how, pause in plan:

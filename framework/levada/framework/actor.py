@@ -762,7 +762,7 @@ class Inbox(Generic[M]):
             self._cell._asking = entry
             return True, entry.message
         if isinstance(entry, Take):
-            self._cell._came_up()
+            self._cell._came_up(entry)
             return self._open(entry.next(self._cell))
         if type(entry) not in RUNTIME_ENTRIES:
             return True, entry

@@ -292,7 +292,7 @@ class Cell(Ref[Any]):
         """Put in an entry of the runtime before everything else; the caller sees to it that somebody runs it."""
         self._take_over().append(entry)
 
-    def _came_up(self) -> None:
+    def _came_up(self, entry: Any) -> None:
         """An entry of the runtime has left the mailbox; only a mailbox with a capacity counts them."""
 
     def _enqueue(self, message: Any, *, patient: bool = False) -> None:
@@ -387,7 +387,7 @@ class Cell(Ref[Any]):
 class BoundedCell(Cell):
     """An actor whose mailbox has a capacity."""
 
-    __slots__ = ("_admitted", "_capacity", "_granted", "_line", "_overflow", "_room_due")
+    __slots__ = ("_admitted", "_capacity", "_granted", "_line", "_overflow", "_room_due", "_stops")
 
     def __init__(
         self,
@@ -409,6 +409,8 @@ class BoundedCell(Cell):
         """Whether whoever is being called back may take a place although others stand in line."""
         self._admitted = 0
         """Entries of the runtime in the mailbox; they take no room."""
+        self._stops = 0
+        """How many of them are stops: whoever stands in line behind one is not let in, and gets the message back."""
 
     @enable_ki_protection
     def tell(self, message: Any) -> None:
@@ -469,14 +471,17 @@ class BoundedCell(Cell):
             line = self._line = deque()
         line.append(entry)
         if not self._room_due:
-            self._room_due = True
-            self._admitted += 1
-            # Looked at when the messages that a worker has taken over are done: then there is room for many at once.
-            if self._batch:
-                self._batch.insert(0, ROOM)
-            else:
-                self._box.append(ROOM)
+            self._await_room()
         return line
+
+    def _await_room(self) -> None:
+        """Look at the line again when half of what waits now is handled: then there is room for many at once."""
+        self._room_due = True
+        self._admitted += 1
+        if self._batch:
+            self._batch.insert(len(self._batch) // 2, ROOM)
+        else:
+            self._box.insert((len(self._box) + 1) // 2, ROOM)
 
     @enable_ki_protection
     def _let_in(self) -> None:
@@ -484,7 +489,7 @@ class BoundedCell(Cell):
         self._admitted -= 1
         self._room_due = False
         line = self._line
-        while line and not self._is_full():
+        while line and not self._stops and not self._is_full():
             message, task = line.popleft()
             if isinstance(message, Ask) and message.settled:
                 continue
@@ -496,10 +501,8 @@ class BoundedCell(Cell):
             self._box.append(message)
             if task is not None:
                 reschedule(task)
-        if line and not self._room_due:
-            self._room_due = True
-            self._admitted += 1
-            self._box.append(ROOM)
+        if line and not self._room_due and not self._stops:
+            self._await_room()
 
     @enable_ki_protection
     def try_tell(self, message: Any) -> bool:
@@ -524,16 +527,18 @@ class BoundedCell(Cell):
         else:
             self.tell(message)
 
-    def _admit(self, message: Any) -> None:
+    def _admit(self, entry: Any) -> None:
         self._admitted += 1
-        Cell.tell(self, message)
+        self._stops += type(entry) is Stop
+        Cell.tell(self, entry)
 
     def _admit_first(self, entry: Any) -> None:
         self._admitted += 1
         super()._admit_first(entry)
 
-    def _came_up(self) -> None:
+    def _came_up(self, entry: Any) -> None:
         self._admitted -= 1
+        self._stops -= type(entry) is Stop
 
     def _is_full(self) -> bool:
         """Whether as many messages wait as may."""

@@ -26,13 +26,14 @@ def deliver(actor: Any, message: Any) -> Any:
     return handler(actor, message)
 
 
-def _on_start(actor: Any, _: Start) -> Any:
-    actor._cell._came_up()
+def _on_start(actor: Any, start: Start) -> Any:
+    actor._cell._came_up(start)
     return actor._start()
 
 
 def _on_stop(actor: Any, stop: Stop) -> Any:
     cell = actor._cell
+    cell._came_up(stop)
     return cell._system.lifecycle.reached_stop(cell, stop)
 
 
@@ -41,7 +42,7 @@ def _on_room(actor: Any, _: Room) -> None:
 
 
 def _on_take(actor: Any, take: Take) -> Any:
-    actor._cell._came_up()
+    actor._cell._came_up(take)
     return deliver(actor, take.next(actor._cell))
 
 
@@ -50,7 +51,7 @@ def _on_turn(_actor: Any, _: Turn) -> Any:
 
 
 def _on_tick(actor: Any, tick: Tick) -> Any:
-    actor._cell._came_up()
+    actor._cell._came_up(tick)
     return deliver(actor, tick.alarm.message) if tick.alarm.take() else None
 
 

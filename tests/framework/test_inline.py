@@ -1,0 +1,397 @@
+"""Dangers of the hand-driven run queue: ContextVars, and handlers called in their asker's own task."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from levada.framework import Actor, ActorSystem, Asks, Failed, Reason, Ref, handles, message, restart
+from levada.framework.errors import ActorStopped
+
+
+@message
+class Item:
+    sender: int
+    n: int
+
+
+@message
+class Run:
+    """Carry a function that the handler is to call, and await if that gives something to await."""
+
+    function: Callable[[], Any]
+
+
+@message
+class Get(Asks[int]):
+    pass
+
+
+class Runner(Actor[Run | Get | Item]):
+    """Does what it is told, in a sync or in an async handler."""
+
+    seen: list[int] = attrs.field(factory=list)
+
+    @handles
+    async def run_it(self, m: Run) -> None:
+        result = m.function()
+        if result is not None:
+            await result
+
+    @handles
+    def get(self, m: Get) -> int:
+        return len(self.seen)
+
+    @handles
+    def item(self, m: Item) -> None:
+        self.seen.append(m.n)
+
+
+class Clock:
+    """Moves on by a tenth of a millisecond whenever somebody looks."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.0001
+        return self.now
+
+
+# ---------------------------------------------------------------- ContextVars
+
+VAR: contextvars.ContextVar[str] = contextvars.ContextVar("VAR", default="unset")
+
+
+@message
+class Set(Asks[str]):
+    value: str
+    wait: bool = False
+
+
+@message
+class Read(Asks[str]):
+    wait: bool = False
+
+
+class Remembers(Actor[Set | Read]):
+    @handles
+    def sync_set(self, m: Set) -> Any:
+        VAR.set(m.value)
+        return "set"
+
+    @handles
+    def read(self, m: Read) -> str:
+        return VAR.get()
+
+
+class RemembersSlowly(Actor[Set | Read]):
+    @handles
+    async def async_set(self, m: Set) -> str:
+        if m.wait:
+            await trio.lowlevel.checkpoint()
+        VAR.set(m.value)
+        if m.wait:
+            await trio.lowlevel.checkpoint()
+        assert VAR.get() == m.value
+        return "set"
+
+    @handles
+    async def read(self, m: Read) -> str:
+        if m.wait:
+            await trio.lowlevel.checkpoint()
+        return VAR.get()
+
+
+@pytest.mark.parametrize("kind", [Remembers, RemembersSlowly])
+@pytest.mark.parametrize("wait", [False, True])
+async def test_context_a_variable_set_in_one_actor_is_seen_by_no_other_and_by_no_asker(
+    system: ActorSystem, kind: type[Actor[Any]], wait: bool
+) -> None:
+    one, two = system.spawn(kind), system.spawn(kind)
+    others = [system.spawn(Remembers), system.spawn(RemembersSlowly)]
+    assert await one.ask(Set("one", wait)) == "set"
+    assert VAR.get() == "unset"
+    for ref in (two, *others):
+        assert await ref.ask(Read(wait)) == "unset"
+    assert await two.ask(Set("two", wait)) == "set"
+    # An actor keeps what it has set, whichever worker runs it.
+    assert await one.ask(Read(wait)) == "one"
+    one.tell(Read())
+    assert await one.ask(Read(wait)) == "one"
+    assert await two.ask(Read(wait)) == "two"
+    assert VAR.get() == "unset"
+
+
+async def test_context_actors_see_what_was_set_where_the_system_was_entered() -> None:
+    token = VAR.set("around")
+    try:
+        async with ActorSystem() as system:
+            ref = system.spawn(Remembers)
+            VAR.set("later")
+            assert await ref.ask(Read()) == "around"
+            assert VAR.get() == "later"
+    finally:
+        VAR.reset(token)
+
+
+async def test_context_hooks_and_factories_leak_nothing_either(system: ActorSystem) -> None:
+    seen: list[tuple[str, str]] = []
+
+    class Hooks(Actor[Get]):
+        def __attrs_post_init__(self) -> None:
+            seen.append(("init", VAR.get()))
+
+        def started(self) -> None:
+            seen.append(("started", VAR.get()))
+            VAR.set("from started")
+
+        @handles
+        def get(self, m: Get) -> int:
+            raise ValueError(VAR.get())
+
+        def restarting(self, error: BaseException | None, message: Any) -> None:
+            seen.append(("restarting", VAR.get()))
+
+        def stopping(self, reason: Reason) -> None:
+            seen.append(("stopping", VAR.get()))
+
+        def undelivered(self, messages: list[Any]) -> None:
+            seen.append(("undelivered", VAR.get()))
+            VAR.set("from undelivered")
+
+    for _ in range(2):
+        seen.clear()
+        ref = system.spawn(Hooks, supervise=restart())
+        await wait_all_tasks_blocked()
+        with pytest.raises(ActorStopped, match="ValueError"):
+            await ref.ask(Get())
+        await wait_all_tasks_blocked()
+        assert seen[:3] == [("init", "unset"), ("started", "unset"), ("restarting", "from started")]
+        seen.clear()
+        ref.tell(Get())
+        ref.stop(now=True)
+        await ref.terminated()
+        assert seen == [("stopping", "from started"), ("undelivered", "from started")]
+    assert VAR.get() == "unset"
+    assert await system.spawn(Remembers).ask(Read()) == "unset"
+
+
+async def test_context_tasks_of_an_actor_start_with_what_it_has_set(system: ActorSystem) -> None:
+    seen: list[str] = []
+
+    class Starts(Actor[Set]):
+        @handles
+        async def set(self, m: Set) -> str:
+            VAR.set(m.value)
+            await trio.lowlevel.checkpoint()
+            self.start_soon(self.look)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.look)
+            seen.append(await trio.to_thread.run_sync(VAR.get))
+            return "set"
+
+        async def look(self) -> None:
+            seen.append(VAR.get())
+
+    await system.spawn(Starts).ask(Set("mine"))
+    await wait_all_tasks_blocked()
+    assert seen == ["mine", "mine", "mine"]
+
+
+# ---------------------------------------------------------------- inline
+
+
+class Tasks(Actor[Get | Read]):
+    """Tells which task its handlers run in."""
+
+    tasks: list[trio.lowlevel.Task]
+
+    @handles
+    def sync(self, m: Get) -> int:
+        self.tasks.append(trio.lowlevel.current_task())
+        return 0
+
+    @handles
+    async def waits(self, m: Read) -> str:
+        self.tasks.append(trio.lowlevel.current_task())
+        await trio.lowlevel.checkpoint()
+        return ""
+
+
+async def test_inline_is_for_sync_handlers_only(system: ActorSystem) -> None:
+    tasks: list[trio.lowlevel.Task] = []
+    ref = system.spawn(Tasks, tasks)
+    await ref.ask(Get())
+    assert tasks == [trio.lowlevel.current_task()]
+    await ref.ask(Read())
+    assert tasks[1] is not trio.lowlevel.current_task()
+
+
+async def test_inline_keeps_the_order_a_busy_actor_is_not_called(system: ActorSystem) -> None:
+    tasks: list[trio.lowlevel.Task] = []
+    ref = system.spawn(Tasks, tasks)
+    ref.tell(Get())
+    await ref.ask(Get())
+    assert len(tasks) == 2
+    assert trio.lowlevel.current_task() not in tasks
+
+
+async def test_inline_is_not_re_entrant(system: ActorSystem) -> None:
+    allowed: list[bool] = []
+
+    class Looks(Actor[Get]):
+        @handles
+        def get(self, m: Get) -> int:
+            allowed.append(self.system.scheduler.may_inline())
+            return 2
+
+    ref = system.spawn(Looks)
+    assert system.scheduler.may_inline()
+    assert await ref.ask(Get()) == 2
+    assert allowed == [False]
+    assert system.scheduler.may_inline()
+
+
+async def test_inline_is_bounded_by_the_slice() -> None:
+    """A loop of asks that never need to wait still lets other tasks run, about once each slice."""
+    async with ActorSystem(_clock=Clock()) as system:
+        ref = system.spawn(Runner)
+        others: list[int] = []
+
+        async def count() -> None:
+            while True:
+                others.append(1)
+                await trio.lowlevel.checkpoint()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(count)
+            for _ in range(100):
+                await ref.ask(Get())
+            nursery.cancel_scope.cancel()
+        # Each ask looks at the clock at least once, which moves it by a fifth of a slice.
+        assert 15 <= len(others) <= 101
+
+
+async def test_inline_runs_no_hook_in_the_askers_task_or_under_its_cancellation(system: ActorSystem) -> None:
+    tasks: list[trio.lowlevel.Task] = []
+    finished: list[str] = []
+
+    class Fails(Actor[Get]):
+        @handles
+        def get(self, m: Get) -> int:
+            scope.cancel()
+            raise ValueError("on purpose")
+
+        async def stopping(self, reason: Reason) -> None:
+            tasks.append(trio.lowlevel.current_task())
+            await trio.lowlevel.checkpoint()
+            finished.append(type(reason).__name__)
+
+    ref = system.spawn(Fails)
+    with trio.CancelScope() as scope, pytest.raises(ActorStopped):
+        await ref.ask(Get())
+    assert isinstance(await ref.terminated(), Failed)
+    assert finished == ["Failed"]
+    assert trio.lowlevel.current_task() not in tasks
+
+
+async def test_inline_under_a_cancelled_scope_does_not_even_begin(system: ActorSystem) -> None:
+    tasks: list[trio.lowlevel.Task] = []
+    ref = system.spawn(Tasks, tasks)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await ref.ask(Get())
+    assert scope.cancelled_caught
+    assert tasks == []
+
+
+async def test_inline_what_has_been_answered_stays_answered_though_the_slice_is_over() -> None:
+    clock = Clock()
+    async with ActorSystem(_clock=clock) as system:
+        ref = system.spawn(Runner)
+
+        class Cancels(Actor[Get]):
+            @handles
+            def get(self, m: Get) -> int:
+                clock.now += 1.0
+                scope.cancel()
+                return 42
+
+        answers: list[int] = []
+        with trio.CancelScope() as scope:
+            answers.append(await system.spawn(Cancels).ask(Get()))
+        assert answers == [42]
+        assert not scope.cancelled_caught
+        assert ref.is_alive
+
+
+async def test_inline_a_handler_that_ends_its_own_actor_and_then_raises_has_failed(system: ActorSystem) -> None:
+    """A failure weighs more than a request to end, in whichever task the handler ran."""
+
+    class Ends(Actor[Get]):
+        @handles
+        def get(self, m: Get) -> int:
+            self.ref.kill()
+            raise ValueError("after all")
+
+    async def ask(ref: Ref[Any]) -> None:
+        with pytest.raises(ActorStopped, match="ValueError"):
+            await ref.ask(Get())
+
+    for busy in (False, True):
+        ref = system.spawn(Ends)
+        if busy:
+            gate = trio.Event()
+            other = system.spawn(Runner)
+            other.tell(Run(gate.wait))
+            other.tell(Run(functools.partial(ask, ref)))
+            gate.set()
+        else:
+            await ask(ref)
+        reason = await ref.terminated()
+        assert isinstance(reason, Failed)
+        assert repr(reason.error) == "ValueError('after all')"
+    assert system.statistics().failures == 2
+
+
+async def test_inline_a_sync_handler_that_returns_a_coroutine_is_finished_by_a_worker(system: ActorSystem) -> None:
+    tasks: list[trio.lowlevel.Task] = []
+
+    class Delegates(Actor[Get]):
+        @handles
+        def get(self, m: Get) -> Any:
+            return self.later()
+
+        async def later(self) -> int:
+            tasks.append(trio.lowlevel.current_task())
+            await trio.lowlevel.checkpoint()
+            return 7
+
+    ref = system.spawn(Delegates)
+    assert await ref.ask(Get()) == 7
+    assert trio.lowlevel.current_task() not in tasks
+
+
+async def test_inline_messages_that_came_meanwhile_are_handled_in_order(system: ActorSystem) -> None:
+    seen: list[int] = []
+
+    class Tells(Runner):
+        @handles
+        def get(self, m: Get) -> int:
+            for n in range(3):
+                self.ref.tell(Item(0, n))
+            return len(self.seen)
+
+    ref = system.spawn(Tells, seen)
+    assert await ref.ask(Get()) == 0
+    await wait_all_tasks_blocked()
+    assert seen == [0, 1, 2]
+    assert await ref.ask(Get()) == 3

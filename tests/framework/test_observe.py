@@ -1,0 +1,413 @@
+"""What a running system says about itself: tree, statistics, waits, histograms, alarms, events."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from levada.framework import (
+    Actor,
+    ActorFailed,
+    ActorSystem,
+    ActorTerminated,
+    Asks,
+    DeadLetter,
+    Histogram,
+    Killed,
+    Ref,
+    Shutdown,
+    SlowHandler,
+    Unhandled,
+    bounded,
+    handles,
+    message,
+    restart,
+)
+from levada.framework.errors import ActorError
+
+Log = list[Any]
+
+
+@message
+class Do(Asks[Any]):
+    """Call a function, sync or async, with the actor."""
+
+    function: Callable[[Any], Any]
+
+
+@message
+class Note:
+    text: str
+
+
+@message
+class Stranger:
+    """Nobody handles this."""
+
+
+class Worker(Actor[Do | Note]):
+    log: Log
+
+    @handles
+    async def do(self, m: Do) -> Any:
+        result = m.function(self)
+        return await result if hasattr(result, "__await__") else result
+
+    @handles
+    def note(self, m: Note) -> None:
+        self.log.append(m.text)
+
+
+class Family(Actor[Any]):
+    def started(self) -> None:
+        self.spawn(Worker, [], name="one")
+        self.spawn(Worker, [], name="two", supervise=restart(backoff=(10.0, 10.0)))
+
+
+async def pause(seconds: float = 1e9) -> None:
+    await trio.sleep(seconds)
+
+
+def raising(error: BaseException) -> Callable[[Any], None]:
+    def do(_: Any) -> None:
+        raise error
+
+    return do
+
+
+# ---------------------------------------------------------------- the tree
+
+
+async def test_the_tree_shows_every_actor_with_its_state(system: ActorSystem, autojump_clock: MockClock) -> None:
+    system.spawn(Family, name="family")
+    waiting = system.spawn(Worker, [], name="waiting")
+    await wait_all_tasks_blocked()
+    one, two = system.lookup("/family/one"), system.lookup("/family/two")
+    assert one is not None
+    assert two is not None
+    for _ in range(2):
+        two.tell(Do(raising(ValueError())))
+    waiting.tell(Do(lambda actor: pause(5)))
+    await wait_all_tasks_blocked()
+    for n in range(3):
+        waiting.tell(Note(str(n)))
+    one.tell(Note("x"))  # told, and nobody has had a turn yet
+    tree = system.observe.tree()
+    assert (tree.path, tree.kind) == ("/", "_Root")
+    family, busy = tree.children
+    assert (family.path, family.kind, family.state, family.depth) == ("/family", "Family", "idle", 0)
+    assert [(info.path, info.state, info.depth, info.restarts) for info in family.children] == [
+        ("/family/one", "ready", 1, 0),
+        ("/family/two", "restarting", 0, 1),
+    ]
+    assert (busy.state, busy.depth, busy.handler) == ("waiting", 3, "Worker.do")
+    assert busy.age >= 0.0
+    assert busy.children == ()
+    await trio.sleep(20)
+    tree = system.observe.tree()
+    assert [info.state for info in tree.children] == ["idle", "idle"]
+    assert tree.children[1].handled >= 4
+    assert tree.children[0].children[1].restarts == 2
+
+
+async def test_who_waits_for_whom(system: ActorSystem, autojump_clock: MockClock) -> None:
+    slow = system.spawn(Worker, [], name="slow")
+    full: Ref[Any] = system.spawn(Worker, [], name="full", mailbox=bounded(1))
+    asker = system.spawn(Worker, [], name="asker")
+    sender = system.spawn(Worker, [], name="sender")
+    slow.tell(Do(lambda actor: pause(1)))
+    await full.send(Do(lambda actor: pause(1)))
+    await wait_all_tasks_blocked()
+    await full.send(Note("fills it"))
+    asker.tell(Do(lambda actor: slow.ask(Do(lambda actor: None))))
+    sender.tell(Do(lambda actor: full.send(Note("waits"))))
+    await wait_all_tasks_blocked()
+    assert sorted(system.observe.waits()) == [("/asker", "/slow"), ("/sender", "/full")]
+    by_path = {info.path: info.waits_for for info in system.observe.tree().children}
+    assert by_path == {"/slow": (), "/full": (), "/asker": ("/slow",), "/sender": ("/full",)}
+    await trio.sleep(2)
+    assert system.observe.waits() == []
+
+
+async def test_a_tree_of_10_000_levels_is_no_recursion(system: ActorSystem) -> None:
+    class Level(Actor[Any]):
+        depth: int
+
+        def started(self) -> None:
+            if self.depth:
+                self.spawn(Level, self.depth - 1, name="x")
+
+    top = system.spawn(Level, 2_000, name="x")
+    await wait_all_tasks_blocked()
+    info = system.observe.tree()
+    depth = 0
+    while info.children:
+        (info,) = info.children
+        depth += 1
+    assert depth == 2_001
+    top.kill()
+    await top.terminated()
+
+
+async def test_a_stopping_actor_is_shown_as_such(system: ActorSystem, autojump_clock: MockClock) -> None:
+    class Slow(Worker):
+        async def stopping(self, reason: Any) -> None:
+            await trio.sleep(1)
+
+    ref = system.spawn(Slow, [])
+    ref.stop()
+    await wait_all_tasks_blocked()
+    assert [info.state for info in system.observe.tree().children] == ["stopping"]
+    await ref.terminated()
+    assert system.observe.tree().children == ()
+
+
+# ---------------------------------------------------------------- statistics
+
+
+async def test_statistics_count(system: ActorSystem, autojump_clock: MockClock) -> None:
+    log: Log = []
+    first = system.spawn(Worker, log, supervise=restart())
+    second = system.spawn(Worker, log)
+    first.tell(Do(raising(ValueError())))
+    first.tell(Stranger())  # type: ignore[arg-type]
+    await wait_all_tasks_blocked()
+    second.kill()
+    await second.terminated()
+    second.tell(Note("late"))
+    with trio.move_on_after(1):
+        await first.ask(Do(lambda actor: pause(2)))
+    await trio.sleep(3)
+    numbers = system.statistics()
+    assert (numbers.actors, numbers.spawned, numbers.stopped) == (1, 2, 1)
+    assert (numbers.failures, numbers.restarts, numbers.unhandled) == (1, 1, 1)
+    assert (numbers.dead_letters, numbers.late_replies) == (1, 1)
+    assert (numbers.waiting, numbers.ready, numbers.timers) == (0, 0, 0)
+    first.tell(Do(lambda actor: pause(1)))
+    first.tell(Note("x"))
+    await wait_all_tasks_blocked()
+    assert system.statistics().waiting == 1
+
+
+async def test_max_waiting_is_a_defined_failure(autojump_clock: MockClock) -> None:
+    async with ActorSystem(max_waiting=2) as system:
+        refs = [system.spawn(Worker, []) for _ in range(3)]
+        for ref in refs:
+            ref.tell(Do(lambda actor: pause(1)))
+        await trio.sleep(2)
+        assert [ref.is_alive for ref in refs] == [True, True, False]
+        reason: Any = await refs[2].terminated()
+        assert isinstance(reason.error, ActorError)
+        assert "2 handlers wait already (raise max_waiting" in str(reason.error)
+
+
+# ---------------------------------------------------------------- events
+
+
+async def collect(system: ActorSystem, *kinds: type) -> Log:
+    log: Log = []
+
+    class Collector(Actor[Any]):
+        def unhandled(self, message: Any) -> None:
+            log.append(message)
+
+    ref = system.spawn(Collector)
+    for kind in kinds:
+        system.events.subscribe(kind, ref)
+    return log
+
+
+async def test_failures_and_ends_are_published(system: ActorSystem) -> None:
+    log = await collect(system, ActorFailed, ActorTerminated)
+    ref = system.spawn(Worker, [])
+    error = ValueError()
+    failing = Do(raising(error))
+    ref.tell(failing)
+    other = system.spawn(Worker, [])
+    await wait_all_tasks_blocked()
+    other.stop()
+    await wait_all_tasks_blocked()
+    failed, ended, stopped = log
+    assert (failed.ref, failed.error, failed.message) == (ref, error, failing)
+    assert (ended.ref, ended.reason.error) == (ref, error)
+    assert (stopped.ref, stopped.reason) == (other, Shutdown())
+
+
+async def test_what_nobody_handles_is_published(system: ActorSystem) -> None:
+    log = await collect(system, Unhandled, DeadLetter)
+    ref = system.spawn(Worker, [])
+    ref.tell(Stranger())  # type: ignore[arg-type]
+    await wait_all_tasks_blocked()
+    ref.kill()
+    await ref.terminated()
+    ref.tell(Note("late"))
+    await wait_all_tasks_blocked()
+    unhandled, letter = log
+    assert (unhandled.message, unhandled.to) == (Stranger(), ref)
+    assert (letter.message, letter.to, letter.why) == (Note("late"), ref, "stopped")
+
+
+async def test_an_ask_that_nobody_handles_fails_and_the_actor_lives(system: ActorSystem) -> None:
+    @message
+    class Odd(Asks[int]):
+        pass
+
+    ref: Ref[Any] = system.spawn(Worker, [])
+    with pytest.raises(ActorError, match="has no handler for Odd"):
+        await ref.ask(Odd())
+    assert ref.is_alive
+
+
+async def test_object_gets_all_events_and_unsubscribe_ends_it(system: ActorSystem) -> None:
+    log: Log = []
+
+    class Collector(Actor[Any]):
+        @handles(object)
+        def any(self, m: object) -> None:
+            log.append(m)
+
+    ref = system.spawn(Collector)
+    system.events.subscribe(object, ref)
+    system.events.subscribe(str, ref)
+    system.events.publish("one")  # once, though two subscriptions match
+    system.events.publish(2)
+    await wait_all_tasks_blocked()
+    system.events.unsubscribe(object, ref)
+    system.events.unsubscribe(object, ref)
+    system.events.publish(3)
+    system.events.publish("four")
+    await wait_all_tasks_blocked()
+    assert log == ["one", 2, "four"]
+
+
+async def test_a_dead_or_full_subscriber_holds_nobody_up(system: ActorSystem, autojump_clock: MockClock) -> None:
+    dead = system.spawn(Worker, [])
+    full: Ref[Any] = system.spawn(Worker, [], mailbox=bounded(1))
+    for ref in (dead, full):
+        system.events.subscribe(Note, ref)
+    dead.kill()
+    await dead.terminated()
+    await full.send(Do(lambda actor: pause(1)))
+    await wait_all_tasks_blocked()
+    for n in range(5):
+        system.events.publish(Note(str(n)))
+    await trio.sleep(2)
+    assert full._actor.log == ["0"]  # type: ignore[attr-defined]
+    assert system.events._subscribers == {Note: {full: None}}
+
+
+async def test_dead_letters_are_logged_ten_a_second(
+    system: ActorSystem, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    ref = system.spawn(Worker, [], name="dead")
+    ref.kill()
+    await ref.terminated()
+    for n in range(25):
+        ref.tell(Note(str(n)))
+    await trio.sleep(1)
+    ref.tell(Note("later"))
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [
+        *["dead letter: Note to /dead (stopped)"] * 10,
+        "15 more dead letters were not logged",
+        "dead letter: Note to /dead (stopped)",
+    ]
+    assert system.statistics().dead_letters == 26
+
+
+# ---------------------------------------------------------------- time
+
+
+class FakeTime:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_the_alarm_for_handlers_that_hold_everything_up(caplog: pytest.LogCaptureFixture) -> None:
+    clock = FakeTime()
+    async with ActorSystem(slow_handler=0.1, _clock=clock) as system:
+        log = await collect(system, SlowHandler)
+        ref = system.spawn(Worker, [], name="slow")
+
+        def hold_up(seconds: float) -> Callable[[Any], None]:
+            def do(_: Any) -> None:
+                clock.now += seconds
+
+            return do
+
+        ref.tell(Do(hold_up(0.05)))
+        await wait_all_tasks_blocked()
+        assert log == []
+        ref.tell(Do(hold_up(0.25)))
+        await wait_all_tasks_blocked()
+        (alarm,) = log
+        assert (alarm.ref, alarm.message, alarm.count) == (ref, Do, 1)
+        assert alarm.seconds == pytest.approx(0.25)
+        assert system.statistics().slow_turns == 1
+    (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert record.getMessage() == (
+        "/slow held everything up for 0.250 s with 1 messages, last Do (use @blocking, or await something)"
+    )
+
+
+def test_a_histogram_counts_by_powers_of_two() -> None:
+    histogram = Histogram()
+    assert histogram.quantile(0.5) == 0.0
+    for seconds in (0.0, 1e-6, 3e-6, 1.0, 1e9):
+        histogram.add(seconds)
+    assert histogram.total == 5
+    assert {n: count for n, count in enumerate(histogram.counts) if count} == {0: 1, 1: 1, 2: 1, 20: 1, 31: 1}
+    assert histogram.quantile(0.2) == 1e-6
+    assert histogram.quantile(0.6) == 4e-6
+    assert histogram.quantile(1.0) == pytest.approx(2**31 * 1e-6)
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=50), st.floats(0.01, 1.0))
+def test_a_quantile_is_not_below_that_share_of_the_samples(samples: list[float], share: float) -> None:
+    histogram = Histogram()
+    for seconds in samples:
+        histogram.add(seconds)
+    bound = histogram.quantile(share)
+    assert sum(seconds <= bound for seconds in samples) >= share * len(samples) - 1e-9
+
+
+async def test_times_are_sampled(system: ActorSystem) -> None:
+    ref = system.spawn(Worker, [])
+    for n in range(500):
+        ref.tell(Note(str(n)))
+        await wait_all_tasks_blocked()
+    assert system.observe.turn_times.total >= 5
+    assert system.observe.queue_times.total == system.observe.turn_times.total
+    assert system.observe.turn_times.quantile(1.0) < 30.0
+
+
+async def test_logs_go_where_libraries_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with ActorSystem("app") as system:
+        ref = system.spawn(Worker, [], name="w")
+        ref.tell(Do(raising(ValueError())))
+        await wait_all_tasks_blocked()
+    names = {record.name for record in caplog.records}
+    assert names <= {"levada.framework.lifecycle", "levada.framework.system", "levada.framework.events"}
+    phases = [record.getMessage() for record in caplog.records if record.__dict__.get("event") == "phase"]
+    assert phases == ["app: accept", "app: drain", "app: close", "app: flush"]
+
+
+async def test_killed_is_visible_in_events(system: ActorSystem) -> None:
+    log = await collect(system, ActorTerminated)
+    ref = system.spawn(Worker, [])
+    ref.tell(Do(lambda actor: pause()))
+    await wait_all_tasks_blocked()
+    ref.kill()
+    await wait_all_tasks_blocked()
+    assert [(event.ref, event.reason) for event in log] == [(ref, Killed())]
