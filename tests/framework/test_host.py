@@ -22,12 +22,12 @@ from levada.framework import (
     Reason,
     Ref,
     Shutdown,
+    blocking,
     bounded,
     handles,
     message,
     restart,
 )
-from levada.framework.actor import blocking
 from levada.framework.errors import ActorStopped
 
 Log = list[Any]

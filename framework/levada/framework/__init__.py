@@ -28,12 +28,14 @@ Example:
 
 from __future__ import annotations
 
-from .actor import Actor, Behaviour, Inbox, ReceiveTimeout, actor, blocking, handles
+from .actor import Actor, ReceiveTimeout, actor
 from .ask import Reply
 from .channel import OneshotReceiver, OneshotSender, Receiver, Sender, TerminalState, channel, oneshot
 from .codec import Codec, schema_fingerprint
 from .events import ActorFailed, ActorRestarted, ActorTerminated, DeadLetter, EventStream, SlowHandler, Unhandled
+from .handlers import Behaviour, blocking, handles
 from .links import Cancelled, Down, Exit, Failed, Killed, Lost, Normal, Reason, Shutdown
+from .loop import Inbox
 from .mailbox import MailboxPolicy, Overflow, bounded, conflate, unbounded
 from .message import Asks, message
 from .observe import ActorInfo, Histogram

@@ -17,11 +17,11 @@ from trio.lowlevel import (
 )
 
 from ._routees import Resize, RouterBase
-from .actor import Inbox
 from .ask import Ask
 from .cell import RUNNING, Cell
 from .dispatch import RUNTIME_ENTRIES
 from .errors import AskCycle
+from .loop import Inbox
 from .ref import Ref
 from .tokens import TURN, Stop, Take
 

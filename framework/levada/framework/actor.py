@@ -10,17 +10,15 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import (
     TYPE_CHECKING,
     Any,
     ClassVar,
     Generic,
-    Protocol,
     TypeVar,
     TypeVarTuple,
-    Union,
     cast,
     dataclass_transform,
     get_args,
@@ -31,33 +29,29 @@ from typing import (
 import attrs
 import trio
 from trio.lowlevel import (
-    Abort,
-    RaiseCancelT,
-    current_task,
-    disable_ki_protection,
     enable_ki_protection,
-    reschedule,
-    wait_task_rescheduled,
 )
 
-from .ask import Ask, Reply
+from .ask import Reply
 from .cell import Cell
 from .dispatch import RUNTIME_ENTRIES
-from .errors import ActorError, ConfigurationError, EndOfChannel, MailboxFull
+from .errors import ActorError, ConfigurationError, MailboxFull
 from .events import Unhandled
+from .handlers import Behaviour, build_table, find_handler, flatten, handles, unprotected
 from .host import Host
 from .links import NORMAL, Down, Reason
+from .loop import Inbox
 from .ref import Ref
 from .supervision import one_for_one
 from .timers import Timers
-from .tokens import TURN, Stop, Take
+from .tokens import TURN
 
 if TYPE_CHECKING:
     from .mailbox import MailboxPolicy
     from .supervision import Supervision
     from .system import ActorSystem
 
-__all__ = ["Actor", "Behaviour", "ReceiveTimeout", "actor", "blocking", "handles"]
+__all__ = ["Actor", "ReceiveTimeout", "actor"]
 
 M = TypeVar("M")
 R = TypeVar("R")
@@ -73,167 +67,6 @@ class ReceiveTimeout:
     """Nothing was handled for as long as `Actor.set_receive_timeout` said."""
 
     seconds: float
-
-
-# ---------------------------------------------------------------- handler tables
-
-
-class _Marked:
-    """What `@handles` knows about a method until its class is complete."""
-
-    def __init__(self, types_: tuple[Any, ...], names: dict[str, Any]) -> None:
-        self.types = types_
-        self.names = names
-
-
-class _Function(Protocol):
-    """What a function has and a message class has not."""
-
-    __code__: types.CodeType
-
-
-H = TypeVar("H", bound=_Function)
-
-
-@overload
-def handles(function: H, /) -> H: ...
-@overload
-def handles(*message_types: Any) -> Callable[[F], F]: ...
-def handles(*message_types: Any) -> Any:
-    """Mark a method as the handler of a class of messages, a union of classes, or several.
-
-    Bare ``@handles`` takes them from the annotation of the method's parameter; ``@handles(T)`` works always.  The method may be
-    sync or async; what it returns is the answer to an ask.
-    """
-    frame = sys._getframe(1)
-    names: dict[str, Any] = {}
-    outer = frame.f_back
-    if outer is not None and outer.f_globals is frame.f_globals and outer.f_locals is not outer.f_globals:
-        names.update(outer.f_locals)
-    names.update(frame.f_locals)
-    if len(message_types) == 1 and inspect.isfunction(message_types[0]):
-        function = message_types[0]
-        setattr(function, _MARK, _Marked((), names))
-        return function
-
-    def mark(function: F) -> F:
-        setattr(function, _MARK, _Marked(message_types, names))
-        return function
-
-    return mark
-
-
-def _flatten(annotation: Any) -> list[type]:
-    if get_origin(annotation) in (Union, types.UnionType):
-        return [kind for part in get_args(annotation) for kind in _flatten(part)]
-    if annotation is None:
-        return [type(None)]
-    if annotation is Any:
-        return [object]
-    origin = get_origin(annotation)
-    return [origin if origin is not None else annotation]
-
-
-def _message_types(owner: str, function: Callable[..., Any]) -> list[type]:
-    marked: _Marked = getattr(function, _MARK)
-    where = f"{owner}.{function.__name__}"
-    if marked.types:
-        found = [kind for annotation in marked.types for kind in _flatten(annotation)]
-    else:
-        plain = inspect.unwrap(function)
-        parameters = list(plain.__code__.co_varnames[: plain.__code__.co_argcount])
-        if len(parameters) != 2:
-            raise ConfigurationError(f"{where} is a handler: it takes self and one message, not {parameters!r}")
-        annotation = plain.__annotations__.get(parameters[1])
-        if annotation is None:
-            raise ConfigurationError(
-                f"{where}: annotate {parameters[1]!r} with the message class, or write @handles(TheClass)"
-            )
-        if isinstance(annotation, str):
-            try:
-                annotation = eval(annotation, plain.__globals__, marked.names)
-            except Exception as error:
-                raise ConfigurationError(
-                    f"{where}: cannot resolve the annotation {annotation!r} ({error}); define the class first or write @handles(TheClass)"
-                ) from error
-        found = _flatten(annotation)
-    for kind in found:
-        if not isinstance(kind, type):
-            raise ConfigurationError(f"{where}: {kind!r} is not a class of messages")
-    marked.types, marked.names = tuple(found), {}
-    return found
-
-
-def _build_table(cls: type) -> dict[Any, Any]:
-    """Collect the handlers of a class and of its bases; a subclass's handler replaces that of its base."""
-    table: dict[Any, Any] = {}
-    names: dict[Any, str] = {}
-    for base in reversed(cls.__mro__):
-        here: dict[Any, str] = {}
-        for name, function in list(vars(base).items()):
-            if not hasattr(function, _MARK):
-                # A base's handler that is overridden by name keeps its class of messages.
-                for kind, known in names.items():
-                    if known == name and inspect.isfunction(function):
-                        table[kind] = _unprotected(function)
-                continue
-            for kind in _message_types(base.__name__, function):
-                if kind in here:
-                    raise ConfigurationError(
-                        f"{base.__name__} handles {kind.__name__} twice: in {here[kind]} and in {name}"
-                    )
-                here[kind] = name
-                table[kind] = _unprotected(function)
-        names.update(here)
-    # Under None: the sync handlers, which an asker may call itself.
-    table[None] = {kind: handler for kind, handler in table.items() if not inspect.iscoroutinefunction(handler)}
-    table.update(RUNTIME_ENTRIES)
-    return table
-
-
-def _unprotected(function: Any) -> Any:
-    """Let Ctrl-C interrupt code of the user, though the runtime that calls it is protected."""
-    if hasattr(function, "__code__"):
-        disable_ki_protection(function)
-    return function
-
-
-def _find(kind: type, table: dict[Any, Any]) -> Any:
-    for base in kind.__mro__:
-        handler = table.get(base)
-        if handler is not None:
-            table[kind] = handler
-            if base in table[None]:
-                table[None][kind] = handler
-            return handler
-    return None
-
-
-def blocking(function: Callable[[Any, M], R]) -> Callable[[Any, M], Awaitable[R]]:
-    """Run a sync handler in a thread, at most ``blocking_threads`` (a setting of the system) at a time.
-
-    The actor handles nothing else meanwhile; the rest of the system goes on.  Write it below ``@handles``.  A thread cannot be
-    cancelled: a killed actor waits for it.
-    """
-
-    @functools.wraps(function)
-    async def in_thread(self: Any, message: M) -> R:
-        return await trio.to_thread.run_sync(function, self, message, limiter=self.system.blocking_limiter)
-
-    return in_thread
-
-
-class Behaviour:
-    """A set of handlers that an actor takes on with `Actor.become`; ``self`` in them is the actor.
-
-    Derive from it and write ``@handles`` methods; there are no instances.
-    """
-
-    _table: ClassVar[dict[Any, Any]]
-
-    def __init_subclass__(cls, **keywords: Any) -> None:
-        super().__init_subclass__(**keywords)
-        cls._table = _build_table(cls)
 
 
 # ---------------------------------------------------------------- the actor
@@ -273,10 +106,10 @@ class Actor(Generic[M]):
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         attrs.define(cls, slots=False, eq=False, repr=False)
-        cls._table = _build_table(cls)
+        cls._table = build_table(cls)
         for name in ("started", "stopping", "restarting", "undelivered", "unhandled", "run"):
             if name in vars(cls):
-                _unprotected(vars(cls)[name])
+                unprotected(vars(cls)[name])
         cls._is_loop = hasattr(cls, "run")
         if cls._is_loop and not inspect.iscoroutinefunction(cls.run):  # type: ignore[attr-defined]
             raise ConfigurationError(f"{cls.__name__}.run must be async: it is the actor's own loop")
@@ -302,8 +135,8 @@ class Actor(Generic[M]):
                 for part in get_args(base):
                     if isinstance(part, TypeVar) or part is Any:
                         continue
-                    for kind in _flatten(part):
-                        if isinstance(kind, type) and _find(kind, cls._table) is None:
+                    for kind in flatten(part):
+                        if isinstance(kind, type) and find_handler(kind, cls._table) is None:
                             raise ConfigurationError(
                                 f"{cls.__name__} promises to handle {kind.__name__} and has no handler for it"
                             )
@@ -523,7 +356,7 @@ class Actor(Generic[M]):
             cell._batch.append(TURN)  # they may be meant for the handlers just taken on
 
     def _find_handler(self, kind: type, table: dict[Any, Any]) -> Callable[[Any, Any], Any]:
-        handler = _find(kind, table)
+        handler = find_handler(kind, table)
         if handler is None:
             handler = type(self).unhandled
         return cast("Callable[[Any, Any], Any]", handler)
@@ -654,153 +487,6 @@ def _look_at_receive_timeout(cell: Cell, seconds: float) -> None:
     extras.receive_timer = cell._system.heap.after(left, look)
 
 
-class Inbox(Generic[M]):
-    """The mailbox as a loop sees it; stands in for the run queue, so that a message wakes the loop and not a worker."""
-
-    def __init__(self, cell: Cell) -> None:
-        self._cell = cell
-        self.scheduler = cell._scheduler
-        self.system = self.scheduler.system
-        self.ready = self
-        self.parked = False
-        self.stop: Stop | None = None
-        """The request that ended the loop, if one did."""
-        self._task: Any = None
-        self._ended = False
-
-    # What a cell asks of its scheduler.
-
-    @property
-    def now(self) -> float:
-        """The scheduler's clock."""
-        return self.scheduler.now
-
-    def may_inline(self) -> bool:
-        """A loop answers by itself."""
-        return False
-
-    @enable_ki_protection
-    def append(self, _: Cell) -> None:
-        """Wake the loop."""
-        task, self._task = self._task, None
-        if task is not None:
-            reschedule(task)
-
-    # What the loop asks.
-
-    async def receive(self) -> M:
-        """Take the next message; an ask is answered with `Actor.reply_later`, before the next message is taken.
-
-        Raises:
-            EndOfChannel: the actor was asked to stop, and everything before that has been taken.
-
-        Cancellation:
-            no message was taken.
-        """
-        self.give_up_question()
-        cell = self._cell
-        await self.scheduler.breathe()
-        while True:
-            if self._ended:
-                raise EndOfChannel(f"{cell.path} was asked to stop")
-            batch = cell._take_over()
-            if not batch:
-                await self._wait()
-                continue
-            entry = batch.pop()
-            if type(entry) is Stop:
-                self._ended = True
-                self.stop = entry
-                continue
-            found, message = self._open(entry)
-            if found:
-                cell._handled += 1
-                return cast("M", message)
-
-    def receive_nowait(self) -> M:
-        """Take the next message if there is one, else raise `trio.WouldBlock`."""
-        self.give_up_question()
-        cell = self._cell
-        while batch := cell._take_over():
-            if type(batch[-1]) is Stop:
-                break
-            found, message = self._open(batch.pop())
-            if found:
-                cell._handled += 1
-                return cast("M", message)
-        raise trio.WouldBlock
-
-    def __aiter__(self) -> AsyncIterator[M]:
-        return self
-
-    async def __anext__(self) -> M:
-        try:
-            return await self.receive()
-        except EndOfChannel:
-            raise StopAsyncIteration from None
-
-    @enable_ki_protection
-    async def _wait(self) -> None:
-        cell = self._cell
-        if self._task is not None:
-            raise trio.BusyResourceError(f"two tasks of {cell.path} want its next message")
-        self._task = current_task()
-        cell._idle = True
-
-        def abort(_: RaiseCancelT) -> Abort:
-            self._task = None
-            cell._idle = False
-            return Abort.SUCCEEDED
-
-        await wait_task_rescheduled(abort)
-
-    def _open(self, entry: Any) -> tuple[bool, Any]:
-        """Take the message out of an entry; false: it was the runtime's own business."""
-        if isinstance(entry, Ask):
-            if entry.settled:
-                return False, None
-            self._cell._asking = entry
-            return True, entry.message
-        if isinstance(entry, Take):
-            self._cell._came_up(entry)
-            return self._open(entry.next(self._cell))
-        if type(entry) not in RUNTIME_ENTRIES:
-            return True, entry
-        holder = _Holder(self._cell)
-        RUNTIME_ENTRIES[type(entry)](holder, entry)
-        return holder.found, holder.message
-
-    def give_up_question(self) -> None:
-        """A question that was taken and not taken over will never be answered: tell its asker."""
-        question = self._cell._asking
-        if question is not None:
-            self._cell._asking = None
-            question.fail(ActorError(f"{self._cell.path} went on without answering {type(question.message).__name__}"))
-
-    def end(self) -> None:
-        """Let the loop see the end at its next `receive`, before what is queued."""
-        self._ended = True
-        if self._cell._idle:
-            self._cell._idle = False
-            self.append(self._cell)
-
-
-class _Holder:
-    """Stands in for an actor, so that an entry of the runtime delivers its message here."""
-
-    def __init__(self, cell: Cell) -> None:
-        self._cell = cell
-        self.found = False
-        self.message: Any = None
-
-    def _find_handler(self, _: type, __: Any) -> Callable[[Any, Any], Any]:
-        return _Holder._hold
-
-    def _hold(self, message: Any) -> None:
-        self.found = True
-        self.message = message
-
-
 # ---------------------------------------------------------------- functions as actors
 
 
@@ -828,19 +514,26 @@ def actor(function: Callable[[M], Any]) -> Callable[[], Actor[M]]:
         try:
             annotation = eval(annotation, plain.__globals__, dict(frame.f_locals))
         except Exception as error:
-            raise ConfigurationError(f"{plain.__name__}: cannot resolve the annotation {annotation!r} ({error})") from error
+            raise ConfigurationError(
+                f"{plain.__name__}: cannot resolve the annotation {annotation!r} ({error})"
+            ) from error
     if annotation is None:
         annotation = object
-    _unprotected(plain)
+    unprotected(plain)
 
+    handle: Callable[[Actor[M], M], Any]
     if inspect.iscoroutinefunction(function):
 
-        async def handle(self: Actor[M], message: M) -> Any:
+        async def handle_async(self: Actor[M], message: M) -> Any:
             return await function(message)
+
+        handle = handle_async
     else:
 
-        def handle(self: Actor[M], message: M) -> Any:  # type: ignore[misc]
+        def handle_sync(self: Actor[M], message: M) -> Any:
             return function(message)
+
+        handle = handle_sync
 
     namespace: dict[str, Any] = {
         "handle": handles(annotation)(handle),

@@ -520,9 +520,7 @@ class BoundedCell(Cell):
         self._queue_up((RoomCall(callback), None))
 
     def _enqueue(self, message: Any, *, patient: bool = False) -> None:
-        if (self._line or self._is_full()) and (
-            self._overflow == "wait" or (patient and self._overflow == "raise")
-        ):
+        if (self._line or self._is_full()) and (self._overflow == "wait" or (patient and self._overflow == "raise")):
             self._queue_up((message, None))
         else:
             self.tell(message)

@@ -155,7 +155,9 @@ class Ref(ABC, Generic[M_contra]):
         raise self._elsewhere()
 
     def _elsewhere(self) -> ConfigurationError:
-        return ConfigurationError(f"{self!r} has no mailbox in this process; receive in a task and send() it the messages")
+        return ConfigurationError(
+            f"{self!r} has no mailbox in this process; receive in a task and send() it the messages"
+        )
 
     def __repr__(self) -> str:
         return f"<Ref {self.path}#{self.incarnation}>"

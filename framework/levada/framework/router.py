@@ -33,10 +33,11 @@ import attrs
 
 from ._pull import PullRouter
 from ._routees import GroupMembers, PoolChildren, Resize, RouterBase
-from .actor import Actor, handles
+from .actor import Actor
 from .ask import Ask, ThreadAsk
 from .cell import Cell
 from .errors import ActorError, AskCycle, ConfigurationError, MailboxFull
+from .handlers import handles
 from .mailbox import MailboxPolicy
 from .ref import Ref
 from .supervision import Supervision, restart

@@ -13,9 +13,10 @@ from typing import Any, cast
 import attrs
 import trio
 
-from .actor import Actor, handles
+from .actor import Actor
 from .cell import Cell
 from .errors import ActorError, ConfigurationError
+from .handlers import handles
 from .links import SHUTDOWN
 from .message import Asks
 from .ref import Ref

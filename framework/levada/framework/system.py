@@ -196,7 +196,6 @@ class ActorSystem:
         return self
 
     @enable_ki_protection
-
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:  # a plain bool would tell type checkers that errors of the block may be swallowed

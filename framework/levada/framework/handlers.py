@@ -1,0 +1,184 @@
+"""Handler tables: from the class of a message to the function that handles it, made when an actor class is defined."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin, overload
+
+import trio
+from trio.lowlevel import disable_ki_protection
+
+from .dispatch import RUNTIME_ENTRIES
+from .errors import ConfigurationError
+
+__all__ = ["Behaviour", "blocking", "build_table", "find_handler", "flatten", "handles", "unprotected"]
+
+M = TypeVar("M")
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MARK = "__levada_handles__"
+
+
+class _Marked:
+    """What `@handles` knows about a method until its class is complete."""
+
+    def __init__(self, types_: tuple[Any, ...], names: dict[str, Any]) -> None:
+        self.types = types_
+        self.names = names
+
+
+class _Function(Protocol):
+    """What a function has and a message class has not."""
+
+    __code__: types.CodeType
+
+
+H = TypeVar("H", bound=_Function)
+
+
+@overload
+def handles(function: H, /) -> H: ...  # pyright: ignore[reportOverlappingOverload] - a message class has no __code__
+@overload
+def handles(*message_types: Any) -> Callable[[F], F]: ...
+def handles(*message_types: Any) -> Any:
+    """Mark a method as the handler of a class of messages, a union of classes, or several.
+
+    Bare ``@handles`` takes them from the annotation of the method's parameter; ``@handles(T)`` works always.  The method may be
+    sync or async; what it returns is the answer to an ask.
+    """
+    frame = sys._getframe(1)
+    names: dict[str, Any] = {}
+    outer = frame.f_back
+    if outer is not None and outer.f_globals is frame.f_globals and outer.f_locals is not outer.f_globals:
+        names.update(outer.f_locals)
+    names.update(frame.f_locals)
+    if len(message_types) == 1 and inspect.isfunction(message_types[0]):
+        function = message_types[0]
+        setattr(function, _MARK, _Marked((), names))
+        return function
+
+    def mark(function: F) -> F:
+        setattr(function, _MARK, _Marked(message_types, names))
+        return function
+
+    return mark
+
+
+def flatten(annotation: Any) -> list[type]:
+    """List the classes that an annotation stands for: the members of a union, the class of a generic alias."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [kind for part in get_args(annotation) for kind in flatten(part)]
+    if annotation is None:
+        return [type(None)]
+    if annotation is Any:
+        return [object]
+    origin = get_origin(annotation)
+    return [origin if origin is not None else annotation]
+
+
+def _message_types(owner: str, function: Callable[..., Any]) -> list[type]:
+    marked: _Marked = getattr(function, _MARK)
+    where = f"{owner}.{function.__name__}"
+    if marked.types:
+        found = [kind for annotation in marked.types for kind in flatten(annotation)]
+    else:
+        plain = inspect.unwrap(function)
+        parameters = list(plain.__code__.co_varnames[: plain.__code__.co_argcount])
+        if len(parameters) != 2:
+            raise ConfigurationError(f"{where} is a handler: it takes self and one message, not {parameters!r}")
+        annotation = plain.__annotations__.get(parameters[1])
+        if annotation is None:
+            raise ConfigurationError(
+                f"{where}: annotate {parameters[1]!r} with the message class, or write @handles(TheClass)"
+            )
+        if isinstance(annotation, str):
+            try:
+                annotation = eval(annotation, plain.__globals__, marked.names)
+            except Exception as error:
+                raise ConfigurationError(
+                    f"{where}: cannot resolve the annotation {annotation!r} ({error}); define the class first or write @handles(TheClass)"
+                ) from error
+        found = flatten(annotation)
+    for kind in found:
+        if not isinstance(kind, type):
+            raise ConfigurationError(f"{where}: {kind!r} is not a class of messages")
+    marked.types, marked.names = tuple(found), {}
+    return found
+
+
+def build_table(cls: type) -> dict[Any, Any]:
+    """Collect the handlers of a class and of its bases; a subclass's handler replaces that of its base."""
+    table: dict[Any, Any] = {}
+    names: dict[Any, str] = {}
+    for base in reversed(cls.__mro__):
+        here: dict[Any, str] = {}
+        for name, function in list(vars(base).items()):
+            if not hasattr(function, _MARK):
+                # A base's handler that is overridden by name keeps its class of messages.
+                for kind, known in names.items():
+                    if known == name and inspect.isfunction(function):
+                        table[kind] = unprotected(function)
+                continue
+            for kind in _message_types(base.__name__, function):
+                if kind in here:
+                    raise ConfigurationError(
+                        f"{base.__name__} handles {kind.__name__} twice: in {here[kind]} and in {name}"
+                    )
+                here[kind] = name
+                table[kind] = unprotected(function)
+        names.update(here)
+    # Under None: the sync handlers, which an asker may call itself.
+    table[None] = {kind: handler for kind, handler in table.items() if not inspect.iscoroutinefunction(handler)}
+    table.update(RUNTIME_ENTRIES)
+    return table
+
+
+def unprotected(function: Any) -> Any:
+    """Let Ctrl-C interrupt code of the user, though the runtime that calls it is protected."""
+    if hasattr(function, "__code__"):
+        disable_ki_protection(function)
+    return function
+
+
+def find_handler(kind: type, table: dict[Any, Any]) -> Any:
+    """Find the handler of a class of messages or of a class above it, and remember it in the table; ``None`` if there is none."""
+    for base in kind.__mro__:
+        handler = table.get(base)
+        if handler is not None:
+            table[kind] = handler
+            if base in table[None]:
+                table[None][kind] = handler
+            return handler
+    return None
+
+
+def blocking(function: Callable[[Any, M], R]) -> Callable[[Any, M], Awaitable[R]]:
+    """Run a sync handler in a thread, at most ``blocking_threads`` (a setting of the system) at a time.
+
+    The actor handles nothing else meanwhile; the rest of the system goes on.  Write it below ``@handles``.  A thread cannot be
+    cancelled: a killed actor waits for it.
+    """
+
+    @functools.wraps(function)
+    async def in_thread(self: Any, message: M) -> R:
+        return await trio.to_thread.run_sync(function, self, message, limiter=self.system.blocking_limiter)
+
+    return in_thread
+
+
+class Behaviour:
+    """A set of handlers that an actor takes on with `Actor.become`; ``self`` in them is the actor.
+
+    Derive from it and write ``@handles`` methods; there are no instances.
+    """
+
+    _table: ClassVar[dict[Any, Any]]
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        cls._table = build_table(cls)

@@ -1,0 +1,168 @@
+"""The mailbox of an actor with a loop of its own (``async def run``)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+import trio
+from trio.lowlevel import Abort, RaiseCancelT, current_task, enable_ki_protection, reschedule, wait_task_rescheduled
+
+from .ask import Ask
+from .dispatch import RUNTIME_ENTRIES
+from .errors import ActorError, EndOfChannel
+from .tokens import Stop, Take
+
+if TYPE_CHECKING:
+    from .cell import Cell
+
+__all__ = ["Inbox"]
+
+M = TypeVar("M")
+
+
+class Inbox(Generic[M]):
+    """The mailbox as a loop sees it; stands in for the run queue, so that a message wakes the loop and not a worker."""
+
+    def __init__(self, cell: Cell) -> None:
+        self._cell = cell
+        self.scheduler = cell._scheduler
+        self.system = self.scheduler.system
+        self.ready = self
+        self.parked = False
+        self.stop: Stop | None = None
+        """The request that ended the loop, if one did."""
+        self._task: Any = None
+        self._ended = False
+
+    # What a cell asks of its scheduler.
+
+    @property
+    def now(self) -> float:
+        """The scheduler's clock."""
+        return self.scheduler.now
+
+    def may_inline(self) -> bool:
+        """A loop answers by itself."""
+        return False
+
+    @enable_ki_protection
+    def append(self, _: Cell) -> None:
+        """Wake the loop."""
+        task, self._task = self._task, None
+        if task is not None:
+            reschedule(task)
+
+    # What the loop asks.
+
+    async def receive(self) -> M:
+        """Take the next message; an ask is answered with `Actor.reply_later`, before the next message is taken.
+
+        Raises:
+            EndOfChannel: the actor was asked to stop, and everything before that has been taken.
+
+        Cancellation:
+            no message was taken.
+        """
+        self.give_up_question()
+        cell = self._cell
+        await self.scheduler.breathe()
+        while True:
+            if self._ended:
+                raise EndOfChannel(f"{cell.path} was asked to stop")
+            batch = cell._take_over()
+            if not batch:
+                await self._wait()
+                continue
+            entry = batch.pop()
+            if type(entry) is Stop:
+                self._ended = True
+                self.stop = entry
+                continue
+            found, message = self._open(entry)
+            if found:
+                cell._handled += 1
+                return cast("M", message)
+
+    def receive_nowait(self) -> M:
+        """Take the next message if there is one, else raise `trio.WouldBlock`."""
+        self.give_up_question()
+        cell = self._cell
+        while batch := cell._take_over():
+            if type(batch[-1]) is Stop:
+                break
+            found, message = self._open(batch.pop())
+            if found:
+                cell._handled += 1
+                return cast("M", message)
+        raise trio.WouldBlock
+
+    def __aiter__(self) -> AsyncIterator[M]:
+        return self
+
+    async def __anext__(self) -> M:
+        try:
+            return await self.receive()
+        except EndOfChannel:
+            raise StopAsyncIteration from None
+
+    @enable_ki_protection
+    async def _wait(self) -> None:
+        cell = self._cell
+        if self._task is not None:
+            raise trio.BusyResourceError(f"two tasks of {cell.path} want its next message")
+        self._task = current_task()
+        cell._idle = True
+
+        def abort(_: RaiseCancelT) -> Abort:
+            self._task = None
+            cell._idle = False
+            return Abort.SUCCEEDED
+
+        await wait_task_rescheduled(abort)
+
+    def _open(self, entry: Any) -> tuple[bool, Any]:
+        """Take the message out of an entry; false: it was the runtime's own business."""
+        if isinstance(entry, Ask):
+            if entry.settled:
+                return False, None
+            self._cell._asking = entry
+            return True, entry.message
+        if isinstance(entry, Take):
+            self._cell._came_up(entry)
+            return self._open(entry.next(self._cell))
+        if type(entry) not in RUNTIME_ENTRIES:
+            return True, entry
+        holder = _Holder(self._cell)
+        RUNTIME_ENTRIES[type(entry)](holder, entry)
+        return holder.found, holder.message
+
+    def give_up_question(self) -> None:
+        """A question that was taken and not taken over will never be answered: tell its asker."""
+        question = self._cell._asking
+        if question is not None:
+            self._cell._asking = None
+            question.fail(ActorError(f"{self._cell.path} went on without answering {type(question.message).__name__}"))
+
+    def end(self) -> None:
+        """Let the loop see the end at its next `receive`, before what is queued."""
+        self._ended = True
+        if self._cell._idle:
+            self._cell._idle = False
+            self.append(self._cell)
+
+
+class _Holder:
+    """Stands in for an actor, so that an entry of the runtime delivers its message here."""
+
+    def __init__(self, cell: Cell) -> None:
+        self._cell = cell
+        self.found = False
+        self.message: Any = None
+
+    def _find_handler(self, _: type, __: Any) -> Callable[[Any, Any], Any]:
+        return _Holder._hold
+
+    def _hold(self, message: Any) -> None:
+        self.found = True
+        self.message = message
