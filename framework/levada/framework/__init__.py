@@ -52,6 +52,7 @@ from .supervision import (
     rest_for_one,
     restart,
 )
+from .supervisor import Children, StartChild, StopChild, Supervisor
 from .system import PHASES, ActorSystem, Phase, Statistics
 from .timers import Timers
 
@@ -67,6 +68,7 @@ __all__ = [
     "Behaviour",
     "Cancelled",
     "ChildSpec",
+    "Children",
     "Codec",
     "DeadLetter",
     "Down",
@@ -97,9 +99,12 @@ __all__ = [
     "Sender",
     "Shutdown",
     "SlowHandler",
+    "StartChild",
     "Statistics",
+    "StopChild",
     "Strategy",
     "Supervision",
+    "Supervisor",
     "TerminalState",
     "Timers",
     "Unhandled",
