@@ -16,7 +16,7 @@ Rules of this file:
 from __future__ import annotations
 
 import functools
-from collections import deque
+from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -588,7 +588,8 @@ class StoreCell(BoundedCell):
     ) -> None:
         super().__init__(scheduler, actor, parent, name, number, policy)
         self._key = policy.overflow.key if isinstance(policy.overflow, Conflate) else None
-        self._store: dict[Any, Any] = {}
+        # Of a plain dict the oldest is found by stepping over all that were taken out before: 0.5 s for a full mailbox of 40,000.
+        self._store: OrderedDict[Any, Any] = OrderedDict()
         """Messages by key, oldest first; without a key each message is its own."""
         self._taken: Any = None
         """The last one taken out: should its handler fail, the `TAKE` does not tell which it was."""
@@ -625,7 +626,8 @@ class StoreCell(BoundedCell):
 
     def _next(self) -> Any:
         """Take the oldest message out of the store."""
-        message = self._taken = self._store.pop(next(iter(self._store)))
+        _, message = self._store.popitem(last=False)
+        self._taken = message
         return message
 
     def _messages(self) -> list[Any]:
