@@ -35,7 +35,7 @@ from .errors import MailboxFull
 from .links import KILLED, NORMAL, SHUTDOWN, Down, Exit, Reason
 from .mailbox import Conflate, MailboxPolicy
 from .ref import DEFAULT_TIMEOUT, FromThread, Ref
-from .tokens import ROOM, TAKE, Start, Stop, Turn
+from .tokens import ROOM, STOP, TAKE, Start, Stop, Turn
 
 if TYPE_CHECKING:
     import contextvars
@@ -228,7 +228,7 @@ class Cell(Ref[Any]):
         if now:
             self._system.lifecycle.request(self, SHUTDOWN)
         else:
-            self._admit(Stop(SHUTDOWN))
+            self._admit(STOP)
 
     def kill(self) -> None:
         self._system.lifecycle.request(self, KILLED, cancel=True)
@@ -284,9 +284,8 @@ class Cell(Ref[Any]):
             extras = self._extras = Extras()
         return extras
 
-    def _admit(self, entry: Any) -> None:
-        """Put in an entry of the runtime, which counts for no capacity."""
-        Cell.tell(self, entry)
+    _admit = tell
+    """Put in an entry of the runtime, which counts for no capacity."""
 
     def _admit_first(self, entry: Any) -> None:
         """Put in an entry of the runtime before everything else; the caller sees to it that somebody runs it."""
@@ -525,10 +524,10 @@ class BoundedCell(Cell):
         else:
             self.tell(message)
 
-    def _admit(self, entry: Any) -> None:
+    def _admit(self, message: Any) -> None:
         self._admitted += 1
-        self._stops += type(entry) is Stop
-        Cell.tell(self, entry)
+        self._stops += type(message) is Stop
+        Cell.tell(self, message)
 
     def _admit_first(self, entry: Any) -> None:
         self._admitted += 1
@@ -620,7 +619,7 @@ class StoreCell(BoundedCell):
         self.tell(message)
 
     try_tell = Cell.try_tell
-    _admit = Cell._admit
+    _admit = Cell.tell
     _admit_first = Cell._admit_first
     _came_up = Cell._came_up
 
@@ -684,7 +683,7 @@ class _Dead(Cell):
     def _enqueue(self, message: Any, *, patient: bool = False) -> None:
         self.tell(message)
 
-    def _admit(self, entry: Any) -> None:
+    def _admit(self, message: Any) -> None:
         pass
 
     def _put_first(self, message: Any) -> None:

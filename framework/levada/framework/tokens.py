@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from .links import SHUTDOWN
+
 if TYPE_CHECKING:
     from .links import Reason
 
-__all__ = ["END_TURN", "ROOM", "START", "TAKE", "TURN", "Room", "Start", "Stop", "Take", "Turn"]
+__all__ = ["END_TURN", "ROOM", "START", "STOP", "TAKE", "TURN", "Room", "Start", "Stop", "Take", "Turn"]
 
 
 class Start:
@@ -57,6 +59,7 @@ class Turn:
 
 
 START: Final = Start()
+STOP: Final = Stop(SHUTDOWN)
 ROOM: Final = Room()
 TAKE: Final = Take()
 TURN: Final = Turn()
