@@ -1,0 +1,89 @@
+"""What type checkers must see in code of users; read by mypy and pyright in `run.py check`, never run.
+
+`assert_type` holds what must be inferred; an ignored error holds what must be refused (an unused ignore is an error too).
+"""
+
+from __future__ import annotations
+
+from typing import assert_type
+
+from levada.framework import (
+    Actor,
+    ActorSystem,
+    Asks,
+    Receiver,
+    Ref,
+    Reply,
+    Sender,
+    actor,
+    channel,
+    handles,
+    message,
+    oneshot,
+    restart,
+)
+
+
+@message
+class Add:
+    n: int
+
+
+@message
+class Get(Asks[int]):
+    pass
+
+
+class Counter(Actor[Add | Get]):
+    total: int = 0
+
+    @handles
+    def add(self, m: Add) -> None:
+        self.total += m.n
+
+    @handles(Get)
+    async def get(self, m: Get) -> int:
+        return self.total
+
+    def started(self) -> None:
+        assert_type(self.ref, Ref[Add | Get])
+        assert_type(self.spawn(Counter, 3), Ref[Add | Get])
+
+
+@actor
+async def show(m: Add) -> None:
+    print(m.n)
+
+
+async def show_too(m: Add) -> None:
+    print(m.n)
+
+
+async def use(system: ActorSystem) -> None:
+    counter = system.spawn(Counter, name="counter", supervise=restart())
+    assert_type(counter, Ref[Add | Get])
+    assert_type(system.spawn(Counter, 5), Ref[Add | Get])
+    assert_type(system.spawn(show), Ref[Add])
+    assert_type(system.spawn(show_too), Ref[Add])
+    assert_type(await counter.ask(Get()), int)
+    only_adds: Ref[Add] = counter
+    only_adds.tell(Add(1))
+    counter.tell("text")  # type: ignore[arg-type]
+    await counter.ask(Add(1))  # type: ignore[arg-type]
+    Add("text")  # type: ignore[arg-type]
+    Counter(total="text")  # type: ignore[arg-type]
+
+    sender, receiver = channel(Add)
+    assert_type(sender, Sender[Add])
+    assert_type(receiver, Receiver[Add])
+    await sender.send(Get())  # type: ignore[call-overload]
+    async for item in receiver:
+        assert_type(item, Add)
+    done, answer = oneshot(int)
+    done.send(1)
+    assert_type(await answer, int)
+
+
+def later(reply: Reply[int]) -> None:
+    reply.send(1)
+    reply.send("text")  # type: ignore[arg-type]
