@@ -36,7 +36,10 @@ def test_the_runtime_on_the_oldest_versions(tmp_path: Path, request: pytest.Fixt
     done = subprocess.run(
         [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/framework"],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(str(ROOT / folder) for folder in ("framework", "transports", "actors"))},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(str(ROOT / folder) for folder in ("framework", "transports", "actors")),
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -1,0 +1,441 @@
+"""QUIC carriers against each other, CPU seconds of client and server: ``levada bench carriers``.
+
+Both ends run in processes of their own on loopback, with 1,200-octet packets.  In each round every workload runs on aioquic's own asyncio
+classes and on levada's carrier, one right after the other; what counts is the ratio of the CPU seconds (client plus server) of a round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import datetime
+import json
+import resource
+import ssl
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+import trio
+from aioquic.asyncio.client import connect
+from aioquic.asyncio.protocol import QuicConnectionProtocol
+from aioquic.asyncio.server import serve
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.events import DatagramFrameReceived, QuicEvent
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
+from levada.framework.errors import CarrierError
+from levada.transports.quic import QuicConfig, QuicConnection, QuicListener, QuicStream, dial, listen
+
+__all__ = ["main"]
+
+ALPN = "bench"
+SINK, ECHO, CPU, IDLE = b"s", b"e", b"c", b"i"
+"""First octet of a stream: swallow and answer one octet; send back; CPU seconds of the server as text; keep open."""
+DATAGRAMS = b"d"  # answers the number of datagrams received since the last time
+
+
+def cpu() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def answer(data: bytes, datagrams: list[int]) -> bytes:
+    match data[:1]:
+        case b"s":
+            return b"k"
+        case b"c":
+            return str(cpu()).encode()
+        case b"d":
+            count, datagrams[0] = datagrams[0], 0
+            return str(count).encode()
+        case _:
+            return data
+
+
+# ---------------------------------------------------------------- clients
+
+
+class Client(Protocol):
+    """What a workload needs."""
+
+    async def ask(self, data: bytes) -> bytes: ...
+    async def ask_many(self, requests: Sequence[bytes], at_once: int) -> None: ...
+    async def idle(self, count: int) -> None: ...
+    async def datagrams(self, size: int, count: int) -> None: ...
+
+
+class LevadaClient:
+    def __init__(self, connection: QuicConnection):
+        self.connection = connection
+
+    async def ask(self, data: bytes) -> bytes:
+        stream = await self.connection.open_stream()
+        for at in range(0, len(data), 65_536):
+            await stream.send_all(memoryview(data)[at : at + 65_536])
+        stream.send_nowait(b"", fin=True)
+        return await read_all(stream)
+
+    async def ask_many(self, requests: Sequence[bytes], at_once: int) -> None:
+        waiting = list(requests)
+
+        async def some() -> None:
+            while waiting:
+                data = waiting.pop()
+                if len(data) > 1_000:
+                    await self.ask(data)
+                    continue
+                stream = await self.connection.open_stream()
+                stream.send_nowait(data, fin=True)
+                await read_all(stream)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(at_once):
+                nursery.start_soon(some)
+
+    async def idle(self, count: int) -> None:
+        for _ in range(count):
+            (await self.connection.open_stream()).send_nowait(IDLE)
+        await trio.sleep(0.1)
+
+    async def datagrams(self, size: int, count: int) -> None:
+        data = bytes(size)
+        for _ in range(count):
+            await self.connection.send_datagram(data)
+
+
+async def read_all(stream: QuicStream) -> bytes:
+    data = await stream.receive_some()
+    while more := await stream.receive_some():
+        data += more
+    return data
+
+
+class AsyncioClient(QuicConnectionProtocol):
+    """aioquic's own stream API; datagrams have none, so they are sent one transmit for each group."""
+
+    async def ask(self, data: bytes) -> bytes:
+        reader, writer = await self.create_stream()
+        writer.write(data)
+        writer.write_eof()
+        return await reader.read()
+
+    async def ask_many(self, requests: Sequence[bytes], at_once: int) -> None:
+        waiting = list(requests)
+
+        async def some() -> None:
+            while waiting:
+                await self.ask(waiting.pop())
+
+        await asyncio.gather(*(some() for _ in range(at_once)))
+
+    async def idle(self, count: int) -> None:
+        for _ in range(count):
+            self._quic.send_stream_data(self._quic.get_next_available_stream_id(), IDLE)
+        self._transmit_soon()
+        await asyncio.sleep(0.1)
+
+    async def datagrams(self, size: int, count: int) -> None:
+        data = bytes(size)
+        for _ in range(0, count, 64):
+            for _ in range(64):
+                self._quic.send_datagram_frame(data)
+            self.transmit()
+            while self._quic._datagrams_pending:  # noqa: ASYNC110 - aioquic has nothing to wait for
+                await asyncio.sleep(0)
+
+
+# ---------------------------------------------------------------- servers
+
+
+def certify(folder: Path) -> None:
+    key = ed25519.Ed25519PrivateKey.generate()
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .sign(key, None)
+    )
+    (folder / "certificate.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    (folder / "key.pem").write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+
+
+async def serve_levada(folder: Path) -> None:
+    config = QuicConfig(
+        alpn=(ALPN,),
+        certificate=folder / "certificate.pem",
+        private_key=folder / "key.pem",
+        max_streams=4_096,
+        max_packet_size=1_200,
+        datagram_queue=65_536,
+    )
+
+    async def one_stream(stream: QuicStream, datagrams: list[int]) -> None:
+        data = await stream.receive_some()
+        if data == IDLE:
+            await trio.sleep_forever()
+        if data[:1] == SINK:
+            while await stream.receive_some():
+                pass
+        else:
+            while more := await stream.receive_some():
+                data += more
+        stream.send_nowait(answer(data, datagrams), fin=True)
+
+    async def count(connection: QuicConnection, datagrams: list[int]) -> None:
+        while True:
+            await connection.receive_datagram()
+            datagrams[0] += 1
+
+    async def one(connection: QuicConnection) -> None:
+        datagrams = [0]
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(count, connection, datagrams)
+                while True:
+                    nursery.start_soon(one_stream, await connection.accept_stream(), datagrams)
+        except* CarrierError:
+            pass
+
+    async def accept(listener: QuicListener) -> None:
+        async with trio.open_nursery() as nursery:
+            while True:
+                nursery.start_soon(one, (await listener.accept()).accept())
+
+    async with listen("quic://127.0.0.1:0", config) as listener:
+        print(listener.url.rpartition(":")[2], flush=True)
+        with trio.move_on_after(600):
+            await accept(listener)
+
+
+class AsyncioServer(QuicConnectionProtocol):
+    def __init__(self, *args: Any, **named: Any):
+        named["stream_handler"] = self.opened
+        super().__init__(*args, **named)
+        self.count = [0]
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def opened(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self.one_stream(reader, writer))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def one_stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        data = await reader.read(65_536)
+        if data[:1] == SINK:
+            while await reader.read(65_536):
+                pass
+        else:
+            data += await reader.read()
+        writer.write(answer(data, self.count))
+        writer.write_eof()
+
+    def quic_event_received(self, event: QuicEvent) -> None:
+        if isinstance(event, DatagramFrameReceived):
+            self.count[0] += 1
+        else:
+            super().quic_event_received(event)
+
+
+async def serve_asyncio(folder: Path) -> None:
+    configuration = QuicConfiguration(is_client=False, alpn_protocols=[ALPN], max_datagram_frame_size=65_535)
+    configuration.load_cert_chain(folder / "certificate.pem", folder / "key.pem")
+    server = await serve("127.0.0.1", 0, configuration=configuration, create_protocol=AsyncioServer)
+    assert server._transport is not None
+    print(server._transport.get_extra_info("sockname")[1], flush=True)
+    await asyncio.sleep(600)
+
+
+# ---------------------------------------------------------------- runs
+
+Work = Callable[[Client], Awaitable[None]]
+
+
+@attrs.frozen
+class Workload:
+    """One row of the table."""
+
+    key: str
+    title: str
+    budget: float | None
+    run: Work
+    prepare: Work | None = None
+
+
+async def bulk(client: Client) -> None:
+    await client.ask(SINK + bytes(6 << 20))
+
+
+async def bulk_100(client: Client) -> None:
+    await client.ask_many([SINK + bytes(65_535)] * 100, 100)
+
+
+async def datagrams_large(client: Client) -> None:
+    await client.datagrams(1_100, 4_096)
+
+
+async def datagrams_small(client: Client) -> None:
+    await client.datagrams(100, 16_384)
+
+
+async def requests_64(client: Client) -> None:
+    await client.ask_many([ECHO + bytes(63)] * 2_000, 64)
+
+
+async def requests_1(client: Client) -> None:
+    await client.ask_many([ECHO + bytes(63)] * 300, 1)
+
+
+async def thousand_idle(client: Client) -> None:
+    await client.idle(1_000)
+
+
+WORKLOADS = (
+    Workload("bulk", "6 MiB on one stream", 0.5, bulk),
+    Workload("bulk100", "64 KiB on each of 100 streams", 0.25, bulk_100),
+    Workload("datagrams1100", "datagrams of 1,100 octets", 0.4, datagrams_large),
+    Workload("datagrams100", "datagrams of 100 octets", 0.75, datagrams_small),
+    Workload("rr64", "requests of 64 octets, 64 at a time", 0.75, requests_64),
+    Workload("rr1", "requests of 64 octets, 1 at a time", 0.9, requests_1),
+    Workload("idle", "6 MiB on one stream beside 1,000 idle ones, to itself without", 1.2, bulk, thousand_idle),
+)
+
+
+@contextlib.asynccontextmanager
+async def levada_client(port: int) -> AsyncIterator[Client]:
+    config = QuicConfig(alpn=(ALPN,), verify=False, max_packet_size=1_200)
+    async with dial(f"quic://127.0.0.1:{port}", config) as connection:
+        yield LevadaClient(connection)
+
+
+@contextlib.asynccontextmanager
+async def asyncio_client(port: int) -> AsyncIterator[Client]:
+    configuration = QuicConfiguration(
+        is_client=True, alpn_protocols=[ALPN], max_datagram_frame_size=65_535, verify_mode=ssl.CERT_NONE
+    )
+    async with connect("127.0.0.1", port, configuration=configuration, create_protocol=AsyncioClient) as client:
+        assert isinstance(client, AsyncioClient)
+        yield client
+
+
+async def drive(dialled: contextlib.AbstractAsyncContextManager[Client], workload: Workload) -> dict[str, float]:
+    """Run one workload; return wall and CPU seconds."""
+    async with dialled as client:
+        if workload.prepare is not None:
+            await workload.prepare(client)
+        await client.ask(DATAGRAMS)
+        theirs, ours, start = float(await client.ask(CPU)), cpu(), time.perf_counter()
+        await workload.run(client)
+        got = int(await client.ask(DATAGRAMS))
+        wall = time.perf_counter() - start
+        ours = cpu() - ours
+        return {"wall": wall, "client": ours, "server": float(await client.ask(CPU)) - theirs, "datagrams": got}
+
+
+def measure(carrier: str, workload: Workload, folder: Path) -> dict[str, float]:
+    """Run one workload between two fresh processes."""
+    command = [sys.executable, __file__, "--folder", str(folder), "--carrier", carrier]
+    with subprocess.Popen([*command, "--role", "server"], stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            port = server.stdout.readline().strip()
+            client = [*command, "--role", "client", "--port", port, "--workload", workload.key]
+            output = subprocess.run(client, capture_output=True, text=True, timeout=60, check=True).stdout
+        finally:
+            server.kill()
+    figures: dict[str, float] = json.loads(output)
+    return figures
+
+
+def _role(options: argparse.Namespace) -> None:
+    folder = Path(options.folder)
+    if options.role == "server":
+        with contextlib.suppress(KeyboardInterrupt):
+            if options.carrier == "levada":
+                trio.run(serve_levada, folder)
+            else:
+                asyncio.run(serve_asyncio(folder))
+        return
+    workload = next(workload for workload in WORKLOADS if workload.key == options.workload)
+    if options.carrier == "levada":
+        print(json.dumps(trio.run(drive, levada_client(options.port), workload)))
+    else:
+        print(json.dumps(asyncio.run(drive(asyncio_client(options.port), workload))))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print a table; 1 if a budget is missed."""
+    parser = argparse.ArgumentParser(
+        prog="levada bench carriers", description="QUIC carriers against each other, in CPU seconds."
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", help="workloads whose key contains this")
+    parser.add_argument("--json", action="store_true")
+    for hidden in ("--role", "--carrier", "--folder", "--workload"):
+        parser.add_argument(hidden, help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.role:
+        _role(options)
+        return 0
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        certify(folder)
+        for workload in WORKLOADS:
+            if options.only not in workload.key:
+                continue
+            ratios, wall, parts = [], [], [""]
+            for _ in range(options.rounds):
+                # The row of idle streams compares the carrier with itself.
+                base = measure(
+                    "levada" if workload.prepare else "asyncio",
+                    attrs.evolve(workload, key="bulk") if workload.prepare else workload,
+                    folder,
+                )
+                mine = measure("levada", workload, folder)
+                ratios.append((mine["client"] + mine["server"]) / (base["client"] + base["server"]))
+                wall.append(base["wall"] / mine["wall"])
+                parts = [f"{figures['client']:.2f}+{figures['server']:.2f}" for figures in (mine, base)]
+            median = statistics.median(ratios)
+            missed = workload.budget is not None and median > workload.budget
+            rows.append(
+                {
+                    "key": workload.key,
+                    "ratio": median,
+                    "best": min(ratios),
+                    "budget": workload.budget,
+                    "missed": missed,
+                    "wall": statistics.median(wall),
+                }
+            )
+            if not options.json:
+                print(
+                    f"{workload.title:62} {median:5.2f} x  best {min(ratios):.2f}  budget {workload.budget}  "
+                    f"{'MISSED' if missed else 'ok'}  {statistics.median(wall):.1f} times as fast  (CPU s, client+server: {parts[0]} to {parts[1]})",
+                    flush=True,
+                )
+    if options.json:
+        print(json.dumps(rows))
+    return int(any(row["missed"] for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

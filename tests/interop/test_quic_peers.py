@@ -1,0 +1,164 @@
+"""QUIC against other ends: aioquic's own asyncio classes, and qh3, whose engine is another one."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+import ipaddress
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import attrs
+import pytest
+import trio
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from levada.framework.errors import CarrierError
+from levada.transports.quic import QuicConfig, QuicConnection, QuicListener, QuicStream, dial, listen
+
+pytestmark = pytest.mark.loopback
+
+PROGRAM = Path(__file__).with_name("quic_peer.py")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With an authority and a certificate by it: some peers take no authority's own certificate for a server's."""
+    folder = tmp_path_factory.mktemp("quic")
+    authority_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    authority_name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "authority")])
+    now = datetime.datetime.now(datetime.UTC)
+
+    def issue(subject: x509.Name, public: ec.EllipticCurvePublicKey, *extensions: x509.ExtensionType) -> bytes:
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(authority_name)
+            .public_key(public)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=1))
+            .not_valid_after(now + datetime.timedelta(days=1))
+        )
+        for extension in extensions:
+            builder = builder.add_extension(extension, critical=isinstance(extension, x509.BasicConstraints))
+        return builder.sign(authority_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    leaf = x509.BasicConstraints(ca=False, path_length=None)
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    root = x509.BasicConstraints(ca=True, path_length=None)
+    (folder / "ca.pem").write_bytes(issue(authority_name, authority_key.public_key(), root))
+    (folder / "certificate.pem").write_bytes(issue(subject, key.public_key(), leaf, names))
+    (folder / "key.pem").write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return folder
+
+
+@pytest.fixture(params=["aioquic", "qh3"])
+def peer(request: pytest.FixtureRequest) -> str:
+    name = str(request.param)
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed: pip install {name}")
+    return name
+
+
+@pytest.fixture(params=["auto", "plain"])
+def config(request: pytest.FixtureRequest, folder: Path) -> QuicConfig:
+    return QuicConfig(
+        engine=request.param,
+        certificate=folder / "certificate.pem",
+        private_key=folder / "key.pem",
+        ca=folder / "ca.pem",
+        server_name="localhost",
+    )
+
+
+async def read_all(stream: QuicStream) -> bytes:
+    parts = []
+    while data := await stream.receive_some():
+        parts.append(data)
+    return b"".join(parts)
+
+
+async def echo(listener: QuicListener) -> None:
+    async def stream_of(stream: QuicStream) -> None:
+        await stream.send_all(await read_all(stream))
+        await stream.send_eof()
+
+    async def datagrams(connection: QuicConnection) -> None:
+        while True:
+            await connection.send_datagram((await connection.receive_datagram()).data)
+
+    async def one(connection: QuicConnection) -> None:
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(datagrams, connection)
+                while True:
+                    nursery.start_soon(stream_of, await connection.accept_stream())
+        except* CarrierError:
+            pass
+
+    async with trio.open_nursery() as nursery:
+        while True:
+            nursery.start_soon(one, (await listener.accept()).accept())
+
+
+@pytest.mark.parametrize("retry", ["never", "always"])
+async def test_their_client_to_our_server(peer: str, config: QuicConfig, folder: Path, retry: str) -> None:
+    config = attrs.evolve(config, retry="always" if retry == "always" else "never")
+    async with listen("quic://127.0.0.1:0", config) as listener, trio.open_nursery() as nursery:
+        nursery.start_soon(echo, listener)
+        port = listener.url.rpartition(":")[2]
+        command = [sys.executable, str(PROGRAM), peer, "call", str(folder), port]
+        with trio.fail_after(30):
+            result = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
+        assert (result.stdout, result.returncode) == (b"ok\n", 0), result.stderr.decode()
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def their_server(peer: str, folder: Path) -> AsyncIterator[int]:
+    command = [sys.executable, str(PROGRAM), peer, "serve", str(folder)]
+    async with trio.open_nursery() as nursery:
+
+        async def run(*, task_status: trio.TaskStatus[trio.Process]) -> None:
+            process = await trio.lowlevel.open_process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            task_status.started(process)
+            await process.wait()
+
+        process: trio.Process = await nursery.start(run)
+        assert process.stdout is not None
+        assert process.stdin is not None
+        try:
+            async with process.stdin, process.stdout:
+                yield int(await process.stdout.receive_some())
+        finally:
+            process.kill()
+
+
+async def test_our_client_to_their_server(peer: str, config: QuicConfig, folder: Path) -> None:
+    async with their_server(peer, folder) as port:
+        with trio.fail_after(30):
+            async with dial(f"quic://127.0.0.1:{port}", config) as connection:
+
+                async def one(n: int) -> None:
+                    data = bytes([n]) * (10_000 * n + 1)
+                    stream = await connection.open_stream()
+                    await stream.send_all(data)
+                    await stream.send_eof()
+                    assert await read_all(stream) == data
+
+                async with trio.open_nursery() as nursery:
+                    for n in range(20):
+                        nursery.start_soon(one, n)
+                await connection.send_datagram(b"datagram")
+                assert (await connection.receive_datagram()).data == b"datagram"
+                connection.update_keys()
+                await one(3)
+                assert connection.info.alpn == "levada"

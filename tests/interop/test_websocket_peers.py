@@ -1,0 +1,304 @@
+"""WebSockets with npm's ws at the other end, as server and as client, plain and over TLS."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import json
+import os
+import random
+import shutil
+import subprocess
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from levada.framework.errors import ConnectionClosed, ConnectionLost
+from levada.transports.carriers.tls import TlsConfig
+from levada.transports.carriers.websocket import WebSocketConfig, WebSocketListener, WebSocketStream, dial, listen
+
+pytestmark = pytest.mark.loopback
+
+NODE = Path(__file__).parent / "node"
+INSTALL_TIMEOUT = 40.0  # seconds
+
+
+@pytest.fixture(scope="session")
+def node_modules(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where npm's ws is installed: in pytest's cache, so once for each version in package.json."""
+    manifest = (NODE / "package.json").read_text()
+    version = json.loads(manifest)["dependencies"]["ws"]
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        pytest.skip("node and npm are needed for npm's ws")
+    if request.config.pluginmanager.has_plugin("cacheprovider"):
+        folder = request.config.cache.mkdir(f"levada-node-ws-{version}")
+    else:
+        folder = tmp_path_factory.mktemp("node")
+    if not (folder / "node_modules" / "ws" / "package.json").exists():
+        (folder / "package.json").write_text(manifest)
+        command = ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"]
+        try:
+            subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=INSTALL_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            pytest.skip(f"npm install of ws {version} took more than {INSTALL_TIMEOUT:.0f} s")
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"npm install of ws {version} failed: {error.stderr.decode(errors='replace').strip()[-200:]}")
+    return folder / "node_modules"
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A PEM file with a key and a certificate for 127.0.0.1 that has signed itself."""
+    key = ed25519.Ed25519PrivateKey.generate()
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
+    now = datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1 << 70, now, now + datetime.timedelta(days=1))
+    addresses = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    signed = builder.add_extension(addresses, critical=False).sign(key, None)
+    path = tmp_path_factory.mktemp("tls") / "both.pem"
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    path.write_bytes(private + signed.public_bytes(Encoding.PEM))
+    return path
+
+
+@pytest.fixture(params=["ws", "wss"])
+def scheme(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def config(certificate: Path) -> WebSocketConfig:
+    tls = TlsConfig(certificate=certificate, ca=certificate)
+    return WebSocketConfig(max_message=6 << 20, subprotocols=("rsocket",), tls=tls)
+
+
+@asynccontextmanager
+async def node_server(node_modules: Path, *files: Path) -> AsyncGenerator[int]:
+    """A server of npm's ws, with certificate and key or without; its port."""
+    command = ["node", str(NODE / "websocket_server.cjs"), *map(str, files)]
+    environment = {**os.environ, "NODE_PATH": str(node_modules)}
+    pipe = subprocess.PIPE
+    process = await trio.lowlevel.open_process(command, stdin=pipe, stdout=pipe, env=environment)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        line = await process.stdout.receive_some()
+        assert line.startswith(b"LISTENING ")
+        yield int(line.split()[1])
+    finally:
+        with trio.CancelScope(shield=True):
+            await process.stdin.aclose()
+            await process.wait()
+            await process.stdout.aclose()
+
+
+async def node_client(node_modules: Path, url: str, scenario: str, *files: Path) -> Any:
+    """Run one scenario of npm's ws as a client; what it found."""
+    command = ["node", str(NODE / "websocket_client.cjs"), url, scenario, *map(str, files)]
+    environment = {**os.environ, "NODE_PATH": str(node_modules)}
+    done = await trio.run_process(command, capture_stdout=True, env=environment)
+    return json.loads(done.stdout)
+
+
+# ---------------------------------------------------------------- ws as the server
+
+
+@pytest.fixture
+async def server(node_modules: Path, scheme: str, certificate: Path) -> AsyncGenerator[str]:
+    files = [certificate, certificate] if scheme == "wss" else []
+    async with node_server(node_modules, *files) as port:
+        yield f"{scheme}://127.0.0.1:{port}"
+
+
+async def test_a_ws_server_echoes(server: str, config: WebSocketConfig) -> None:
+    async with dial(f"{server}/echo", config) as websocket:
+        assert websocket.subprotocol == "rsocket"
+        for size in (0, 1, 125, 126, 1023, 1024, 65_535, 65_536, 5 << 20):
+            message = random.Random(size).randbytes(size)
+            await websocket.send(message)
+            assert await websocket.receive() == message
+
+
+async def test_a_ws_server_echoes_many(server: str, config: WebSocketConfig) -> None:
+    wanted = [b"message %d" % i for i in range(5000)]
+    async with dial(f"{server}/echo", config) as websocket, trio.open_nursery() as nursery:
+
+        async def send() -> None:
+            for message in wanted:
+                await websocket.send(message)
+
+        nursery.start_soon(send)
+        assert [await websocket.receive() for _ in wanted] == wanted
+
+
+async def test_a_ws_server_sends_fragments_with_a_ping_between_them(server: str, config: WebSocketConfig) -> None:
+    async with dial(f"{server}/fragments", config) as websocket:
+        message = random.Random(1).randbytes(100_000)
+        await websocket.send(message)
+        assert await websocket.receive() == message
+
+
+async def test_a_ws_server_pings(server: str, config: WebSocketConfig) -> None:
+    async with dial(f"{server}/ping", config) as websocket:
+        for payload in (b"", b"are you there?", b"x" * 125):
+            await websocket.send(payload)
+            assert await websocket.receive() == payload
+
+
+async def test_a_ws_server_answers_our_pings(server: str, config: WebSocketConfig) -> None:
+    eager = attrs.evolve(config, keepalive=0.001, keepalive_timeout=5)
+    async with dial(f"{server}/echo", eager) as websocket:
+        before = websocket.statistics().octets_received
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(websocket.receive)
+            while websocket.statistics().octets_received < before + 3 * 2:  # three empty pongs
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+        await websocket.send(b"fine")
+        assert await websocket.receive() == b"fine"
+
+
+async def test_a_ws_server_closes(server: str, config: WebSocketConfig) -> None:
+    async with dial(f"{server}/close", config) as websocket:
+        await websocket.send("grüß dich".encode())
+        assert await websocket.receive() == "grüß dich".encode()
+        with pytest.raises(ConnectionLost) as caught:
+            await websocket.receive()
+    assert (caught.value.code, caught.value.detail) == (4001, "the peer closed with code 4001: grüß dich")
+
+
+async def test_a_ws_server_is_told_how_we_close(server: str, config: WebSocketConfig) -> None:
+    for code, reason in ((1000, ""), (1001, "away"), (4999, "ü" * 61)):
+        async with dial(f"{server}/echo", config) as websocket:
+            await websocket.aclose(code, reason)
+        async with dial(f"{server}/last-close", attrs.evolve(config, accept_text=True)) as websocket:
+            await websocket.send(b"?")
+            assert await websocket.receive() == f"{code} {reason}".encode()
+
+
+async def test_a_ws_server_cuts_the_connection(server: str, config: WebSocketConfig) -> None:
+    async with dial(f"{server}/terminate", config) as websocket:
+        await websocket.send(b"cut")
+        with pytest.raises(ConnectionLost) as caught:
+            await websocket.receive()
+    assert caught.value.code is None
+
+
+async def test_a_ws_server_finds_a_message_too_large(server: str, config: WebSocketConfig) -> None:
+    async with dial(f"{server}/echo", config) as websocket:
+        await websocket.send(bytes((8 << 20) + 1))
+        with pytest.raises(ConnectionLost) as caught:
+            await websocket.receive()
+    assert caught.value.code == 1009
+
+
+# ---------------------------------------------------------------- ws as the client
+
+
+Ends = trio.MemorySendChannel[tuple[int | None, str]]
+
+
+async def echo(websocket: WebSocketStream, ends: Ends) -> None:
+    """Send back what comes, until the end; ``close me`` closes with code 4003."""
+    async with websocket:
+        try:
+            while True:
+                message = await websocket.receive()
+                if message == b"close me":
+                    await websocket.aclose(4003, "as you wish")
+                await websocket.send(message)
+        except ConnectionLost as error:
+            await ends.send((error.code, error.detail))
+        except ConnectionClosed as error:
+            await ends.send((None, error.detail))
+
+
+@asynccontextmanager
+async def echo_server(
+    url: str, config: WebSocketConfig
+) -> AsyncGenerator[tuple[str, trio.MemoryReceiveChannel[tuple[int | None, str]]]]:
+    """Our echo server: its URL, and how its clients ended."""
+    ends, ended = trio.open_memory_channel[tuple[int | None, str]](10)
+
+    async def serve(listener: WebSocketListener, nursery: trio.Nursery) -> None:
+        while True:
+            nursery.start_soon(echo, await listener.accept(), ends)
+
+    async with listen(url, config) as listener, trio.open_nursery() as nursery:
+        nursery.start_soon(serve, listener, nursery)
+        yield listener.url, ended
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("scenario", "found", "end"),
+    [
+        (
+            "echo",
+            {
+                "results": dict.fromkeys(map(str, (0, 1, 125, 126, 1023, 1024, 65_535, 65_536, 5 << 20)), True),
+                "code": 4002,
+                "reason": "",
+            },
+            (4002, "the peer closed with code 4002: enough"),
+        ),
+        ("many", {"same": True, "code": 1005, "reason": ""}, (1005, "the peer closed with no code: no reason")),
+        (
+            "fragments",
+            {"data": "one two three", "pong": "between", "code": 1000, "reason": ""},
+            (1000, "the peer closed with code 1000: no reason"),
+        ),
+        ("closed_by_server", {"code": 4003, "reason": "as you wish"}, (None, "this side closed the WebSocket")),
+        (
+            "subprotocol",
+            {"protocol": "rsocket", "code": 1005, "reason": ""},
+            (1005, "the peer closed with no code: no reason"),
+        ),
+        (
+            "text",
+            {"code": 1003, "reason": "a text message, where only binary ones are taken (set accept_text to take them)"},
+            (
+                1003,
+                "closed with code 1003: a text message, where only binary ones are taken (set accept_text to take them)",
+            ),
+        ),
+        (
+            "large",
+            {"code": 1009, "reason": "message of 6291457 octets or more, at most 6291456 (raise max_message)"},
+            (1009, "closed with code 1009: message of 6291457 octets or more, at most 6291456 (raise max_message)"),
+        ),
+        (
+            "broken",
+            {"code": 1002, "reason": "Reserved bit set unexpectedly"},
+            (1002, "closed with code 1002: Reserved bit set unexpectedly"),
+        ),
+    ],
+)
+async def test_a_ws_client(
+    node_modules: Path,
+    certificate: Path,
+    scheme: str,
+    config: WebSocketConfig,
+    scenario: str,
+    found: Any,
+    end: tuple[int | None, str],
+) -> None:
+    async with echo_server(f"{scheme}://127.0.0.1:0/echo", config) as (url, ended):
+        assert await node_client(node_modules, url, scenario, certificate) == found
+        assert await ended.receive() == end
+
+
+async def test_a_ws_client_is_refused(
+    node_modules: Path, certificate: Path, scheme: str, config: WebSocketConfig
+) -> None:
+    async with echo_server(f"{scheme}://127.0.0.1:0/echo", config) as (url, _):
+        found = await node_client(node_modules, url + "/other", "echo", certificate)
+    assert found == {"status": 404, "body": "no WebSocket at this path\n"}

@@ -1,0 +1,353 @@
+"""TCP: the contract, joined writes, what a lingering close saves, options, listeners."""
+
+# ruff: noqa: ASYNC240 - a look at /proc blocks nobody
+
+from __future__ import annotations
+
+import errno
+import os
+import socket as stdlib_socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost, IdleTimeout
+from levada.transports.carriers import streams, tcp
+from levada.transports.carriers.contracts import ByteStream, CarrierInfo
+from levada.transports.carriers.streams import JoinedStream, StreamConfig
+from levada.transports.carriers.tcp import TcpConfig
+from levada.transports.testing import CarrierCheck, CarrierTraits, carrier_checks
+
+pytestmark = pytest.mark.loopback
+
+ANY = "tcp://127.0.0.1:0"
+SMALL = TcpConfig(send_buffer=32 * 1024, receive_buffer=32 * 1024)
+"""Small buffers of the kernel, so that a stopped receiver is felt soon."""
+
+
+async def settle() -> None:
+    await trio.testing.wait_all_tasks_blocked(0.01)
+
+
+@asynccontextmanager
+async def pair(config: TcpConfig = SMALL) -> AsyncIterator[tuple[JoinedStream, JoinedStream]]:
+    async with (
+        tcp.listen(ANY, config) as listener,
+        tcp.dial(listener.url, config) as client,
+        await listener.accept() as server,
+    ):
+        yield client, server
+
+
+TRAITS = CarrierTraits(shape="bytes", buffered=512 * 1024, settle=settle, timeout=20)
+
+
+@pytest.mark.parametrize("check", carrier_checks(TRAITS), ids=str)
+async def test_keeps_the_contract(check: CarrierCheck) -> None:
+    await check(pair)
+
+
+@pytest.mark.parametrize("check", carrier_checks(TRAITS), ids=str)
+async def test_keeps_the_contract_without_straight_writes(check: CarrierCheck, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every write takes the way over the queue and the writer."""
+    monkeypatch.setattr(streams, "_STRAIGHT", 0)
+    await check(pair)
+
+
+async def test_addresses() -> None:
+    async with tcp.listen(ANY) as listener:
+        port = listener.url.removeprefix("tcp://127.0.0.1:")
+        assert 0 < int(port) < 65_536
+        async with tcp.dial(listener.url) as client, await listener.accept() as server:
+            assert client.info.peer == server.info.local == f"127.0.0.1:{port}"
+            assert client.info.local == server.info.peer
+            assert client.info == CarrierInfo(scheme="tcp", local=client.info.local, peer=client.info.peer)
+
+
+async def test_writes_of_one_turn_go_out_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "_JOIN_WITHIN", 1e9)  # seconds since the machine began: none goes straight
+    async with pair() as (client, server):
+        for number in range(1000):
+            await client.send_all(number.to_bytes(4, "big"))
+        await client.flush()
+        assert client.statistics().writes == 1
+        got = b""
+        while len(got) < 4000:
+            got += await server.receive_some()
+        assert got == b"".join(number.to_bytes(4, "big") for number in range(1000))
+
+
+async def test_lonely_writes_need_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "_JOIN_WITHIN", 0)
+    async with pair() as (client, server):
+        before = trio.lowlevel.current_statistics().tasks_living
+        for _ in range(10):
+            await client.send_all(b"ping")
+            assert await server.receive_some() == b"ping"
+        assert client.statistics().writes == 10
+        assert trio.lowlevel.current_statistics().tasks_living == before
+
+
+async def test_straight_writes_let_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel may take everything at once for ever: the sender still gives way every watermark."""
+    monkeypatch.setattr(streams, "_JOIN_WITHIN", 0)
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async with pair(TcpConfig(high_watermark=1000)) as (client, _), trio.open_nursery() as nursery:
+        nursery.start_soon(other)
+        for _ in range(100):
+            await client.send_all(bytes(100))
+        assert turns >= 4
+        nursery.cancel_scope.cancel()
+
+
+async def test_writer_ends_with_the_stream() -> None:
+    before = trio.lowlevel.current_statistics().tasks_living
+    async with pair() as (client, server):
+        await client.send_all(bytes(20_000))
+        await server.send_all(bytes(20_000))
+        assert trio.lowlevel.current_statistics().tasks_living > before
+    await settle()
+    assert trio.lowlevel.current_statistics().tasks_living == before
+
+
+async def test_what_was_said_last_arrives_though_the_peer_was_speaking() -> None:
+    """A close with octets unread sends a reset; the last words must be in the peer's hands by then."""
+    async with pair() as (client, server):
+        await client.send_all(bytes(10_000))
+        await settle()
+        await server.send_all(b"go away")
+        await server.aclose()
+        got = b""
+        try:
+            while part := await client.receive_some():
+                got += part
+        except ConnectionLost:
+            pass
+        assert got == b"go away"
+
+
+async def test_close_gives_up_after_its_time() -> None:
+    config = TcpConfig(send_buffer=4096, receive_buffer=4096, close_timeout=0.05)
+    async with pair(config) as (client, server):
+        with trio.move_on_after(0.05):
+            while True:
+                await client.send_all(bytes(20_000))
+        assert client.statistics().unsent > 0
+        await client.aclose()
+        with pytest.raises(ConnectionLost):
+            while await server.receive_some():
+                pass
+
+
+async def test_reset_by_a_raw_peer_is_a_loss_with_its_cause() -> None:
+    async with tcp.listen(ANY) as listener:
+        raw = stdlib_socket.create_connection(("127.0.0.1", int(listener.url.rpartition(":")[2])))
+        async with await listener.accept() as server:
+            raw.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            raw.close()
+            with pytest.raises(ConnectionLost) as caught:
+                await server.receive_some()
+            assert isinstance(caught.value.__cause__, ConnectionResetError)
+            with pytest.raises(ConnectionLost):
+                await server.send_all(b"x")
+
+
+async def test_half_closed_peer_still_listens() -> None:
+    async with tcp.listen(ANY) as listener:
+        raw = stdlib_socket.create_connection(("127.0.0.1", int(listener.url.rpartition(":")[2])))
+        async with await listener.accept() as server:
+            raw.sendall(b"question")
+            raw.shutdown(stdlib_socket.SHUT_WR)
+            got = b""
+            while part := await server.receive_some():
+                got += part
+            assert got == b"question"
+            await server.send_all(b"answer")
+        assert raw.recv(100) == b"answer"
+        assert raw.recv(100) == b""
+        raw.close()
+
+
+async def test_options_reach_the_kernel() -> None:
+    config = TcpConfig(keepalive=30, keepalive_interval=5, keepalive_count=3, no_delay=True)
+    async with pair(config) as ends, pair(TcpConfig(keepalive=0, no_delay=False)) as others:
+        for stream in ends:
+            get = stream._socket.getsockopt
+            assert get(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_KEEPALIVE) == 1
+            assert get(stdlib_socket.IPPROTO_TCP, stdlib_socket.TCP_NODELAY) != 0
+            if hasattr(stdlib_socket, "TCP_KEEPIDLE"):
+                names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
+                values = [get(stdlib_socket.IPPROTO_TCP, getattr(stdlib_socket, name)) for name in names]
+                assert values == [30, 5, 3]
+        for stream in others:
+            assert stream._socket.getsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_KEEPALIVE) == 0
+            assert stream._socket.getsockopt(stdlib_socket.IPPROTO_TCP, stdlib_socket.TCP_NODELAY) == 0
+
+
+async def test_errors_of_the_block_come_out_as_they_are() -> None:
+    for context in (lambda: tcp.listen(ANY), pair):
+        with pytest.raises(KeyError) as caught:
+            async with context():
+                raise KeyError("mine")
+        assert caught.value.__context__ is None
+
+
+async def test_nobody_listens() -> None:
+    async with tcp.listen(ANY) as listener:
+        url = listener.url
+    with pytest.raises(ConnectionLost, match="cannot connect") as caught:
+        async with tcp.dial(url):
+            pass
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+async def test_connecting_has_a_deadline(autojump_clock: trio.testing.MockClock) -> None:
+    """A listener whose queue is full answers no more."""
+    with stdlib_socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(0)
+        port = deaf.getsockname()[1]
+        queued = []
+        for _ in range(3):
+            stream = stdlib_socket.socket()
+            stream.setblocking(False)
+            stream.connect_ex(("127.0.0.1", port))
+            queued.append(stream)
+        with pytest.raises(IdleTimeout, match="within 7 s"):
+            async with tcp.dial(f"tcp://127.0.0.1:{port}", TcpConfig(connect_timeout=7)):
+                pass
+        for stream in queued:
+            stream.close()
+
+
+async def test_addresses_that_cannot_be() -> None:
+    for url in ("tcp://127.0.0.1", "tcp://:0", "udp://127.0.0.1:0", "tcp://127.0.0.1:99999", "tcp://[::1"):
+        with pytest.raises(ConfigurationError):
+            async with tcp.listen(url):
+                pass
+    async with tcp.listen(ANY) as listener:
+        with pytest.raises(ConfigurationError, match="cannot listen"):
+            async with tcp.listen(listener.url):
+                pass
+
+
+async def test_port_is_free_again_at_once() -> None:
+    async with tcp.listen(ANY) as listener, tcp.dial(listener.url) as client, await listener.accept() as server:
+        await server.aclose()
+        assert await client.receive_some() == b""
+    async with tcp.listen(listener.url):
+        pass
+
+
+async def test_accepted_streams_outlive_the_listener() -> None:
+    async with tcp.listen(ANY) as listener:
+        async with tcp.dial(listener.url) as client:
+            server = await listener.accept()
+            await listener.aclose()
+            with pytest.raises(ConnectionClosed):
+                await listener.accept()
+            await client.send_all(bytes(50_000))
+            got = 0
+            while got < 50_000:
+                got += len(await server.receive_some())
+            await server.aclose()
+            await listener.aclose()
+
+
+async def test_who_is_not_accepted_is_cut_off() -> None:
+    async with tcp.listen(ANY) as listener, tcp.dial(listener.url) as client:
+        await settle()
+        await listener.aclose()
+        with pytest.raises(ConnectionLost):
+            await client.receive_some()
+
+
+async def test_cancelled_accept_takes_nothing() -> None:
+    async with tcp.listen(ANY) as listener:
+        with trio.move_on_after(0.01):
+            await listener.accept()
+        async with tcp.dial(listener.url), await listener.accept():
+            pass
+
+
+async def test_backlog_bounds_what_waits_here() -> None:
+    """The rest waits in the kernel, or outside, and comes in once somebody accepts."""
+    async with tcp.listen(ANY, TcpConfig(backlog=2)) as listener, trio.open_nursery() as nursery:
+
+        async def dial() -> None:
+            async with tcp.dial(listener.url) as client:
+                assert await client.receive_some() == b""
+
+        for _ in range(6):
+            nursery.start_soon(dial)
+        await settle()
+        for _ in range(6):
+            await (await listener.accept()).aclose()
+
+
+class _Exhausted(trio.abc.Listener[trio.SocketStream]):
+    """Out of descriptors twice, then closed."""
+
+    def __init__(self) -> None:
+        self.errors: list[OSError] = [OSError(errno.EMFILE, "too many"), OSError(errno.ENFILE, "too many")]
+
+    async def accept(self) -> trio.SocketStream:
+        await trio.lowlevel.checkpoint()
+        if self.errors:
+            raise self.errors.pop()
+        raise trio.ClosedResourceError
+
+    async def aclose(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+async def test_out_of_descriptors_is_waited_out(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def handle(stream: trio.SocketStream) -> None:
+        raise AssertionError
+
+    await streams.accept_from(_Exhausted(), handle)
+    assert trio.current_time() == pytest.approx(0.2)
+    assert [record.message.startswith("cannot accept") for record in caplog.records] == [True, True]
+
+
+async def test_descriptors_are_given_back() -> None:
+    folder = Path("/proc/self/fd")
+    if not folder.is_dir():
+        pytest.skip("needs /proc to count descriptors")
+    before = len(os.listdir(folder))
+    async with pair() as (client, server):
+        await client.send_all(bytes(20_000))
+        server.abort()
+    for _ in range(2):
+        with pytest.raises(ConnectionLost):
+            async with tcp.dial("tcp://127.0.0.1:1"):
+                pass
+    await settle()
+    assert len(os.listdir(folder)) == before
+
+
+async def test_a_stream_of_ones_own() -> None:
+    """Any two-way stream of trio over a socket can be joined."""
+    here, there = trio.socket.socketpair()
+    info = CarrierInfo(scheme="pair", local="here", peer="there")
+    raw = trio.SocketStream(here)
+    async with JoinedStream(raw, here, info, StreamConfig(high_watermark=0), half_close=False) as stream:
+        assert isinstance(stream, ByteStream)
+        await stream.send_all(b"x")
+        assert await there.recv(10) == b"x"
+        with pytest.raises(NotImplementedError, match="pair has no half-close"):
+            await stream.send_eof()
+    there.close()

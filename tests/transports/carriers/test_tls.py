@@ -1,0 +1,370 @@
+"""TLS: the contract, who is trusted, reload, slow and broken peers, and openssl at either end."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import ssl
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+import pytest
+import trio
+import trio.testing
+from cryptography import x509
+
+from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost, IdleTimeout
+from levada.transports.carriers import tcp, tls
+from levada.transports.carriers.contracts import ByteStream
+from levada.transports.carriers.tcp import TcpConfig
+from levada.transports.carriers.tls import TlsConfig, TlsListener
+from levada.transports.testing import CarrierCheck, CarrierTraits, carrier_checks
+
+if TYPE_CHECKING:
+    from tests.transports.carriers.conftest import Authority
+
+pytestmark = pytest.mark.loopback
+
+ANY = "tls://127.0.0.1:0"
+SMALL = TcpConfig(send_buffer=32 * 1024, receive_buffer=32 * 1024)
+
+
+async def settle() -> None:
+    await trio.testing.wait_all_tasks_blocked(0.01)
+
+
+TRAITS = CarrierTraits(shape="bytes", half_close=False, settle=settle, timeout=20)
+
+
+@pytest.fixture
+def serving(authority: Authority) -> TlsConfig:
+    file = authority.issue("server")
+    return TlsConfig(certificate=file, tcp=SMALL)
+
+
+@pytest.fixture
+def dialling(authority: Authority) -> TlsConfig:
+    return TlsConfig(ca=authority.ca, tcp=SMALL)
+
+
+@asynccontextmanager
+async def pair(serving: TlsConfig, dialling: TlsConfig) -> AsyncIterator[tuple[ByteStream, ByteStream]]:
+    async with (
+        tls.listen(ANY, serving) as listener,
+        tls.dial(listener.url, dialling) as client,
+        await listener.accept() as server,
+    ):
+        yield client, server
+
+
+@pytest.mark.parametrize("check", carrier_checks(TRAITS), ids=str)
+async def test_keeps_the_contract(check: CarrierCheck, serving: TlsConfig, dialling: TlsConfig) -> None:
+    await check(lambda: pair(serving, dialling))
+
+
+async def test_both_ends_know_what_was_agreed_on(serving: TlsConfig, dialling: TlsConfig) -> None:
+    serving = attrs.evolve(serving, alpn=("two", "one"))
+    dialling = attrs.evolve(dialling, alpn=("one", "two"), server_name="server")
+    async with pair(serving, dialling) as (client, server):
+        assert (client.info.scheme, client.info.alpn, client.info.tls_version) == ("tls", "two", "TLSv1.3")
+        assert (server.info.scheme, server.info.alpn, server.info.tls_version) == ("tls", "two", "TLSv1.3")
+        assert client.info.server_name == server.info.server_name == "server"
+        assert (client.info.resumed, server.info.resumed) == (False, False)
+        assert client.info.peer_certificate is not None
+        assert "CN=server" in x509.load_der_x509_certificate(client.info.peer_certificate).subject.rfc4514_string()
+        assert server.info.peer_certificate is None
+        assert client.info.peer == server.info.local
+        assert server.info.peer == client.info.local
+
+
+async def refused(url: str, config: TlsConfig) -> ConnectionLost:
+    with pytest.raises(ConnectionLost) as caught:
+        async with tls.dial(url, config):
+            pass
+    return caught.value
+
+
+async def test_strangers_are_not_trusted_unless_told_to(
+    authority: Authority, stranger: Authority, dialling: TlsConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with tls.listen(ANY, TlsConfig(certificate=stranger.issue("server"))) as listener:
+        assert "CERTIFICATE_VERIFY_FAILED" in str(await refused(listener.url, dialling))
+        assert "CERTIFICATE_VERIFY_FAILED" in str(await refused(listener.url, TlsConfig()))
+        async with tls.dial(listener.url, TlsConfig(verify=False)) as client:
+            assert client.info.peer_certificate is None, "a certificate that nobody has checked says nothing"
+        assert "without verification" in caplog.text
+
+
+async def test_the_name_is_checked(serving: TlsConfig, dialling: TlsConfig) -> None:
+    async with tls.listen(ANY, serving) as listener:
+        error = await refused(listener.url, attrs.evolve(dialling, server_name="elsewhere"))
+        assert "elsewhere" in str(error)
+
+
+async def test_client_certificates(
+    authority: Authority, stranger: Authority, serving: TlsConfig, dialling: TlsConfig
+) -> None:
+    asking = attrs.evolve(serving, ca=authority.ca, client_certificates="required")
+    showing = attrs.evolve(dialling, certificate=authority.issue("client"))
+    async with pair(asking, showing) as (_, server):
+        assert server.info.peer_certificate is not None
+        assert "CN=client" in x509.load_der_x509_certificate(server.info.peer_certificate).subject.rfc4514_string()
+    async with pair(attrs.evolve(asking, client_certificates="optional"), dialling) as (_, server):
+        assert server.info.peer_certificate is None
+    for config in (dialling, attrs.evolve(dialling, certificate=stranger.issue("client"))):
+        async with tls.listen(ANY, asking) as listener, tls.dial(listener.url, config) as client:
+            with pytest.raises(ConnectionLost):  # TLS 1.3: the client learns it after its own handshake
+                await client.receive_some()
+
+
+async def test_tls_1_2_is_the_floor_and_1_3_can_be_required(
+    serving: TlsConfig, dialling: TlsConfig, authority: Authority
+) -> None:
+    old = ssl.create_default_context(cafile=str(authority.ca))
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+    async with tls.listen(ANY, serving) as listener, tls.dial(listener.url, TlsConfig(context=old)) as client:
+        assert client.info.tls_version == "TLSv1.2"
+    async with tls.listen(ANY, attrs.evolve(serving, minimum_version=ssl.TLSVersion.TLSv1_3)) as listener:
+        await refused(listener.url, TlsConfig(context=old))
+
+
+async def test_cut_without_close_notify_is_a_loss(serving: TlsConfig, dialling: TlsConfig) -> None:
+    """Somebody on the way can end TCP, and must not be able to end the stream."""
+    async with tls.listen(ANY, serving) as listener, trio.open_nursery() as nursery:
+        async with tcp.listen("tcp://127.0.0.1:0") as between:
+
+            async def relay() -> None:
+                async with await between.accept() as client, tcp.dial(listener.url.replace("tls", "tcp")) as server:
+                    async with trio.open_nursery() as both:
+                        both.start_soon(copy, client, server)
+                        await copy(server, client, stop_after=b"secret")
+                        both.cancel_scope.cancel()
+
+            nursery.start_soon(relay)
+            async with tls.dial(between.url.replace("tcp", "tls"), dialling) as client:
+                server = await listener.accept()
+                await server.send_all(b"data")
+                assert await client.receive_some() == b"data"
+                await settle()
+                nursery.cancel_scope.cancel()
+                with trio.CancelScope(shield=True):
+                    for _ in range(2):
+                        with pytest.raises(ConnectionLost):
+                            await client.receive_some()
+                    await server.aclose()
+
+
+async def copy(source: ByteStream, target: ByteStream, stop_after: bytes = b"") -> None:
+    while data := await source.receive_some():
+        await target.send_all(data)
+
+
+async def test_reload_serves_the_new_certificate(authority: Authority, stranger: Authority, tmp_path: Path) -> None:
+    file = tmp_path / "server.pem"
+    authority.issue("old", file=file)
+    async with tls.listen(ANY, TlsConfig(certificate=file)) as listener:
+        assert await _subject(listener, authority) == "CN=old"
+        authority.issue("new", file=file)
+        assert await _subject(listener, authority) == "CN=old"
+        listener.reload()
+        assert await _subject(listener, authority) == "CN=new"
+        file.write_text("no certificate")
+        with pytest.raises(ConfigurationError):
+            listener.reload()
+        assert await _subject(listener, authority) == "CN=new"
+        stranger.issue("other", file=file)
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(file)
+        listener.reload(context)
+        assert await _subject(listener, stranger) == "CN=other"
+
+
+async def _subject(listener: TlsListener, authority: Authority) -> str:
+    async with tls.dial(listener.url, TlsConfig(ca=authority.ca)) as client, await listener.accept():
+        assert client.info.peer_certificate is not None
+        return x509.load_der_x509_certificate(client.info.peer_certificate).subject.rfc4514_string()
+
+
+# ---------------------------------------------------------------- peers that dawdle or talk nonsense
+
+
+async def test_silent_peers_disturb_nobody(serving: TlsConfig, dialling: TlsConfig) -> None:
+    """As many as have room say nothing; whoever shakes hands is served at once all the same."""
+    async with tls.listen(ANY, attrs.evolve(serving, backlog=4)) as listener:
+        silent = [await trio.open_tcp_stream("127.0.0.1", int(listener.url.rpartition(":")[2])) for _ in range(10)]
+        await settle()
+        for _ in range(5):
+            async with tls.dial(listener.url, dialling) as client, await listener.accept() as server:
+                await client.send_all(b"x")
+                assert await server.receive_some() == b"x"
+        cut_off = 0
+        for stream in silent:
+            try:
+                cut_off += os.read(stream.socket.fileno(), 1) == b""
+            except BlockingIOError:
+                pass
+            except ConnectionResetError:
+                cut_off += 1
+            await stream.aclose()
+        assert cut_off >= 6
+
+
+async def test_handshake_has_a_deadline(
+    serving: TlsConfig, dialling: TlsConfig, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Time jumps only while nothing happens, which on sockets holds for a peer that is silent."""
+    async with tls.listen(ANY, attrs.evolve(serving, handshake_timeout=3)) as listener:
+        stream = await trio.open_tcp_stream("127.0.0.1", int(listener.url.rpartition(":")[2]))
+        start = trio.current_time()
+        assert await stream.receive_some() == b""
+        assert trio.current_time() - start == pytest.approx(3, abs=0.5)
+        await stream.aclose()
+    async with tcp.listen("tcp://127.0.0.1:0") as silent:
+        with pytest.raises(IdleTimeout):
+            async with tls.dial(silent.url.replace("tcp", "tls"), attrs.evolve(dialling, handshake_timeout=3)):
+                pass
+
+
+async def test_nonsense_ends_one_handshake_only(serving: TlsConfig, dialling: TlsConfig) -> None:
+    async with tls.listen(ANY, serving) as listener:
+        async with tcp.dial(listener.url.replace("tls", "tcp")) as stranger:
+            await stranger.send_all(b"GET / HTTP/1.1\r\n\r\n")
+            with pytest.raises(ConnectionLost):
+                while await stranger.receive_some():
+                    pass
+                raise ConnectionLost("or a clean end, if the kernel had nothing unread")
+        async with tls.dial(listener.url, dialling) as client, await listener.accept():
+            assert client.info.tls_version == "TLSv1.3"
+
+
+async def test_settings_that_cannot_work(authority: Authority, stranger: Authority, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.pem"
+    empty.touch()
+    for config in (
+        TlsConfig(),
+        TlsConfig(certificate=empty),
+        TlsConfig(certificate=tmp_path / "missing.pem"),
+        TlsConfig(certificate=authority.issue("server"), key=stranger.issue("server")),
+        TlsConfig(certificate=authority.issue("server"), client_certificates="required"),
+    ):
+        with pytest.raises(ConfigurationError):
+            async with tls.listen(ANY, config):
+                pass
+    with pytest.raises(ConfigurationError):
+        async with tls.dial(ANY, TlsConfig(ca=empty)):
+            pass
+    with pytest.raises(ValueError, match="minimum_version"):
+        TlsConfig(minimum_version=ssl.TLSVersion.MINIMUM_SUPPORTED)
+
+
+async def test_closing_the_listener_ends_handshakes_and_leaves_what_was_accepted(
+    serving: TlsConfig, dialling: TlsConfig
+) -> None:
+    async with tls.listen(ANY, serving) as listener:
+        silent = await trio.open_tcp_stream("127.0.0.1", int(listener.url.rpartition(":")[2]))
+        async with tls.dial(listener.url, dialling) as client:
+            server = await listener.accept()
+            await settle()
+            await listener.aclose()
+            with pytest.raises(ConnectionClosed):
+                await listener.accept()
+            assert await silent.receive_some() == b""
+            await client.send_all(b"still here")
+            assert await server.receive_some() == b"still here"
+            await server.aclose()
+        await silent.aclose()
+
+
+# ---------------------------------------------------------------- openssl
+
+needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="the program openssl is not installed")
+
+
+async def openssl(nursery: trio.Nursery, *arguments: str) -> trio.Process:
+    """Run the program with pipes to and from it."""
+    run = partial(
+        trio.run_process,
+        ["openssl", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        check=False,
+    )
+    process = await nursery.start(run)
+    assert isinstance(process, trio.Process)
+    return process
+
+
+async def says(process: trio.Process, line: bytes) -> None:
+    assert process.stdin is not None
+    await process.stdin.send_all(line)
+
+
+async def hears(process: trio.Process, end: bytes) -> bytes:
+    assert process.stdout is not None
+    heard = b""
+    while not heard.endswith(end):
+        heard += await process.stdout.receive_some()
+    return heard
+
+
+async def leaves(process: trio.Process) -> None:
+    assert process.stdin is not None
+    await process.stdin.aclose()
+
+
+@needs_openssl
+async def test_openssl_s_client(serving: TlsConfig, authority: Authority) -> None:
+    async with tls.listen(ANY, attrs.evolve(serving, alpn=("levada",))) as listener, trio.open_nursery() as nursery:
+        client = ["s_client", "-connect", listener.url.removeprefix("tls://"), "-CAfile", str(authority.ca), "-quiet"]
+        client += ["-servername", "server", "-alpn", "levada", "-verify_return_error", "-no_ign_eof"]
+        process = await openssl(nursery, *client)
+        async with await listener.accept() as server:
+            assert (server.info.alpn, server.info.server_name) == ("levada", "server")
+            await says(process, b"from openssl\n")
+            assert await server.receive_some() == b"from openssl\n"
+            await server.send_all(b"from levada\n")
+            assert await hears(process, b"\n") == b"from levada\n"
+            await leaves(process)
+            assert await server.receive_some() == b"", "openssl says close_notify"
+
+
+@needs_openssl
+async def test_openssl_s_client_resumes(serving: TlsConfig, authority: Authority, tmp_path: Path) -> None:
+    resumed = []
+    async with tls.listen(ANY, serving) as listener, trio.open_nursery() as nursery:
+        client = ["s_client", "-connect", listener.url.removeprefix("tls://"), "-CAfile", str(authority.ca), "-quiet"]
+        for flag in ("-sess_out", "-sess_in"):
+            process = await openssl(nursery, *client, "-no_ign_eof", flag, str(tmp_path / "session"))
+            async with await listener.accept() as server:
+                resumed.append(server.info.resumed)
+                await server.send_all(b"the tickets come with this\n")
+                assert await hears(process, b"\n") == b"the tickets come with this\n"
+                await leaves(process)
+                assert await server.receive_some() == b""
+    assert resumed == [False, True]
+
+
+@needs_openssl
+async def test_openssl_s_server(authority: Authority, dialling: TlsConfig) -> None:
+    file = str(authority.issue("server"))
+    async with trio.open_nursery() as nursery:
+        server = ["s_server", "-accept", "127.0.0.1:0", "-cert", file, "-key", file, "-alpn", "levada", "-naccept", "1"]
+        process = await openssl(nursery, *server)
+        heard = b""
+        while not (port := re.search(rb"ACCEPT \S+:(\d+)\n", heard)):
+            heard += await hears(process, b"\n")
+        dialling = attrs.evolve(dialling, alpn=("levada",))
+        async with tls.dial(f"tls://127.0.0.1:{port[1].decode()}", dialling) as client:
+            assert (client.info.alpn, client.info.tls_version) == ("levada", "TLSv1.3")
+            await client.send_all(b"from levada\n")
+            assert b"Shared ciphers" in await hears(process, b"from levada\n")
+            await says(process, b"from openssl\n")
+            assert await client.receive_some() == b"from openssl\n"
+        await leaves(process)

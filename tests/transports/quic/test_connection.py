@@ -1,0 +1,391 @@
+"""The life of a connection: datagrams, ends, time-outs, keys, paths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+from aioquic.tls import Epoch
+from trio.testing import MockClock
+
+from levada.framework.errors import (
+    ConfigurationError,
+    ConnectionClosed,
+    ConnectionLost,
+    DatagramTooLarge,
+    IdleTimeout,
+    LocalProtocolError,
+)
+from levada.transports.carriers.contracts import CloseReason
+from levada.transports.carriers.simnet import SimNet, SimPacket
+from levada.transports.quic import QuicConfig, QuicConnection, QuicStream, dial, listen
+
+
+async def read_all(stream: QuicStream) -> bytes:
+    parts = []
+    while data := await stream.receive_some():
+        parts.append(data)
+    return b"".join(parts)
+
+
+# ---------------------------------------------------------------- datagrams
+
+
+async def test_datagrams_arrive(lab: Any, autojump_clock: MockClock) -> None:
+    async with lab.connected() as ends:
+        await ends.client.send_datagram(b"one")
+        assert ends.client.send_datagram_nowait(b"two")
+        assert [(await ends.server.receive_datagram()).data for _ in range(2)] == [b"one", b"two"]
+        largest = ends.server.max_datagram_size()
+        assert 1_100 < largest < 1_452
+        await ends.server.send_datagram(b"x" * largest)
+        assert len((await ends.client.receive_datagram()).data) == largest
+
+
+async def test_a_datagram_that_does_not_fit_is_refused(lab: Any, autojump_clock: MockClock) -> None:
+    async with lab.connected() as ends:
+        limit = ends.client.max_datagram_size()
+        with pytest.raises(DatagramTooLarge) as caught:
+            await ends.client.send_datagram(b"x" * (limit + 1))
+        assert (caught.value.size, caught.value.limit) == (limit + 1, limit)
+
+
+async def test_a_peer_may_take_no_datagrams(lab: Any, autojump_clock: MockClock) -> None:
+    async with lab.connected(datagrams=False) as ends:
+        assert ends.client.max_datagram_size() == 0
+        with pytest.raises(DatagramTooLarge):
+            await ends.client.send_datagram(b"x")
+
+
+async def test_the_queues_of_datagrams_are_bounded(lab: Any, autojump_clock: MockClock) -> None:
+    async with lab.connected(datagram_queue=5, client={"datagram_queue": 8}) as ends:
+        taken = sum(ends.client.send_datagram_nowait(bytes([n])) for n in range(20))
+        assert taken == 8
+        await ends.client.send_datagram(b"the ninth waits for room")
+        await trio.sleep(1)
+        assert ends.server.details().datagrams_dropped == 4
+        got = [(await ends.server.receive_datagram()).data for _ in range(5)]
+        assert got == [b"\x04", b"\x05", b"\x06", b"\x07", b"the ninth waits for room"]
+
+
+# ---------------------------------------------------------------- ends
+
+
+async def test_close_carries_code_and_reason(lab: Any, autojump_clock: MockClock) -> None:
+    async with lab.connected() as ends:
+        ends.client.close(42, "no more")
+        assert await ends.client.closed() == CloseReason(42, "no more")
+        assert await ends.server.closed() == CloseReason(42, "no more", by_peer=True)
+        with pytest.raises(ConnectionClosed):
+            await ends.client.open_stream()
+        with pytest.raises(ConnectionLost) as caught:
+            await ends.server.accept_stream()
+        assert caught.value.code == 42
+        ends.client.close(43)
+        assert (await ends.client.closed()).code == 42
+
+
+async def test_aclose_delivers_finished_streams_first(lab: Any, autojump_clock: MockClock) -> None:
+    async with lab.connected() as ends:
+        stream = await ends.client.open_stream()
+        stream.send_nowait(b"x" * 500_000, fin=True)
+        unfinished = await ends.client.open_stream()
+        unfinished.send_nowait(b"y")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ends.client.aclose, 5)
+            theirs = await ends.server.accept_stream()
+            assert await read_all(theirs) == b"x" * 500_000
+        assert (await ends.server.closed()).code == 5
+
+
+async def test_aclose_gives_up_after_the_drain_time(lab: Any, autojump_clock: MockClock) -> None:
+    net = SimNet(1)
+    async with lab.connected(net) as ends:
+        net.partition("client", "server")
+        (await ends.client.open_stream()).send_nowait(b"x", fin=True)
+        start = trio.current_time()
+        await ends.client.aclose(drain=2.0)
+        assert trio.current_time() - start == pytest.approx(2.0)
+
+
+async def test_data_that_arrived_before_the_close_is_read(lab: Any, autojump_clock: MockClock) -> None:
+    async with lab.connected() as ends:
+        stream = await ends.client.open_stream()
+        stream.send_nowait(b"last words", fin=True)
+        await ends.client.aclose()
+        await ends.server.closed()
+        theirs = await ends.server.accept_stream()
+        assert await read_all(theirs) == b"last words"
+        with pytest.raises(ConnectionLost):
+            await ends.server.accept_stream()
+
+
+async def test_a_lost_close_is_said_again(lab: Any, autojump_clock: MockClock) -> None:
+    net = SimNet(1)
+    async with lab.connected(net, client={"keepalive": 0.05}) as ends:
+        await trio.sleep(2)
+        dropped: list[int] = []
+
+        def first_of_the_server(packet: SimPacket) -> bool:
+            if packet.source[0] == "server" and not dropped:
+                dropped.append(packet.n)
+            return packet.n in dropped
+
+        ends.server.close(7)
+        net.drop(first_of_the_server)
+        assert (await ends.client.closed()).code == 7
+        assert len(dropped) == 1
+
+
+async def test_silence_is_an_idle_time_out(lab: Any, autojump_clock: MockClock) -> None:
+    net = SimNet(1)
+    async with lab.connected(net, client={"idle_timeout": 5.0}) as ends:
+        start = trio.current_time()
+        net.partition("client", "server")
+        with pytest.raises(IdleTimeout):
+            await ends.client.accept_stream()
+        assert 4.9 < trio.current_time() - start < 5.2
+        assert (await ends.client.closed()).lost
+        with pytest.raises(IdleTimeout):
+            await ends.server.accept_stream()
+        await trio.sleep(1)
+        assert ends.listener.endpoint.connections == ()
+
+
+async def test_keepalive_keeps_a_quiet_connection(lab: Any, autojump_clock: MockClock) -> None:
+    async with lab.connected(idle_timeout=5.0, client={"keepalive": 1.0}) as ends:
+        await trio.sleep(100)
+        assert not ends.client.is_over
+        assert not ends.server.is_over
+        before = ends.net.sent
+        await trio.sleep(100)
+        assert 190 <= ends.net.sent - before <= 320
+
+
+async def test_a_quiet_connection_without_keepalive_ends(lab: Any, autojump_clock: MockClock) -> None:
+    async with lab.connected(idle_timeout=5.0) as ends:
+        await trio.sleep(10)
+        assert ends.client.is_over
+
+
+async def test_nobody_answers(lab: Any, autojump_clock: MockClock) -> None:
+    net = SimNet(1)
+    start = trio.current_time()
+    with pytest.raises(ConnectionLost, match="no handshake within 3"):
+        async with lab.dialling(net, handshake_timeout=3.0):
+            pass
+    assert trio.current_time() - start == pytest.approx(3.0, abs=0.01)
+
+
+async def test_a_wrong_certificate_is_refused(lab: Any, autojump_clock: MockClock) -> None:
+    async def accept(listener: Any) -> None:
+        with pytest.raises(ConnectionLost, match="0x1"):
+            await (await listener.accept()).accept().handshake()
+
+    async with lab.listening(net := SimNet(1)) as listener, trio.open_nursery() as nursery:
+        nursery.start_soon(accept, listener)
+        with pytest.raises(ConnectionLost, match="transport error 0x1"):
+            async with lab.dialling(net, ca=None):
+                pass
+
+
+async def test_protocols_must_agree(lab: Any, autojump_clock: MockClock) -> None:
+    async with lab.listening(net := SimNet(1), alpn=("one",)) as listener, trio.open_nursery() as nursery:
+
+        async def accept() -> None:
+            with pytest.raises(ConnectionLost):
+                await (await listener.accept()).accept().handshake()
+
+        nursery.start_soon(accept)
+        with pytest.raises(ConnectionLost, match="0x178"):  # TLS alert 120, no_application_protocol
+            async with lab.dialling(net, alpn=("two",)):
+                pass
+
+
+async def test_an_error_in_the_block_comes_out_as_it_is(lab: Any, autojump_clock: MockClock) -> None:
+    net = SimNet(1)
+    accepted = []
+
+    async def serve(listener: Any) -> None:
+        accepted.append((await listener.accept()).accept())
+
+    async with lab.listening(net) as listener, trio.open_nursery() as nursery:
+        nursery.start_soon(serve, listener)
+        with pytest.raises(KeyError, match="mine"):
+            async with lab.dialling(net):
+                raise KeyError("mine")
+
+
+async def test_urls_are_checked(lab: Any, autojump_clock: MockClock) -> None:
+    for url in ("tcp://server:1", "quic://server", "quic://server:0", "quic://:1", "quic://server:99999"):
+        with pytest.raises(ConfigurationError):
+            async with dial(url):
+                pass
+    with pytest.raises(ConfigurationError, match="certificate"):
+        async with listen("quic://server:1", QuicConfig(), port=SimNet(1).port("server")):
+            pass
+
+
+def test_configurations_are_checked() -> None:
+    wrong: Any
+    for wrong in (
+        {"packet_size": 1_199},
+        {"packet_size": 16_385},
+        {"send_low": 2, "send_high": 1},
+        {"secret": b"short"},
+        {"idle_timeout": 0},
+    ):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            QuicConfig(**wrong)
+    assert QuicConfig(packet_size="loopback").initial_packet_size == 16_384
+
+
+# ---------------------------------------------------------------- incoming
+
+
+async def test_incoming_can_be_refused_and_ignored_and_only_once(lab: Any, autojump_clock: MockClock) -> None:
+    net = SimNet(1)
+
+    async def serve(listener: Any) -> None:
+        incoming = await listener.accept()
+        assert incoming.peer.startswith("client:")
+        assert not incoming.validated
+        incoming.refuse()
+        with pytest.raises(LocalProtocolError):
+            incoming.accept()
+        (await listener.accept()).ignore()
+
+    async with lab.listening(net) as listener, trio.open_nursery() as nursery:
+        nursery.start_soon(serve, listener)
+        with pytest.raises(ConnectionLost, match="transport error 0x2"):
+            async with lab.dialling(net):
+                pass
+        with pytest.raises(ConnectionLost, match="no handshake within 2"):
+            async with lab.dialling(net, handshake_timeout=2.0):
+                pass
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_incoming_can_be_sent_back_to_prove_its_address(lab: Any, autojump_clock: MockClock) -> None:
+    net = SimNet(1)
+    connections: list[QuicConnection] = []
+
+    async def serve(listener: Any) -> None:
+        (await listener.accept()).retry()
+        second = await listener.accept()
+        assert second.validated
+        with pytest.raises(LocalProtocolError, match="has proved"):
+            second.retry()
+        connections.append(second.accept())
+
+    async with lab.listening(net) as listener, trio.open_nursery() as nursery:
+        nursery.start_soon(serve, listener)
+        async with lab.dialling(net) as client:
+            assert not client.is_over
+    assert len(connections) == 1
+
+
+async def test_a_closed_listener_accepts_nothing_and_its_connections_live_on(
+    lab: Any, autojump_clock: MockClock
+) -> None:
+    async with lab.connected() as ends:
+        await ends.listener.aclose()
+        with pytest.raises(ConnectionClosed):
+            await ends.listener.accept()
+        stream = await ends.client.open_stream()
+        stream.send_nowait(b"still here", fin=True)
+        assert await read_all(await ends.server.accept_stream()) == b"still here"
+
+
+# ---------------------------------------------------------------- keys and paths
+
+
+async def test_keys_can_be_updated_again_and_again(lab: Any, autojump_clock: MockClock) -> None:
+    async with lab.connected() as ends:
+        for n in range(6):
+            (ends.client if n % 2 else ends.server).update_keys()
+            stream = await ends.client.open_stream()
+            stream.send_nowait(b"x" * 50_000, fin=True)
+            assert len(await read_all(await ends.server.accept_stream())) == 50_000
+
+
+async def test_keys_are_updated_before_their_limit(lab: Any, autojump_clock: MockClock, tuned: None) -> None:
+    async with lab.connected(client={"key_update_after": 100}) as ends:
+        phases = set()
+        for _ in range(10):
+            stream = await ends.client.open_stream()
+            stream.send_nowait(b"x" * 50_000, fin=True)
+            await read_all(await ends.server.accept_stream())
+            phases.add(ends.server.engine._cryptos[Epoch.ONE_RTT].recv.key_phase)
+        assert phases == {0, 1}
+
+
+async def test_a_client_behind_a_nat_that_forgets_is_followed(lab: Any, autojump_clock: MockClock) -> None:
+    net = SimNet(1)
+    async with lab.connected(net) as ends:
+        port = ends.client._endpoint._port
+        old = ends.server.peer_address
+        net.rebind(port)
+        stream = await ends.client.open_stream()
+        stream.send_nowait(b"x" * 100_000, fin=True)
+        theirs = await ends.server.accept_stream()
+        assert len(await read_all(theirs)) == 100_000
+        theirs.send_nowait(b"y" * 100_000, fin=True)
+        assert len(await read_all(stream)) == 100_000
+        assert ends.server.peer_address != old
+        assert ends.server.engine._network_paths[0].is_validated
+
+
+async def test_a_client_moves_to_another_port(lab: Any, autojump_clock: MockClock) -> None:
+    net = SimNet(1)
+    async with lab.connected(net) as ends:
+        stream = await ends.client.open_stream()
+        stream.send_nowait(b"before ")
+        theirs = await ends.server.accept_stream()
+        ends.client._endpoint.rebind(net.port("elsewhere"))
+        await trio.sleep(1)
+        assert ends.server.peer_address[0] == "elsewhere"
+        stream.send_nowait(b"after", fin=True)
+        assert await read_all(theirs) == b"before after"
+
+
+async def test_the_packet_size_grows_to_what_the_path_carries(lab: Any, autojump_clock: MockClock, tuned: None) -> None:
+    async with lab.connected(SimNet(1)) as ends:
+        await trio.sleep(2)
+        assert ends.client.details().packet_size == 1_452
+        assert ends.client.max_datagram_size() > 1_400
+
+
+@pytest.mark.parametrize("mtu", [1_200, 1_280, 1_350, 1_400])
+async def test_the_packet_size_stops_where_the_path_does(
+    lab: Any, autojump_clock: MockClock, tuned: None, mtu: int
+) -> None:
+    async with lab.connected(SimNet(1, mtu=mtu)) as ends:
+        await trio.sleep(25)
+        assert mtu - 20 < ends.client.details().packet_size <= mtu
+        stream = await ends.client.open_stream()
+        stream.send_nowait(b"x" * 100_000, fin=True)
+        assert len(await read_all(await ends.server.accept_stream())) == 100_000
+
+
+async def test_a_path_that_shrinks_is_noticed(lab: Any, autojump_clock: MockClock, tuned: None) -> None:
+    net = SimNet(1)
+    async with lab.connected(net) as ends:
+        await trio.sleep(2)
+        assert ends.client.details().packet_size == 1_452
+        net.blackhole("client", "server", larger_than=1_300)
+        stream = await ends.client.open_stream()
+        stream.send_nowait(b"x" * 100_000, fin=True)
+        with trio.fail_after(20):
+            assert len(await read_all(await ends.server.accept_stream())) == 100_000
+        assert ends.client.details().packet_size == 1_200
+
+
+async def test_large_packets_on_loopback_are_asked_for(lab: Any, autojump_clock: MockClock) -> None:
+    net = SimNet(1, mtu=65_535)
+    async with lab.connected(net, packet_size="loopback", client={"packet_size": "loopback"}) as ends:
+        stream = await ends.client.open_stream()
+        stream.send_nowait(b"x" * 1_000_000, fin=True)
+        assert len(await read_all(await ends.server.accept_stream())) == 1_000_000
+        assert max(size for *_, size in net.trace) == 16_384

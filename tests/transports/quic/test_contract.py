@@ -1,0 +1,116 @@
+"""The promises of every carrier, kept by QUIC on the simulated network and on real sockets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from levada.transports.carriers.contracts import ByteStream, Connection, Incoming, Listener, MessageStream, Stream
+from levada.transports.carriers.simnet import SimNet
+from levada.transports.quic import QuicConnection, dial, listen
+from levada.transports.testing import CarrierCheck, CarrierTraits, carrier_checks
+
+# A stopped reader: the window, what waits above the watermark at the sender, and one write.
+BUFFERED = (1 << 20) + (256 << 10) + (1 << 20)
+
+
+# Checks that fill a stream until its sender waits: aioquic's own class opens its windows whether the application takes anything or not.
+FILLING = frozenset(
+    """
+    cancelled_close_of_the_connection_still_closes close_tells_everybody_on_both_sides is_cut_while_everybody_waits
+    reset_and_stop_wake_who_waits reset_drops_what_is_queued stopped_stream_leaves_the_others_alone
+    stream_abort_of_the_peer_wakes_sender_and_flush stream_abort_wakes_both_directions_here
+    stream_blocked_direction_leaves_the_other_alone stream_cancelled_close_still_closes stream_cancelled_send_is_all_or_nothing
+    stream_close_sends_what_is_queued stream_end_comes_after_what_is_queued
+    stream_flush_waits_for_the_queue_and_may_be_cancelled stream_is_cut_while_flushing stream_is_cut_while_sending
+    stream_second_sender_is_refused stream_sends_without_waiting_above_the_watermark
+    stream_stopped_receiver_stops_the_sender_both_ways
+""".split()  # noqa: SIM905 - a list of names, one after the other
+)
+
+
+@pytest.fixture
+def possible(engine: str, check: CarrierCheck) -> None:
+    """Skips what the plain engine cannot keep."""
+    if engine == "plain" and check.name in FILLING:
+        pytest.skip("aioquic's own class has no receive backpressure")
+    if engine == "plain" and check.name == "streams_wait_for_the_peers_credit":
+        pytest.skip("aioquic's own class neither asks for stream credit nor answers when asked")
+
+
+async def a_virtual_second() -> None:
+    await trio.sleep(1)
+
+
+def cut(one: ByteStream | MessageStream | Connection, other: ByteStream | MessageStream | Connection) -> None:
+    assert isinstance(one, QuicConnection)
+    one._endpoint._port._net.partition("client", "server")  # type: ignore[attr-defined]  # the factory made it a SimPort
+
+
+SIMULATED = CarrierTraits(
+    shape="connection",
+    buffered=BUFFERED,
+    streams=10_000,
+    max_open=128,
+    datagram_queue=512,
+    settle=a_virtual_second,
+    cut=cut,
+    timeout=300,
+)
+
+
+async def a_moment() -> None:
+    await wait_all_tasks_blocked(0.02)
+
+
+LOOPBACK = attrs.evolve(SIMULATED, settle=a_moment, cut=None, streams=1_000, timeout=30)
+
+
+@pytest.mark.parametrize("check", carrier_checks(SIMULATED), ids=str)
+async def test_simulated(check: CarrierCheck, lab: Any, autojump_clock: MockClock, possible: None) -> None:
+    @asynccontextmanager
+    async def pair() -> AsyncIterator[tuple[Connection, Connection]]:
+        async with lab.connected(SimNet(1)) as ends:
+            yield ends.client, ends.server
+
+    await check(pair)
+
+
+@pytest.mark.loopback
+@pytest.mark.parametrize("check", carrier_checks(LOOPBACK), ids=str)
+async def test_loopback(check: CarrierCheck, lab: Any, possible: None) -> None:
+    @asynccontextmanager
+    async def pair() -> AsyncIterator[tuple[Connection, Connection]]:
+        async with listen("quic://127.0.0.1:0", lab.server()) as listener, trio.open_nursery() as nursery:
+            accepted: list[QuicConnection] = []
+
+            async def accept() -> None:
+                accepted.append((await listener.accept()).accept())
+
+            nursery.start_soon(accept)
+            async with dial(listener.url, lab.client(server_name="localhost")) as client:
+                yield client, accepted[0]
+
+    await check(pair)
+
+
+async def test_the_classes_fit_the_contracts(lab: Any, autojump_clock: MockClock) -> None:
+    async with lab.connected() as ends:
+        assert isinstance(ends.client, Connection)
+        assert isinstance(ends.listener, Listener)
+        assert isinstance(await ends.client.open_stream(), Stream)
+
+    async def look(listener: Any) -> None:
+        assert isinstance(await listener.accept(), Incoming)
+
+    async with lab.listening(net := SimNet(1)) as listener, trio.open_nursery() as nursery:
+        nursery.start_soon(look, listener)
+        with trio.move_on_after(1):
+            async with lab.dialling(net):
+                pass

@@ -1,0 +1,193 @@
+"""The parts by themselves: MTU search, UDP port, and the choice of engine."""
+
+from __future__ import annotations
+
+import errno
+import importlib.metadata
+import math
+import socket
+import sys
+from typing import Any
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from levada.transports.quic import UdpPort
+from levada.transports.quic import engine as engine_module
+from levada.transports.quic.engine import PlainEngine, engine_class
+from levada.transports.quic.overrides import TunedEngine
+from levada.transports.quic.pmtu import BLACK_HOLE_LOSSES, MtuSearch
+from levada.transports.quic.port import authority
+
+# ---------------------------------------------------------------- MTU search
+
+
+@given(mtu=st.integers(1_200, 9_000), ceiling=st.integers(1_200, 9_000))
+def test_the_search_ends_at_what_the_path_carries(mtu: int, ceiling: int) -> None:
+    search = MtuSearch(1_200, ceiling)
+    probes = 0
+    while size := search.probe(1.0):
+        probes += 1
+        assert 1_200 < size <= ceiling
+        if size <= mtu:
+            search.acked(size, 1.0)
+        else:
+            search.lost(size, 1.0)
+    best = min(mtu, ceiling)
+    assert best - 16 <= search.size <= best
+    assert probes <= 40
+
+
+def test_one_probe_at_a_time_and_again_after_ten_minutes() -> None:
+    search = MtuSearch(1_200, 1_452)
+    assert search.probe(0.0) == 1_452
+    assert search.probe(0.0) == 0
+    search.acked(1_452, 1.0)
+    assert (search.size, search.probe(600.0), search.probe(601.0)) == (1_452, 0, 1_452)
+
+
+def test_a_single_lost_probe_says_nothing() -> None:
+    search = MtuSearch(1_200, 1_452)
+    for _ in range(2):
+        assert search.probe(0.0) == 1_452
+        search.lost(1_452, 0.0)
+    assert search.probe(0.0) == 1_452
+    search.acked(1_452, 0.0)
+    assert search.size == 1_452
+
+
+def test_large_packets_that_vanish_in_a_row_are_a_black_hole() -> None:
+    search = MtuSearch(1_200, 1_452)
+    search.probe(0.0)
+    search.acked(1_452, 0.0)
+    for _ in range(BLACK_HOLE_LOSSES - 1):
+        assert not search.large_lost(1.0)
+    search.large_acked()
+    for _ in range(BLACK_HOLE_LOSSES - 1):
+        assert not search.large_lost(1.0)
+    assert search.large_lost(1.0)
+    assert search.size == 1_200
+    assert (search.probe(60.0), search.probe(61.0)) == (0, 1_452)
+
+
+def test_the_peer_may_take_less() -> None:
+    search = MtuSearch(1_200, 1_452)
+    search.limit(1_300, 0.0)
+    assert search.probe(0.0) == 1_300
+    closed = MtuSearch(1_200, 1_452)
+    closed.limit(1_200, 0.0)
+    assert (closed.probe(1e9), closed.next_at) == (0, math.inf)
+
+
+# ---------------------------------------------------------------- UDP
+
+
+async def exchange(one: UdpPort, two: UdpPort, payloads: list[bytes]) -> list[bytes]:
+    assert one.send([(data, two.address) for data in payloads]) == len(payloads)
+    got: list[bytes] = []
+    with trio.fail_after(5):
+        while len(got) < len(payloads):
+            got += [data for data, source in await two.receive() if source == one.address]
+    return got
+
+
+@pytest.mark.loopback
+@pytest.mark.parametrize("gso", [True, False])
+@pytest.mark.parametrize("gro", [True, False])
+async def test_groups_arrive_as_what_was_sent(gso: bool, gro: bool) -> None:
+    one = UdpPort.bind(("127.0.0.1", 0), gso=gso, gro=gro)
+    two = UdpPort.bind(("127.0.0.1", 0), gso=gso, gro=gro)
+    payloads = (
+        [bytes([n]) * 1_200 for n in range(50)] + [b"short"] + [bytes([n]) * 300 for n in range(20)] + [b"x" * 9_000]
+    )
+    assert await exchange(one, two, payloads) == payloads
+    one.close()
+    two.close()
+    two.close()
+    with pytest.raises((trio.ClosedResourceError, OSError, ValueError)):
+        await two.receive()
+
+
+class RefusesGroups(socket.socket):
+    """A socket of a kernel without GSO."""
+
+    def sendmsg(self, *_: Any) -> int:
+        raise OSError(errno.EIO, "no")
+
+
+@pytest.mark.loopback
+@pytest.mark.skipif(sys.platform != "linux", reason="GSO is Linux")
+async def test_a_refused_group_is_sent_singly_and_no_group_is_tried_again() -> None:
+    sock = RefusesGroups(socket.AF_INET, socket.SOCK_DGRAM)
+    sock.bind(("127.0.0.1", 0))
+    one, two = UdpPort(sock), UdpPort.bind(("127.0.0.1", 0))
+    payloads = [bytes([n]) * 1_200 for n in range(5)]
+    assert one.gso
+    assert await exchange(one, two, payloads) == payloads
+    assert not one.gso
+    one.close()
+    two.close()
+
+
+@pytest.mark.loopback
+async def test_what_the_network_refuses_is_lost_and_nothing_else() -> None:
+    one, two = UdpPort.bind(("127.0.0.1", 0)), UdpPort.bind(("127.0.0.1", 0))
+    assert one.send([(b"x" * 65_530, two.address), (b"after", two.address)]) == 2
+    with trio.fail_after(5):
+        assert await two.receive() == [(b"after", one.address)]
+    one.close()
+    two.close()
+
+
+class Full(socket.socket):
+    """A socket whose buffer is full after two datagrams."""
+
+    taken = 0
+
+    def sendto(self, *_: Any) -> int:
+        self.taken += 1
+        if self.taken > 2:
+            raise BlockingIOError
+        return 0
+
+
+@pytest.mark.loopback
+def test_a_full_buffer_says_how_many_were_taken() -> None:
+    sock = Full(socket.AF_INET, socket.SOCK_DGRAM)
+    sock.bind(("127.0.0.1", 0))
+    port = UdpPort(sock, gso=False)
+    assert port.send([(b"x", port.address)] * 5) == 2
+    sock.close()
+
+
+def test_authorities() -> None:
+    assert authority(("client", 1)) == "client:1"
+    assert authority(("::1", 1, 0, 0)) == "[::1]:1"
+
+
+# ---------------------------------------------------------------- which engine
+
+
+def test_the_overrides_fit_the_installed_aioquic() -> None:
+    assert engine_module.OVERRIDES_FIT
+    assert engine_class() is TunedEngine
+    assert engine_class(plain=True) is PlainEngine
+
+
+def test_another_version_gets_the_plain_engine_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.8.0")
+    with pytest.warns(RuntimeWarning, match=r"aioquic 1\.8\.0 is not 1\.7\.x: QUIC runs without receive backpressure"):
+        assert not engine_module._overrides_fit()
+    monkeypatch.setattr(engine_module, "OVERRIDES_FIT", False)
+    assert engine_class() is PlainEngine
+
+
+def test_a_missing_name_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "_TUNED_NAMES", "_streams _no_such_thing")
+    with pytest.warns(RuntimeWarning, match="lacks _no_such_thing"):
+        assert not engine_module._overrides_fit()
+    monkeypatch.setattr(engine_module, "_PLAIN_NAMES", "_no_such_thing")
+    with pytest.raises(ImportError, match=r"pip install 'levada\[quic\]'"):
+        engine_module._overrides_fit()

@@ -1,0 +1,494 @@
+"""The multi-stream shape of the memory carrier: QUIC's rules for streams, credit, codes, datagrams and 0-RTT, without packets."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import TracebackType
+from typing import Self
+
+import attrs
+import trio
+
+from levada.framework.errors import (
+    CarrierError,
+    ConnectionClosed,
+    ConnectionLost,
+    DatagramTooLarge,
+    LocalProtocolError,
+    StreamWasReset,
+    StreamWasStopped,
+)
+from levada.transports.carriers._memory_pipe import Flow, MemoryConfig, MemoryLink, Pipe, pipe_statistics
+from levada.transports.carriers.contracts import CarrierInfo, CarrierStatistics, CloseReason, Datagram, Octets
+from levada.transports.carriers.streams import again
+
+
+class MemoryStream:
+    """One stream of a memory connection; a `Stream`. Comes from `open_stream` and `accept_stream`.
+
+    No method waits unless it must, so not each call is a checkpoint; every call that waits may be cancelled.
+    """
+
+    __slots__ = ("__weakref__", "_connection", "_in", "_out", "_stream_id")
+
+    def __init__(
+        self, connection: MemoryConnection, stream_id: int, sending: Pipe | None, receiving: Pipe | None
+    ) -> None:
+        self._connection = connection
+        self._stream_id = stream_id
+        self._out = sending
+        self._in = receiving
+        if sending is not None:
+            sending.sender_over = self._retire
+        if receiving is not None:
+            receiving.receiver_over = self._retire
+
+    @property
+    def info(self) -> CarrierInfo:
+        """That of the connection."""
+        return self._connection.info
+
+    @property
+    def stream_id(self) -> int:
+        """Numbered as QUIC does: the lowest bit is 1 for the server's streams, the next 1 for unidirectional ones."""
+        return self._stream_id
+
+    @property
+    def initiated_here(self) -> bool:
+        """Whether this side opened it."""
+        return (self._stream_id & 1 == 0) is self._connection.is_client
+
+    @property
+    def unidirectional(self) -> bool:
+        """Whether only the opener sends."""
+        return self._stream_id & 2 != 0
+
+    @property
+    def early(self) -> bool:
+        """Whether octets received so far came as 0-RTT data."""
+        return self._in is not None and self._in.early
+
+    @property
+    def priority(self) -> int:
+        """0 (first) to 255; decides who goes first when the connection's window opens."""
+        return 128 if self._out is None else self._out.priority
+
+    @priority.setter
+    def priority(self, value: int) -> None:
+        if not 0 <= value <= 255:
+            raise ValueError(f"priority must be between 0 and 255, got {value}")
+        self._sending.priority = value
+
+    @property
+    def unsent(self) -> int:
+        """Octets queued for want of a window."""
+        return 0 if self._out is None else len(self._out.unsent)
+
+    @property
+    def unacked(self) -> int:
+        """Octets that have not arrived at the peer."""
+        return 0 if self._out is None else self._out.unacked
+
+    @property
+    def _sending(self) -> Pipe:
+        if self._out is None:
+            raise LocalProtocolError(f"stream {self._stream_id} is the peer's unidirectional one: it cannot be sent on")
+        return self._out
+
+    @property
+    def _receiving(self) -> Pipe:
+        if self._in is None:
+            raise LocalProtocolError(f"stream {self._stream_id} is unidirectional: nothing can be received on it")
+        return self._in
+
+    async def send_all(self, data: Octets) -> None:
+        """See `ByteStream.send_all`."""
+        await self._sending.send(data)
+
+    def send_nowait(self, data: Octets, *, fin: bool = False) -> None:
+        """See `Stream.send_nowait`."""
+        self._sending.send_nowait(data, fin=fin)
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """See `ByteStream.receive_some`."""
+        return await self._receiving.receive(max_bytes)
+
+    async def send_eof(self) -> None:
+        """See `ByteStream.send_eof`."""
+        pipe = self._sending
+        pipe.link.count_call()
+        if pipe.finished:
+            return
+        pipe.check_sending()
+        if pipe.sender.busy:
+            raise trio.BusyResourceError("another task is sending")
+        pipe.finish()
+
+    async def flush(self) -> None:
+        """See `ByteStream.flush`."""
+        await self._sending.flush()
+
+    async def aclose(self) -> None:
+        """Finish sending and stop receiving with code 0; what is queued goes out while the connection lives."""
+        if self._out is not None:
+            self._out.finish()
+        if self._in is not None:
+            self._in.refuse(
+                ConnectionClosed("this side closed the stream"), StreamWasStopped("the peer closed the stream")
+            )
+        await trio.lowlevel.checkpoint()
+
+    def abort(self) -> None:
+        """Reset sending and stop receiving, both with code 0."""
+        if self._out is not None:
+            self.reset(0)
+        if self._in is not None:
+            self.stop(0)
+
+    def reset(self, code: int) -> None:
+        """See `Stream.reset`."""
+        self._sending.reset(StreamWasReset(f"the peer reset stream {self._stream_id} with code {code}", code=code))
+
+    def stop(self, code: int) -> None:
+        """See `Stream.stop`."""
+        told = StreamWasStopped(f"the peer stopped stream {self._stream_id} with code {code}", code=code)
+        if self._out is not None and self._out.appear is not None:
+            self._out.link.post(self._out.appear)
+            self._out.appear = None
+        self._receiving.refuse(ConnectionClosed("this side stopped receiving"), told)
+
+    async def stopped(self) -> int | None:
+        """See `Stream.stopped`."""
+        pipe = self._sending
+        await pipe.outcome()
+        self._raise_if_lost(pipe)
+        return pipe.send_error.code if isinstance(pipe.send_error, StreamWasStopped) else None
+
+    async def acked(self) -> bool:
+        """See `Stream.acked`."""
+        pipe = self._sending
+        delivered = await pipe.outcome()
+        self._raise_if_lost(pipe)
+        return delivered
+
+    def _raise_if_lost(self, pipe: Pipe) -> None:
+        if not pipe.delivered and pipe.send_error is self._connection.error and pipe.send_error is not None:
+            raise again(pipe.send_error)
+
+    def statistics(self) -> CarrierStatistics:
+        """Return the counters of this stream."""
+        return pipe_statistics(self._out, self._in)
+
+    def connection_over(self, error: CarrierError) -> None:
+        """Fail both directions, as the connection under them has ended; after a loss what has arrived may still be taken."""
+        if self._out is not None:
+            self._out.fail_sender(error)
+        if self._in is None:
+            return
+        if isinstance(error, ConnectionLost):
+            self._in.fail_receiver(error)
+        else:
+            self._in.close_receiver(error)
+
+    def drained(self) -> bool:
+        """Whether nothing that was sent on this finished stream is still to arrive (an unfinished one is not waited for)."""
+        return self._out is None or not self._out.finished or self._out.delivered or self._out.send_error is not None
+
+    async def settle(self) -> None:
+        """Wait for `drained`."""
+        if self._out is not None:
+            await self._out.outcome()
+
+    def _retire(self) -> None:
+        sending = self._out is None or self._out.delivered or self._out.send_error is not None
+        if sending and (self._in is None or self._in.receiving_is_over):
+            self._connection.forget(self)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class MemoryConnection:
+    """One end of a connection of many streams; a `Connection`. Made by `memory_connections`, `dial` and `listen`."""
+
+    def __init__(self, link: MemoryLink, *, is_client: bool, name: str) -> None:
+        config = link.config
+        self.link = link
+        """What lies between the two ends: hold it, cut it."""
+        self.error: CarrierError | None = None
+        """Why nothing works any more, if so."""
+        self.datagrams_dropped = 0
+        """Datagrams that came and were dropped, since nobody took them."""
+        self._is_client = is_client
+        own, other = ("client", "server") if is_client else ("server", "client")
+        self._info = CarrierInfo(scheme="memory", local=f"{name}/{own}", peer=f"{name}/{other}")
+        self._flow = Flow(0 if is_client and config.early == "refused" else config.connection_window)
+        self._flow.early = is_client and config.early == "accepted"
+        self._streams: dict[int, MemoryStream] = {}
+        self._next = {False: 0 if is_client else 1, True: 2 if is_client else 3}
+        self._may_open = {False: config.max_streams_bidi, True: config.max_streams_uni}
+        self._opening = {False: trio.lowlevel.ParkingLot(), True: trio.lowlevel.ParkingLot()}
+        self._appeared: deque[MemoryStream] = deque()
+        self._accepting = trio.lowlevel.ParkingLot()
+        self._datagrams: deque[Datagram] = deque()
+        self._receiving_datagram = trio.lowlevel.ParkingLot()
+        self._sending_datagram = trio.lowlevel.ParkingLot()
+        self._datagrams_flying = 0
+        self._established = config.early is None
+        self._hands_shaken = trio.Event()
+        self._handshake_begun = False
+        if self._established:
+            self._hands_shaken.set()
+        self._reason: CloseReason | None = None
+        self._ended = trio.Event()
+        self._peer: MemoryConnection = self
+        link.ends.append(self)
+
+    @property
+    def info(self) -> CarrierInfo:
+        """Who is at the other end."""
+        return self._info
+
+    @property
+    def is_client(self) -> bool:
+        """Whether this side dialled."""
+        return self._is_client
+
+    def meet(self, peer: MemoryConnection) -> None:
+        """Say which connection is the other end."""
+        self._peer = peer
+
+    def _check(self) -> None:
+        if self.error is not None:
+            raise again(self.error)
+
+    async def handshake(self) -> CarrierInfo:
+        """Wait until both ends are there; with `MemoryConfig.early`, the client's first call ends its 0-RTT data."""
+        self._check()
+        if self._is_client and not self._established and not self._handshake_begun:
+            self._handshake_begun = True
+            self.link.post(self._peer.establish)
+        await self._hands_shaken.wait()
+        self._check()
+        return self._info
+
+    def establish(self) -> None:
+        """The handshake is complete at this end; a server tells its client."""
+        if self._established:
+            return
+        self._established = True
+        self._hands_shaken.set()
+        if not self._is_client:
+            self.link.post(self._peer.establish)
+            return
+        accepted = self.link.config.early == "accepted"
+        self._info = attrs.evolve(self._info, early_data_accepted=accepted)
+        self._flow.early = False
+        if not accepted:
+            self._flow.grant(self.link.config.connection_window)
+
+    # ---------------------------------------------------------------- streams
+
+    async def open_stream(self, *, unidirectional: bool = False, priority: int = 128) -> MemoryStream:
+        """See `Connection.open_stream`."""
+        stream = self.try_open_stream(unidirectional=unidirectional, priority=priority)
+        while stream is None:
+            await self._opening[unidirectional].park()
+            stream = self._open(unidirectional, priority)
+        return stream
+
+    def try_open_stream(self, *, unidirectional: bool = False, priority: int = 128) -> MemoryStream | None:
+        """See `Connection.try_open_stream`."""
+        self.link.count_call()
+        return self._open(unidirectional, priority)
+
+    def _open(self, unidirectional: bool, priority: int) -> MemoryStream | None:
+        self._check()
+        if not self._may_open[unidirectional]:
+            return None
+        self._may_open[unidirectional] -= 1
+        stream_id = self._next[unidirectional]
+        self._next[unidirectional] += 4
+        there = Pipe(self.link, self._flow)
+        back = None if unidirectional else Pipe(self.link, self._peer._flow)
+        stream = self._streams[stream_id] = MemoryStream(self, stream_id, there, back)
+        stream.priority = priority
+        peer = self._peer
+        there.appear = lambda: peer.take_in(MemoryStream(peer, stream_id, back, there))
+        return stream
+
+    def take_in(self, stream: MemoryStream) -> None:
+        """The peer has opened this stream."""
+        if self.error is not None:
+            return
+        self._streams[stream.stream_id] = stream
+        self._appeared.append(stream)
+        self._accepting.unpark()
+
+    async def accept_stream(self) -> MemoryStream:
+        """See `Connection.accept_stream`; several tasks may wait, each gets another stream."""
+        self.link.count_call()
+        while (stream := self._next_appeared()) is None:
+            await self._accepting.park()
+        return stream
+
+    def accept_stream_nowait(self) -> MemoryStream | None:
+        """See `Connection.accept_stream_nowait`."""
+        self.link.count_call()
+        return self._next_appeared()
+
+    def _next_appeared(self) -> MemoryStream | None:
+        if self._appeared:
+            return self._appeared.popleft()
+        self._check()
+        return None
+
+    def forget(self, stream: MemoryStream) -> None:
+        """Both directions of `stream` are over at this end; the peer gets its credit back for one that it opened."""
+        if self._streams.pop(stream.stream_id, None) is not None and not stream.initiated_here:
+            self.link.post(self._peer.grant_stream, stream.unidirectional)
+
+    def grant_stream(self, unidirectional: bool) -> None:
+        """One more stream may be opened."""
+        self._may_open[unidirectional] += 1
+        self._opening[unidirectional].unpark()
+
+    # ---------------------------------------------------------------- datagrams
+
+    def max_datagram_size(self) -> int:
+        """`MemoryConfig.max_datagram`."""
+        return self.link.config.max_datagram
+
+    async def send_datagram(self, data: Octets) -> None:
+        """See `Connection.send_datagram`; datagrams queue only while the link takes its time."""
+        while not self.send_datagram_nowait(data):
+            await self._sending_datagram.park()
+
+    def send_datagram_nowait(self, data: Octets) -> bool:
+        """See `Connection.send_datagram_nowait`."""
+        self.link.count_call()
+        self._check()
+        limit = self.max_datagram_size()
+        if len(data) > limit:
+            raise DatagramTooLarge(f"datagram of {len(data)} octets, at most {limit} fit", size=len(data), limit=limit)
+        if self._datagrams_flying >= self.link.config.datagram_queue:
+            return False
+        self._flow.writes += 1
+        self._flow.octets_sent += len(data)
+        refused = not self._established and self.link.config.early == "refused"
+        if refused or self.link.random.random() < self.link.config.datagram_loss:
+            return True
+        self._datagrams_flying += 1
+        self.link.post(self._peer.take_datagram, Datagram(bytes(data), self._flow.early))
+        return True
+
+    def take_datagram(self, datagram: Datagram) -> None:
+        """A datagram has arrived from the peer."""
+        self._peer.datagram_gone()
+        if self.error is not None:
+            return
+        if len(self._datagrams) == self.link.config.datagram_queue:
+            self._datagrams.popleft()
+            self.datagrams_dropped += 1
+        self._datagrams.append(datagram)
+        self._receiving_datagram.unpark()
+
+    def datagram_gone(self) -> None:
+        """One datagram fewer is under way."""
+        self._datagrams_flying -= 1
+        self._sending_datagram.unpark()
+
+    async def receive_datagram(self) -> Datagram:
+        """See `Connection.receive_datagram`."""
+        self.link.count_call()
+        while not self._datagrams:
+            self._check()
+            await self._receiving_datagram.park()
+        datagram = self._datagrams.popleft()
+        self._peer._flow.reads += 1
+        self._peer._flow.octets_received += len(datagram.data)
+        return datagram
+
+    # ---------------------------------------------------------------- the end
+
+    def close(self, code: int = 0, reason: str = "") -> None:
+        """See `Connection.close`."""
+        if self.error is None:
+            lost = ConnectionLost(
+                f"the peer closed the connection with code {code}: {reason or 'no reason given'}", code=code
+            )
+            self.end(ConnectionClosed("this side closed the connection"), CloseReason(code, reason))
+            self.link.post(self._peer.end, lost, CloseReason(code, reason, by_peer=True))
+
+    async def aclose(self, code: int = 0, reason: str = "", *, drain: float = 5.0) -> None:
+        """See `Connection.aclose`."""
+        try:
+            with trio.move_on_after(drain):
+                for stream in [stream for stream in self._streams.values() if not stream.drained()]:
+                    await stream.settle()
+            await trio.lowlevel.checkpoint()
+        finally:
+            self.close(code, reason)
+
+    async def closed(self) -> CloseReason:
+        """See `Connection.closed`."""
+        while self._reason is None:
+            await self._ended.wait()
+        return self._reason
+
+    def lose(self, error: ConnectionLost) -> None:
+        """The link was cut."""
+        self.end(error, CloseReason(1, error.detail, lost=True))
+
+    def end(self, error: CarrierError, reason: CloseReason) -> None:
+        """Nothing works any more; every task that waits here or on a stream is told."""
+        if self.error is not None:
+            return
+        self.error = error
+        self._reason = reason
+        if not isinstance(error, ConnectionLost):
+            self._appeared.clear()
+            self._datagrams.clear()
+        for stream in list(self._streams.values()):
+            stream.connection_over(error)
+        self._streams.clear()
+        for lot in (*self._opening.values(), self._accepting, self._receiving_datagram, self._sending_datagram):
+            lot.unpark_all()
+        self._hands_shaken.set()
+        self._ended.set()
+
+    def statistics(self) -> CarrierStatistics:
+        """Return the counters of all streams and datagrams together."""
+        back = self._peer._flow
+        return CarrierStatistics(
+            octets_sent=self._flow.octets_sent,
+            octets_received=back.octets_received,
+            writes=self._flow.writes,
+            reads=back.reads,
+            unsent=sum(stream.unsent for stream in self._streams.values()),
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose(drain=self.link.config.close_timeout if error is None else 0)
+
+
+def memory_connections(
+    config: MemoryConfig | None = None, *, name: str = "pair"
+) -> tuple[MemoryConnection, MemoryConnection]:
+    """Return the two ends (client, server) of a connection of many streams in memory."""
+    link = MemoryLink(config or MemoryConfig(shape="connection"))
+    client = MemoryConnection(link, is_client=True, name=name)
+    server = MemoryConnection(link, is_client=False, name=name)
+    client.meet(server)
+    server.meet(client)
+    return client, server

@@ -1,0 +1,410 @@
+"""What every carrier promises: byte streams, message streams, and connections of many streams.
+
+The rules of this file:
+
+* A carrier moves octets and knows no protocol above it.  Each of the three shapes below is a `typing.Protocol`; `check_carrier` in
+  `levada.transports.testing` runs one suite of promises against every implementation.
+* **Closed** is what this program did (`ConnectionClosed`), **lost** is what the peer, the network or the system did (`ConnectionLost`,
+  `IdleTimeout`, `StreamWasReset`, `StreamWasStopped`).  Errors are sticky: the next call raises the same again.
+* Sending returns when the octets are queued below a watermark, not when they have arrived; so small writes are joined.  What is
+  queued is bounded, and a receiver that does not take anything stops the peer, within a window.
+* Every await may be cancelled.  A cancelled `send_all` has queued all of its octets or none.  A cancelled `receive_some` has taken nothing.
+* Sending and receiving are independent directions; one task at a time in each (`trio.BusyResourceError` else).
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Protocol, Self, TypeVar, runtime_checkable
+
+import attrs
+
+__all__ = [
+    "ByteStream",
+    "CarrierInfo",
+    "CarrierStatistics",
+    "CloseReason",
+    "Connection",
+    "Datagram",
+    "Incoming",
+    "Listener",
+    "MessageStream",
+    "Stream",
+]
+
+Octets = bytes | bytearray | memoryview
+
+
+@attrs.frozen(kw_only=True)
+class CarrierInfo:
+    """What is known about a connection once it is open."""
+
+    scheme: str
+    """``"tcp"``, ``"tls"``, ``"unix"``, ``"ws"``, ``"wss"``, ``"quic"`` or ``"memory"``."""
+    local: str
+    """Own address as in a URL's authority, or the path of a Unix socket."""
+    peer: str
+    """The peer's address, in the same form; for a Unix socket ``uid=… gid=… pid=…`` where the system tells."""
+    alpn: str | None = None
+    """Protocol agreed on by TLS."""
+    tls_version: str | None = None
+    """``"TLSv1.3"``, …; ``None`` without TLS."""
+    peer_certificate: bytes | None = None
+    """The peer's certificate in DER, if it showed one and it was verified."""
+    server_name: str | None = None
+    """Name that the client asked for (SNI)."""
+    resumed: bool = False
+    """Whether the TLS session goes on from an earlier one."""
+    early_data_accepted: bool | None = None
+    """QUIC 0-RTT: ``None`` if none was tried."""
+    peer_credentials: tuple[int, int, int] | None = None
+    """(pid, uid, gid) of the process at the other end of a Unix socket."""
+
+
+@attrs.frozen(kw_only=True)
+class CarrierStatistics:
+    """Counters of one connection; plain numbers, a snapshot."""
+
+    octets_sent: int
+    octets_received: int
+    writes: int
+    """Calls to the operating system (or packets) that carried the octets sent."""
+    reads: int
+    unsent: int
+    """Octets queued and not handed on yet."""
+
+
+@attrs.frozen
+class CloseReason:
+    """How a connection ended."""
+
+    code: int
+    """The application's code; 0 is orderly. Carriers without codes: 0 closed, 1 lost."""
+    text: str = ""
+    by_peer: bool = False
+    lost: bool = False
+    """Neither side closed it: idle, network, reset, failed handshake."""
+
+
+@runtime_checkable
+class ByteStream(Protocol):
+    """A reliable, ordered stream of octets each way: TCP, TLS, Unix socket, memory pipe, one QUIC stream."""
+
+    @property
+    def info(self) -> CarrierInfo:
+        """Who is at the other end."""
+        ...
+
+    async def send_all(self, data: Octets) -> None:
+        """Queue all of `data`, waiting while more than the high watermark is queued.
+
+        Raises:
+            ConnectionClosed: this side closed, or `send_eof` was called.
+            ConnectionLost: the other side or the network ended it (`StreamWasStopped` on a stream of a connection).
+        """
+        ...
+
+    def send_nowait(self, data: Octets) -> None:
+        """Queue without waiting, also above the watermark; whoever uses it keeps its own bound. Errors as `send_all`.
+
+        `send_all(b"")` waits for room and queues nothing: the two together are a send whose octets are chosen after the wait.
+        """
+        ...
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """Wait for octets and take up to `max_bytes` (``None``: what is there); ``b""`` is the peer's end of sending.
+
+        Raises:
+            ConnectionClosed: this side closed.
+            ConnectionLost: cut off before the end (`StreamWasReset` on a stream of a connection).
+        """
+        ...
+
+    async def send_eof(self) -> None:
+        """Say that nothing more will be sent, after what is queued; receiving goes on. Twice is harmless.
+
+        Raises:
+            NotImplementedError: a carrier without half-close (TLS below 1.3 peers, WebSocket); `aclose` instead.
+        """
+        ...
+
+    async def flush(self) -> None:
+        """Wait until nothing is queued on this side any more."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close both directions: what is queued is sent first, within the time that the carrier's settings allow.
+
+        Cancellation:
+            closed at once; what was queued may be lost. Always closes.
+        """
+        ...
+
+    def abort(self) -> None:
+        """Close at once, without sending what is queued; the peer sees a loss where the carrier can tell."""
+        ...
+
+    def statistics(self) -> CarrierStatistics:
+        """Return the counters as they are now."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+
+@runtime_checkable
+class MessageStream(Protocol):
+    """A reliable, ordered stream of whole messages each way: WebSocket, framed memory pipe."""
+
+    @property
+    def info(self) -> CarrierInfo:
+        """Who is at the other end."""
+        ...
+
+    async def send(self, message: Octets) -> None:
+        """Queue one message, waiting while more than the high watermark is queued. Errors as `ByteStream.send_all`."""
+        ...
+
+    async def receive(self) -> bytes:
+        """Wait for the next message.
+
+        Raises:
+            ConnectionClosed: this side closed.
+            ConnectionLost: the peer closed or was lost; `ConnectionLost.code` holds its close code. A message larger than
+                the limit closes the connection.
+        """
+        ...
+
+    async def flush(self) -> None:
+        """Wait until nothing is queued on this side any more."""
+        ...
+
+    async def aclose(self, code: int = 1000, reason: str = "") -> None:
+        """Close after what is queued, telling the peer why."""
+        ...
+
+    def abort(self) -> None:
+        """Close at once."""
+        ...
+
+    def statistics(self) -> CarrierStatistics:
+        """Return the counters as they are now."""
+        ...
+
+
+@runtime_checkable
+class Stream(ByteStream, Protocol):
+    """One stream of a connection: a byte stream that can be given up with a code, in each direction by itself.
+
+    A unidirectional one has one direction only; the other raises `LocalProtocolError`.
+    """
+
+    @property
+    def stream_id(self) -> int:
+        """Number on the wire: QUIC's, also in the memory carrier."""
+        ...
+
+    @property
+    def initiated_here(self) -> bool:
+        """Whether this side opened it."""
+        ...
+
+    @property
+    def unidirectional(self) -> bool:
+        """Whether only the opener sends."""
+        ...
+
+    @property
+    def early(self) -> bool:
+        """Whether octets received so far came as 0-RTT data, which an attacker may have replayed."""
+        ...
+
+    @property
+    def priority(self) -> int:
+        """0 (first) to 255; equal ones share in turn. May be set at any time."""
+        ...
+
+    @priority.setter
+    def priority(self, value: int) -> None: ...
+
+    @property
+    def unsent(self) -> int:
+        """Octets queued that have not been in any packet."""
+        ...
+
+    @property
+    def unacked(self) -> int:
+        """Octets queued or sent that the peer has not acknowledged."""
+        ...
+
+    def send_nowait(self, data: Octets, *, fin: bool = False) -> None:
+        """Queue without waiting, also above the watermark, and perhaps finish; whoever uses it keeps its own bound.
+
+        Raises:
+            ConnectionClosed, ConnectionLost, StreamWasStopped: as `send_all`.
+        """
+        ...
+
+    def reset(self, code: int) -> None:
+        """Give up sending: what is queued is dropped, the peer's `receive_some` raises `StreamWasReset(code)`."""
+        ...
+
+    def stop(self, code: int) -> None:
+        """Ask the peer to stop sending; what has arrived and arrives is dropped. Its `send_all` raises `StreamWasStopped(code)`."""
+        ...
+
+    async def stopped(self) -> int | None:
+        """Wait until the peer stops this side's sending and return its code; ``None`` once everything was acknowledged."""
+        ...
+
+    async def acked(self) -> bool:
+        """Wait until the peer has everything that was sent, the end included; false if it was reset or stopped."""
+        ...
+
+
+@attrs.frozen
+class Datagram:
+    """An unreliable message as it arrived."""
+
+    data: bytes
+    early: bool = False
+    """It came as 0-RTT data."""
+
+
+@runtime_checkable
+class Connection(Protocol):
+    """Many streams and datagrams between two ends: QUIC, multi-stream memory carrier."""
+
+    @property
+    def info(self) -> CarrierInfo:
+        """Who is at the other end; complete after `handshake`."""
+        ...
+
+    @property
+    def is_client(self) -> bool:
+        """Whether this side dialled."""
+        ...
+
+    async def handshake(self) -> CarrierInfo:
+        """Wait until the handshake is complete: the peer is who it says, early data is accepted or not.
+
+        Raises:
+            ConnectionLost: it failed.
+        """
+        ...
+
+    async def open_stream(self, *, unidirectional: bool = False, priority: int = 128) -> Stream:
+        """Open a stream, waiting for the peer's credit. The peer sees it with its first octet, end or reset."""
+        ...
+
+    def try_open_stream(self, *, unidirectional: bool = False, priority: int = 128) -> Stream | None:
+        """Open a stream if there is credit for it now."""
+        ...
+
+    async def accept_stream(self) -> Stream:
+        """Wait for the next stream that the peer opened, in the order in which they appeared."""
+        ...
+
+    def accept_stream_nowait(self) -> Stream | None:
+        """Take the next stream that the peer has opened, if there is one: all that came in one batch are there at once."""
+        ...
+
+    def max_datagram_size(self) -> int:
+        """Octets of the largest datagram that fits now; 0 if the peer takes none."""
+        ...
+
+    async def send_datagram(self, data: Octets) -> None:
+        """Queue a datagram, waiting while the queue is full.
+
+        Raises:
+            DatagramTooLarge: more than `max_datagram_size`.
+        """
+        ...
+
+    def send_datagram_nowait(self, data: Octets) -> bool:
+        """Queue a datagram; false if the queue is full."""
+        ...
+
+    async def receive_datagram(self) -> Datagram:
+        """Wait for a datagram; while nobody takes them, the oldest are dropped and counted."""
+        ...
+
+    def close(self, code: int = 0, reason: str = "") -> None:
+        """Tell the peer that it is over, now; what is queued is dropped."""
+        ...
+
+    async def aclose(self, code: int = 0, reason: str = "", *, drain: float = 5.0) -> None:
+        """Wait up to `drain` seconds until the peer has what was sent on finished streams, then close."""
+        ...
+
+    async def closed(self) -> CloseReason:
+        """Wait for the end, however it comes."""
+        ...
+
+    def statistics(self) -> CarrierStatistics:
+        """Return the counters as they are now."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+
+S_co = TypeVar("S_co", covariant=True)
+
+
+@runtime_checkable
+class Listener(Protocol[S_co]):
+    """Where byte streams, message streams or connections of peers come in."""
+
+    @property
+    def url(self) -> str:
+        """Where it listens, with the real port."""
+        ...
+
+    async def accept(self) -> S_co:
+        """Wait for the next peer, its handshake done. A peer that fails its handshake, or dawdles, disturbs nobody.
+
+        QUIC hands over an `Incoming` before the handshake instead, so that it can be refused cheaply.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Stop accepting; what was accepted lives on."""
+        ...
+
+
+@runtime_checkable
+class Incoming(Protocol):
+    """A peer that wants a connection and has none yet."""
+
+    @property
+    def peer(self) -> str:
+        """Its address."""
+        ...
+
+    @property
+    def validated(self) -> bool:
+        """Whether it has shown that it receives at this address (by a token)."""
+        ...
+
+    def accept(self) -> Connection:
+        """Begin the handshake; see `Connection.handshake`."""
+        ...
+
+    def refuse(self) -> None:
+        """Close it at once, so that the peer knows."""
+        ...
+
+    def retry(self) -> None:
+        """Let it prove its address first; it comes back as another `Incoming`."""
+        ...
+
+    def ignore(self) -> None:
+        """Forget it without a word."""
+        ...

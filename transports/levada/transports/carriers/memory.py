@@ -1,0 +1,474 @@
+"""Carriers in memory, for tests and for two parts of one process: byte streams, message streams, connections of many streams.
+
+They keep every promise of `levada.transports.carriers.contracts`, with bounded windows and real backpressure, without a task or a
+system call; what happens is repeated exactly from one seed.  `MemoryConfig` sets windows, latency, the sizes in which octets arrive and the
+points at which everything is lost; ``.link`` of any of them holds, releases and cuts the connection by hand.
+
+Example:
+    >>> import trio
+    >>> async def main() -> bytes:
+    ...     client, server = memory_streams(MemoryConfig(chunk=(1, 3)))
+    ...     await client.send_all(b"hello")
+    ...     await client.send_eof()
+    ...     return b"".join([part async for part in server])
+    >>> trio.run(main)
+    b'hello'
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import NoReturn, Self
+from urllib.parse import urlsplit
+
+import trio
+
+from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost, IdleTimeout
+from levada.transports.carriers._memory_connection import MemoryConnection, MemoryStream, memory_connections
+from levada.transports.carriers._memory_pipe import Flow, MemoryConfig, MemoryLink, Pipe, pipe_statistics
+from levada.transports.carriers.contracts import CarrierInfo, CarrierStatistics, Octets
+from levada.transports.carriers.streams import again
+
+__all__ = [
+    "MemoryByteStream",
+    "MemoryConfig",
+    "MemoryConnection",
+    "MemoryIncoming",
+    "MemoryLink",
+    "MemoryListener",
+    "MemoryMessageStream",
+    "MemoryStream",
+    "dial",
+    "listen",
+    "memory_connections",
+    "memory_messages",
+    "memory_streams",
+]
+
+MESSAGE_TOO_LARGE = 1009
+"""Close code of a message above the limit, as in WebSocket (RFC 6455, section 7.4.1)."""
+_LENGTH = 4  # octets before each message that hold its length
+
+
+class MemoryByteStream:
+    """One end of a pair of pipes; a `ByteStream`. Made by `memory_streams`, `dial` and `listen`."""
+
+    __slots__ = ("_closing", "_in", "_info", "_out", "link")
+
+    def __init__(self, link: MemoryLink, sending: Pipe, receiving: Pipe, info: CarrierInfo) -> None:
+        self.link = link
+        """What lies between the two ends: hold it, cut it."""
+        self._out = sending
+        self._in = receiving
+        self._info = info
+        self._closing = False
+        link.ends.append(self)
+
+    @property
+    def info(self) -> CarrierInfo:
+        """Who is at the other end."""
+        return self._info
+
+    async def send_all(self, data: Octets) -> None:
+        """See `ByteStream.send_all`."""
+        await self._out.send(data)
+
+    def send_nowait(self, data: Octets) -> None:
+        """See `ByteStream.send_nowait`."""
+        self._out.send_nowait(data)
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """See `ByteStream.receive_some`."""
+        return await self._in.receive(max_bytes)
+
+    async def send_eof(self) -> None:
+        """See `ByteStream.send_eof`."""
+        self.link.count_call()
+        if self._out.finished and not self._closing:
+            return
+        self._out.check_sending()
+        if self._out.sender.busy:
+            raise trio.BusyResourceError("another task is sending")
+        self._out.finish()
+
+    async def flush(self) -> None:
+        """See `ByteStream.flush`."""
+        self._check_open()
+        await self._out.flush()
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise ConnectionClosed("this side closed the stream")
+
+    async def aclose(self) -> None:
+        """See `ByteStream.aclose`; waits up to `MemoryConfig.close_timeout` for what is queued."""
+        await self.close_with(ConnectionLost("the peer closed the stream"))
+
+    async def close_with(self, told: ConnectionLost) -> None:
+        """Close; the peer's sending raises `told`."""
+        if not self._closing:
+            self._closing = True
+            self._out.finish()
+            self._in.refuse(ConnectionClosed("this side closed the stream"), told)
+            try:
+                with trio.move_on_after(self.link.config.close_timeout):
+                    await self._out.sent()
+                await trio.lowlevel.checkpoint()
+            finally:
+                self._cut_off(told)
+        else:
+            await trio.lowlevel.checkpoint()
+
+    def abort(self) -> None:
+        """See `ByteStream.abort`."""
+        self.abort_with(ConnectionLost("the peer aborted the stream"))
+
+    def abort_with(self, told: ConnectionLost) -> None:
+        """Abort; the peer's sending and receiving raise `told`."""
+        self._closing = True
+        self._out.finished = True
+        self._in.refuse(ConnectionClosed("this side aborted the stream"), told)
+        self._cut_off(told)
+
+    def _cut_off(self, told: ConnectionLost) -> None:
+        """Whatever has not been sent by now is lost, and the peer is told so."""
+        if not self._out.end_sent and self._out.send_error is None:
+            self.link.post(self._out.fail_receiver, told)
+        self._out.fail_sender(ConnectionClosed("this side closed the stream"))
+
+    def lose(self, error: ConnectionLost) -> None:
+        """The link was cut."""
+        self._out.fail_sender(error)
+        self._in.fail_receiver(error)
+
+    def statistics(self) -> CarrierStatistics:
+        """Return the counters as they are now."""
+        return pipe_statistics(self._out, self._in)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if data := await self.receive_some():
+            return data
+        raise StopAsyncIteration
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class MemoryMessageStream:
+    """One end of a pair of pipes that carry whole messages; a `MessageStream`. Made by `memory_messages`, `dial` and `listen`."""
+
+    __slots__ = ("_assembled", "_bytes", "_error", "_peer", "_peer_close")
+
+    def __init__(self, stream: MemoryByteStream) -> None:
+        self._bytes = stream
+        self._assembled = bytearray()  # of the stream and not of a call: a cancelled `receive` loses nothing
+        self._error: ConnectionLost | None = None
+        self._peer = self
+        self._peer_close = ConnectionLost("the peer closed the stream")
+
+    @property
+    def info(self) -> CarrierInfo:
+        """Who is at the other end."""
+        return self._bytes.info
+
+    @property
+    def link(self) -> MemoryLink:
+        """What lies between the two ends: hold it, cut it."""
+        return self._bytes.link
+
+    def meet(self, peer: MemoryMessageStream) -> None:
+        """Say which stream is the other end."""
+        self._peer = peer
+
+    async def send(self, message: Octets) -> None:
+        """See `MessageStream.send`."""
+        if self._error is not None:
+            raise again(self._error)
+        await self._bytes.send_all(len(message).to_bytes(_LENGTH, "big") + message)
+
+    async def receive(self) -> bytes:
+        """See `MessageStream.receive`."""
+        if self._error is not None:
+            raise again(self._error)
+        buffer = self._assembled
+        while True:
+            if len(buffer) >= _LENGTH:
+                end = _LENGTH + int.from_bytes(buffer[:_LENGTH], "big")
+                if end - _LENGTH > self.link.config.max_message:
+                    self._refuse(end - _LENGTH)
+                if len(buffer) >= end:
+                    message = bytes(buffer[_LENGTH:end])
+                    del buffer[:end]
+                    return message
+            # Just what is missing, so that the window still bounds what waits behind this message.
+            data = await self._bytes.receive_some((end if len(buffer) >= _LENGTH else _LENGTH) - len(buffer))
+            if not data:
+                raise again(self._peer_close)
+            buffer += data
+
+    def _refuse(self, size: int) -> NoReturn:
+        text = f"message of {size} octets, at most {self.link.config.max_message} (raise max_message)"
+        self._error = ConnectionLost(text, code=MESSAGE_TOO_LARGE)
+        self._bytes.abort_with(self._error)
+        raise again(self._error)
+
+    def take_close(self, error: ConnectionLost) -> None:
+        """The peer says why it will close once its messages are sent."""
+        self._peer_close = error
+
+    async def flush(self) -> None:
+        """See `MessageStream.flush`."""
+        await self._bytes.flush()
+
+    async def aclose(self, code: int = 1000, reason: str = "") -> None:
+        """See `MessageStream.aclose`."""
+        self._assembled.clear()
+        told = ConnectionLost(f"the peer closed the stream with code {code}: {reason or 'no reason given'}", code=code)
+        self._error = None
+        self.link.post(self._peer.take_close, told)
+        await self._bytes.close_with(told)
+
+    def abort(self) -> None:
+        """See `MessageStream.abort`."""
+        self._error = None
+        self._assembled.clear()
+        self._bytes.abort()
+
+    def statistics(self) -> CarrierStatistics:
+        """Return the counters as they are now."""
+        return self._bytes.statistics()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+def memory_streams(
+    config: MemoryConfig | None = None, *, name: str = "pair"
+) -> tuple[MemoryByteStream, MemoryByteStream]:
+    """Return the two ends (client, server) of a byte stream in memory."""
+    link = MemoryLink(config or MemoryConfig())
+    there, back = Pipe(link, Flow()), Pipe(link, Flow())
+    client, server = f"{name}/client", f"{name}/server"
+    return (
+        MemoryByteStream(link, there, back, CarrierInfo(scheme="memory", local=client, peer=server)),
+        MemoryByteStream(link, back, there, CarrierInfo(scheme="memory", local=server, peer=client)),
+    )
+
+
+def memory_messages(
+    config: MemoryConfig | None = None, *, name: str = "pair"
+) -> tuple[MemoryMessageStream, MemoryMessageStream]:
+    """Return the two ends (client, server) of a stream of messages in memory."""
+    client, server = map(MemoryMessageStream, memory_streams(config, name=name))
+    client.meet(server)
+    server.meet(client)
+    return client, server
+
+
+# ---------------------------------------------------------------- by name
+
+
+class MemoryIncoming:
+    """A dialler that waits to be accepted; an `Incoming`."""
+
+    __slots__ = ("_client", "_decided", "_listener", "_server", "_validated")
+
+    def __init__(
+        self, listener: MemoryListener, ends: tuple[MemoryConnection, MemoryConnection], *, validated: bool
+    ) -> None:
+        self._listener = listener
+        self._client, self._server = ends
+        self._validated = validated
+        self._decided = trio.Event()
+
+    @property
+    def peer(self) -> str:
+        """Its address."""
+        return self._server.info.peer
+
+    @property
+    def validated(self) -> bool:
+        """Whether `retry` was asked of it."""
+        return self._validated
+
+    def accept(self) -> MemoryConnection:
+        """See `Incoming.accept`."""
+        self._decided.set()
+        return self._server
+
+    def refuse(self) -> None:
+        """See `Incoming.refuse`."""
+        self._server.link.cut("the peer refused the connection")
+        self._decided.set()
+
+    def retry(self) -> None:
+        """See `Incoming.retry`."""
+        self._validated = True
+        self._listener.offer(self)
+
+    def ignore(self) -> None:
+        """See `Incoming.ignore`."""
+
+    async def decided(self) -> None:
+        """Wait until it is accepted or refused.
+
+        Raises:
+            ConnectionLost: refused.
+        """
+        await self._decided.wait()
+        if self._client.error is not None:
+            raise again(self._client.error)
+
+
+MemoryPeer = MemoryByteStream | MemoryMessageStream | MemoryIncoming
+"""What a memory listener accepts, by the shape in its settings."""
+
+
+class MemoryListener:
+    """Takes in what `dial` makes for its name; a `Listener`. Comes from `listen`."""
+
+    def __init__(self, name: str, config: MemoryConfig) -> None:
+        self.config = config
+        self.name = name
+        self._backlog: deque[MemoryPeer] = deque()
+        self._accepting = trio.lowlevel.ParkingLot()
+        self._closed = False
+
+    @property
+    def url(self) -> str:
+        """``memory://name``."""
+        return f"memory://{self.name}"
+
+    def offer(self, peer: MemoryPeer) -> None:
+        """Put a peer where `accept` takes it.
+
+        Raises:
+            ConnectionLost: there are too many that nobody accepts, or the listener is closed.
+        """
+        if self._closed or len(self._backlog) >= self.config.backlog:
+            raise ConnectionLost(
+                f"{self.url} takes no more peers: {'closed' if self._closed else 'its backlog is full'}"
+            )
+        self._backlog.append(peer)
+        self._accepting.unpark()
+
+    async def accept(self) -> MemoryPeer:
+        """See `Listener.accept`; of the shape ``"connection"`` it is an `Incoming`."""
+        while not self._backlog:
+            if self._closed:
+                raise ConnectionClosed(f"this side closed the listener {self.url}")
+            await self._accepting.park()
+        return self._backlog.popleft()
+
+    async def aclose(self) -> None:
+        """See `Listener.aclose`; who was not accepted is refused."""
+        if not self._closed:
+            self._closed = True
+            _listeners().pop(self.name, None)
+            while self._backlog:
+                peer = self._backlog.popleft()
+                if isinstance(peer, MemoryIncoming):
+                    peer.refuse()
+                else:
+                    peer.abort()
+            self._accepting.unpark_all()
+        await trio.lowlevel.checkpoint()
+
+
+_names: trio.lowlevel.RunVar[dict[str, MemoryListener]] = trio.lowlevel.RunVar(
+    "levada.transports.carriers.memory names"
+)
+
+
+def _listeners() -> dict[str, MemoryListener]:
+    """Names belong to one run of trio: ends in two runs could not wake each other."""
+    try:
+        return _names.get()
+    except LookupError:
+        names: dict[str, MemoryListener] = {}
+        _names.set(names)
+        return names
+
+
+def _name(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme != "memory":
+        raise ConfigurationError(f"expected memory://name, got {url!r}")
+    return parts.netloc + parts.path
+
+
+@asynccontextmanager
+async def listen(url: str, config: MemoryConfig | None = None) -> AsyncIterator[MemoryListener]:
+    """Listen at a name in this run of trio; ``memory://`` alone chooses a free one.
+
+    Raises:
+        ConfigurationError: not a memory URL, or the name is taken.
+    """
+    names = _listeners()
+    name = _name(url)
+    if not name:
+        name = str(next(number for number in range(len(names) + 1) if str(number) not in names))
+    if name in names:
+        raise ConfigurationError(f"memory://{name} is taken: another listener of this run has that name")
+    listener = names[name] = MemoryListener(name, config or MemoryConfig())
+    try:
+        yield listener
+    finally:
+        with trio.CancelScope(shield=True):
+            await listener.aclose()
+
+
+@asynccontextmanager
+async def dial(
+    url: str, config: MemoryConfig | None = None
+) -> AsyncIterator[MemoryByteStream | MemoryMessageStream | MemoryConnection]:
+    """Connect to the listener of that name; without `config` as the listener's settings say.
+
+    Raises:
+        ConnectionLost: nobody listens there, the peer refused, or its backlog is full.
+        IdleTimeout: it did not decide within `MemoryConfig.handshake_timeout`.
+        ConfigurationError: the listener has another shape.
+    """
+    name = _name(url)
+    listener = _listeners().get(name)
+    if listener is None:
+        raise ConnectionLost(f"nobody listens at memory://{name}")
+    config = config or listener.config
+    if config.shape != listener.config.shape:
+        raise ConfigurationError(f"memory://{name} takes {listener.config.shape!r}, not {config.shape!r}")
+    carrier: MemoryByteStream | MemoryMessageStream | MemoryConnection
+    if config.shape == "bytes":
+        carrier, server = memory_streams(config, name=name)
+        listener.offer(server)
+    elif config.shape == "messages":
+        carrier, messages = memory_messages(config, name=name)
+        listener.offer(messages)
+    else:
+        ends = memory_connections(config, name=name)
+        carrier = ends[0]
+        incoming = MemoryIncoming(listener, ends, validated=False)
+        listener.offer(incoming)
+        if config.early is None:
+            with trio.move_on_after(config.handshake_timeout) as scope:
+                await incoming.decided()
+            if scope.cancelled_caught:
+                carrier.link.cut()
+                raise IdleTimeout(f"memory://{name} did not answer within {config.handshake_timeout} s")
+    async with carrier:
+        yield carrier

@@ -1,0 +1,309 @@
+"""A network of datagrams on trio's clock: real QUIC packets, virtual time, chosen trouble.
+
+```python
+net = SimNet(seed=1, delay=0.01, loss=0.02)
+async with listen("quic://server:4433", config, port=net.port("server", 4433)) as listener:
+    async with dial("quic://server:4433", config, port=net.port("client")) as connection:
+        ...
+```
+
+Run it under `trio.testing.MockClock(autojump_threshold=0)`.  All randomness comes from one generator, drawn in the order of sending, the
+same number of draws for each packet; so the same seed gives the same trace of (time, source, destination, size), if the program
+itself is repeatable: trio's scheduler order and the lengths of signatures (Ed25519, not ECDSA) have to be fixed as well.
+
+There is no task: each port keeps a heap of what is on its way, and its `receive` sleeps until the first of them is due.  A protocol
+that sets the same timer again for ever would stop virtual time; a network notices that after `turns` calls, and says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import trio
+
+__all__ = ["SimAddress", "SimNet", "SimPacket", "SimPort", "TimeStandsStill"]
+
+SimAddress = tuple[str, int]
+
+
+class TimeStandsStill(AssertionError):
+    """The program went on and on without its clock."""
+
+
+@attrs.define
+class SimPacket:
+    """A datagram on its way. A fault may change it."""
+
+    n: int
+    """Number in the order of sending, from 0."""
+    time: float
+    source: SimAddress
+    destination: SimAddress
+    data: bytes
+    hold: float = 0.0
+    """Seconds that it is kept beyond the link's delay."""
+    dropped: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Link:
+    """What lies between two hosts, in one direction."""
+
+    delay: float = 0.01
+    """Seconds that each datagram takes."""
+    jitter: float = 0.0
+    """Seconds at most that are added, evenly distributed; enough of it reorders."""
+    loss: float = 0.0
+    """Share of datagrams that vanish."""
+    duplicate: float = 0.0
+    """Share of datagrams that arrive twice."""
+    reorder: float = 0.0
+    """Share of datagrams that are held back by another `delay`, and overtaken."""
+    rate: float = math.inf
+    """Octets per second that pass the bottleneck."""
+    queue: int = 1 << 20
+    """Octets that wait at the bottleneck at most; what comes then is lost."""
+    mtu: int = 1_500
+    """Octets of the largest datagram that passes."""
+
+
+Fault = Callable[[SimPacket], object]
+
+
+class SimPort:
+    """One address in a `SimNet`: a `levada.transports.quic.DatagramPort`."""
+
+    def __init__(self, net: SimNet, address: SimAddress):
+        self._net = net
+        self._address = address
+        self._heap: list[tuple[float, int, bytes, SimAddress]] = []
+        self._scope: trio.CancelScope | None = None
+        self._closed = False
+
+    @property
+    def address(self) -> SimAddress:
+        """Own address."""
+        return self._address
+
+    async def receive(self) -> list[tuple[bytes, SimAddress]]:
+        """Wait until something is due and take all of it."""
+        while True:
+            if self._closed:
+                raise trio.ClosedResourceError
+            self._net.turn()
+            now = trio.current_time() + 1e-9
+            due: list[tuple[bytes, SimAddress]] = []
+            while self._heap and self._heap[0][0] <= now:
+                _, _, data, source = heapq.heappop(self._heap)
+                due.append((data, source))
+            if due:
+                await trio.lowlevel.checkpoint()
+                return due
+            with trio.CancelScope(deadline=self._heap[0][0] if self._heap else math.inf) as self._scope:
+                await trio.sleep_forever()
+            self._scope = None
+
+    def send(self, datagrams: Sequence[tuple[bytes, SimAddress]]) -> int:
+        """Put datagrams on their way."""
+        self._net.turn()
+        for data, destination in datagrams:
+            self._net.carry(self._address, destination, data)
+        return len(datagrams)
+
+    async def writable(self) -> None:
+        """Return at once: the network takes everything, and loses it if it is too much."""
+        await trio.lowlevel.checkpoint()
+
+    def close(self) -> None:
+        """Give the address up; what is on its way to it is lost."""
+        self._closed = True
+        self._net.remove(self)
+        if self._scope is not None:
+            self._scope.cancel()
+
+    def arrive(self, at: float, n: int, data: bytes, source: SimAddress) -> None:
+        """Take a datagram at a time to come."""
+        heapq.heappush(self._heap, (at, n, data, source))
+        if self._scope is not None and at < self._scope.deadline:
+            self._scope.deadline = at
+
+    def move(self, address: SimAddress) -> None:
+        """Be reached at another address from now on, as behind a NAT that has forgotten; the port does not know."""
+        self._address = address
+
+
+class SimNet:
+    """Hosts, the links between them, and faults by script."""
+
+    def __init__(self, seed: int, *, turns: int = 20_000, **link: Any):
+        """Make a network.
+
+        Args:
+            seed: of everything that happens by chance.
+            turns: sends and receives after which time must have moved.
+            link: fields of `Link` for all pairs of hosts without one of their own.
+        """
+        self.seed = seed
+        self.trace: list[tuple[float, SimAddress, SimAddress, int]] = []
+        """(time, source, destination, octets) of each datagram sent."""
+        self.sent = 0
+        self.lost = 0
+        self._random = random.Random(seed)
+        self._default = Link(**link)
+        self._links: dict[tuple[str, str], Link] = {}
+        self._cut: set[frozenset[str]] = set()
+        self._ports: dict[SimAddress, SimPort] = {}
+        self._faults: list[Fault] = []
+        self._busy: dict[tuple[str, str], float] = {}
+        self._arrivals = 0
+        self._next_port = 50_000
+        self._turns = turns
+        self._turn = 0
+        self._turn_time = -math.inf
+
+    def port(self, host: str, number: int = 0) -> SimPort:
+        """Open an address, number 0 for a free one.
+
+        Raises:
+            OSError: it is in use.
+        """
+        if not number:
+            self._next_port += 1
+            number = self._next_port
+        address = (host, number)
+        if address in self._ports:
+            raise OSError(f"{host}:{number} is in use in this network")
+        port = self._ports[address] = SimPort(self, address)
+        return port
+
+    def link(self, source: str, destination: str, **changes: Any) -> None:
+        """Change the link from one host to another, from now on and in this direction only."""
+        key = (source, destination)
+        self._links[key] = attrs.evolve(self._links.get(key, self._default), **changes)
+
+    def partition(self, *hosts: str) -> None:
+        """Cut these hosts off from each other until `heal`."""
+        self._cut.update(frozenset((one, other)) for one in hosts for other in hosts if one != other)
+
+    def heal(self) -> None:
+        """End all partitions."""
+        self._cut.clear()
+
+    def rebind(self, port: SimPort, number: int = 0) -> SimAddress:
+        """Let a port's packets come from another number of its host, and answers to the old one be lost."""
+        self.remove(port)
+        if not number:
+            self._next_port += 1
+            number = self._next_port
+        port.move((port.address[0], number))
+        self._ports[port.address] = port
+        return port.address
+
+    # ---------------------------------------------------------------- faults
+
+    def fault(self, fault: Fault) -> None:
+        """Show each datagram to a function before it goes on its way; it may change it."""
+        self._faults.append(fault)
+
+    def drop(self, which: Callable[[SimPacket], bool]) -> None:
+        """Lose the datagrams of which `which` is true."""
+
+        def fault(packet: SimPacket) -> None:
+            packet.dropped = packet.dropped or which(packet)
+
+        self.fault(fault)
+
+    def hold(self, which: Callable[[SimPacket], bool], seconds: float) -> None:
+        """Keep some back, so that others overtake them."""
+
+        def fault(packet: SimPacket) -> None:
+            if which(packet):
+                packet.hold += seconds
+
+        self.fault(fault)
+
+    def corrupt(self, which: Callable[[SimPacket], bool], *, at: int = -1, mask: int = 0x01) -> None:
+        """Flip bits of one octet of some."""
+
+        def fault(packet: SimPacket) -> None:
+            if which(packet):
+                octets = bytearray(packet.data)
+                octets[at] ^= mask
+                packet.data = bytes(octets)
+
+        self.fault(fault)
+
+    def blackhole(self, source: str, destination: str, *, larger_than: int = 0) -> None:
+        """Lose all, or all large, datagrams from one host to another."""
+        self.drop(lambda p: p.source[0] == source and p.destination[0] == destination and len(p.data) > larger_than)
+
+    def clear_faults(self) -> None:
+        """Forget all scripts."""
+        self._faults.clear()
+
+    # ---------------------------------------------------------------- for ports
+
+    def carry(self, source: SimAddress, destination: SimAddress, data: bytes) -> None:
+        """Put one datagram on its way, or lose it."""
+        now = trio.current_time()
+        packet = SimPacket(self.sent, now, source, destination, data)
+        self.sent += 1
+        self.trace.append((now, source, destination, len(data)))
+        chance = self._random
+        lost, twice, late, shake, shake_again = (chance.random() for _ in range(5))
+        for fault in self._faults:
+            fault(packet)
+        key = (source[0], destination[0])
+        link = self._links.get(key, self._default)
+        if packet.dropped or lost < link.loss or len(packet.data) > link.mtu or frozenset(key) in self._cut:
+            self.lost += 1
+            return
+        start = max(now, self._busy.get(key, 0.0))
+        if (start - now) * link.rate > link.queue:
+            self.lost += 1
+            return
+        at = start
+        if not math.isinf(link.rate):
+            at = self._busy[key] = start + len(packet.data) / link.rate
+        at += link.delay + packet.hold + (link.delay if late < link.reorder else 0.0)
+        self._deliver(packet, at + shake * link.jitter)
+        if twice < link.duplicate:
+            self._deliver(packet, at + shake_again * link.jitter)
+
+    def _deliver(self, packet: SimPacket, at: float) -> None:
+        port = self._ports.get(packet.destination)
+        if port is None:
+            self.lost += 1
+            return
+        self._arrivals += 1
+        port.arrive(at, self._arrivals, packet.data, packet.source)
+
+    def remove(self, port: SimPort) -> None:
+        """Let nothing arrive at a port's address any more."""
+        if self._ports.get(port.address) is port:
+            del self._ports[port.address]
+
+    def turn(self) -> None:
+        """Count a send or receive.
+
+        Raises:
+            TimeStandsStill: too many of them at one moment.
+        """
+        now = trio.current_time()
+        if now > self._turn_time:
+            self._turn_time, self._turn = now, 0
+        self._turn += 1
+        if self._turn > self._turns:
+            raise TimeStandsStill(
+                f"{self._turns} turns of the network at {now:.6f} s, seed {self.seed}: a timer is set to the same moment again and again"
+            )
+
+    def digest(self) -> str:
+        """Return a short hash of the trace."""
+        return hashlib.sha256(repr(self.trace).encode()).hexdigest()[:16]

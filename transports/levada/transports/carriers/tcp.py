@@ -1,0 +1,214 @@
+"""Byte streams over TCP: dialled by happy eyeballs, small writes joined, no delay, keepalive.
+
+URLs are ``tcp://host:port``.  A listener of port 0 takes a free one, which `TcpListener.url` tells.
+"""
+
+from __future__ import annotations
+
+import socket as stdlib_socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import attrs
+import trio
+from attrs import validators as v
+
+from levada.framework.errors import ConfigurationError, ConnectionLost, IdleTimeout
+from levada.transports.carriers.contracts import CarrierInfo
+from levada.transports.carriers.streams import JoinedStream, Ready, StreamConfig, accept_from, plain_nursery, split_url
+
+__all__ = ["TcpConfig", "TcpListener", "dial", "listen"]
+
+
+@attrs.frozen(kw_only=True)
+class TcpConfig(StreamConfig):
+    """How TCP connections behave. Immutable; derive with `attrs.evolve`."""
+
+    connect_timeout: float = attrs.field(default=10.0, validator=v.gt(0))
+    """Seconds for the name look-up and all attempts to connect."""
+    happy_eyeballs_delay: float = attrs.field(default=0.25, validator=v.ge(0))
+    """Seconds after which the next address of a name is tried as well (RFC 8305)."""
+    local_address: str | None = None
+    """Own address to dial from; ``None`` lets the system choose."""
+    no_delay: bool = True
+    """Send small packets at once; writes are joined here already."""
+    keepalive: float = attrs.field(default=60.0, validator=v.ge(0))
+    """Seconds of silence after which the kernel probes the peer; 0 never does. The system counts in whole seconds."""
+    keepalive_interval: float = attrs.field(default=10.0, validator=v.ge(1))
+    """Seconds between probes."""
+    keepalive_count: int = attrs.field(default=6, validator=[v.instance_of(int), v.ge(1)])
+    """Probes without an answer after which the connection is lost."""
+    send_buffer: int | None = attrs.field(default=None, validator=v.optional(v.gt(0)))
+    """Octets of the kernel's buffer for sending; ``None`` leaves it to the kernel."""
+    receive_buffer: int | None = attrs.field(default=None, validator=v.optional(v.gt(0)))
+    """Octets of the kernel's buffer for receiving; ``None`` leaves it to the kernel."""
+    backlog: int = attrs.field(default=1024, validator=[v.instance_of(int), v.ge(1)])
+    """Peers that wait in the kernel, and again here, until they are accepted."""
+
+
+def set_options(socket: trio.socket.SocketType, config: TcpConfig) -> None:
+    """Put the settings on a connected socket; what a system does not have is left out."""
+    options: list[tuple[int, str, int]] = [(stdlib_socket.IPPROTO_TCP, "TCP_NODELAY", int(config.no_delay))]
+    if config.keepalive:
+        options += [
+            (stdlib_socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
+            (stdlib_socket.IPPROTO_TCP, "TCP_KEEPIDLE", max(1, round(config.keepalive))),
+            (stdlib_socket.IPPROTO_TCP, "TCP_KEEPINTVL", max(1, round(config.keepalive_interval))),
+            (stdlib_socket.IPPROTO_TCP, "TCP_KEEPCNT", config.keepalive_count),
+        ]
+    for level, name, value in options:
+        if hasattr(stdlib_socket, name):
+            socket.setsockopt(level, getattr(stdlib_socket, name), value)
+    set_buffers(socket, config)
+
+
+def set_buffers(socket: trio.socket.SocketType, config: TcpConfig) -> None:
+    """Set the kernel's buffers, before the connection begins where possible: it agrees on a window then."""
+    if config.send_buffer is not None:
+        socket.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_SNDBUF, config.send_buffer)
+    if config.receive_buffer is not None:
+        socket.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_RCVBUF, config.receive_buffer)
+
+
+def authority(address: tuple[object, ...]) -> str:
+    """Return a socket's address as in a URL."""
+    host, port = address[0], address[1]
+    return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+
+
+def host_and_port(url: str, scheme: str) -> tuple[str, int]:
+    """Return what a URL says.
+
+    Raises:
+        ConfigurationError: the host or the port is missing.
+    """
+    parts = split_url(url, scheme)
+    if not parts.hostname or parts.port is None:
+        raise ConfigurationError(f"expected {scheme}://host:port, got {url!r}")
+    return parts.hostname, parts.port
+
+
+async def connect(host: str, port: int, config: TcpConfig) -> trio.SocketStream:
+    """Connect to the first address of `host` that answers.
+
+    Raises:
+        ConnectionLost: none does, or there is none.
+        IdleTimeout: nothing came of it within `TcpConfig.connect_timeout`.
+    """
+    stream: trio.SocketStream | None = None
+    try:
+        with trio.move_on_after(config.connect_timeout):
+            stream = await trio.open_tcp_stream(
+                host, port, happy_eyeballs_delay=config.happy_eyeballs_delay, local_address=config.local_address
+            )
+    except OSError as error:
+        raise ConnectionLost(f"cannot connect to {host}:{port}: {error}") from error
+    if stream is None:
+        raise IdleTimeout(f"no connection to {host}:{port} within {config.connect_timeout} s")
+    set_options(stream.socket, config)
+    return stream
+
+
+def describe(stream: trio.SocketStream, scheme: str) -> CarrierInfo:
+    """Return what the addresses of a connection say.
+
+    Raises:
+        ConnectionLost: the peer has gone already.
+    """
+    try:
+        return CarrierInfo(
+            scheme=scheme, local=authority(stream.socket.getsockname()), peer=authority(stream.socket.getpeername())
+        )
+    except OSError as error:
+        raise ConnectionLost(f"the peer left before it was accepted: {error}") from error
+
+
+@asynccontextmanager
+async def dial(url: str, config: TcpConfig | None = None) -> AsyncIterator[JoinedStream]:
+    """Connect to ``tcp://host:port``; leaving the block closes.
+
+    Raises:
+        ConnectionLost: nobody answers there.
+        IdleTimeout: not within `TcpConfig.connect_timeout`.
+        ConfigurationError: not such a URL.
+    """
+    config = config or TcpConfig()
+    raw = await connect(*host_and_port(url, "tcp"), config)
+    async with JoinedStream(raw, raw.socket, describe(raw, "tcp"), config) as stream:
+        yield stream
+
+
+async def bind(url: str, scheme: str, config: TcpConfig) -> list[trio.SocketListener]:
+    """Listen at a URL; on every address of its host, but of port 0 on the first one only, as each would get another port.
+
+    Raises:
+        ConfigurationError: the address cannot be listened at.
+    """
+    host, port = host_and_port(url, scheme)
+    try:
+        listeners = await trio.open_tcp_listeners(port, host=host, backlog=config.backlog)
+    except OSError as error:
+        raise ConfigurationError(f"cannot listen at {url}: {error}") from error
+    for listener in listeners[1:] if port == 0 else []:
+        listener.socket.close()
+    listeners = listeners[:1] if port == 0 else listeners
+    for listener in listeners:
+        set_buffers(listener.socket, config)
+    return listeners
+
+
+class TcpListener:
+    """Where TCP connections come in; a `Listener`. Comes from `listen`."""
+
+    def __init__(self, sockets: list[trio.SocketListener], config: TcpConfig) -> None:
+        self._sockets = sockets
+        self._config = config
+        self._ready: Ready[JoinedStream] = Ready(config.backlog)
+        self._url = f"tcp://{authority(sockets[0].socket.getsockname())}"
+
+    @property
+    def url(self) -> str:
+        """Where it listens, with the real port."""
+        return self._url
+
+    async def accept(self) -> JoinedStream:
+        """See `Listener.accept`; several tasks may wait, each gets another peer."""
+        return await self._ready.take(self._url)
+
+    async def take_in(self, raw: trio.SocketStream) -> None:
+        """Make a stream of what the kernel has accepted."""
+        await self._ready.reserve()
+        try:
+            set_options(raw.socket, self._config)
+            self._ready.put(JoinedStream(raw, raw.socket, describe(raw, "tcp"), self._config))
+        except (ConnectionLost, OSError, trio.ClosedResourceError):
+            self._ready.release()
+            raw.socket.close()
+
+    async def aclose(self) -> None:
+        """See `Listener.aclose`; who was not accepted is cut off."""
+        for listener in self._sockets:
+            listener.socket.close()
+        for stream in self._ready.close():
+            stream.abort()
+        await trio.lowlevel.checkpoint()
+
+
+@asynccontextmanager
+async def listen(url: str, config: TcpConfig | None = None) -> AsyncIterator[TcpListener]:
+    """Listen at ``tcp://host:port``; leaving the block stops that, what was accepted lives on.
+
+    Raises:
+        ConfigurationError: not such a URL, or the address cannot be listened at.
+    """
+    config = config or TcpConfig()
+    sockets = await bind(url, "tcp", config)
+    async with plain_nursery() as nursery:
+        listener = TcpListener(sockets, config)
+        for socket in sockets:
+            nursery.start_soon(accept_from, socket, listener.take_in)
+        try:
+            yield listener
+        finally:
+            with trio.CancelScope(shield=True):
+                await listener.aclose()

@@ -1,0 +1,272 @@
+"""Byte streams over TLS 1.2 and 1.3 on TCP: verified by default, client certificates, ALPN, reload of certificates.
+
+URLs are ``tls://host:port``.  The end of a stream is TLS's own (close_notify); without it `receive_some` raises `ConnectionLost`, so
+that nobody on the way can cut a stream short unseen.  TLS here has no half-close: `send_eof` raises `NotImplementedError`.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from os import PathLike
+from typing import Literal
+
+import attrs
+import trio
+from attrs import validators as v
+
+from levada.framework.errors import CarrierError, ConfigurationError, ConnectionLost, IdleTimeout
+from levada.transports.carriers.contracts import Octets
+from levada.transports.carriers.streams import JoinedStream, Ready, StreamConfig, accept_from, plain_nursery
+from levada.transports.carriers.tcp import TcpConfig, authority, bind, connect, describe, host_and_port, set_options
+
+__all__ = ["TlsConfig", "TlsListener", "dial", "listen"]
+
+logger = logging.getLogger("levada.transports.carriers.tls")
+
+File = str | PathLike[str]
+
+
+@attrs.frozen(kw_only=True)
+class TlsConfig(StreamConfig):
+    """How TLS connections behave. Immutable; derive with `attrs.evolve`."""
+
+    certificate: File | None = None
+    """PEM file with the own certificate and those above it; a listener needs one, a client shows it if asked."""
+    key: File | None = None
+    """PEM file with the key of `certificate`; ``None``: the same file."""
+    key_password: str | None = attrs.field(default=None, repr=False)
+    """Opens an encrypted key."""
+    ca: File | None = None
+    """PEM file with the authorities to trust; ``None``: those of the system."""
+    verify: bool = attrs.field(default=True, validator=v.instance_of(bool))
+    """Whether a client checks the server's certificate and name. Without it anybody on the way can read and change everything."""
+    server_name: str | None = None
+    """Name to ask for (SNI) and to check the certificate against; ``None``: the host of the URL."""
+    client_certificates: Literal["none", "optional", "required"] = attrs.field(
+        default="none", validator=v.in_(["none", "optional", "required"])
+    )
+    """Whether a listener asks clients for certificates, verified against `ca`."""
+    alpn: tuple[str, ...] = attrs.field(default=(), converter=tuple[str, ...])
+    """Protocols to offer or to choose from, the preferred first; `CarrierInfo.alpn` tells what was agreed on, if anything."""
+    minimum_version: ssl.TLSVersion = attrs.field(
+        default=ssl.TLSVersion.TLSv1_2, validator=v.in_([ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+    )
+    """Oldest version of TLS to speak."""
+    context: ssl.SSLContext | None = attrs.field(default=None, validator=v.optional(v.instance_of(ssl.SSLContext)))
+    """A context of one's own instead of all settings above but `server_name`."""
+    handshake_timeout: float = attrs.field(default=10.0, validator=v.gt(0))
+    """Seconds that a handshake may take."""
+    backlog: int = attrs.field(default=256, validator=[v.instance_of(int), v.ge(1)])
+    """Peers in their handshake or waiting to be accepted; one more cuts off the handshake that has taken longest."""
+    tcp: TcpConfig = attrs.field(factory=TcpConfig, validator=v.instance_of(TcpConfig))
+    """Of the connection below."""
+
+
+def _context(config: TlsConfig, purpose: ssl.Purpose) -> ssl.SSLContext:
+    if config.context is not None:
+        return config.context
+    serving = purpose is ssl.Purpose.CLIENT_AUTH
+    if serving and config.certificate is None:
+        raise ConfigurationError("a TLS listener needs a certificate: set `certificate` and `key`, or `context`")
+    if serving and config.client_certificates != "none" and config.ca is None:
+        raise ConfigurationError("client certificates need authorities to check them against: set `ca`")
+    try:
+        context = ssl.create_default_context(purpose, cafile=config.ca)
+        if config.certificate is not None:
+            context.load_cert_chain(config.certificate, config.key, config.key_password)
+        if config.alpn:
+            context.set_alpn_protocols(config.alpn)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        files = ", ".join(str(file) for file in (config.certificate, config.key, config.ca) if file is not None)
+        raise ConfigurationError(f"cannot use the certificates in {files or 'the settings'}: {error}") from error
+    context.minimum_version = config.minimum_version
+    if serving:
+        asked = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
+        context.verify_mode = asked[config.client_certificates]
+    elif not config.verify:
+        logger.warning("TLS without verification: anybody on the way can read and change everything")
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+class _Below(trio.abc.Stream):
+    """What TLS sends through: closing it leaves the socket open, so that the end of TLS reaches the peer before the end of TCP."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+
+    async def send_all(self, data: Octets) -> None:
+        await self._stream.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._stream.wait_send_all_might_not_block()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        return await self._stream.receive_some(max_bytes)
+
+    async def aclose(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+class _TlsStream(JoinedStream):
+    """A joined stream that says close_notify at its end."""
+
+    async def _say_goodbye(self) -> None:
+        await self._raw.aclose()
+
+
+async def _shake_hands(
+    raw: trio.SocketStream, context: ssl.SSLContext, config: TlsConfig, *, server_name: str | None, serving: bool
+) -> _TlsStream:
+    """Make a TLS stream of a TCP one, which is closed if that fails."""
+    tls: trio.SSLStream[_Below] = trio.SSLStream(
+        _Below(raw),
+        context,
+        server_hostname=None if serving else server_name,
+        server_side=serving,
+        https_compatible=False,
+    )
+    try:
+        info = describe(raw, "tls")
+        with trio.move_on_after(config.handshake_timeout) as scope:
+            await tls.do_handshake()
+        if scope.cancelled_caught:
+            raise IdleTimeout(f"no TLS handshake with {info.peer} within {config.handshake_timeout} s")
+    except trio.BrokenResourceError as error:
+        raw.socket.close()
+        raise ConnectionLost(
+            f"the TLS handshake with {info.peer} failed: {error.__cause__ or 'cut off'}"
+        ) from error.__cause__
+    except BaseException:
+        raw.socket.close()
+        raise
+    info = attrs.evolve(
+        info,
+        alpn=tls.selected_alpn_protocol(),
+        tls_version=tls.version(),
+        peer_certificate=tls.getpeercert(binary_form=True) if context.verify_mode is not ssl.CERT_NONE else None,
+        server_name=server_name,
+        resumed=bool(tls.session_reused),
+    )
+    return _TlsStream(tls, raw.socket, info, config, half_close=False, straight=False)
+
+
+@asynccontextmanager
+async def dial(url: str, config: TlsConfig | None = None) -> AsyncIterator[JoinedStream]:
+    """Connect to ``tls://host:port`` and check who answers; leaving the block closes.
+
+    Raises:
+        ConnectionLost: nobody answers there, or not the one whom the certificate must name.
+        IdleTimeout: not within the time for connecting or for the handshake.
+        ConfigurationError: not such a URL, or certificates that cannot be used.
+    """
+    config = config or TlsConfig()
+    host, port = host_and_port(url, "tls")
+    context = _context(config, ssl.Purpose.SERVER_AUTH)
+    raw = await connect(host, port, config.tcp)
+    async with await _shake_hands(
+        raw, context, config, server_name=config.server_name or host, serving=False
+    ) as stream:
+        yield stream
+
+
+class TlsListener:
+    """Where TLS connections come in, handshake done; a `Listener`. Comes from `listen`."""
+
+    def __init__(self, sockets: list[trio.SocketListener], config: TlsConfig, nursery: trio.Nursery) -> None:
+        self._sockets = sockets
+        self._config = config
+        self._nursery = nursery
+        self._ready: Ready[JoinedStream] = Ready(config.backlog)
+        self._handshakes: dict[trio.CancelScope, None] = {}  # the oldest first
+        self._asked: dict[trio.lowlevel.Task, str] = {}  # server names, by the task of the handshake
+        self._url = f"tls://{authority(sockets[0].socket.getsockname())}"
+        self.reload()
+
+    @property
+    def url(self) -> str:
+        """Where it listens, with the real port."""
+        return self._url
+
+    def reload(self, context: ssl.SSLContext | None = None) -> None:
+        """Read the certificate files again, for handshakes from now on; connections live on with what they have.
+
+        Args:
+            context: use this one instead of the settings.
+
+        Raises:
+            ConfigurationError: the files cannot be used; the certificates of before stay.
+        """
+        context = context or _context(self._config, ssl.Purpose.CLIENT_AUTH)
+        context.sni_callback = self._note_name
+        self._context = context
+
+    def _note_name(self, _: ssl.SSLObject, name: str | None, __: ssl.SSLContext) -> None:
+        """Called by the handshake, in its task."""
+        if name is not None:
+            self._asked[trio.lowlevel.current_task()] = name
+
+    async def accept(self) -> JoinedStream:
+        """See `Listener.accept`; several tasks may wait, each gets another peer."""
+        return await self._ready.take(self._url)
+
+    async def take_in(self, raw: trio.SocketStream) -> None:
+        """Begin the handshake with what the kernel has accepted; at the bound the oldest handshake makes room."""
+        if self._ready.full and self._handshakes:
+            next(iter(self._handshakes)).cancel()
+        await self._ready.reserve()
+        self._nursery.start_soon(self._shake_hands, raw)
+
+    async def _shake_hands(self, raw: trio.SocketStream) -> None:
+        task = trio.lowlevel.current_task()
+        scope = trio.CancelScope()
+        self._handshakes[scope] = None
+        try:
+            with scope:
+                set_options(raw.socket, self._config.tcp)
+                stream = await _shake_hands(raw, self._context, self._config, server_name=None, serving=True)
+                stream.asked_for(self._asked.get(task))
+                self._ready.put(stream)
+                return
+        except (CarrierError, OSError, trio.ClosedResourceError) as error:
+            logger.info("a peer is dropped: %s", error, extra={"event": "handshake_failed"})
+        finally:
+            del self._handshakes[scope]
+            self._asked.pop(task, None)
+        raw.socket.close()
+        self._ready.release()
+
+    async def aclose(self) -> None:
+        """See `Listener.aclose`; who was not accepted is cut off."""
+        for listener in self._sockets:
+            listener.socket.close()
+        for scope in list(self._handshakes):
+            scope.cancel()
+        for stream in self._ready.close():
+            stream.abort()
+        await trio.lowlevel.checkpoint()
+
+
+@asynccontextmanager
+async def listen(url: str, config: TlsConfig | None = None) -> AsyncIterator[TlsListener]:
+    """Listen at ``tls://host:port``; leaving the block stops that, what was accepted lives on.
+
+    Raises:
+        ConfigurationError: not such a URL, no certificate or one that cannot be used, or the address cannot be listened at.
+    """
+    config = config or TlsConfig()
+    _context(config, ssl.Purpose.CLIENT_AUTH)  # before the port is taken
+    sockets = await bind(url, "tls", config.tcp)
+    async with plain_nursery() as nursery:
+        listener = TlsListener(sockets, config, nursery)
+        for socket in sockets:
+            nursery.start_soon(accept_from, socket, listener.take_in)
+        try:
+            yield listener
+        finally:
+            with trio.CancelScope(shield=True):
+                await listener.aclose()

@@ -1,0 +1,238 @@
+"""Byte streams over Unix sockets: for programs on one machine, which the kernel tells apart.
+
+URLs are ``unix:///path/to/socket``.  The file has mode 0600 from the moment at which anybody can connect; a file that a dead
+listener has left is replaced, and the own file is removed at the end.  Abstract names (Linux) are refused: they have no mode, so any
+process could connect or take the name first.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket as stdlib_socket
+import stat
+import struct
+import sys
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from urllib.parse import unquote
+
+import attrs
+import trio
+from attrs import validators as v
+
+from levada.framework.errors import ConfigurationError, ConnectionLost, IdleTimeout
+from levada.transports.carriers.contracts import CarrierInfo
+from levada.transports.carriers.streams import (
+    JoinedStream,
+    Ready,
+    StreamConfig,
+    accept_from,
+    discard,
+    plain_nursery,
+    split_url,
+)
+
+__all__ = ["UnixConfig", "UnixListener", "dial", "listen"]
+
+logger = logging.getLogger("levada.transports.carriers.unix")
+
+_UCRED = struct.Struct("3i")  # struct ucred of Linux: pid, uid, gid
+
+
+def _users(uids: Iterable[int] | None) -> frozenset[int] | None:
+    return None if uids is None else frozenset(uids)
+
+
+@attrs.frozen(kw_only=True)
+class UnixConfig(StreamConfig):
+    """How connections over Unix sockets behave. Immutable; derive with `attrs.evolve`."""
+
+    mode: int = attrs.field(default=0o600, validator=[v.instance_of(int), v.in_(range(0o1000))])
+    """Of the listener's file: who may write to it may connect."""
+    allowed_uids: frozenset[int] | None = attrs.field(default=None, converter=_users)
+    """Users whose processes may be at the other end, of a listener or of a dialler; ``None``: whoever gets at the file."""
+    connect_timeout: float = attrs.field(default=10.0, validator=v.gt(0))
+    """Seconds to wait for room in the listener's queue."""
+    backlog: int = attrs.field(default=1024, validator=[v.instance_of(int), v.ge(1)])
+    """Peers that wait in the kernel, and again here, until they are accepted."""
+
+
+def _path(url: str) -> str:
+    parts = split_url(url, "unix")
+    path = unquote(parts.path)
+    if parts.netloc.startswith("@") or path.startswith("\0"):
+        raise ConfigurationError(f"abstract names are not supported, as they have no file mode: {url!r}")
+    if parts.netloc or not path.startswith("/") or path.endswith("/"):
+        raise ConfigurationError(f"expected unix:///path/to/socket, got {url!r}")
+    if "\0" in path or len(os.fsencode(path)) > 107:
+        raise ConfigurationError(f"the path of a Unix socket has at most 107 octets, none of them 0: {path!r}")
+    return path
+
+
+def _credentials(socket: trio.socket.SocketType) -> tuple[int, int, int] | None:
+    """Return (pid, uid, gid) of the process at the other end when it connected or began to listen, where the system tells."""
+    if sys.platform != "linux":
+        return None
+    pid, uid, gid = _UCRED.unpack(socket.getsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_PEERCRED, _UCRED.size))
+    return pid, uid, gid
+
+
+class _UnixStream(JoinedStream):
+    """A joined stream whose end is not spoilt by what it has not read."""
+
+    async def _linger(self) -> None:
+        # What was sent is in the peer's hands already. But to close with octets unread would be a reset there, so: no more of them, and
+        # away with those that are here.
+        try:
+            self._socket.shutdown(stdlib_socket.SHUT_RDWR)
+            while not discard(self._socket):
+                await trio.lowlevel.checkpoint()
+        except OSError:
+            pass  # the peer is gone
+
+
+def _stream(raw: trio.SocketStream, path: str, config: UnixConfig) -> JoinedStream:
+    """Make a stream of a connected socket.
+
+    Raises:
+        ConnectionLost: the peer is not one of the allowed users.
+    """
+    credentials = _credentials(raw.socket)
+    if config.allowed_uids is not None and (credentials is None or credentials[1] not in config.allowed_uids):
+        raw.socket.close()
+        raise ConnectionLost(
+            f"the process at the other end of {path} runs as user {credentials and credentials[1]}, which is not allowed"
+        )
+    other = path if credentials is None else "pid={} uid={} gid={}".format(*credentials)
+    info = CarrierInfo(scheme="unix", local=path, peer=other, peer_credentials=credentials)
+    return _UnixStream(raw, raw.socket, info, config)
+
+
+@asynccontextmanager
+async def dial(url: str, config: UnixConfig | None = None) -> AsyncIterator[JoinedStream]:
+    """Connect to ``unix:///path``; leaving the block closes.
+
+    Raises:
+        ConnectionLost: nobody listens there, or this process may not, or the listener runs as a user that is not allowed.
+        IdleTimeout: there was no room in the listener's queue within `UnixConfig.connect_timeout`.
+        ConfigurationError: not such a URL.
+    """
+    config = config or UnixConfig()
+    path = _path(url)
+    raw: trio.SocketStream | None = None
+    try:
+        with trio.move_on_after(config.connect_timeout):
+            raw = await trio.open_unix_socket(path)
+    except OSError as error:
+        raise ConnectionLost(f"cannot connect to {path}: {error}") from error
+    if raw is None:
+        raise IdleTimeout(f"no connection to {path} within {config.connect_timeout} s")
+    async with _stream(raw, path, config) as stream:
+        yield stream
+
+
+async def _bind(path: str, config: UnixConfig) -> trio.SocketListener:
+    """Listen at a path; the file of a listener that is no more is replaced."""
+    if config.allowed_uids is not None and sys.platform != "linux":
+        raise ConfigurationError("allowed_uids needs a system that tells who connects (Linux)")
+    socket = trio.socket.socket(stdlib_socket.AF_UNIX, stdlib_socket.SOCK_STREAM)
+    try:
+        try:
+            await socket.bind(path)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            await _remove_stale(path)
+            await socket.bind(path)
+        os.chmod(path, config.mode)  # nobody can connect before the next line
+        socket.listen(config.backlog)
+    except OSError as error:
+        socket.close()
+        raise ConfigurationError(f"cannot listen at {path}: {error}") from error
+    except BaseException:
+        socket.close()
+        raise
+    return trio.SocketListener(socket)
+
+
+async def _remove_stale(path: str) -> None:
+    """Remove a socket's file if nobody listens at it.
+
+    Raises:
+        ConfigurationError: somebody does, or it is another kind of file.
+    """
+    before = os.lstat(path)
+    if not stat.S_ISSOCK(before.st_mode):
+        raise ConfigurationError(f"{path} exists and is no socket: remove it, or choose another path")
+    try:
+        (await trio.open_unix_socket(path)).socket.close()
+    except ConnectionRefusedError:
+        if os.path.samestat(before, os.lstat(path)):
+            os.unlink(path)
+        return
+    raise ConfigurationError(f"somebody listens at {path} already")
+
+
+class UnixListener:
+    """Where connections over a Unix socket come in; a `Listener`. Comes from `listen`."""
+
+    def __init__(self, socket: trio.SocketListener, path: str, config: UnixConfig) -> None:
+        self._socket = socket
+        self._path = path
+        self._config = config
+        self._file = os.lstat(path)
+        self._ready: Ready[JoinedStream] = Ready(config.backlog)
+
+    @property
+    def url(self) -> str:
+        """``unix://`` and the path."""
+        return f"unix://{self._path}"
+
+    async def accept(self) -> JoinedStream:
+        """See `Listener.accept`; several tasks may wait, each gets another peer."""
+        return await self._ready.take(self.url)
+
+    async def take_in(self, raw: trio.SocketStream) -> None:
+        """Make a stream of what the kernel has accepted, unless its user is not allowed."""
+        await self._ready.reserve()
+        try:
+            self._ready.put(_stream(raw, self._path, self._config))
+        except (ConnectionLost, OSError, trio.ClosedResourceError) as error:
+            logger.warning("a peer is dropped: %s", error, extra={"event": "peer_refused"})
+            self._ready.release()
+            raw.socket.close()
+
+    async def aclose(self) -> None:
+        """See `Listener.aclose`; who was not accepted is cut off, the file is removed if it is still this listener's."""
+        if self._socket.socket.fileno() >= 0:
+            try:
+                if os.path.samestat(self._file, os.lstat(self._path)):
+                    os.unlink(self._path)
+            except OSError:
+                pass  # it is gone already
+            self._socket.socket.close()
+        for stream in self._ready.close():
+            stream.abort()
+        await trio.lowlevel.checkpoint()
+
+
+@asynccontextmanager
+async def listen(url: str, config: UnixConfig | None = None) -> AsyncIterator[UnixListener]:
+    """Listen at ``unix:///path``; leaving the block stops that and removes the file, what was accepted lives on.
+
+    Raises:
+        ConfigurationError: not such a URL, somebody listens there, or the file cannot be made.
+    """
+    config = config or UnixConfig()
+    path = _path(url)
+    socket = await _bind(path, config)
+    async with plain_nursery() as nursery:
+        listener = UnixListener(socket, path, config)
+        nursery.start_soon(accept_from, socket, listener.take_in)
+        try:
+            yield listener
+        finally:
+            with trio.CancelScope(shield=True):
+                await listener.aclose()

@@ -1,0 +1,304 @@
+"""WebSocket carrier (RFC 6455): `dial` and `listen`, and the opening handshake over any byte stream.
+
+The stream itself is in `websocket_stream`, its frames in `websocket_frames`, the HTTP exchange in `websocket_handshake`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from urllib.parse import SplitResult, urlsplit
+
+import trio
+
+from levada.framework.errors import CarrierError, ConfigurationError, ConnectionClosed, ConnectionLost, IdleTimeout
+from levada.transports.carriers import tcp, tls
+from levada.transports.carriers.contracts import ByteStream, Listener
+from levada.transports.carriers.streams import Ready, plain_nursery
+from levada.transports.carriers.websocket_config import Refusal, UpgradeRequest, WebSocketConfig
+from levada.transports.carriers.websocket_handshake import (
+    ClientHandshake,
+    HandshakeRefused,
+    Head,
+    answer,
+    refusal_octets,
+)
+from levada.transports.carriers.websocket_stream import WebSocketStream
+
+__all__ = [
+    "Refusal",
+    "UpgradeRequest",
+    "WebSocketConfig",
+    "WebSocketListener",
+    "WebSocketStream",
+    "accept_over",
+    "dial",
+    "listen",
+    "listen_over",
+    "open_over",
+]
+
+logger = logging.getLogger("levada.transports.websocket")
+
+_AUTHORITY = re.compile(rb"[0-9A-Za-z.:%_\[\]-]+")
+_REFUSED_LINGER = 1.0  # seconds in which a refused client may take its answer before the connection is cut
+
+
+# ---------------------------------------------------------------- handshakes
+
+
+async def open_over(stream: ByteStream, url: str, config: WebSocketConfig | None = None) -> WebSocketStream:
+    """Open a WebSocket as the client, over a byte stream that is there already.
+
+    Args:
+        stream: belongs to the WebSocket from now on; it is closed if this fails.
+        url: names host, path and query for the server: ``ws://host:port/path?query``.
+
+    Raises:
+        ConnectionLost: the server was lost, or answered something else; then `ConnectionLost.code` is the HTTP status, 502 if the
+            answer made no sense.
+        IdleTimeout: no answer within `WebSocketConfig.handshake_timeout`.
+        ConfigurationError: the URL is not one.
+
+    Cancellation:
+        the byte stream was aborted.
+    """
+    config = config or WebSocketConfig()
+    parts = _split(url)
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    host = parts.netloc.lower().removesuffix(":443" if parts.scheme == "wss" else ":80")
+    try:
+        handshake = ClientHandshake(host, target, config.subprotocols, config.headers)
+        with trio.move_on_after(config.handshake_timeout):
+            stream.send_nowait(handshake.request)
+            try:
+                head, rest = await _read_head(stream, config.max_handshake)
+            except HandshakeRefused as refused:
+                raise HandshakeRefused(Refusal(502, f"the server's answer: {refused}")) from refused
+            subprotocol = handshake.receive_head(head)
+            return WebSocketStream(
+                stream, config=config, client=True, early=rest, subprotocol=subprotocol, request=None
+            )
+        raise IdleTimeout(f"no answer to the WebSocket handshake within {config.handshake_timeout} s")
+    except HandshakeRefused as refused:
+        stream.abort()
+        raise ConnectionLost(f"no WebSocket at {url}: {refused}", refused.refusal.status) from refused
+    except BaseException:
+        stream.abort()
+        raise
+
+
+async def accept_over(
+    stream: ByteStream, config: WebSocketConfig | None = None, *, path: str | None = None
+) -> WebSocketStream:
+    """Open a WebSocket as the server, over a byte stream that a client has just opened.
+
+    Args:
+        stream: belongs to the WebSocket from now on; it is closed if this fails.
+        path: the only path that is served, others get a 404; ``None``: any.
+
+    Raises:
+        ConnectionLost: the client was lost, or refused with an HTTP answer; then `ConnectionLost.code` is the HTTP status.
+
+    Cancellation:
+        the byte stream was aborted.
+    """
+    config = config or WebSocketConfig()
+    try:
+        refusal = Refusal(408, f"no whole request within {config.handshake_timeout} s")
+        with trio.move_on_after(config.handshake_timeout):
+            try:
+                head, rest = await _read_head(stream, config.max_handshake)
+                request, subprotocol, octets = answer(head, rest, config, path)
+                stream.send_nowait(octets)
+                return WebSocketStream(
+                    stream, config=config, client=False, early=b"", subprotocol=subprotocol, request=request
+                )
+            except HandshakeRefused as refused:
+                refusal = refused.refusal
+        await _refuse(stream, refusal)
+    except BaseException:
+        stream.abort()
+        raise
+    raise ConnectionLost(f"{stream.info.peer} got no WebSocket: {refusal.status} {refusal.detail}", refusal.status)
+
+
+async def _read_head(stream: ByteStream, limit: int) -> tuple[bytes, bytes]:
+    head = Head(limit)
+    while data := await stream.receive_some(limit):
+        if (done := head.receive_data(data)) is not None:
+            return done
+    raise ConnectionLost("the connection ended during the WebSocket handshake")
+
+
+async def _refuse(stream: ByteStream, refusal: Refusal) -> None:
+    """Answer, and wait a little for the client to go: closing with its octets unread would cost it the answer."""
+    stream.send_nowait(refusal_octets(refusal))
+    with trio.move_on_after(_REFUSED_LINGER):
+        try:
+            await stream.send_eof()
+        except NotImplementedError:
+            await stream.flush()
+        while await stream.receive_some():
+            pass
+    await stream.aclose()
+
+
+# ---------------------------------------------------------------- dial and listen
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # raises if it is none
+    except ValueError as error:
+        raise ConfigurationError(f"{url!r} is not a URL: {error}") from error
+    if parts.scheme not in ("ws", "wss") or not parts.hostname:
+        raise ConfigurationError(f"{url!r} is not of the form ws://host:port/path or wss://host:port/path")
+    if parts.fragment or "@" in parts.netloc or not re.fullmatch(r"[\x21-\x7e]*", parts.path + parts.query):
+        detail = "has a fragment or a user, or octets that must be percent-encoded (RFC 6455, 3); pass credentials in headers"
+        raise ConfigurationError(f"{url!r} {detail}")
+    try:
+        host = parts.netloc.encode("idna")
+    except UnicodeError:
+        host = b""
+    if not _AUTHORITY.fullmatch(host):
+        raise ConfigurationError(f"{url!r} has a host that cannot be one")
+    return parts
+
+
+def _below(parts: SplitResult) -> str:
+    """URL of the byte stream under a WebSocket."""
+    scheme, port = ("tls", 443) if parts.scheme == "wss" else ("tcp", 80)
+    host = parts.hostname or ""
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port if parts.port is None else parts.port}"
+
+
+@asynccontextmanager
+async def dial(url: str, config: WebSocketConfig | None = None) -> AsyncIterator[WebSocketStream]:
+    """Connect to a WebSocket server; leaving the block closes, as `WebSocketStream` does.
+
+    Args:
+        url: ``ws://host:port/path?query``, or ``wss://…`` with TLS.
+
+    Raises:
+        ConnectionLost, IdleTimeout, ConfigurationError: as `open_over`, and as the carrier below.
+    """
+    config = config or WebSocketConfig()
+    parts = _split(url)
+    below = tls.dial(_below(parts), config.tls) if parts.scheme == "wss" else tcp.dial(_below(parts), config.tcp)
+    async with below as stream, await open_over(stream, url, config) as websocket:
+        yield websocket
+
+
+class WebSocketListener:
+    """Where clients come in; each is handed over after its handshake. Made by `listen` and `listen_over`."""
+
+    def __init__(self, below: Listener[ByteStream], url: str, config: WebSocketConfig) -> None:
+        self.url = url
+        """Where it listens, with the real port."""
+        self.below = below
+        """What it listens on; for ``wss`` a `TlsListener`, which can reload its certificates."""
+        self._path = _split(url).path or None
+        self._config = config
+        self._ready: Ready[WebSocketStream] = Ready(config.backlog)
+        self._handshakes: dict[trio.CancelScope, None] = {}  # oldest first
+        self._serving = trio.CancelScope()
+
+    async def accept(self) -> WebSocketStream:
+        """Wait for the next client, its handshake done; one that fails or dawdles disturbs nobody.
+
+        Raises:
+            ConnectionClosed: the listener was closed.
+        """
+        return await self._ready.take(self.url)
+
+    async def aclose(self) -> None:
+        """Stop accepting; what was accepted lives on, and who waits for `accept` or is in the handshake is cut off."""
+        for scope in (self._serving, *self._handshakes):
+            scope.cancel()
+        for websocket in self._ready.close():
+            websocket.abort()
+        await self.below.aclose()
+
+    async def serve(self, nursery: trio.Nursery) -> None:
+        """Take clients in until the listener is closed; their handshakes run in the nursery."""
+        with self._serving:
+            while True:
+                try:
+                    stream = await self.below.accept()
+                except ConnectionClosed:
+                    return
+                if self._ready.full:
+                    for oldest in self._handshakes:
+                        oldest.cancel()
+                        break
+                try:  # if all wait for `accept`, the next ones may wait in the system's queue
+                    await self._ready.reserve()
+                except BaseException:
+                    stream.abort()
+                    raise
+                scope = trio.CancelScope()
+                self._handshakes[scope] = None
+                nursery.start_soon(self._shake_hands, stream, scope)
+
+    async def _shake_hands(self, stream: ByteStream, scope: trio.CancelScope) -> None:
+        done = False
+        try:
+            with scope:
+                self._ready.put(await accept_over(stream, self._config, path=self._path))
+                done = True
+        except (CarrierError, trio.ClosedResourceError) as error:
+            logger.info("%s", error, extra={"protocol": "websocket", "event": "refused"})
+        finally:
+            del self._handshakes[scope]
+            if not done:
+                stream.abort()
+                self._ready.release()
+
+
+@asynccontextmanager
+async def listen_over(
+    below: Listener[ByteStream], url: str, config: WebSocketConfig | None = None
+) -> AsyncIterator[WebSocketListener]:
+    """Serve WebSockets on byte streams that come in somewhere already; leaving the block stops that.
+
+    Args:
+        below: belongs to the new listener for the time of the block, and is closed with it.
+        url: scheme, host and path as clients see them. With a path (also ``/``) only that one is served, without one any.
+
+    Raises:
+        ConfigurationError: the URL is not one.
+    """
+    if _split(url).query:
+        raise ConfigurationError(f"{url!r} has a query: only the path decides whether a client is served")
+    listener = WebSocketListener(below, url, config or WebSocketConfig())
+    async with plain_nursery() as nursery:
+        nursery.start_soon(listener.serve, nursery)
+        try:
+            yield listener
+        finally:
+            with trio.CancelScope(shield=True):
+                await listener.aclose()
+
+
+@asynccontextmanager
+async def listen(url: str, config: WebSocketConfig | None = None) -> AsyncIterator[WebSocketListener]:
+    """Listen for WebSocket clients; leaving the block stops that, and what was accepted lives on.
+
+    Args:
+        url: ``ws://host:port/path``, or ``wss://…`` with TLS; port 0 takes a free one. With a path (also ``/``) only that one is
+            served, without one any.
+
+    Raises:
+        ConfigurationError: the URL is not one, or the TLS settings have no certificate.
+    """
+    config = config or WebSocketConfig()
+    parts = _split(url)
+    below = tls.listen(_below(parts), config.tls) if parts.scheme == "wss" else tcp.listen(_below(parts), config.tcp)
+    async with below as streams:
+        real = parts._replace(netloc=urlsplit(streams.url).netloc).geturl()
+        async with listen_over(streams, real, config) as listener:
+            yield listener

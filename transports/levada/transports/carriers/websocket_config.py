@@ -1,0 +1,116 @@
+"""Settings of WebSockets, and what a server's own check of a client sees and says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+from attrs import validators as v
+
+from levada.framework.errors import ConfigurationError
+from levada.transports.carriers import tcp, tls
+
+__all__ = ["Refusal", "UpgradeRequest", "WebSocketConfig"]
+
+_ABSOLUTE = re.compile(r"https?://[^/?]*", re.IGNORECASE)
+_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_FIELD_VALUE = re.compile(r"[\x21-\x7e\x80-\xff]([\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?")
+_OWN_HEADERS = frozenset({"host", "connection", "upgrade", "content-length", "transfer-encoding"})
+
+
+Headers = tuple[tuple[str, str], ...]
+
+_STRINGS = v.deep_iterable(v.instance_of(str), v.instance_of(tuple))
+
+
+def _check_tokens(_: object, attribute: attrs.Attribute[tuple[str, ...]], value: tuple[str, ...]) -> None:
+    for name in value:
+        if not _TOKEN.fullmatch(name):
+            raise ConfigurationError(f"{attribute.name}: {name!r} is not a token of HTTP")
+
+
+def _check_fields(_: object, __: attrs.Attribute[Headers], value: Headers) -> None:
+    for name, content in value:
+        if not _TOKEN.fullmatch(name) or not _FIELD_VALUE.fullmatch(content):
+            raise ConfigurationError(f"headers: {name!r} and {content!r} cannot be name and value of a header")
+
+
+def _check_own(_: object, __: attrs.Attribute[Headers], value: Headers) -> None:
+    for name, _content in value:
+        if name.lower() in _OWN_HEADERS or name.lower().startswith("sec-websocket-"):
+            raise ConfigurationError(f"headers: {name} is set by the handshake itself")
+
+
+def _check_seconds(_: object, attribute: attrs.Attribute[Any], value: float | None) -> None:
+    if value is not None and not value > 0:
+        raise ConfigurationError(f"{attribute.name} is more than 0 seconds or None, not {value!r}")
+
+
+@attrs.frozen(kw_only=True)
+class UpgradeRequest:
+    """What a client asked for when it wanted a WebSocket."""
+
+    target: str
+    """Path and query, as they came."""
+    host: str
+    """The ``Host`` header: the name under which the client knows this server."""
+    origin: str | None
+    """The ``Origin`` header: browsers say whose page is asking; others send none as a rule."""
+    subprotocols: tuple[str, ...]
+    """What the client offered, in its order of preference."""
+    headers: Headers
+    """The other headers, names in lower case."""
+
+    @property
+    def path(self) -> str:
+        """The target without its query, and without the authority that proxies put before it."""
+        return _ABSOLUTE.sub("", self.target).partition("?")[0] or "/"
+
+
+@attrs.frozen
+class Refusal:
+    """An HTTP answer instead of a WebSocket."""
+
+    status: int = attrs.field(default=403, validator=v.in_(range(400, 600)))
+    """HTTP status code, 400 to 599."""
+    detail: str = ""
+    """One line for the body, which the client may read."""
+    headers: Headers = attrs.field(default=(), validator=[v.instance_of(tuple), _check_fields])
+    """Further headers, for example ``("WWW-Authenticate", "Bearer")``."""
+
+
+@attrs.frozen(kw_only=True)
+class WebSocketConfig:
+    """How WebSockets behave, on either side. Immutable; derive with `attrs.evolve`."""
+
+    max_message: int = attrs.field(default=1 << 24, validator=[v.instance_of(int), v.ge(125), v.lt(1 << 63)])
+    """Octets of the largest message that is taken, over all its fragments; a larger one ends the connection with code 1009."""
+    accept_text: bool = attrs.field(default=False, validator=v.instance_of(bool))
+    """Take text messages as their UTF-8 octets; else one ends the connection with code 1003."""
+    subprotocols: tuple[str, ...] = attrs.field(default=(), validator=[_STRINGS, _check_tokens])
+    """A client offers them; a server agrees to the first of them that the client offered, and to none if there is none such."""
+    headers: Headers = attrs.field(default=(), validator=[v.instance_of(tuple), _check_fields, _check_own])
+    """Further headers of the request, or of the 101 answer."""
+    origins: tuple[str, ...] = attrs.field(default=(), validator=_STRINGS)
+    """Server: origins (``"https://app.example"``) whose pages may connect besides those of the host itself; ``"*"``: any.
+    Clients that send no ``Origin``, that is all but browsers, are not concerned."""
+    allow: Callable[[UpgradeRequest], Refusal | None] | None = None
+    """Server: called with each request that is right otherwise; ``None`` lets the client in."""
+    max_handshake: int = attrs.field(default=16_384, validator=[v.instance_of(int), v.ge(1024)])
+    """Octets of the largest message head that is taken."""
+    handshake_timeout: float = attrs.field(default=10.0, validator=v.gt(0.0))
+    """Seconds for the HTTP exchange."""
+    backlog: int = attrs.field(default=256, validator=[v.instance_of(int), v.ge(1)])
+    """Server: peers that may be in their handshake or wait for `accept`. One more ends the oldest handshake."""
+    keepalive: float | None = attrs.field(default=20.0, validator=_check_seconds)
+    """Seconds of silence, while a task waits in `receive`, after which a ping is sent; ``None``: never."""
+    keepalive_timeout: float = attrs.field(default=20.0, validator=v.gt(0.0))
+    """Seconds that the peer has then to send anything at all."""
+    close_timeout: float = attrs.field(default=5.0, validator=v.gt(0.0))
+    """Seconds for the close handshake, with what was queued before it."""
+    tcp: tcp.TcpConfig = attrs.field(factory=tcp.TcpConfig, validator=v.instance_of(tcp.TcpConfig))
+    """What is below ``ws``."""
+    tls: tls.TlsConfig = attrs.field(factory=tls.TlsConfig, validator=v.instance_of(tls.TlsConfig))
+    """What is below ``wss``."""

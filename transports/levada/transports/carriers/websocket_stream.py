@@ -1,0 +1,347 @@
+"""WebSocket carrier (RFC 6455): whole messages each way over any byte stream.
+
+The rules of this file:
+
+* Reading happens inside `receive` (and `aclose`): pings are answered, pongs and close frames seen, and silence is measured while a task
+  waits there.  Nothing is read ahead of the application but one chunk and one message in the making.
+* The only task of a connection is the one that watches for silence, if keepalive is on.  It wakes about once in each interval and costs
+  messages nothing; a deadline around each wait for octets would cost 12 of 35 µs.  It never raises.
+* Whatever is written goes to the byte stream's own queue in whole frames, without an await between building and queueing.  `send`
+  waits for room first, with nothing built, and looks again afterwards: so a frame is queued whole or not at all, and none follows the
+  close frame.  Control frames do not wait for room: a receiver that waited there for its peer to read could wait for itself.  They are
+  bounded instead: one ping, one close frame, and pongs of 4 KiB, after which only the latest ping is answered (RFC 6455, 5.5.3).
+* An end has one reason, the first, but this side's own closing goes before any other.  Messages that arrived before the peer's close
+  frame are handed over before `ConnectionLost` is raised; after this side's own `aclose` they are dropped.
+* The server closes the byte stream first, once both close frames have passed (RFC 6455, 7.1.1); the client waits for that.  All within
+  `close_timeout`, after which the byte stream is aborted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from types import TracebackType
+from typing import Self
+
+import attrs
+import trio
+
+from levada.framework.errors import CarrierError, ConfigurationError, ConnectionClosed, ConnectionLost, IdleTimeout
+from levada.transports.carriers.contracts import ByteStream, CarrierInfo, CarrierStatistics, Octets
+from levada.transports.carriers.streams import again
+from levada.transports.carriers.websocket_config import UpgradeRequest, WebSocketConfig
+from levada.transports.carriers.websocket_frames import NO_CODE, NORMAL, FrameError, PeerClosed, Ping, WebSocketCore
+
+__all__ = ["WebSocketStream"]
+
+logger = logging.getLogger("levada.transports.websocket")
+
+_CHUNK = 65_536  # octets taken from the byte stream at a time: the frames of one chunk are parsed in one go
+# Handed over from one chunk before other tasks have a turn: a turn of the scheduler costs as much as 20 small messages.
+_MESSAGES_PER_TURN = 64
+_PONGS_UNSENT = 4096  # octets
+
+
+class WebSocketStream:
+    """One WebSocket, at either end: the `MessageStream` of this carrier.
+
+    Made by `dial`, `listen`, `open_over` and `accept_over`.  As an async context manager it closes at the end of the block, with
+    code 1000, or 1011 if an exception leaves the block.
+    """
+
+    def __init__(
+        self,
+        stream: ByteStream,
+        *,
+        config: WebSocketConfig,
+        client: bool,
+        early: bytes,
+        subprotocol: str | None,
+        request: UpgradeRequest | None,
+    ) -> None:
+        self.info: CarrierInfo = attrs.evolve(stream.info, scheme="wss" if stream.info.tls_version else "ws")
+        """Who is at the other end."""
+        self.subprotocol = subprotocol
+        """What both sides agreed on, or ``None``."""
+        self.request = request
+        """What the client asked for; ``None`` at the client."""
+        self._stream = stream
+        self._client = client
+        self._config = config
+        self._core = WebSocketCore(
+            client=client, max_message=config.max_message, accept_text=config.accept_text, random=os.urandom
+        )
+        self._end: CarrierError | None = None  # why it is over
+        self._over = trio.Event()  # nothing is left to do: both directions are closed below
+        self._ending = False  # a task is at it
+        self._eof = False
+        self._failed = False  # the peer broke a rule
+        self._peer_closed = False
+        self._reading = False  # whether a task waits for octets
+        self._not_reading: trio.Event | None = None  # of a task that waits for that task to have some
+        self._sending = False
+        self._turn = _MESSAGES_PER_TURN
+        self._reading_since = 0.0  # on trio's clock
+        self._silence = 0.0  # seconds of earlier waits, all cancelled, since octets came
+        self._pinged: CarrierStatistics | None = None  # as they were when the peer was asked for a sign of life
+        self._pongs_unsent = 0
+        self._pong = b""  # the latest, while no more may be queued
+        if early:
+            self._take(early)
+        if config.keepalive is not None:
+            trio.lowlevel.spawn_system_task(self._watch, config.keepalive, name=f"levada keepalive of {self.info.peer}")
+
+    # ------------------------------------------------------------ messages
+
+    async def send(self, message: Octets) -> None:
+        """Queue one message, waiting while more than the high watermark is queued.
+
+        Raises:
+            ConnectionClosed: this side closed.
+            ConnectionLost: the peer closed or was lost.
+            trio.BusyResourceError: another task is sending.
+
+        Cancellation:
+            nothing was queued.
+        """
+        if self._sending:
+            raise trio.BusyResourceError("another task is sending on this WebSocket")
+        self._raise_if_over()
+        self._sending = True
+        try:
+            await self._stream.send_all(b"")
+        except CarrierError:
+            self._raise_if_over()
+            raise
+        finally:
+            self._sending = False
+        self.send_nowait(message)
+
+    def send_nowait(self, message: Octets) -> None:
+        """Queue one message without waiting, also above the watermark; whoever uses it keeps its own bound. Errors as `send`."""
+        self._raise_if_over()
+        self._stream.send_nowait(self._core.message(message))
+        if self._pong:
+            pong, self._pong = self._pong, b""
+            self._queue(pong)
+
+    async def receive(self) -> bytes:
+        """Wait for the next message; a text message, where taken, comes as its UTF-8 octets.
+
+        Raises:
+            ConnectionClosed: this side closed.
+            ConnectionLost: the peer closed: `ConnectionLost.code` is its code, 1005 if it gave none. Or it was lost, without a code.
+                Or it broke a rule and was closed from here, with this code; a `FrameError` is the cause.
+            IdleTimeout: no answer to a ping.
+            trio.BusyResourceError: another task is receiving.
+
+        Cancellation:
+            no message was taken.
+        """
+        while True:
+            if self._core.messages:
+                self._turn -= 1
+                if self._turn > 0:
+                    await trio.lowlevel.checkpoint_if_cancelled()
+                else:
+                    self._turn = _MESSAGES_PER_TURN
+                    await trio.lowlevel.checkpoint()
+                if self._core.messages:
+                    return self._core.messages.popleft()
+            elif (end := self._end) is not None:
+                if not isinstance(end, ConnectionClosed):  # else `aclose` is at it
+                    await self._finish()
+                raise again(end)
+            else:
+                await self._read()
+
+    def receive_nowait(self) -> bytes | None:
+        """Take the next message that has arrived, if there is one: all that came in one chunk are there at once."""
+        return self._core.messages.popleft() if self._core.messages else None
+
+    async def flush(self) -> None:
+        """Wait until nothing is queued on this side any more."""
+        self._raise_if_over()
+        try:
+            await self._stream.flush()
+        except CarrierError:
+            self._raise_if_over()
+            raise
+
+    # ------------------------------------------------------------ the end
+
+    async def aclose(self, code: int = NORMAL, reason: str = "") -> None:
+        """Close after what is queued, telling the peer why, and wait for its close frame; the time for all that is `close_timeout`.
+
+        Messages that have arrived and were not taken are dropped.  Later calls do nothing.
+
+        Args:
+            code: 1000 to 1003 or 1007 to 1013 (RFC 6455, 7.4.1), or 3000 to 4999.
+            reason: cut to 123 octets of UTF-8.
+
+        Cancellation:
+            closed at once; what was queued may be lost. Always closes.
+        """
+        if not (1000 <= code <= 1003 or 1007 <= code <= 1013 or 3000 <= code <= 4999):
+            raise ConfigurationError(f"close code {code} may not be sent: 1000 to 1003, 1007 to 1013, or 3000 to 4999")
+        if self._end is None:
+            self._queue(self._core.close(code, reason))
+        if not isinstance(self._end, ConnectionClosed):
+            self._end = ConnectionClosed("this side closed the WebSocket")
+        self._core.discard()
+        await self._finish()
+
+    def abort(self) -> None:
+        """Close at once, without a close frame; the peer sees a loss."""
+        self._end = ConnectionClosed("this side aborted the WebSocket")
+        self._core.discard()
+        self._stream.abort()
+        self._over.set()
+
+    def statistics(self) -> CarrierStatistics:
+        """Return the counters of the byte stream below: octets with all framing, TLS excluded."""
+        return self._stream.statistics()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose(NORMAL if error is None or isinstance(error, trio.Cancelled) else 1011)
+
+    def _raise_if_over(self) -> None:
+        if self._end is not None:
+            raise again(self._end)
+
+    async def _finish(self) -> None:
+        """Bring the close handshake and the byte stream to their end, or wait for the task that is doing it."""
+        if self._ending or self._over.is_set():
+            await self._over.wait()
+            return
+        self._ending = True
+        try:
+            with trio.move_on_after(self._config.close_timeout) as scope:
+                if self._failed and not self._client:
+                    try:  # perhaps the peer's close frame cannot be recognised any more; with this it goes anyway
+                        await self._stream.send_eof()
+                    except NotImplementedError:
+                        pass
+                while not (self._eof or (self._peer_closed and not self._client)):
+                    if self._reading:  # in `receive`, which gives up as soon as something comes
+                        self._not_reading = trio.Event()
+                        await self._not_reading.wait()
+                    else:
+                        await self._read()
+                await self._stream.aclose()
+            if scope.cancelled_caught:
+                self._stream.abort()
+        except BaseException:
+            self._stream.abort()
+            raise
+        finally:
+            self._over.set()
+        logger.debug("%s is over: %s", self.info.peer, self._end, extra={"protocol": "websocket", "event": "closed"})
+
+    # ------------------------------------------------------------ silence
+
+    async def _watch(self, keepalive: float) -> None:
+        """Ask for a sign of life after `keepalive` seconds of silence, and give the peer up if there is none."""
+        while not self._over.is_set():
+            allowed = keepalive if self._pinged is None else self._config.keepalive_timeout
+            silence = self._silence + (trio.current_time() - self._reading_since if self._reading else 0.0)
+            if silence < allowed:
+                # After a ping not for longer than `keepalive`, as its answer begins a new silence.
+                with trio.move_on_after(min(allowed - silence, keepalive)):
+                    await self._over.wait()
+            elif self._end is None:
+                self._break_silence()
+            else:
+                await self._over.wait()
+
+    def _break_silence(self) -> None:
+        self._silence = 0.0
+        self._reading_since = trio.current_time()
+        before = self._pinged
+        if before is None:
+            self._queue(self._core.ping())
+        self._pinged = self._stream.statistics()
+        # A peer that still takes a long queue is alive, although our ping may not have reached it yet.
+        if before is not None and not (before.unsent and self._pinged.octets_sent > before.octets_sent):
+            self._end = IdleTimeout(f"no answer to a ping within {self._config.keepalive_timeout} s")
+            self._stream.abort()
+            self._over.set()
+
+    # ------------------------------------------------------------ reading
+
+    async def _read(self) -> None:
+        """Wait for octets once, and do what they say."""
+        if self._reading:
+            raise trio.BusyResourceError("another task is receiving from this WebSocket")
+        self._reading = True
+        self._reading_since = trio.current_time()
+        try:
+            data = await self._stream.receive_some(_CHUNK)
+        except CarrierError as error:
+            data = b""
+            if self._end is None:
+                self._end = error
+        except BaseException:
+            self._silence += trio.current_time() - self._reading_since
+            raise
+        finally:
+            self._reading = False
+            if self._not_reading is not None:
+                self._not_reading.set()
+        self._silence = 0.0
+        self._pinged = None
+        self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        if not data:
+            self._eof = True
+            if self._end is None:
+                self._end = ConnectionLost("the connection ended without a close frame")
+            return
+        try:
+            controls = self._core.receive_data(data)
+        except FrameError as error:
+            self._failed = True
+            self._queue(self._core.close(error.code, error.detail))
+            if self._end is None:
+                self._end = ConnectionLost(f"closed with code {error.code}: {error.detail}", error.code)
+                self._end.__cause__ = error
+                fields = {"protocol": "websocket", "event": "refused"}
+                logger.info("%s broke a rule: %s", self.info.peer, error, extra=fields)
+            return
+        ping = None
+        for control in controls:
+            if isinstance(control, Ping):
+                ping = control
+            elif isinstance(control, PeerClosed):
+                self._peer_closed = True
+                self._queue(self._core.close(control.code))
+                if self._end is None:
+                    code = "no code" if control.code == NO_CODE else f"code {control.code}"
+                    detail = f"the peer closed with {code}: {control.reason or 'no reason'}"
+                    self._end = ConnectionLost(detail, control.code)
+        if ping is not None:
+            self._answer(ping)
+
+    def _answer(self, ping: Ping) -> None:
+        """Queue a pong, or keep it for later if the peer does not take those it has caused so far."""
+        pong = self._core.pong(ping.payload)
+        self._pongs_unsent = min(self._pongs_unsent, self._stream.statistics().unsent)
+        if self._pongs_unsent + len(pong) > _PONGS_UNSENT:
+            self._pong = pong
+            return
+        self._pongs_unsent += len(pong)
+        self._queue(pong)
+
+    def _queue(self, frame: bytes) -> None:
+        """Queue a control frame; if the byte stream is over, reading will tell."""
+        if frame:
+            try:
+                self._stream.send_nowait(frame)
+            except CarrierError:
+                pass

@@ -1,0 +1,39 @@
+"""QUIC on trio: many streams and datagrams between two ends, over one UDP port.
+
+```python
+async with listen("quic://127.0.0.1:0", QuicConfig(certificate="cert.pem", private_key="key.pem")) as listener:
+    incoming = await listener.accept()
+    async with incoming.accept() as connection:
+        stream = await connection.accept_stream()
+
+async with dial("quic://localhost:4433", QuicConfig(ca="ca.pem")) as connection:
+    stream = await connection.open_stream()
+    await stream.send_all(b"hello")
+```
+
+What is supported, and what is not, stands in ``docs/reference/quic.md``.
+"""
+
+from .config import ClientSessions, QuicConfig, TicketStore
+from .connection import QuicConnection, QuicDetails
+from .endpoint import QuicEndpoint
+from .entry import dial, listen
+from .listener import QuicIncoming, QuicListener
+from .port import DatagramPort, UdpPort
+from .stream import QuicStream
+
+__all__ = [
+    "ClientSessions",
+    "DatagramPort",
+    "QuicConfig",
+    "QuicConnection",
+    "QuicDetails",
+    "QuicEndpoint",
+    "QuicIncoming",
+    "QuicListener",
+    "QuicStream",
+    "TicketStore",
+    "UdpPort",
+    "dial",
+    "listen",
+]

@@ -1,0 +1,235 @@
+"""Settings of QUIC connections and endpoints, and the two stores that outlive a connection."""
+
+from __future__ import annotations
+
+import ssl
+from collections import OrderedDict
+from collections.abc import Callable
+from os import PathLike
+from typing import Any, Literal
+
+import attrs
+import trio
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.tls import SessionTicket
+
+from levada.framework.errors import ConfigurationError
+
+__all__ = ["ClientSessions", "QuicConfig", "TicketStore"]
+
+LOOPBACK_PACKET = 16_384
+"""Octets. The engine writes frame lengths as two octets, so that anything above 16,410 would make corrupt frames."""
+SMALLEST_PACKET = 1_200
+MTU_CEILING = 1_452  # 1,500 of Ethernet less 40 of IPv6 and 8 of UDP
+WORKER_LIMIT = 256  # the first octet of a connection id names the worker process
+
+_positive: Any = attrs.validators.and_(attrs.validators.instance_of((int, float)), attrs.validators.gt(0))
+_not_negative: Any = attrs.validators.and_(attrs.validators.instance_of((int, float)), attrs.validators.ge(0))
+_count: Any = attrs.validators.and_(attrs.validators.instance_of(int), attrs.validators.ge(0))
+_size: Any = attrs.validators.and_(attrs.validators.instance_of(int), attrs.validators.gt(0))
+
+
+class TicketStore:
+    """Session tickets that this server has issued, each good for one resumption.
+
+    Taking a ticket removes it, so that recorded 0-RTT data cannot be played to this process a second time.
+    """
+
+    def __init__(
+        self, *, limit: int = 10_000, lifetime: float = 86_400.0, clock: Callable[[], float] = trio.current_time
+    ):
+        self._limit = limit
+        self._lifetime = lifetime
+        self._clock = clock
+        self._tickets: OrderedDict[bytes, tuple[float, SessionTicket]] = OrderedDict()
+
+    def add(self, ticket: SessionTicket) -> None:
+        """Keep a ticket; the oldest goes if there are too many."""
+        now = self._clock()
+        self._tickets[ticket.ticket] = (now + self._lifetime, ticket)
+        while len(self._tickets) > self._limit or next(iter(self._tickets.values()))[0] <= now:
+            self._tickets.popitem(last=False)
+
+    def take(self, label: bytes) -> SessionTicket | None:
+        """Remove and return the ticket of this label, if it is there and not too old."""
+        until, ticket = self._tickets.pop(label, (0.0, None))
+        return ticket if ticket is not None and until > self._clock() else None
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+
+class ClientSessions:
+    """What a client remembers of servers: a session ticket for 0-RTT and a token that proves its address, each used once."""
+
+    def __init__(self, *, limit: int = 1_000):
+        self._limit = limit
+        self._tickets: OrderedDict[str, SessionTicket] = OrderedDict()
+        self._tokens: OrderedDict[str, bytes] = OrderedDict()
+
+    def add_ticket(self, server: str, ticket: SessionTicket) -> None:
+        """Keep the newest ticket of a server, named as in the URL's authority."""
+        self._tickets[server] = ticket
+        if len(self._tickets) > self._limit:
+            self._tickets.popitem(last=False)
+
+    def take_ticket(self, server: str) -> SessionTicket | None:
+        """Remove and return the ticket of a server."""
+        return self._tickets.pop(server, None)
+
+    def add_token(self, server: str, token: bytes) -> None:
+        """Keep the newest address token of a server."""
+        self._tokens[server] = token
+        if len(self._tokens) > self._limit:
+            self._tokens.popitem(last=False)
+
+    def take_token(self, server: str) -> bytes:
+        """Remove and return the address token of a server; empty if there is none."""
+        return self._tokens.pop(server, b"")
+
+
+@attrs.frozen(kw_only=True)
+class QuicConfig:
+    """How a QUIC endpoint and its connections behave. Immutable; derive with `attrs.evolve`."""
+
+    alpn: tuple[str, ...] = ("levada",)
+    """Application protocols, the preferred one first; the two ends must have one in common."""
+    certificate: str | PathLike[str] | None = None
+    """PEM file with the server's certificate and its chain; required to listen."""
+    private_key: str | PathLike[str] | None = None
+    """PEM file with its key; ``None`` if the certificate's file holds it."""
+    key_password: str | None = attrs.field(default=None, repr=False)
+    """Password of the key's file."""
+    ca: str | PathLike[str] | bytes | None = None
+    """PEM file, or PEM octets, with the authorities that a client trusts; ``None`` for the public ones."""
+    verify: bool = True
+    """Whether a client checks the server's certificate and name. Switch it off in experiments only."""
+    server_name: str | None = None
+    """Name that a client asks for and checks; ``None`` for the host of the URL."""
+
+    idle_timeout: float = attrs.field(default=30.0, validator=_positive)
+    """Seconds without a packet from the peer after which a connection is lost; the smaller one of both ends counts."""
+    keepalive: float | None = attrs.field(default=None, validator=attrs.validators.optional(_positive))
+    """Seconds of quiet after which a PING is sent; ``None`` for never."""
+    handshake_timeout: float = attrs.field(default=10.0, validator=_positive)
+    """Seconds that a handshake may take, on both sides."""
+    linger: float = attrs.field(default=0.0, validator=_not_negative)
+    """Seconds at most that a dialled connection stays to repeat its close to a peer that missed it."""
+
+    stream_window: int = attrs.field(default=1 << 20, validator=_size)
+    """Octets that a peer may send on one stream ahead of what the application took."""
+    connection_window: int = attrs.field(default=8 << 20, validator=_size)
+    """The same for all streams of a connection together."""
+    max_streams: int = attrs.field(default=128, validator=_count)
+    """Bidirectional streams that a peer may have open at once."""
+    max_streams_unidirectional: int = attrs.field(default=128, validator=_count)
+    """Unidirectional streams that a peer may have open at once."""
+    send_high: int = attrs.field(default=256 << 10, validator=_size)
+    """Octets queued on a stream, in no packet yet, above which `send_all` waits."""
+    send_low: int = attrs.field(default=128 << 10, validator=_count)
+    """Octets queued on a stream at which it goes on."""
+    max_unacked: int = attrs.field(default=8 << 20, validator=_size)
+    """Octets queued or sent on all streams of a connection, and not acknowledged, above which `send_all` waits."""
+
+    datagrams: bool = True
+    """Whether unreliable datagrams are taken from the peer."""
+    datagram_queue: int = attrs.field(default=256, validator=_size)
+    """Datagrams kept at most, in each direction: senders wait, receivers lose the oldest."""
+
+    packet_size: int | Literal["loopback"] = 1_200
+    """Octets of UDP payload to begin with, 1,200 to 16,384; ``"loopback"`` means 16,384, where both ends are known to share a machine."""
+    max_packet_size: int = attrs.field(default=MTU_CEILING, validator=_size)
+    """Octets up to which path MTU discovery probes; at or below `packet_size` there is none."""
+    congestion_control: Literal["cubic", "reno"] = attrs.field(
+        default="cubic", validator=attrs.validators.in_(("cubic", "reno"))
+    )
+    """Algorithm."""
+    initial_rtt: float = attrs.field(default=0.1, validator=_positive)
+    """Round trip in seconds assumed until one has been measured."""
+    ack_delay: float = attrs.field(default=0.001, validator=_positive)
+    """Seconds that an acknowledgement waits for company, at most 0.025."""
+    key_update_after: int = attrs.field(default=1 << 22, validator=_size)
+    """Packets after which the keys are renewed; AES-GCM is good for 2**23 (RFC 9001 section 6.6)."""
+    versions: tuple[int, ...] = (0x00000001, 0x6B3343CF)
+    """QUIC versions in order of preference: 1 and 2."""
+
+    retry: Literal["load", "always", "never"] = attrs.field(
+        default="load", validator=attrs.validators.in_(("load", "always", "never"))
+    )
+    """When a server makes clients prove their address before it keeps any state for them."""
+    retry_threshold: int = attrs.field(default=64, validator=_count)
+    """Unfinished handshakes from which on ``"load"`` demands proof."""
+    max_handshakes: int = attrs.field(default=1_000, validator=_size)
+    """Unfinished handshakes and waiting `Incoming` above which newcomers are dropped without a word."""
+    secret: bytes | None = attrs.field(default=None, repr=False)
+    """32 octets or more behind tokens and stateless resets. Give the same to all workers and across restarts; ``None`` for a random one."""
+    worker: int = attrs.field(
+        default=0, validator=[attrs.validators.instance_of(int), attrs.validators.in_(range(WORKER_LIMIT))]
+    )
+    """Number of this process among those that share a port; part of every connection id, so that packets can be sent on."""
+    tickets: TicketStore | None = None
+    """Where a server keeps session tickets; ``None`` for a store of the listener's own."""
+    early_data: bool = True
+    """Whether a server issues tickets that allow 0-RTT. What arrives so is marked ``early``: it may be a replay."""
+    sessions: ClientSessions | None = None
+    """Where a client keeps tickets and tokens between connections; ``None`` for nowhere."""
+
+    engine: Literal["auto", "plain"] = attrs.field(default="auto", validator=attrs.validators.in_(("auto", "plain")))
+    """``"auto"`` uses the overrides if the installed aioquic is one they were written for; ``"plain"`` never does."""
+    gso: bool = True
+    """Whether to hand groups of packets to the kernel at once, where it can."""
+    gro: bool = True
+    """Whether to take groups of packets from the kernel at once, where it can."""
+    socket_buffer: int = attrs.field(default=4 << 20, validator=_size)
+    """Octets asked for as the socket's buffers, each way; the system may give less."""
+
+    def __attrs_post_init__(self) -> None:
+        """Check what no single field can."""
+        size = self.initial_packet_size
+        if not SMALLEST_PACKET <= size <= LOOPBACK_PACKET:
+            raise ConfigurationError(f"packet_size is {size}, wanted {SMALLEST_PACKET} to {LOOPBACK_PACKET}")
+        if self.send_low > self.send_high:
+            raise ConfigurationError(f"send_low {self.send_low} is above send_high {self.send_high}")
+        if self.secret is not None and len(self.secret) < 32:
+            raise ConfigurationError(f"secret has {len(self.secret)} octets, wanted at least 32")
+        if self.ack_delay > 0.025:
+            raise ConfigurationError(f"ack_delay is {self.ack_delay} s, at most the 0.025 s that peers are told")
+
+    @property
+    def initial_packet_size(self) -> int:
+        """Octets of UDP payload to begin with."""
+        return LOOPBACK_PACKET if self.packet_size == "loopback" else self.packet_size
+
+    def for_engine(self, *, is_client: bool, server_name: str | None = None) -> QuicConfiguration:
+        """Say it in the engine's words; reads the certificate files.
+
+        Raises:
+            ConfigurationError: a server without a certificate.
+            OSError, ValueError: a file cannot be read or holds something else.
+        """
+        configuration = QuicConfiguration(
+            alpn_protocols=list(self.alpn),
+            congestion_control_algorithm=self.congestion_control,
+            idle_timeout=self.idle_timeout,
+            initial_rtt=self.initial_rtt,
+            is_client=is_client,
+            max_data=self.connection_window,
+            max_datagram_frame_size=65_535 if self.datagrams else None,
+            max_datagram_size=self.initial_packet_size,
+            max_stream_data=self.stream_window,
+            supported_versions=list(self.versions),
+        )
+        if is_client:
+            configuration.server_name = self.server_name or server_name
+            configuration.verify_mode = ssl.CERT_REQUIRED if self.verify else ssl.CERT_NONE
+            if isinstance(self.ca, bytes):
+                configuration.cadata = self.ca
+            elif self.ca is not None:
+                configuration.cafile = str(self.ca)
+        elif self.certificate is None:
+            raise ConfigurationError(
+                "a QUIC server needs a certificate: QuicConfig(certificate=FILE, private_key=FILE)"
+            )
+        else:
+            configuration.load_cert_chain(self.certificate, self.private_key, self.key_password)
+        return configuration

@@ -1,0 +1,580 @@
+"""One QUIC connection: engine events become streams, datagrams and ends; calls become engine calls.
+
+The rules of this file:
+
+* No task of its own, and no lock: everything happens in the endpoint's two tasks or in the caller's, between two awaits.
+* Whatever gives the engine something to say ends in `mark_dirty`; the endpoint then sends once for all that happened in a turn.
+* The application learns of the end when it is certain, which is before aioquic's own event: that one comes after the closing period.
+* A stream of the peer's is given back as credit when the engine has dropped it *and* it was accepted.  So a peer cannot pile streams
+  up at an application that does not accept, however short they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import attrs
+import trio
+from aioquic.quic import events
+
+from levada.framework.errors import CarrierError, ConnectionClosed, ConnectionLost, DatagramTooLarge, IdleTimeout
+from levada.transports.carriers.contracts import CarrierInfo, CarrierStatistics, CloseReason, Datagram, Octets
+
+from .config import QuicConfig
+from .engine import EarlyDatagram, PlainEngine
+from .port import Address, authority
+from .stream import QuicStream
+
+if TYPE_CHECKING:
+    from .endpoint import QuicEndpoint
+
+__all__ = ["QuicConnection", "QuicDetails"]
+
+# A loss timer of aioquic's can fire at its exact moment and find nothing lost, since `sent + delay == now` but `now - delay` rounds
+# below `sent`; it would be set to the same moment again for ever, and virtual time would stand still.
+_TIMER_SLACK = 1e-6
+_PING = 0  # id of keepalive PINGs, whose acknowledgements nobody waits for
+_ABANDONED = "stateless reset"
+
+
+@attrs.frozen(kw_only=True)
+class QuicDetails:
+    """What only QUIC knows about a connection, as it is now."""
+
+    packets_sent: int
+    packets_received: int
+    packet_size: int
+    """Octets of UDP payload in use, after path MTU discovery."""
+    round_trip: float
+    """Seconds, smoothed; 0 if not measured."""
+    streams: int
+    """Streams that are not over."""
+    datagrams_dropped: int
+    """Received datagrams that nobody took in time."""
+    tuned: bool
+    """Whether the overrides are in force."""
+
+
+class QuicConnection:
+    """A connection as `levada.transports.carriers.contracts.Connection` describes it; made by `dial` and by `QuicIncoming.accept`."""
+
+    def __init__(
+        self,
+        endpoint: QuicEndpoint,
+        engine: PlainEngine,
+        address: Address,
+        *,
+        is_client: bool,
+        now: float,
+        early_offered: bool = False,
+    ):
+        self.engine = engine
+        self.is_client = is_client
+        self.streams: dict[int, QuicStream] = {}
+        self.blocked: dict[QuicStream, None] = {}
+        """Streams whose `send_all` waits for room."""
+        self.flushing: dict[QuicStream, None] = {}
+        """Streams whose `flush` waits."""
+        self.cids: set[bytes] = set()
+        """Connection ids that the endpoint routes here."""
+        self.reset_tokens: set[bytes] = set()
+        self.timer_at = math.inf
+        """When the endpoint's heap will look at it, at the latest."""
+        self.dirty = False
+
+        self._endpoint = endpoint
+        self._config: QuicConfig = endpoint.config
+        self._address = address
+        self._info = CarrierInfo(
+            scheme="quic",
+            local=authority(endpoint.address),
+            peer=authority(address),
+            server_name=engine.configuration.server_name,
+        )
+        self._early_offered = early_offered
+        self._handshake_deadline = now + self._config.handshake_timeout
+        self._heard_at = now
+        self._reason: CloseReason | None = None
+        self._make_error: Callable[[], CarrierError] = lambda: ConnectionClosed("the connection is closed")
+        self._close_packets: list[tuple[bytes, Address]] = []
+        self._late_packets = 0
+
+        self._waiting: deque[QuicStream] = deque()
+        self._accepting = trio.lowlevel.ParkingLot()
+        self._opening = (trio.lowlevel.ParkingLot(), trio.lowlevel.ParkingLot())  # bidirectional, unidirectional
+        self._datagrams: deque[Datagram] = deque()
+        self._datagram_readers = trio.lowlevel.ParkingLot()
+        self._datagram_writers = trio.lowlevel.ParkingLot()
+        self._shaken = trio.Event()
+        self._ended = trio.Event()
+        self._drained: trio.Event | None = None
+
+        self._octets_sent = 0
+        self._octets_received = 0
+        self._packets_received = 0
+        self._packets_sent = 0
+        self._datagrams_dropped = 0
+
+    def __repr__(self) -> str:
+        return f"<QuicConnection {'to' if self.is_client else 'from'} {self._info.peer}>"
+
+    # ---------------------------------------------------------------- facts
+
+    @property
+    def info(self) -> CarrierInfo:
+        """Who is at the other end; complete after `handshake`."""
+        return self._info
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the connection has ended."""
+        return self._reason is not None
+
+    def error(self) -> CarrierError:
+        """Return the error that every call raises after the end."""
+        return self._make_error()
+
+    def statistics(self) -> CarrierStatistics:
+        """Return the counters as they are now; octets include QUIC's own, writes and reads are packets."""
+        return CarrierStatistics(
+            octets_sent=self._octets_sent,
+            octets_received=self._octets_received,
+            writes=self._packets_sent,
+            reads=self._packets_received,
+            unsent=sum(map(self.engine.unsent, self.streams)),
+        )
+
+    def details(self) -> QuicDetails:
+        """Return what only QUIC knows."""
+        return QuicDetails(
+            packets_sent=self._packets_sent,
+            packets_received=self._packets_received,
+            packet_size=self.engine.packet_size,
+            round_trip=self.engine.smoothed_rtt,
+            streams=len(self.streams),
+            datagrams_dropped=self._datagrams_dropped,
+            tuned=self.engine.tuned,
+        )
+
+    async def handshake(self) -> CarrierInfo:
+        """Wait until the handshake is complete, and return what is known then.
+
+        Raises:
+            ConnectionLost: it failed, or took longer than `QuicConfig.handshake_timeout`.
+        """
+        await self._shaken.wait()
+        if not self.engine.handshake_complete and self.is_over:
+            raise self.error()
+        return self._info
+
+    # ---------------------------------------------------------------- streams
+
+    async def open_stream(self, *, unidirectional: bool = False, priority: int = 128) -> QuicStream:
+        """Open a stream, waiting for the peer's credit. The peer sees it with its first octet, end or reset.
+
+        Raises:
+            ConnectionClosed, ConnectionLost: the connection has ended.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while (stream := self.try_open_stream(unidirectional=unidirectional, priority=priority)) is None:
+            self.engine.want_stream(unidirectional=unidirectional)
+            self.mark_dirty()
+            await self._opening[unidirectional].park()
+        return stream
+
+    def try_open_stream(self, *, unidirectional: bool = False, priority: int = 128) -> QuicStream | None:
+        """Open a stream if there is credit for it now.
+
+        Raises:
+            ConnectionClosed, ConnectionLost: the connection has ended.
+        """
+        if not 0 <= priority <= 255:
+            raise ValueError(f"priority is {priority}, wanted 0 to 255")
+        if self.is_over:
+            raise self.error()
+        if not self.engine.stream_credit(unidirectional=unidirectional):
+            return None
+        stream_id = self.engine.reserve_stream(unidirectional=unidirectional, priority=priority)
+        stream = self.streams[stream_id] = QuicStream(self, stream_id, priority)
+        return stream
+
+    async def accept_stream(self) -> QuicStream:
+        """Wait for the next stream that the peer opened, in the order in which they appeared.
+
+        Raises:
+            ConnectionClosed, ConnectionLost: the connection has ended, and all streams that came before were taken.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while (stream := self.accept_stream_nowait()) is None:
+            if self.is_over:
+                raise self.error()
+            await self._accepting.park()
+        return stream
+
+    def accept_stream_nowait(self) -> QuicStream | None:
+        """Take the next stream that the peer has opened, if there is one."""
+        if not self._waiting:
+            return None
+        stream = self._waiting.popleft()
+        if stream.accepted() and self.engine.grant_stream(unidirectional=stream.unidirectional):
+            self.mark_dirty()
+        return stream
+
+    # ---------------------------------------------------------------- datagrams
+
+    def max_datagram_size(self) -> int:
+        """Octets of the largest datagram that fits now; 0 if the peer takes none, or its limit is not known yet."""
+        return self.engine.datagram_room()
+
+    async def send_datagram(self, data: Octets) -> None:
+        """Queue a datagram, waiting while the queue is full, and for the handshake if it was not early.
+
+        Raises:
+            DatagramTooLarge: more than `max_datagram_size`.
+            ConnectionClosed, ConnectionLost: the connection has ended.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if not self.engine.handshake_complete and not self.max_datagram_size():
+            await self.handshake()
+        while not self.send_datagram_nowait(data):
+            await self._datagram_writers.park()
+
+    def send_datagram_nowait(self, data: Octets) -> bool:
+        """Queue a datagram; false if the queue is full. Errors as `send_datagram`."""
+        if self.is_over:
+            raise self.error()
+        limit = self.engine.datagram_room()
+        octets = bytes(data)
+        if len(octets) > limit or not limit:
+            raise DatagramTooLarge(
+                f"a datagram of {len(octets)} octets, at most {limit} fit now", size=len(octets), limit=limit
+            )
+        if self.engine.datagrams_queued >= self._config.datagram_queue:
+            return False
+        self.engine.send_datagram_frame(octets)
+        self.mark_dirty()
+        return True
+
+    async def receive_datagram(self) -> Datagram:
+        """Wait for a datagram; while nobody takes them, the oldest are dropped and counted.
+
+        Raises:
+            ConnectionClosed, ConnectionLost: the connection has ended, and all that came before were taken.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while not self._datagrams:
+            if self.is_over:
+                raise self.error()
+            await self._datagram_readers.park()
+        return self._datagrams.popleft()
+
+    # ---------------------------------------------------------------- the end
+
+    def close(self, code: int = 0, reason: str = "") -> None:
+        """Tell the peer that it is over, now; what is queued is dropped. Nothing if it is over already."""
+        if self.is_over:
+            return
+        self.engine.close(error_code=code, reason_phrase=reason)
+        self._end(
+            CloseReason(code, reason), lambda: ConnectionClosed(f"the connection was closed here with code {code}")
+        )
+        self.mark_dirty()
+
+    async def aclose(self, code: int = 0, reason: str = "", *, drain: float = 5.0) -> None:
+        """Wait up to `drain` seconds until the peer has what was sent on finished streams, then close.
+
+        Cancellation:
+            closed at once; what the peer has not acknowledged may be lost.
+        """
+        try:
+            with trio.move_on_after(drain):
+                while not self.is_over and self._undelivered():
+                    if self._drained is None:
+                        self._drained = trio.Event()
+                    await self._drained.wait()
+        finally:
+            self.close(code, reason)
+        await trio.lowlevel.checkpoint()
+
+    async def closed(self) -> CloseReason:
+        """Wait for the end, however it comes."""
+        await self._ended.wait()
+        assert self._reason is not None
+        return self._reason
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.close()
+        else:
+            await self.aclose()
+
+    def _undelivered(self) -> bool:
+        return bool(self.engine.datagrams_queued) or any(stream.undelivered for stream in self.streams.values())
+
+    # ---------------------------------------------------------------- keys and paths
+
+    def update_keys(self) -> None:
+        """Renew the keys; the carrier does so by itself long before their limit."""
+        self.engine.request_key_update()
+        self.mark_dirty()
+
+    def change_path(self) -> None:
+        """Use a fresh connection id and send something, so that the peer sees this side's new address."""
+        self.engine.change_connection_id()
+        self.engine.send_ping(_PING)
+        self.mark_dirty()
+
+    # ---------------------------------------------------------------- for streams
+
+    def mark_dirty(self) -> None:
+        """Let the endpoint send what there is, after the tasks that can run now."""
+        if not self.dirty:
+            self.dirty = True
+            self._endpoint.add_dirty(self)
+
+    def is_full(self, stream_id: int) -> bool:
+        """Whether a sender has to wait."""
+        engine, config = self.engine, self._config
+        return engine.unsent(stream_id) > config.send_high or engine.total_unacked() > config.max_unacked
+
+    def has_room(self, stream_id: int) -> bool:
+        """Whether a sender that waited may go on."""
+        engine, config = self.engine, self._config
+        return engine.unsent(stream_id) <= config.send_low and engine.total_unacked() <= config.max_unacked
+
+    # ---------------------------------------------------------------- for the endpoint
+
+    def receive(self, data: bytes, address: Address, now: float) -> None:
+        """Take a datagram that was routed here."""
+        self._octets_received += len(data)
+        self._packets_received += 1
+        if self._close_packets:
+            # The peer has not seen the close: say it again, ever more rarely (RFC 9000 section 10.2.1).
+            self._late_packets += 1
+            if self._late_packets & (self._late_packets - 1) == 0:
+                self._endpoint.send(self._close_packets)
+            return
+        self._heard_at = now
+        self.engine.receive_datagram(data, address, now)
+
+    def transmit(self, now: float) -> list[tuple[bytes, Address]]:
+        """Return what is to be sent now."""
+        engine = self.engine
+        closing = engine.is_over and not self._close_packets
+        datagrams: list[tuple[bytes, Address]] = engine.datagrams_to_send(now)
+        if closing and datagrams:
+            if not engine.may_answer:
+                datagrams = []
+            self._close_packets = datagrams
+        elif not closing:
+            datagrams += engine.probe_path(now)
+        self._packets_sent += len(datagrams)
+        for data, _ in datagrams:
+            self._octets_sent += len(data)
+        self.settle()
+        return datagrams
+
+    def next_deadline(self) -> float:
+        """When `fire` wants to be called."""
+        at = self.engine.get_timer()
+        deadline = math.inf if at is None else at
+        if self.is_over:
+            return deadline
+        if not self.engine.handshake_complete:
+            return min(deadline, self._handshake_deadline)
+        if self._config.keepalive is not None:
+            deadline = min(deadline, self._heard_at + self._config.keepalive)
+        probe = self.engine.probe_at
+        return deadline if probe is None else min(deadline, probe)
+
+    def fire(self, now: float) -> None:
+        """Do what was due by now."""
+        engine = self.engine
+        if not engine.handshake_complete and not self.is_over and now >= self._handshake_deadline:
+            self.fail(f"no handshake within {self._config.handshake_timeout} s")
+            return
+        at = engine.get_timer()
+        if at is not None and at <= now:
+            engine.handle_timer(now + _TIMER_SLACK)
+        keepalive = self._config.keepalive
+        if (
+            keepalive is not None
+            and engine.handshake_complete
+            and not self.is_over
+            and now >= self._heard_at + keepalive
+        ):
+            engine.send_ping(_PING)
+            self._heard_at = now
+        self.settle()
+        self.mark_dirty()
+
+    def fail(self, why: str, *, code: int = 1) -> None:
+        """End it as lost, telling the peer only that there was an error."""
+        if not self.is_over:
+            self._end(
+                CloseReason(code, why, lost=True), lambda: ConnectionLost(f"connection to {self._info.peer}: {why}")
+            )
+            self.engine.close(error_code=code, frame_type=0)
+            self.mark_dirty()
+
+    def abandon(self, why: str) -> None:
+        """End it as lost, without a word: the peer has no state for it, or the state here is no good."""
+        if not self.is_over:
+            self._end(CloseReason(1, why, lost=True), lambda: ConnectionLost(f"connection to {self._info.peer}: {why}"))
+        self.engine.terminate(1, why)
+        self.settle()
+
+    def reset_by_peer(self) -> None:
+        """A stateless reset arrived."""
+        self.abandon(_ABANDONED)
+
+    # ---------------------------------------------------------------- what happened
+
+    def settle(self) -> None:
+        """Hand on what the engine has to tell, and let those go on who can."""
+        engine = self.engine
+        while (event := engine.next_event()) is not None:
+            self._handle(event)
+        if engine.is_over and not self.is_over:
+            self._ended_by_engine()
+        if engine.reset_tokens_changed:
+            engine.reset_tokens_changed = False
+            self._endpoint.learn_reset_tokens(self)
+        streams = self.streams
+        for stream_id in engine.take_settled(streams):
+            stream = streams.get(stream_id)
+            if stream is not None and not stream.settled:
+                stream.sending_settled()
+        for stream_id in engine.take_forgotten(streams):
+            stream = streams.pop(stream_id, None)
+            if stream is not None and stream.forgotten() and engine.grant_stream(unidirectional=stream.unidirectional):
+                self.mark_dirty()
+        if self.blocked:
+            for stream in list(self.blocked):
+                if self.has_room(stream.stream_id):
+                    stream.wake_room()
+        if self.flushing:
+            for stream in list(self.flushing):
+                if not stream.unsent:
+                    stream.wake_flushing()
+        for unidirectional in (False, True):
+            lot = self._opening[unidirectional]
+            if lot:
+                lot.unpark(count=min(len(lot), engine.stream_credit(unidirectional=unidirectional)))
+        if self._datagram_writers and engine.datagrams_queued < self._config.datagram_queue:
+            self._datagram_writers.unpark_all()
+        if self._drained is not None and not self._undelivered():
+            self._drained.set()
+            self._drained = None
+
+    def _handle(self, event: events.QuicEvent) -> None:
+        match event:
+            case events.StreamDataReceived():
+                stream = self._stream(event.stream_id)
+                early = self.engine.early_streams
+                if early and event.stream_id in early:
+                    early.discard(event.stream_id)
+                    stream.mark_early()
+                stream.data_arrived(event.data, event.end_stream)
+            case events.DatagramFrameReceived():
+                if len(self._datagrams) >= self._config.datagram_queue:
+                    self._datagrams.popleft()
+                    self._datagrams_dropped += 1
+                self._datagrams.append(Datagram(event.data, early=type(event) is EarlyDatagram))
+                self._datagram_readers.unpark()
+            case events.StreamReset():
+                self._stream(event.stream_id).reset_arrived(event.error_code)
+            case events.StopSendingReceived():
+                self._stream(event.stream_id).stop_arrived(event.error_code)
+            case events.ConnectionIdIssued():
+                self._endpoint.add_route(event.connection_id, self)
+            case events.ConnectionIdRetired():
+                self._endpoint.remove_route(event.connection_id, self)
+            case events.HandshakeCompleted():
+                self._handshake_completed(event)
+            case events.ConnectionTerminated():
+                self._endpoint.forget(self)
+            case _:
+                pass
+
+    def _stream(self, stream_id: int) -> QuicStream:
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            stream = self.streams[stream_id] = QuicStream(self, stream_id)
+            stream.appeared()
+            self._waiting.append(stream)
+            self._accepting.unpark()
+        return stream
+
+    def _handshake_completed(self, event: events.HandshakeCompleted) -> None:
+        engine = self.engine
+        self._info = attrs.evolve(
+            self._info,
+            alpn=event.alpn_protocol,
+            tls_version="TLSv1.3",
+            peer_certificate=engine.peer_certificate if self.is_client and self._config.verify else None,
+            resumed=event.session_resumed,
+            early_data_accepted=event.early_data_accepted if self._early_offered or event.early_data_accepted else None,
+        )
+        if not self.is_client:
+            self._endpoint.handshake_completed(self, self._address)
+        self._endpoint.learn_reset_tokens(self)
+        self._shaken.set()
+
+    def _ended_by_engine(self) -> None:
+        event = self.engine.close_event
+        assert event is not None
+        peer = self._info.peer
+        text, code = event.reason_phrase, event.error_code
+        if self.engine.closed_by_peer and event.frame_type is None:
+            reason = CloseReason(code, text, by_peer=True)
+            said = f"{peer} closed the connection with code {code}" + (f": {text}" if text else "")
+            self._end(reason, lambda: ConnectionLost(said, code))
+        elif self.engine.closed_by_peer:
+            self._end(
+                CloseReason(code, text, by_peer=True, lost=True),
+                lambda: ConnectionLost(
+                    f"{peer} broke the connection off with transport error {code:#x}: {text or 'no reason given'}"
+                ),
+            )
+        elif self.engine.terminated and text == "Idle timeout":
+            idle = self._config.idle_timeout
+            self._end(
+                CloseReason(1, text, lost=True),
+                lambda: IdleTimeout(f"nothing from {peer} for the idle time, here {idle} s"),
+            )
+        else:
+            self._end(
+                CloseReason(code, text, lost=True),
+                lambda: ConnectionLost(
+                    f"connection to {peer} failed with transport error {code:#x}: {text or 'no reason known'}"
+                ),
+            )
+
+    def _end(self, reason: CloseReason, make_error: Callable[[], CarrierError]) -> None:
+        self._reason = reason
+        self._make_error = make_error
+        for stream in list(self.streams.values()):
+            stream.connection_ended()
+        for lot in (self._accepting, *self._opening, self._datagram_readers, self._datagram_writers):
+            lot.unpark_all()
+        if self._drained is not None:
+            self._drained.set()
+            self._drained = None
+        self._shaken.set()
+        self._ended.set()
+        self._endpoint.handshake_over(self)
+
+    @property
+    def peer_address(self) -> Any:
+        """Socket address of the peer, where packets go now."""
+        return self.engine.get_peer_address() or self._address

@@ -1,0 +1,415 @@
+"""One UDP port and all QUIC connections on it: two tasks, whatever their number.
+
+* The **receive task** takes a burst from the port, routes each datagram by connection id, feeds it to its connection, and only then
+  lets each touched connection tell what happened.  Nothing that a peer sends may end this task: an error out of the engine ends that
+  one connection.
+* The **flush task** sends for all connections that have something to say.  It lets the tasks that can run go first (up to three
+  rounds), so that a hundred answers made in one turn share packets; sending at once split 64 answers into 38 packets.
+* One deadline for all timers: a heap of (time, connection).  A timer that moves earlier is pushed at once, one that moves later is
+  left in the heap, and looked at when it fires.
+
+Connection ids are 8 octets, the first is the number of the worker process.  A short header thus names connection and worker without
+parsing: several processes may share one port, and pass on what the kernel gave to the wrong one (`foreign`).
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import trio
+from aioquic.tls import SessionTicket
+
+from .config import QuicConfig
+from .connection import QuicConnection
+from .engine import EngineSettings, engine_class
+from .port import Address, DatagramPort
+from .tokens import reset_token
+
+if TYPE_CHECKING:
+    from .listener import QuicListener
+
+__all__ = ["QuicEndpoint"]
+
+logger = logging.getLogger("levada.transports.quic")
+
+CID_LENGTH = 8
+_YIELDS = 3  # rounds of the scheduler that a flush gives to tasks that can run
+_SMALLEST_RESET = 21  # octets, RFC 9000 section 10.3
+_LARGEST_RESET = 43
+_RESETS_PER_SECOND = 100
+
+
+class QuicEndpoint:
+    """A port with its connections; an async context manager that runs the two tasks.
+
+    `dial` and `listen` make one for each call.  Make one yourself to dial many servers from one port, or to dial and listen on it.
+    """
+
+    def __init__(self, port: DatagramPort, config: QuicConfig | None = None):
+        self.config = config or QuicConfig()
+        self.listener: QuicListener | None = None
+        self.foreign: Callable[[int, bytes, Address], None] | None = None
+        """Called with worker number, datagram and address for packets of another worker's connections; ``None`` drops them."""
+        self.secret = self.config.secret or os.urandom(32)
+        self.counters: Counter[str] = Counter()
+        """What happened to datagrams that belong to no connection, and how often the tasks ran."""
+        self._port = port
+        self._class = engine_class(plain=self.config.engine == "plain")
+        self._routes: dict[bytes, QuicConnection] = {}
+        self._reset_tokens: dict[bytes, QuicConnection] = {}
+        self._connections: dict[QuicConnection, None] = {}
+        self._dirty: list[QuicConnection] = []
+        self._outbox: list[tuple[bytes, Address]] = []
+        self._timers: list[tuple[float, int, QuicConnection]] = []
+        self._timer_count = 0
+        self._flusher: trio.lowlevel.Task | None = None
+        self._flusher_scope: trio.CancelScope | None = None
+        self._receive_scope = trio.CancelScope()
+        self._reset_allowance = float(_RESETS_PER_SECOND)
+        self._reset_seen = 0.0
+        self._deserted = trio.Event()
+        self._manager: Any = None
+        self._nursery: trio.Nursery | None = None
+
+    @property
+    def address(self) -> Address:
+        """Own address."""
+        return self._port.address
+
+    @property
+    def connections(self) -> Sequence[QuicConnection]:
+        """Connections that are not forgotten yet, the closing ones included."""
+        return tuple(self._connections)
+
+    # ---------------------------------------------------------------- life
+
+    async def __aenter__(self) -> Self:
+        self._manager = trio.open_nursery()
+        nursery: trio.Nursery = await self._manager.__aenter__()
+        nursery.start_soon(self._receive_loop, name="levada quic receive")
+        nursery.start_soon(self._flush_loop, name="levada quic flush")
+        self._nursery = nursery
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._nursery is not None
+        try:
+            for connection in self.connections:
+                connection.close()
+            self._flush(trio.current_time())
+            if self.config.linger and kind is None and self._connections:
+                await self._linger()
+        finally:
+            self._nursery.cancel_scope.cancel()
+            # An error of the block passes by, so that it is not wrapped in a group; a cancellation must go through, as it may be the nursery's.
+            passing = isinstance(error, Exception)
+            try:
+                await self._manager.__aexit__(*((None, None, None) if passing else (kind, error, traceback)))
+            finally:
+                self._port.close()
+
+    async def _linger(self) -> None:
+        """Stay until the closing periods are over, as far as the configuration allows."""
+        with trio.move_on_after(self.config.linger):
+            await self._deserted.wait()
+
+    # ---------------------------------------------------------------- connections
+
+    def connect(
+        self, address: Address, *, server: str, early: bool = False, config: QuicConfig | None = None
+    ) -> QuicConnection:
+        """Begin a connection; the first packet leaves once the caller waits for something.
+
+        Args:
+            server: its name, for the certificate and as the key of `ClientSessions`.
+            early: send with what a ticket allows before the handshake is complete, if there is a ticket.
+            config: instead of the endpoint's own.
+        """
+        config = config or self.config
+        configuration = config.for_engine(is_client=True, server_name=server)
+        sessions = config.sessions
+        key = f"{configuration.server_name}:{address[1]}"
+        ticket = None
+        if sessions is not None:
+            configuration.token = sessions.take_token(key)
+            ticket = sessions.take_ticket(key)
+            if ticket is not None and not early:
+                ticket.max_early_data_size = None
+            configuration.session_ticket = ticket
+
+        def keep_ticket(ticket: SessionTicket) -> None:
+            if sessions is not None:
+                sessions.add_ticket(key, ticket)
+
+        engine = self._class(
+            configuration=configuration,
+            settings=self.engine_settings(config),
+            session_ticket_handler=keep_ticket if sessions is not None else None,
+            token_handler=(lambda token: sessions.add_token(key, token)) if sessions is not None else None,
+        )
+        now = trio.current_time()
+        offered = early and ticket is not None and ticket.max_early_data_size is not None
+        connection = QuicConnection(self, engine, address, is_client=True, now=now, early_offered=offered)
+        self.adopt(connection, engine.host_cid)
+        engine.connect(address, now=now)
+        connection.mark_dirty()
+        return connection
+
+    def engine_settings(self, config: QuicConfig, *, address_validated: bool = False) -> EngineSettings:
+        """Return what an engine of this endpoint is told."""
+        secret = self.secret
+        return EngineSettings(
+            max_streams=config.max_streams,
+            max_streams_unidirectional=config.max_streams_unidirectional,
+            max_packet_size=config.max_packet_size,
+            ack_delay=config.ack_delay,
+            key_update_after=config.key_update_after,
+            new_cid=self.new_cid,
+            reset_token=lambda cid: reset_token(secret, cid),
+            address_validated=address_validated,
+        )
+
+    def new_cid(self) -> bytes:
+        """Make a connection id: the worker's number, then randomness."""
+        return bytes((self.config.worker,)) + os.urandom(CID_LENGTH - 1)
+
+    def adopt(self, connection: QuicConnection, *cids: bytes) -> None:
+        """Route packets for these ids to a connection, and keep its time."""
+        self._connections[connection] = None
+        for cid in cids:
+            self.add_route(cid, connection)
+
+    def add_route(self, cid: bytes, connection: QuicConnection) -> None:
+        """Route packets for an id to a connection."""
+        self._routes[cid] = connection
+        connection.cids.add(cid)
+
+    def remove_route(self, cid: bytes, connection: QuicConnection) -> None:
+        """Stop routing packets for an id."""
+        self._routes.pop(cid, None)
+        connection.cids.discard(cid)
+
+    def forget(self, connection: QuicConnection) -> None:
+        """Drop all trace of a connection."""
+        self._connections.pop(connection, None)
+        for cid in connection.cids:
+            self._routes.pop(cid, None)
+        connection.cids.clear()
+        for token in connection.reset_tokens:
+            self._reset_tokens.pop(token, None)
+        connection.reset_tokens.clear()
+        if not self._connections:
+            self._deserted.set()
+            self._deserted = trio.Event()
+
+    def learn_reset_tokens(self, connection: QuicConnection) -> None:
+        """Know a connection's stateless resets when they come; their connection ids are random."""
+        tokens = connection.engine.peer_reset_tokens()
+        if tokens != connection.reset_tokens:
+            for token in connection.reset_tokens - tokens:
+                self._reset_tokens.pop(token, None)
+            connection.reset_tokens = tokens
+            for token in tokens:
+                self._reset_tokens[token] = connection
+
+    def handshake_completed(self, connection: QuicConnection, address: Address) -> None:
+        """A client has shown who it is, as far as TLS goes."""
+        if self.listener is not None:
+            self.listener.handshake_completed(connection, address)
+
+    def handshake_over(self, connection: QuicConnection) -> None:
+        """A connection has ended, maybe before its handshake."""
+        if self.listener is not None:
+            self.listener.handshake_over(connection)
+
+    def rebind(self, port: DatagramPort) -> None:
+        """Go on at another port: after a change of network, for example. Dialled connections tell their servers at once."""
+        old, self._port = self._port, port
+        self._receive_scope.cancel()
+        old.close()
+        for connection in self.connections:
+            if connection.is_client and not connection.is_over:
+                connection.change_path()
+
+    # ---------------------------------------------------------------- sending
+
+    def add_dirty(self, connection: QuicConnection) -> None:
+        """Send for a connection soon."""
+        self._dirty.append(connection)
+        self._wake_flusher()
+
+    def send(self, datagrams: Sequence[tuple[bytes, Address]]) -> None:
+        """Send datagrams that need no connection."""
+        if self._outbox:
+            self._outbox += datagrams
+        else:
+            taken = self._port.send(datagrams)
+            if taken < len(datagrams):
+                self._outbox = list(datagrams[taken:])
+                self._wake_flusher()
+
+    def _wake_flusher(self) -> None:
+        task = self._flusher
+        if task is not None:
+            self._flusher = None
+            trio.lowlevel.reschedule(task)
+
+    async def _flush_loop(self) -> None:
+        while True:
+            # One scope for many turns, as entering one costs as much as half a turn; a timer that fires leaves it.
+            with trio.CancelScope(deadline=self._timers[0][0] if self._timers else math.inf) as self._flusher_scope:
+                while True:
+                    if not self._dirty and not self._outbox:
+                        self._flusher = trio.lowlevel.current_task()
+                        await trio.lowlevel.wait_task_rescheduled(self._flusher_interrupted)
+                    await self._turn()
+            await self._turn()
+
+    async def _turn(self) -> None:
+        for _ in range(_YIELDS):
+            await trio.lowlevel.checkpoint()
+            if not trio.lowlevel.current_statistics().tasks_runnable:
+                break
+        now = trio.current_time()
+        if self._timers and self._timers[0][0] <= now:
+            self._fire_timers(now)
+        self._flush(now)
+        while self._outbox:
+            await self._port.writable()
+            taken = self._port.send(self._outbox)
+            del self._outbox[:taken]
+
+    def _flusher_interrupted(self, _: Any) -> trio.lowlevel.Abort:
+        self._flusher = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    def _flush(self, now: float) -> None:
+        self.counters["flushes"] += 1
+        while self._dirty:
+            dirty, self._dirty = self._dirty, []
+            datagrams: list[tuple[bytes, Address]] = []
+            for connection in dirty:
+                connection.dirty = False
+                try:
+                    datagrams += connection.transmit(now)
+                except Exception as error:  # noqa: BLE001 - an engine that fails ends its own connection only
+                    self._engine_failed(connection, error)
+                self._set_timer(connection)
+            if datagrams:
+                self.send(datagrams)
+
+    def _set_timer(self, connection: QuicConnection) -> None:
+        at = connection.next_deadline()
+        if at < connection.timer_at and connection in self._connections:
+            connection.timer_at = at
+            self._timer_count += 1
+            heapq.heappush(self._timers, (at, self._timer_count, connection))
+            scope = self._flusher_scope
+            if scope is not None and at < scope.deadline:
+                scope.deadline = at
+
+    def _fire_timers(self, now: float) -> None:
+        timers = self._timers
+        while timers and timers[0][0] <= now:
+            at, _, connection = heapq.heappop(timers)
+            if connection.timer_at != at:
+                continue  # an entry that a later one with an earlier time has replaced
+            connection.timer_at = math.inf
+            if connection not in self._connections:
+                continue
+            if connection.next_deadline() > now:
+                self._set_timer(connection)
+                continue
+            try:
+                connection.fire(
+                    now
+                )  # marks it dirty; what it sends clears the timers of acks and pacing, and sets the next one
+            except Exception as error:  # noqa: BLE001 - as in _flush
+                self._engine_failed(connection, error)
+
+    def _engine_failed(self, connection: QuicConnection, error: Exception) -> None:
+        self.counters["engine failures"] += 1
+        logger.error("the engine of %r failed, which ends the connection", connection, exc_info=error)
+        connection.abandon(f"internal error: {error!r}")
+
+    # ---------------------------------------------------------------- receiving
+
+    async def _receive_loop(self) -> None:
+        while True:
+            with trio.CancelScope() as self._receive_scope:
+                while True:
+                    self._received(await self._port.receive())
+            # Cancelled by `rebind`: go on with the new port.
+            await trio.lowlevel.checkpoint()
+
+    def _received(self, batch: Sequence[tuple[bytes, Address]]) -> None:
+        now = trio.current_time()
+        touched: dict[QuicConnection, None] = {}
+        for data, address in batch:
+            connection = self._route(data, address, now)
+            if connection is not None:
+                try:
+                    connection.receive(data, address, now)
+                except Exception as error:  # noqa: BLE001 - whatever a peer sends ends its own connection at most
+                    self._engine_failed(connection, error)
+                touched[connection] = None
+        for connection in touched:
+            self.touch(connection)
+
+    def touch(self, connection: QuicConnection) -> None:
+        """Let a connection that was fed tell what happened, and answer."""
+        try:
+            connection.settle()
+        except Exception as error:  # noqa: BLE001 - as in _received
+            self._engine_failed(connection, error)
+        connection.mark_dirty()
+
+    def _route(self, data: bytes, address: Address, now: float) -> QuicConnection | None:
+        if not data:
+            return None
+        if not data[0] & 0x80:
+            cid = data[1 : 1 + CID_LENGTH]
+            connection = self._routes.get(cid)
+            if connection is None:
+                self._unroutable(data, cid, address, now)
+            return connection
+        # Long header: version, length of the destination id, the id.
+        connection = self._routes.get(data[6 : 6 + data[5]]) if len(data) > 6 else None
+        if connection is None and self.listener is not None:
+            self.listener.unknown(data, address)
+        return connection
+
+    def _unroutable(self, data: bytes, cid: bytes, address: Address, now: float) -> None:
+        """A short header for no connection here: a stateless reset, a packet for another worker, or one that deserves a reset."""
+        if len(data) >= _SMALLEST_RESET:
+            connection = self._reset_tokens.get(data[-16:])
+            if connection is not None and connection.peer_address == address:
+                self.counters["stateless resets received"] += 1
+                connection.reset_by_peer()
+                return
+        if len(cid) == CID_LENGTH and cid[0] != self.config.worker:
+            self.counters["foreign"] += 1
+            if self.foreign is not None:
+                self.foreign(cid[0], data, address)
+            return
+        self.counters["unroutable"] += 1
+        # Smaller than what it answers, so that two endpoints cannot keep each other busy with resets.
+        size = min(len(data) - 1, _LARGEST_RESET)
+        if size < _SMALLEST_RESET or not self._class.tuned:
+            return
+        elapsed, self._reset_seen = now - self._reset_seen, now
+        self._reset_allowance = min(_RESETS_PER_SECOND, self._reset_allowance + elapsed * _RESETS_PER_SECOND)
+        if self._reset_allowance >= 1:
+            self._reset_allowance -= 1
+            self.counters["stateless resets sent"] += 1
+            noise = os.urandom(size - 16)
+            self.send([(bytes((0x40 | noise[0] & 0x3F,)) + noise[1:] + reset_token(self.secret, cid), address)])

@@ -1,0 +1,334 @@
+"""The QUIC state machine: aioquic's, seen through the few looks inside that a carrier needs, and whether it can be tuned.
+
+Only this module and `overrides` touch private names of aioquic.  At import the version and each name is checked:
+
+* `PlainEngine` is aioquic's `QuicConnection` as it is, plus read-only looks inside (how much is unsent, how much credit there is).
+  It works with any version that has those names, and is what one gets, with a warning, when the overrides do not fit.
+* `TunedEngine`, in `overrides`, holds all that is overridden.  Nothing outside these two modules asks which of them it has, except
+  for features that the plain one cannot have; its methods of the same names do nothing then.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import attrs
+from aioquic import tls
+from aioquic.quic import events
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.connection import QuicConnection, QuicConnectionState
+from aioquic.quic.packet_builder import QuicPacketBuilder
+from aioquic.quic.recovery import QuicPacketRecovery, QuicPacketSpace
+from aioquic.quic.stream import QuicStream
+from cryptography.hazmat.primitives.serialization import Encoding
+
+__all__ = ["OVERRIDES_FIT", "EarlyDatagram", "EngineSettings", "PlainEngine", "engine_class"]
+
+SUPPORTED: Final = "1.7"
+"""Versions of aioquic, by their first two numbers, whose inside the overrides were written for."""
+
+_PACKET_OVERHEAD = 3 + 16  # short header less the connection id, and the AEAD's tag
+_LONG_HEADER = 11
+
+
+@attrs.frozen(kw_only=True)
+class EngineSettings:
+    """What an engine is told beyond aioquic's own configuration."""
+
+    max_streams: int = 128
+    max_streams_unidirectional: int = 128
+    max_packet_size: int = 1_452
+    ack_delay: float = 0.001
+    key_update_after: int = 1 << 22
+    new_cid: Callable[[], bytes] = attrs.field(default=lambda: os.urandom(8))
+    reset_token: Callable[[bytes], bytes] = attrs.field(default=lambda cid: os.urandom(16))
+    address_validated: bool = False
+    """A token has shown that the client receives at its address."""
+
+
+class EarlyDatagram(events.DatagramFrameReceived):
+    """A datagram that came as 0-RTT data."""
+
+
+class PlainEngine(QuicConnection):
+    """aioquic's connection with the looks inside that backpressure needs."""
+
+    tuned = False
+    """Whether the overrides are in force."""
+
+    def __init__(
+        self,
+        *,
+        configuration: QuicConfiguration,
+        settings: EngineSettings,
+        original_destination_connection_id: bytes | None = None,
+        retry_source_connection_id: bytes | None = None,
+        session_ticket_fetcher: tls.SessionTicketFetcher | None = None,
+        session_ticket_handler: tls.SessionTicketHandler | None = None,
+        token_handler: Callable[[bytes], None] | None = None,
+    ):
+        super().__init__(
+            configuration=configuration,
+            original_destination_connection_id=original_destination_connection_id,
+            retry_source_connection_id=retry_source_connection_id,
+            session_ticket_fetcher=session_ticket_fetcher,
+            session_ticket_handler=session_ticket_handler,
+            token_handler=token_handler,
+        )
+        self.settings = settings
+        self.early_streams: set[int] = set()
+        """Streams that carried 0-RTT data; the reader of the events empties it."""
+        self.reset_tokens_changed = False
+        """The peer has issued connection ids since somebody looked; the plain engine does not tell."""
+
+    # ---------------------------------------------------------------- state
+
+    @property
+    def close_event(self) -> events.ConnectionTerminated | None:
+        """Why the connection is ending; set before the event of that name, which only comes after the closing period."""
+        return self._close_event
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing can be sent any more but, perhaps, the close itself."""
+        return self._close_event is not None
+
+    @property
+    def closed_by_peer(self) -> bool:
+        """Whether the peer's CONNECTION_CLOSE ended it."""
+        return self._state is QuicConnectionState.DRAINING
+
+    @property
+    def terminated(self) -> bool:
+        """Whether the closing period is over too."""
+        return self._state is QuicConnectionState.TERMINATED
+
+    @property
+    def may_answer(self) -> bool:
+        """Whether the peer has proved its address, or was sent at most three times what it sent; aioquic forgets that when it closes."""
+        if not self._network_paths:
+            return False
+        path = self._network_paths[0]
+        return path.is_validated or path.bytes_sent <= 3 * path.bytes_received
+
+    @property
+    def handshake_complete(self) -> bool:
+        """Whether the peer is who it says it is."""
+        return self._handshake_complete
+
+    @property
+    def probe_timeout(self) -> float:
+        """Seconds after which something unacknowledged is probed for."""
+        return self._loss.get_probe_timeout()
+
+    @property
+    def packet_size(self) -> int:
+        """Octets of UDP payload now in use."""
+        return self._max_datagram_size
+
+    @property
+    def smoothed_rtt(self) -> float:
+        """Round trip in seconds, 0 if not measured yet."""
+        return self._loss._rtt_smoothed
+
+    @property
+    def packets_sent(self) -> int:
+        """Packets of all kinds."""
+        return self._packet_number
+
+    @property
+    def peer_certificate(self) -> bytes | None:
+        """The peer's certificate in DER."""
+        certificate = self.tls._peer_certificate
+        return None if certificate is None else certificate.public_bytes(Encoding.DER)
+
+    def peer_reset_tokens(self) -> set[bytes]:
+        """Stateless reset tokens by which the peer may end this connection."""
+        known = [self._peer_cid, *self._peer_cid_available]
+        return {cid.stateless_reset_token for cid in known if cid.stateless_reset_token}
+
+    def terminate(self, code: int, text: str) -> None:
+        """End it here and now, without a word to the peer."""
+        if not self.terminated:
+            if self._close_event is None:
+                self._close_event = events.ConnectionTerminated(error_code=code, frame_type=0, reason_phrase=text)
+            self._close_end()
+
+    # ---------------------------------------------------------------- streams
+
+    def stream_credit(self, *, unidirectional: bool) -> int:
+        """Return how many more streams the peer lets be opened now."""
+        limit = self._remote_max_streams_uni if unidirectional else self._remote_max_streams_bidi
+        return max(0, limit - self.get_next_available_stream_id(unidirectional) // 4)
+
+    def reserve_stream(self, *, unidirectional: bool, priority: int) -> int:
+        """Open a stream; the peer learns of it with its first frame."""
+        stream_id = self.get_next_available_stream_id(unidirectional)
+        self._get_or_create_stream_for_send(stream_id)
+        self.set_priority(stream_id, priority)
+        return stream_id
+
+    def want_stream(self, *, unidirectional: bool) -> None:
+        """Tell the peer that its limit keeps streams from being opened; aioquic's own class cannot."""
+
+    def set_priority(self, stream_id: int, priority: int) -> None:
+        """Serve a stream before others of higher numbers; the plain engine serves all in turn."""
+
+    def unsent(self, stream_id: int) -> int:
+        """Octets written that have not been in any packet."""
+        stream = self._streams.get(stream_id)
+        if stream is None or stream.sender._reset_error_code is not None:
+            return 0
+        return stream.sender._buffer_stop - stream.sender.highest_offset
+
+    def unacked(self, stream_id: int) -> int:
+        """Octets written that the peer has not acknowledged."""
+        stream = self._streams.get(stream_id)
+        if stream is None or stream.sender._reset_error_code is not None:
+            return 0
+        return stream.sender._buffer_stop - stream.sender._buffer_start
+
+    def total_unacked(self) -> int:
+        """The same for all streams together."""
+        return sum(map(self.unacked, self._streams))
+
+    def discard_stream(self, stream_id: int, code: int) -> None:
+        """Reset the sending half, and give its buffer back."""
+        self.reset_stream(stream_id, code)
+
+    def refuse_stream(self, stream_id: int, code: int) -> None:
+        """Ask the peer to stop; nothing if the stream is done or gone."""
+        stream = self._streams.get(stream_id)
+        if stream is not None and not stream.receiver.is_finished:
+            self.stop_stream(stream_id, code)
+
+    def consumed(self, stream_id: int, octets: int) -> bool:
+        """The application took octets of a stream; true if the peer is to be told of new credit."""
+        return False
+
+    def grant_stream(self, *, unidirectional: bool) -> bool:
+        """The application is done with a stream of the peer's; true if the peer is to be told. aioquic has done it already."""
+        return False
+
+    def take_settled(self, known: Iterable[int]) -> list[int]:
+        """Return those of the `known` streams whose sending half has ended for good since the last call, acknowledged or reset."""
+        streams = self._streams
+        return [stream_id for stream_id in known if stream_id not in streams or streams[stream_id].sender.is_finished]
+
+    def take_forgotten(self, known: Iterable[int]) -> list[int]:
+        """Return those of the `known` streams that the engine has dropped since the last call."""
+        streams = self._streams
+        return [stream_id for stream_id in known if stream_id not in streams]
+
+    # ---------------------------------------------------------------- datagrams
+
+    @property
+    def datagrams_queued(self) -> int:
+        """Datagrams in no packet yet."""
+        return len(self._datagrams_pending)
+
+    def datagram_room(self) -> int:
+        """Octets of the largest datagram that fits a packet and that the peer takes."""
+        peer = self._remote_max_datagram_frame_size
+        if not peer:
+            return 0
+        room = self._max_datagram_size - _PACKET_OVERHEAD - len(self._peer_cid.cid) - 3
+        if not self._handshake_complete:  # 0-RTT packets have a long header
+            room -= _LONG_HEADER - 3 + len(self.host_cid)
+        return max(0, min(room, peer - 3))
+
+    # ---------------------------------------------------------------- only in the tuned engine
+
+    def send_new_token(self, token: bytes) -> None:
+        """Give the client a token for its next connection."""
+
+    def probe_path(self, now: float) -> list[tuple[bytes, Any]]:
+        """Return a path MTU probe if one is due."""
+        return []
+
+    @property
+    def probe_at(self) -> float | None:
+        """When the next path MTU probe is due."""
+        return None
+
+
+# ---------------------------------------------------------------- does it fit?
+
+_PLAIN_NAMES = """
+    _close_event _close_end _state _handshake_complete _loss _max_datagram_size _packet_number _peer_cid
+    _peer_cid_available _remote_max_streams_bidi _remote_max_streams_uni _get_or_create_stream_for_send _streams
+    _datagrams_pending _remote_max_datagram_frame_size _network_paths
+"""
+_TUNED_NAMES = """
+    _streams_queue _streams_blocked_bidi _streams_blocked_uni _streams_blocked_pending _unblock_streams
+    _get_or_create_stream _handle_max_data_frame _handle_max_stream_data_frame _handle_stop_sending_frame
+    _handle_reset_stream_frame _handle_stream_frame _handle_datagram_frame _handle_streams_blocked_frame
+    _write_streams_blocked_frame _handle_new_connection_id_frame _handle_crypto_frame _parse_transport_parameters
+    _find_network_path _replenish_connection_ids _host_cids _host_cid_seq _remote_active_connection_id_limit
+    _local_max_data _local_max_streams_bidi _local_max_streams_uni _local_initial_source_connection_id
+    _on_connection_limit_delivery _on_max_stream_data_delivery _write_connection_limits _write_stream_limits
+    _write_stream_frame _write_reset_stream_frame _write_stop_sending_frame _write_application _write_ack_frame
+    _write_new_connection_id_frame _write_ping_frame _write_crypto_frame _flush_builder
+    _payload_received _cryptos _crypto_streams _spaces _ping_pending _probe_pending _pacing_at _handshake_confirmed
+    _handshake_done_pending _retire_connection_ids _remote_max_data _remote_max_data_used _close_pending _close_at
+    _idle_timeout _ack_eliciting_sent_since_receipt _spin_bit _spin_highest_pn _version _ack_delay
+    _remote_ack_delay_exponent _events _is_client
+"""
+
+
+def _missing(names: str) -> list[str]:
+    """Return what the installed aioquic lacks of the names of a connection and of the objects it consists of."""
+    sample = QuicConnection(configuration=QuicConfiguration(is_client=True))
+    stream = QuicStream(stream_id=0)
+    builder = QuicPacketBuilder(host_cid=b"", peer_cid=b"", version=1, is_client=True, max_datagram_size=1_200)
+    parts: tuple[tuple[object, str], ...] = (
+        (
+            stream.sender,
+            "_buffer _buffer_start _buffer_stop _pending _pending_eof _reset_error_code highest_offset reset_pending",
+        ),
+        (stream.receiver, "_buffer highest_offset stop_pending is_finished"),
+        (builder, "_packet _buffer remaining_flight_space remaining_buffer_space packet_is_empty"),
+        (QuicPacketRecovery, "_on_packets_lost get_probe_timeout"),
+        (getattr(sample, "_loss", None), "_pacer _cc _pto_count _rtt_smoothed _time_of_last_sent_ack_eliciting_packet"),
+        (
+            QuicPacketSpace(),
+            "ack_at ack_queue expected_packet_number largest_acked_packet received_packets sent_packets",
+        ),
+    )
+    present = set(dir(sample))
+    lacking = [name for name in names.split() if name not in present]
+    return lacking + [name for part, wanted in parts for name in wanted.split() if name not in dir(part)]
+
+
+def _overrides_fit() -> bool:
+    version = importlib.metadata.version("aioquic")
+    if _missing(_PLAIN_NAMES):
+        raise ImportError(f"aioquic {version} cannot be used, wanted {SUPPORTED}.x: pip install 'levada[quic]'")
+    lacking = _missing(_TUNED_NAMES)
+    if not lacking and version.split(".")[:2] == SUPPORTED.split("."):
+        return True
+    why = f"lacks {', '.join(lacking)}" if lacking else f"is not {SUPPORTED}.x"
+    warnings.warn(
+        f"aioquic {version} {why}: QUIC runs without receive backpressure, 0-RTT marks, NEW_TOKEN, stateless reset, path MTU "
+        "discovery and at a higher cost (pip install 'levada[quic]')",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return False
+
+
+OVERRIDES_FIT: Final = _overrides_fit()
+"""Whether the installed aioquic is one that the overrides were written for."""
+
+
+def engine_class(*, plain: bool = False) -> type[PlainEngine]:
+    """Return the engine to use: the tuned one if it fits, unless the plain one is asked for."""
+    if plain or not OVERRIDES_FIT:
+        return PlainEngine
+    from .overrides import TunedEngine  # only now, as its imports may fail where the overrides do not fit
+
+    return TunedEngine

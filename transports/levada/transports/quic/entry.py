@@ -1,0 +1,108 @@
+"""`dial` and `listen` for QUIC."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
+
+import trio
+
+from levada.framework.errors import ConfigurationError, ConnectionLost
+
+from .config import QuicConfig
+from .connection import QuicConnection
+from .endpoint import QuicEndpoint
+from .listener import QuicListener
+from .port import Address, DatagramPort, UdpPort
+
+__all__ = ["dial", "listen"]
+
+
+@asynccontextmanager
+async def dial(
+    url: str, config: QuicConfig | None = None, *, early: bool = False, port: DatagramPort | None = None
+) -> AsyncIterator[QuicConnection]:
+    """Connect to a server; leaving the block drains within 5 s and closes.
+
+    Args:
+        url: ``quic://host:port``.
+        config: the defaults trust the public certificate authorities.
+        early: return before the handshake is complete, so that the first octets travel with the first packet if `QuicConfig.sessions`
+            has a ticket for this server. They may be played again by an attacker; `QuicConnection.handshake` tells if they were
+            refused (streams are sent again by themselves then, datagrams are not).
+        port: instead of a UDP socket of its own.
+
+    Raises:
+        ConnectionLost: no such host, no answer, or the handshake failed.
+        ConfigurationError: the URL is not one of QUIC.
+    """
+    config = config or QuicConfig()
+    host, number = _parse(url)
+    if port is None:
+        address = await _resolve(host, number)
+        port = _open(("::" if ":" in address[0] else "0.0.0.0", 0), config)
+    else:
+        address = (host, number)
+    async with QuicEndpoint(port, config) as endpoint:
+        connection = endpoint.connect(address, server=host, early=early)
+        async with connection:
+            if not early:
+                await connection.handshake()
+            yield connection
+
+
+@asynccontextmanager
+async def listen(url: str, config: QuicConfig, *, port: DatagramPort | None = None) -> AsyncIterator[QuicListener]:
+    """Listen for clients; leaving the block closes the connections that are left.
+
+    Args:
+        url: ``quic://host:port``, port 0 for any free one.
+        config: with a certificate at least.
+        port: instead of a UDP socket of its own.
+
+    Raises:
+        OSError: the address cannot be had, or a file cannot be read.
+        ConfigurationError: no certificate, or the URL is not one of QUIC.
+    """
+    host, number = _parse(url, listening=True)
+    if port is None:
+        address = await _resolve(host, number)
+        port = _open(address, config)
+    endpoint = QuicEndpoint(port, config)
+    try:
+        listener = QuicListener(endpoint)
+    except BaseException:
+        port.close()
+        raise
+    async with endpoint:
+        try:
+            yield listener
+        finally:
+            with trio.CancelScope(shield=True):
+                await listener.aclose()
+
+
+def _open(address: Address, config: QuicConfig) -> UdpPort:
+    return UdpPort.bind(address, gso=config.gso, gro=config.gro, buffer=config.socket_buffer)
+
+
+def _parse(url: str, *, listening: bool = False) -> tuple[str, int]:
+    parts = urlsplit(url)
+    try:
+        number = parts.port
+    except ValueError as error:
+        raise ConfigurationError(f"{url!r}: {error}") from error
+    if parts.scheme != "quic" or not parts.hostname or number is None or (not number and not listening):
+        raise ConfigurationError(f"{url!r} is not a QUIC address, wanted quic://host:port")
+    return parts.hostname, number
+
+
+async def _resolve(host: str, number: int) -> Address:
+    try:
+        found = await trio.socket.getaddrinfo(host, number, type=trio.socket.SOCK_DGRAM)
+    except OSError as error:
+        raise ConnectionLost(f"no address for {host!r}: {error}") from error
+    # IPv4 first: a UDP socket does not tell that nobody is at the other address.
+    found.sort(key=lambda entry: entry[0] != trio.socket.AF_INET)
+    return found[0][4]

@@ -1,0 +1,320 @@
+"""What a server does with packets of clients that it does not know: version negotiation, Retry, tokens, and `QuicIncoming`.
+
+Until an application accepts an `QuicIncoming`, a client costs its first packets and no cryptography.  Under load, or always, a client
+has to prove first that it receives at its address: a Retry packet carries a token, and nothing is kept here for it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import trio
+from aioquic._buffer import Buffer
+from aioquic.quic.crypto import CryptoPair
+from aioquic.quic.packet import (
+    QuicErrorCode,
+    QuicFrameType,
+    QuicHeader,
+    QuicPacketType,
+    encode_quic_retry,
+    encode_quic_version_negotiation,
+    pull_quic_header,
+)
+from aioquic.quic.packet_builder import QuicPacketBuilder
+
+from levada.framework.errors import ConnectionClosed, LocalProtocolError
+
+from .config import SMALLEST_PACKET, TicketStore
+from .connection import QuicConnection
+from .endpoint import CID_LENGTH, QuicEndpoint
+from .port import Address, authority
+from .tokens import AddressTokens
+
+__all__ = ["QuicIncoming", "QuicListener"]
+
+_PACKETS_KEPT = 10  # of a client that is not accepted yet: a large hello and early data
+_CLOSE_FRAME = 25
+
+
+class QuicIncoming:
+    """A client that wants a connection: accept it, refuse it, make it prove its address, or ignore it; one of them, once.
+
+    One that nobody decides about within `QuicConfig.handshake_timeout` is forgotten.
+    """
+
+    def __init__(
+        self,
+        listener: QuicListener,
+        header: QuicHeader,
+        address: Address,
+        *,
+        validated: bool,
+        original_cid: bytes | None,
+    ):
+        self._listener = listener
+        self._address = address
+        self._version = header.version or 0
+        self.destination_cid = header.destination_cid
+        self.source_cid = header.source_cid
+        self._original_cid = original_cid
+        self._validated = validated
+        self._packets: list[bytes] = []
+        self._decided = False
+        self.expires_at = trio.current_time() + listener.endpoint.config.handshake_timeout
+
+    @property
+    def peer(self) -> str:
+        """Its address."""
+        return authority(self._address)
+
+    @property
+    def validated(self) -> bool:
+        """Whether it has shown that it receives at this address, by a token."""
+        return self._validated
+
+    @property
+    def decided(self) -> bool:
+        """Whether it was accepted, refused, sent back, ignored, or has expired."""
+        return self._decided
+
+    def keep(self, data: bytes) -> None:
+        """Keep a packet until it is accepted."""
+        if len(self._packets) < _PACKETS_KEPT:
+            self._packets.append(data)
+
+    def accept(self) -> QuicConnection:
+        """Begin the handshake; see `QuicConnection.handshake`.
+
+        Raises:
+            LocalProtocolError: it was decided about already.
+        """
+        self._decide()
+        return self._listener.start(self, self._address, self._packets, self._original_cid, validated=self._validated)
+
+    def refuse(self) -> None:
+        """Close it at once, so that the client knows."""
+        self._decide()
+        self._listener.send_close(
+            self._version, self.source_cid, self.destination_cid, self._address, QuicErrorCode.CONNECTION_REFUSED
+        )
+
+    def retry(self) -> None:
+        """Let it prove its address first; it comes back as another `QuicIncoming`.
+
+        Raises:
+            LocalProtocolError: it has proved it already.
+        """
+        if self._validated:
+            raise LocalProtocolError("this client has proved its address; accept, refuse or ignore it")
+        self._decide()
+        self._listener.send_retry(self._version, self.source_cid, self.destination_cid, self._address)
+
+    def ignore(self) -> None:
+        """Forget it without a word."""
+        self._decide()
+
+    def _decide(self) -> None:
+        if self._decided:
+            raise LocalProtocolError("this client was decided about already, or waited too long")
+        self._decided = True
+        self._listener.decided(self)
+
+
+class QuicListener:
+    """Where clients come in; made by `listen`, or on an endpoint of one's own."""
+
+    def __init__(self, endpoint: QuicEndpoint):
+        self.endpoint = endpoint
+        config = endpoint.config
+        self._configuration = config.for_engine(is_client=False)
+        self._tokens = AddressTokens(endpoint.secret)
+        self._tickets = config.tickets if config.tickets is not None else TicketStore()
+        self._pending: dict[bytes, QuicIncoming] = {}
+        self._queue: deque[QuicIncoming] = deque()
+        self._waiters = trio.lowlevel.ParkingLot()
+        self._handshakes: dict[QuicConnection, None] = {}
+        self._closed = False
+        endpoint.listener = self
+
+    @property
+    def url(self) -> str:
+        """Where it listens, with the real port."""
+        return f"quic://{authority(self.endpoint.address)}"
+
+    @property
+    def unfinished(self) -> int:
+        """Handshakes that are under way, and clients that wait for `accept`."""
+        return len(self._handshakes) + len(self._pending)
+
+    async def accept(self) -> QuicIncoming:
+        """Wait for the next client, before its handshake.
+
+        Raises:
+            ConnectionClosed: the listener was closed.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while True:
+            while self._queue:
+                incoming = self._queue.popleft()
+                if not incoming.decided:
+                    return incoming
+            if self._closed:
+                raise ConnectionClosed("the listener is closed")
+            await self._waiters.park()
+
+    async def aclose(self) -> None:
+        """Stop accepting; what was accepted lives on."""
+        self._closed = True
+        for incoming in list(self._pending.values()):
+            incoming.refuse()
+        self._waiters.unpark_all()
+        await trio.lowlevel.checkpoint()
+
+    # ---------------------------------------------------------------- decisions
+
+    def start(
+        self,
+        incoming: QuicIncoming,
+        address: Address,
+        packets: list[bytes],
+        original_cid: bytes | None,
+        *,
+        validated: bool,
+    ) -> QuicConnection:
+        """Make the connection of a client that was accepted."""
+        endpoint, config = self.endpoint, self.endpoint.config
+        now = trio.current_time()
+        engine = endpoint._class(
+            configuration=self._configuration,
+            settings=endpoint.engine_settings(config, address_validated=validated),
+            original_destination_connection_id=original_cid or incoming.destination_cid,
+            retry_source_connection_id=incoming.destination_cid if original_cid is not None else None,
+            session_ticket_fetcher=self._tickets.take if config.early_data else None,
+            session_ticket_handler=self._tickets.add if config.early_data else None,
+        )
+        connection = QuicConnection(endpoint, engine, address, is_client=False, now=now)
+        endpoint.adopt(connection, incoming.destination_cid, engine.host_cid)
+        self._handshakes[connection] = None
+        for data in packets:
+            connection.receive(data, address, now)
+        endpoint.touch(connection)
+        return connection
+
+    def decided(self, incoming: QuicIncoming) -> None:
+        """An incoming client waits no more."""
+        self._pending.pop(incoming.destination_cid, None)
+
+    def handshake_completed(self, connection: QuicConnection, address: Address) -> None:
+        """A client may skip the proof of its address the next time."""
+        self._handshakes.pop(connection, None)
+        connection.engine.send_new_token(self._tokens.issue(address))
+
+    def handshake_over(self, connection: QuicConnection) -> None:
+        """A handshake will never complete."""
+        self._handshakes.pop(connection, None)
+
+    # ---------------------------------------------------------------- packets
+
+    def unknown(self, data: bytes, address: Address) -> None:
+        """Judge a long-header packet that belongs to no connection."""
+        counters, config = self.endpoint.counters, self.endpoint.config
+        version = int.from_bytes(data[1:5], "big")
+        if not version or self._closed:
+            return  # a version negotiation is never answered: two servers could be set on each other with it
+        if version not in config.versions:
+            self._negotiate(data, address)
+            return
+        try:
+            header = pull_quic_header(Buffer(data=data), host_cid_length=CID_LENGTH)
+        except ValueError:
+            counters["malformed"] += 1
+            return
+        waiting = self._pending.get(header.destination_cid)
+        if waiting is not None:
+            waiting.keep(data)
+            return
+        if (
+            header.packet_type is not QuicPacketType.INITIAL
+            or len(data) < SMALLEST_PACKET
+            or len(header.destination_cid) < 8
+        ):
+            counters["stray"] += 1
+            return
+        self._newcomer(data, header, version, address)
+
+    def _negotiate(self, data: bytes, address: Address) -> None:
+        """Name the versions spoken here; of a packet of another version only the ids can be understood (RFC 8999)."""
+        if len(data) < SMALLEST_PACKET:
+            return
+        end = 6 + data[5]
+        destination_cid, source_cid = data[6:end], data[end + 1 : end + 1 + data[end]]
+        self.endpoint.counters["version negotiations"] += 1
+        answer = encode_quic_version_negotiation(
+            source_cid=destination_cid,
+            destination_cid=source_cid,
+            supported_versions=list(self.endpoint.config.versions),
+        )
+        self.endpoint.send([(answer, address)])
+
+    def _newcomer(self, data: bytes, header: QuicHeader, version: int, address: Address) -> None:
+        counters, config = self.endpoint.counters, self.endpoint.config
+        self._expire()
+        proof = (
+            self._tokens.check(header.token, address, destination_cid=header.destination_cid) if header.token else None
+        )
+        if proof is None and header.token and self._tokens.is_retry(header.token, address):
+            counters["invalid tokens"] += 1
+            self.send_close(version, header.source_cid, header.destination_cid, address, QuicErrorCode.INVALID_TOKEN)
+            return
+        if self.unfinished >= config.max_handshakes:
+            counters["dropped"] += 1
+            return
+        demanded = config.retry == "always" or (config.retry == "load" and self.unfinished >= config.retry_threshold)
+        if proof is None and demanded:
+            self.send_retry(version, header.source_cid, header.destination_cid, address)
+            return
+        original = proof.original_cid if proof is not None else None
+        incoming = QuicIncoming(self, header, address, validated=proof is not None, original_cid=original)
+        incoming.keep(data)
+        self._pending[header.destination_cid] = incoming
+        self._queue.append(incoming)
+        self._waiters.unpark()
+
+    def _expire(self) -> None:
+        now = trio.current_time()
+        while self._queue and (self._queue[0].decided or self._queue[0].expires_at <= now):
+            incoming = self._queue.popleft()
+            if not incoming.decided:
+                incoming.ignore()
+
+    def send_retry(self, version: int, source_cid: bytes, destination_cid: bytes, address: Address) -> None:
+        """Make a client prove its address."""
+        self.endpoint.counters["retries"] += 1
+        retry_cid = self.endpoint.new_cid()
+        packet = encode_quic_retry(
+            version=version,
+            source_cid=retry_cid,
+            destination_cid=source_cid,
+            original_destination_cid=destination_cid,
+            retry_token=self._tokens.retry(address, original_cid=destination_cid, retry_cid=retry_cid),
+        )
+        self.endpoint.send([(packet, address)])
+
+    def send_close(self, version: int, source_cid: bytes, destination_cid: bytes, address: Address, code: int) -> None:
+        """Close a connection that never was, in an Initial packet."""
+        keys = CryptoPair()
+        keys.setup_initial(cid=destination_cid, is_client=False, version=version)
+        builder = QuicPacketBuilder(
+            host_cid=destination_cid,
+            is_client=False,
+            max_datagram_size=SMALLEST_PACKET,
+            peer_cid=source_cid,
+            version=version,
+        )
+        builder.start_packet(QuicPacketType.INITIAL, keys)
+        frame = builder.start_frame(QuicFrameType.TRANSPORT_CLOSE, _CLOSE_FRAME)
+        frame.push_uint_var(code)
+        frame.push_uint_var(QuicFrameType.PADDING)
+        frame.push_uint_var(0)
+        datagrams, _ = builder.flush()
+        self.endpoint.send([(datagram, address) for datagram in datagrams])

@@ -1,0 +1,790 @@
+"""What levada overrides of aioquic's connection, to decide about cost and backpressure itself.
+
+- **ready set**: only streams with something to send are looked at, where aioquic walks all streams twice for each packet;
+  strict priorities, round robin within one;
+- **receive windows** follow what the application took, where aioquic doubles them whenever half is used, read or not;
+- **stream credit** is given back when the application has seen the stream, not before;
+- a **lean receive path** for 1-RTT packets on the current path, with the previous key kept over a key update;
+- acknowledgements travel with data that leaves anyway; **pacing** in bursts of 2 ms, since event loops sleep whole milliseconds;
+- 0-RTT **marks**, refused early data sent again at once, NEW_TOKEN, stateless reset tokens, path MTU probes, key updates.
+
+Invariants of the ready set: a stream that has a frame to send is in `_levels` or, if the peer's window stops it, in `_stalled`, or it
+waits for stream credit (`is_blocked`).  Whatever makes a stream sendable again (write, reset, stop, a lost frame, a raised window)
+passes through `_ready`.  A frame that the slow path writes (handshake, migration) gets the same delivery handler as one of the fast
+path, or a loss there would never reach the ready set.  A stream whose both halves are done is in `_done` exactly when the last
+delivery or frame made it so; nobody searches for finished streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from aioquic import tls
+from aioquic._buffer import Buffer
+from aioquic._crypto import CryptoError
+from aioquic.buffer import size_uint_var
+from aioquic.quic import events
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.connection import (
+    END_STATES,
+    Limit,
+    QuicConnectionError,
+    QuicConnectionId,
+    QuicConnectionState,
+    QuicNetworkPath,
+    QuicReceiveContext,
+)
+from aioquic.quic.packet import QuicFrameType, QuicPacketType, decode_packet_number, pull_quic_transport_parameters
+from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder, QuicPacketBuilderStop
+from aioquic.quic.recovery import MAX_ACK_RANGES, QuicPacketSpace
+from aioquic.quic.stream import QuicStream
+
+from .engine import EarlyDatagram, EngineSettings, PlainEngine
+from .pacing import BurstPacer
+from .pmtu import MtuSearch
+
+__all__ = ["TunedEngine"]
+
+_ACKED = QuicDeliveryState.ACKED
+_ONE_RTT = tls.Epoch.ONE_RTT
+_ZERO_RTT = tls.Epoch.ZERO_RTT
+_CONNECTED = QuicConnectionState.CONNECTED
+_STOP_FRAME = 17  # octets at most of STOP_SENDING and MAX_STREAM_DATA: type and two variable-length integers
+_LIMIT_FRAME = 9
+_LARGE = 1_160  # octets of stream data that only a packet above 1,200 can hold
+
+
+class TunedEngine(PlainEngine):
+    """The overrides; see the module."""
+
+    tuned = True
+
+    def __init__(self, *, configuration: QuicConfiguration, settings: EngineSettings, **rest: Any):
+        super().__init__(configuration=configuration, settings=settings, **rest)
+        self._levels: dict[int, dict[QuicStream, None]] = {}
+        self._priorities: dict[int, int] = {}
+        self._stalled: dict[QuicStream, None] = {}
+        self._owing: dict[QuicStream, None] = {}  # streams whose MAX_STREAM_DATA is to be sent
+        self._done: list[QuicStream] = []
+        self._settled: list[int] = []
+        self._forgotten: list[int] = []
+        self._peer_wants: set[Limit] = set()  # limits that the peer says keep it from opening streams
+        self._wanted: set[bool] = (
+            set()
+        )  # kinds of streams, true for unidirectional, that the peer's limits keep from being opened
+        self._unacked = 0
+        self._app_consumed = 0
+        self._consumed_by: dict[int, int] = {}
+        self._window = configuration.max_stream_data
+        self._connection_window = configuration.max_data
+        self._new_token = b""
+        self._now = 0.0  # of the last call that said what time it is
+        self._key_start = 0
+        self._key_current: Any = None
+        self._key_previous: Any = None
+        self._mtu = MtuSearch(configuration.max_datagram_size, settings.max_packet_size)
+        self._ack_delay = settings.ack_delay
+        self._loss._pacer = BurstPacer(max_datagram_size=self._max_datagram_size)
+        for limit, value in (
+            (self._local_max_streams_bidi, settings.max_streams),
+            (self._local_max_streams_uni, settings.max_streams_unidirectional),
+        ):
+            limit.value = limit.sent = value
+        first = self._host_cids[0]
+        first.cid = self.host_cid = self._local_initial_source_connection_id = settings.new_cid()
+        if not self._is_client:
+            first.stateless_reset_token = settings.reset_token(first.cid)
+
+    # ---------------------------------------------------------------- readiness
+
+    def _ready(self, stream: QuicStream) -> None:
+        priority = self._priorities.get(stream.stream_id or 0, 128)
+        level = self._levels.get(priority)
+        if level is None:
+            level = self._levels[priority] = {}
+            if len(self._levels) > 1:
+                self._levels = dict(
+                    sorted((key, value) for key, value in self._levels.items() if value or key == priority)
+                )
+        level[stream] = None
+
+    def set_priority(self, stream_id: int, priority: int) -> None:
+        """Serve a stream before others of higher numbers."""
+        old = self._priorities.get(stream_id, 128)
+        if priority == old:
+            return
+        self._priorities[stream_id] = priority
+        stream = self._streams.get(stream_id)
+        if stream is not None and stream in self._levels.get(old, ()):
+            del self._levels[old][stream]
+            self._ready(stream)
+
+    def _get_or_create_stream(self, frame_type: int, stream_id: int) -> QuicStream:
+        stream = super()._get_or_create_stream(frame_type, stream_id)
+        self._streams_queue.clear()  # aioquic appends each new stream; only the slow path reads it, and fills it itself
+        return stream
+
+    def _get_or_create_stream_for_send(self, stream_id: int) -> QuicStream:
+        stream = super()._get_or_create_stream_for_send(stream_id)
+        self._streams_queue.clear()
+        return stream
+
+    def send_stream_data(self, stream_id: int, data: bytes, end_stream: bool = False) -> None:
+        """Write to a stream."""
+        stream = self._get_or_create_stream_for_send(stream_id)
+        stream.sender.write(data, end_stream=end_stream)
+        self._unacked += len(data)
+        if not stream.is_blocked:
+            self._ready(stream)
+
+    def discard_stream(self, stream_id: int, code: int) -> None:
+        """Reset the sending half, and give its buffer back."""
+        self.reset_stream(stream_id, code)
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            self._drop_buffer(stream)
+
+    def _drop_buffer(self, stream: QuicStream) -> None:
+        """Give back what a reset stream still holds (aioquic keeps it) and queue the RESET_STREAM frame."""
+        sender = stream.sender
+        self._unacked -= len(sender._buffer)
+        sender._buffer.clear()
+        self._stalled.pop(stream, None)
+        if not stream.is_blocked:
+            self._ready(stream)
+
+    def stop_stream(self, stream_id: int, error_code: int) -> None:
+        """Ask the peer to stop sending."""
+        super().stop_stream(stream_id, error_code)
+        self._ready(self._streams[stream_id])
+
+    def total_unacked(self) -> int:
+        """Return the octets of all streams that are not acknowledged; counted, not summed up."""
+        return self._unacked
+
+    def take_settled(self, known: Iterable[int]) -> list[int]:
+        """Return the streams whose sending half has ended since the last call."""
+        settled, self._settled = self._settled, []
+        return settled
+
+    def take_forgotten(self, known: Iterable[int]) -> list[int]:
+        """Return the streams that were dropped since the last call."""
+        self._discard_done()
+        forgotten, self._forgotten = self._forgotten, []
+        return forgotten
+
+    def _unblock_streams(self, is_unidirectional: bool) -> None:
+        blocked = list(self._streams_blocked_uni if is_unidirectional else self._streams_blocked_bidi)
+        super()._unblock_streams(is_unidirectional)
+        for stream in blocked:
+            if not stream.is_blocked:
+                self._ready(stream)
+
+    def _discard_done(self) -> None:
+        for stream in self._done:
+            stream_id = stream.stream_id
+            if stream_id is not None and self._streams.pop(stream_id, None) is not None:
+                self._forgotten.append(stream_id)
+                for level in self._levels.values():
+                    level.pop(stream, None)
+                self._priorities.pop(stream_id, None)
+                self._consumed_by.pop(stream_id, None)
+                self._owing.pop(stream, None)
+                self._stalled.pop(stream, None)
+        self._done.clear()
+
+    # ---------------------------------------------------------------- frames from the peer
+
+    def _handle_max_data_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
+        super()._handle_max_data_frame(context, frame_type, buf)
+        stalled, self._stalled = self._stalled, {}
+        for stream in stalled:
+            self._ready(stream)
+
+    def _handle_max_stream_data_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
+        start = buf.tell()
+        super()._handle_max_stream_data_frame(context, frame_type, buf)
+        end = buf.tell()
+        buf.seek(start)
+        stream = self._streams.get(buf.pull_uint_var())
+        buf.seek(end)
+        if stream is not None and stream in self._stalled:
+            del self._stalled[stream]
+            self._ready(stream)
+
+    def _handle_stop_sending_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
+        super()._handle_stop_sending_frame(context, frame_type, buf)
+        event = self._events[-1]
+        stream = self._streams.get(event.stream_id) if isinstance(event, events.StopSendingReceived) else None
+        if stream is not None and stream.sender.reset_pending:
+            self._drop_buffer(stream)
+
+    def _handle_reset_stream_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
+        before = len(self._events)
+        super()._handle_reset_stream_frame(context, frame_type, buf)
+        if len(self._events) > before:
+            event = self._events[-1]
+            assert isinstance(event, events.StreamReset)
+            stream = self._streams.get(event.stream_id)
+            if stream is not None:
+                # What was sent and never will be taken is credited now; the reader drops what it still holds.
+                taken = self._consumed_by.get(event.stream_id, 0)
+                self._consumed_by[event.stream_id] = stream.receiver.highest_offset
+                self._credit(stream.receiver.highest_offset - taken)
+                stream.receiver._buffer.clear()
+                self._owing.pop(stream, None)
+                if stream.is_finished:
+                    self._done.append(stream)
+
+    def _handle_stream_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
+        before = len(self._events)
+        super()._handle_stream_frame(context, frame_type, buf)
+        if len(self._events) > before:
+            event = self._events[-1]
+            if type(event) is events.StreamDataReceived:
+                if context.epoch is _ZERO_RTT:
+                    self.early_streams.add(event.stream_id)
+                if event.end_stream:
+                    stream = self._streams[event.stream_id]
+                    if stream.sender.is_finished:
+                        self._done.append(stream)
+
+    def _handle_datagram_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
+        super()._handle_datagram_frame(context, frame_type, buf)
+        if context.epoch is _ZERO_RTT:
+            event = self._events.pop()
+            assert type(event) is events.DatagramFrameReceived
+            self._events.append(EarlyDatagram(data=event.data))
+
+    def _handle_new_connection_id_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
+        super()._handle_new_connection_id_frame(context, frame_type, buf)
+        self.reset_tokens_changed = True
+
+    def _handle_crypto_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
+        complete = self._handshake_complete
+        super()._handle_crypto_frame(context, frame_type, buf)
+        if self._handshake_complete and not complete and self._is_client and not self.tls.early_data_accepted:
+            space = self._spaces[_ONE_RTT]
+            refused = [
+                packet for packet in space.sent_packets.values() if packet.packet_type is QuicPacketType.ZERO_RTT
+            ]
+            if refused:  # without this they would only be found lost by a later probe
+                self._loss._on_packets_lost(congestion_event=False, now=context.time, packets=refused, space=space)
+
+    def _parse_transport_parameters(self, data: bytes, from_session_ticket: bool = False) -> None:
+        super()._parse_transport_parameters(data, from_session_ticket)
+        if from_session_ticket:
+            return
+        parameters = pull_quic_transport_parameters(Buffer(data=data))
+        if parameters.ack_delay_exponent is not None:  # aioquic 1.7 assigns its own value to itself here
+            self._remote_ack_delay_exponent = parameters.ack_delay_exponent
+        if parameters.max_udp_payload_size is not None:
+            self._mtu.limit(parameters.max_udp_payload_size, 0.0)
+
+    def _find_network_path(self, addr: Any) -> QuicNetworkPath:
+        path = super()._find_network_path(addr)
+        if self.settings.address_validated and self._state is QuicConnectionState.FIRSTFLIGHT:
+            path.is_validated = True
+        return path
+
+    def _replenish_connection_ids(self) -> None:
+        while len(self._host_cids) < min(8, self._remote_active_connection_id_limit):
+            cid = self.settings.new_cid()
+            token = self.settings.reset_token(cid)
+            self._host_cids.append(
+                QuicConnectionId(cid=cid, sequence_number=self._host_cid_seq, stateless_reset_token=token)
+            )
+            self._host_cid_seq += 1
+
+    # ---------------------------------------------------------------- windows
+
+    def _credit(self, octets: int) -> bool:
+        self._app_consumed += octets
+        limit = self._local_max_data
+        if limit.value - self._app_consumed >= self._connection_window // 2:
+            return False
+        limit.value = self._app_consumed + self._connection_window
+        return True
+
+    def consumed(self, stream_id: int, octets: int) -> bool:
+        """Raise the windows for what the application took; true if that is to be sent."""
+        due = self._credit(octets)
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            taken = self._consumed_by[stream_id] = self._consumed_by.get(stream_id, 0) + octets
+            if not stream.receiver.is_finished and stream.max_stream_data_local - taken < self._window // 2:
+                stream.max_stream_data_local = taken + self._window
+                self._owing[stream] = None
+                return True
+        return due
+
+    def grant_stream(self, *, unidirectional: bool) -> bool:
+        """Let the peer open one more stream; true if that is worth a packet."""
+        limit = self._local_max_streams_uni if unidirectional else self._local_max_streams_bidi
+        limit.value += 1
+        return self._streams_due(limit)
+
+    def _streams_due(self, limit: Limit) -> bool:
+        """Whether new stream credit is worth a packet of its own: the peer is out of it, or has less left than it would be granted."""
+        return limit.value != limit.sent and (
+            limit.sent - limit.used < limit.value - limit.sent or limit in self._peer_wants
+        )
+
+    def _write_connection_limits(self, builder: QuicPacketBuilder, space: QuicPacketSpace) -> None:
+        for limit in (self._local_max_data, self._local_max_streams_bidi, self._local_max_streams_uni):
+            if limit.value != limit.sent:
+                self._write_limit(builder, limit)
+                self._peer_wants.discard(limit)
+
+    def _handle_streams_blocked_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
+        super()._handle_streams_blocked_frame(context, frame_type, buf)
+        unidirectional = frame_type == QuicFrameType.STREAMS_BLOCKED_UNI
+        self._peer_wants.add(self._local_max_streams_uni if unidirectional else self._local_max_streams_bidi)
+
+    def want_stream(self, *, unidirectional: bool) -> None:
+        """Send STREAMS_BLOCKED."""
+        self._wanted.add(unidirectional)
+
+    def _write_wanted(self, builder: QuicPacketBuilder) -> None:
+        while self._wanted:
+            unidirectional = next(iter(self._wanted))
+            if not self.stream_credit(unidirectional=unidirectional):
+                limit = self._remote_max_streams_uni if unidirectional else self._remote_max_streams_bidi
+                kind = QuicFrameType.STREAMS_BLOCKED_UNI if unidirectional else QuicFrameType.STREAMS_BLOCKED_BIDI
+                builder.start_frame(kind, _LIMIT_FRAME, self._on_wanted_delivery, (unidirectional,)).push_uint_var(
+                    limit
+                )
+            self._wanted.discard(unidirectional)
+
+    def _on_wanted_delivery(self, delivery: QuicDeliveryState, unidirectional: bool) -> None:
+        if delivery is not _ACKED:
+            self._wanted.add(unidirectional)
+
+    def _write_limit(self, builder: QuicPacketBuilder, limit: Limit) -> None:
+        buf = builder.start_frame(limit.frame_type, _LIMIT_FRAME, self._on_connection_limit_delivery, (limit,))
+        buf.push_uint_var(limit.value)
+        limit.sent = limit.value
+
+    def _write_stream_limits(self, builder: QuicPacketBuilder, space: QuicPacketSpace, stream: QuicStream) -> None:
+        """Called by the slow path for every stream; the fast path takes those that owe."""
+        if stream in self._owing:
+            self._write_stream_limit(builder, stream)
+
+    def _write_stream_limit(self, builder: QuicPacketBuilder, stream: QuicStream) -> None:
+        buf = builder.start_frame(
+            QuicFrameType.MAX_STREAM_DATA, _STOP_FRAME, self._on_max_stream_data_delivery, (stream,)
+        )
+        buf.push_uint_var(stream.stream_id or 0)
+        buf.push_uint_var(stream.max_stream_data_local)
+        stream.max_stream_data_local_sent = stream.max_stream_data_local
+        del self._owing[stream]
+
+    def _on_max_stream_data_delivery(self, delivery: QuicDeliveryState, stream: QuicStream) -> None:
+        if delivery is not _ACKED and not stream.receiver.is_finished and stream.stream_id in self._streams:
+            self._owing[stream] = None
+
+    # ---------------------------------------------------------------- deliveries
+
+    def _on_stream_data(
+        self, delivery: QuicDeliveryState, stream: QuicStream, start: int, stop: int, fin: bool
+    ) -> None:
+        sender = stream.sender
+        if delivery is _ACKED:
+            freed = sender._buffer_start
+            sender.on_data_delivery(delivery, start, stop, fin)
+            self._unacked -= sender._buffer_start - freed
+            if stop - start > _LARGE:
+                self._mtu.large_acked()
+            if sender.is_finished:
+                self._sender_finished(stream)
+            return
+        sender.on_data_delivery(delivery, start, stop, fin)
+        if stop - start > _LARGE and self._mtu.large_lost(self._now):
+            self._use_packet_size(self._mtu.size)
+        if not sender.buffer_is_empty:
+            self._ready(stream)
+
+    def _on_stream_reset(self, delivery: QuicDeliveryState, stream: QuicStream) -> None:
+        stream.sender.on_reset_delivery(delivery)
+        if delivery is _ACKED:
+            self._sender_finished(stream)
+        else:
+            self._ready(stream)
+
+    def _sender_finished(self, stream: QuicStream) -> None:
+        self._settled.append(stream.stream_id or 0)
+        if stream.receiver.is_finished:
+            self._done.append(stream)
+
+    def _on_stream_stop(self, delivery: QuicDeliveryState, stream: QuicStream) -> None:
+        if delivery is not _ACKED and not stream.receiver.is_finished:
+            stream.receiver.on_stop_sending_delivery(delivery)
+            self._ready(stream)
+
+    # ---------------------------------------------------------------- writing
+
+    def _write_one(self, builder: QuicPacketBuilder, stream: QuicStream) -> bool:
+        """Write what one stream has; true when it has nothing more to do for now."""
+        sender, stream_id = stream.sender, stream.stream_id or 0
+        if stream.receiver.stop_pending:
+            self._write_stop_sending_frame(builder, stream)
+        if sender.reset_pending:
+            self._write_reset_stream_frame(builder, stream)
+            return True
+        if sender.buffer_is_empty or stream.is_blocked:
+            return True
+        offset = sender.next_offset
+        overhead = 3 + size_uint_var(stream_id) + (size_uint_var(offset) if offset else 0)
+        room = builder.remaining_flight_space - overhead
+        if room < 0:
+            raise QuicPacketBuilderStop
+        highest = sender.highest_offset
+        frame = sender.get_frame(
+            room, min(highest + self._remote_max_data - self._remote_max_data_used, stream.max_stream_data_remote)
+        )
+        if frame is None:
+            if sender.buffer_is_empty:
+                return True
+            if room == 0:
+                raise QuicPacketBuilderStop
+            self._stalled[stream] = None
+            return True
+        length = len(frame.data)
+        buf = builder.start_frame(
+            0x0A | (4 if frame.offset else 0) | (1 if frame.fin else 0),
+            overhead,
+            self._on_stream_data,
+            (stream, frame.offset, frame.offset + length, frame.fin),
+        )
+        buf.push_uint_var(stream_id)
+        if frame.offset:
+            buf.push_uint_var(frame.offset)
+        buf.push_uint16(length | 0x4000)
+        buf.push_bytes(frame.data)
+        self._remote_max_data_used += sender.highest_offset - highest
+        if not len(sender._pending) and not sender._pending_eof:
+            sender.buffer_is_empty = True
+            return True
+        return False
+
+    def _write_stream_frame(
+        self, builder: QuicPacketBuilder, space: QuicPacketSpace, stream: QuicStream, max_offset: int
+    ) -> int:
+        used = super()._write_stream_frame(builder=builder, space=space, stream=stream, max_offset=max_offset)
+        self._adopt(builder, stream, stream.sender.on_data_delivery, self._on_stream_data)
+        return used
+
+    def _write_reset_stream_frame(self, builder: QuicPacketBuilder, stream: QuicStream) -> None:
+        super()._write_reset_stream_frame(builder=builder, stream=stream)
+        self._adopt(builder, stream, stream.sender.on_reset_delivery, self._on_stream_reset)
+
+    def _write_stop_sending_frame(self, builder: QuicPacketBuilder, stream: QuicStream) -> None:
+        super()._write_stop_sending_frame(builder=builder, stream=stream)
+        self._adopt(builder, stream, stream.receiver.on_stop_sending_delivery, self._on_stream_stop)
+
+    @staticmethod
+    def _adopt(
+        builder: QuicPacketBuilder, stream: QuicStream, theirs: Callable[..., None], ours: Callable[..., None]
+    ) -> None:
+        """Put our delivery handler in the place of the one that aioquic has just registered."""
+        packet = builder._packet
+        handlers = packet.delivery_handlers if packet is not None else None
+        if handlers and handlers[-1][0] == theirs:
+            handlers[-1] = (ours, (stream, *handlers[-1][1]))
+
+    def _cids_unsent(self) -> bool:
+        return not all(cid.was_sent for cid in self._host_cids)
+
+    def _write_application(self, builder: QuicPacketBuilder, network_path: QuicNetworkPath, now: float) -> None:
+        if self._done:
+            self._discard_done()
+        if (
+            not self._handshake_confirmed
+            or not network_path.is_validated
+            or network_path.remote_challenges
+            or self._handshake_done_pending
+            or self._retire_connection_ids
+            or self._streams_blocked_pending
+        ):
+            self._write_application_slow(builder, network_path, now)
+            return
+        crypto = self._cryptos[_ONE_RTT]
+        space = self._spaces[_ONE_RTT]
+        handshake = self._crypto_streams[_ONE_RTT]
+        pacer = self._loss._pacer
+        data, bidirectional, unidirectional = (
+            self._local_max_data,
+            self._local_max_streams_bidi,
+            self._local_max_streams_uni,
+        )
+        cids_unsent = self._cids_unsent()
+        while True:
+            ack_due = space.ack_at is not None and space.ack_at <= now
+            if not ack_due:
+                self._pacing_at = pacer.next_send_time(now=now)
+                if self._pacing_at is not None:
+                    break
+                if not (
+                    any(self._levels.values())
+                    or self._datagrams_pending
+                    or self._probe_pending
+                    or self._ping_pending
+                    or self._owing
+                    or data.value != data.sent
+                    or self._streams_due(bidirectional)
+                    or self._streams_due(unidirectional)
+                    or not handshake.sender.buffer_is_empty
+                    or self._new_token
+                    or self._wanted
+                    or cids_unsent
+                ):
+                    break
+            builder.start_packet(QuicPacketType.ONE_RTT, crypto)
+            if space.ack_at is not None:  # also before it is due: a packet leaves anyway
+                self._write_ack_frame(builder=builder, space=space, now=now)
+            if cids_unsent:
+                for cid in self._host_cids:
+                    if not cid.was_sent:
+                        self._write_new_connection_id_frame(builder=builder, connection_id=cid)
+                cids_unsent = False
+            self._write_connection_limits(builder, space)
+            while self._owing:
+                self._write_stream_limit(builder, next(iter(self._owing)))
+            if self._wanted:
+                self._write_wanted(builder)
+            if self._new_token:
+                self._write_new_token(builder)
+            if self._ping_pending:
+                self._write_ping_frame(builder, self._ping_pending)
+                self._ping_pending.clear()
+            if self._probe_pending:
+                self._write_ping_frame(builder, comment="probe")
+                self._probe_pending = False
+            if not handshake.sender.buffer_is_empty:
+                self._write_crypto_frame(builder=builder, space=space, stream=handshake)
+            try:
+                self._write_datagrams(builder)
+                self._write_streams(builder)
+            except QuicPacketBuilderStop:
+                if builder.packet_is_empty:
+                    raise
+            if builder.packet_is_empty:
+                break
+            pacer.update_after_send(now=now)
+
+    def _write_datagrams(self, builder: QuicPacketBuilder) -> None:
+        pending = self._datagrams_pending
+        packet = builder._packet
+        if not pending or packet is None:
+            return
+        largest = self.datagram_room()
+        room = builder.remaining_flight_space
+        buf = builder._buffer
+        # What `start_frame` does, without its checks for each: two thirds of the cost of a small datagram.
+        while pending:
+            length = len(pending[0])
+            if length > largest:
+                pending.popleft()  # the path has shrunk since it was queued; it would stand in the way for ever
+                continue
+            room -= 1 + size_uint_var(length) + length
+            if room < 0:
+                return
+            packet.is_ack_eliciting = packet.in_flight = True
+            buf.push_uint8(QuicFrameType.DATAGRAM_WITH_LENGTH)
+            buf.push_uint_var(length)
+            buf.push_bytes(pending.popleft())
+
+    def _write_streams(self, builder: QuicPacketBuilder) -> None:
+        for level in self._levels.values():
+            while level:
+                stream = next(iter(level))
+                finished = self._write_one(builder, stream)
+                del level[stream]
+                if not finished:
+                    level[stream] = None  # to the end of its level
+                    if builder.remaining_flight_space < 32:
+                        return
+
+    def _write_application_slow(self, builder: QuicPacketBuilder, network_path: QuicNetworkPath, now: float) -> None:
+        """Let aioquic write, with only the ready streams in its queue."""
+        self._streams_queue = queue = [
+            stream for level in self._levels.values() for stream in level if not stream.is_finished
+        ]
+        try:
+            super()._write_application(builder, network_path, now)
+        finally:
+            self._streams_queue.clear()
+            for stream in queue:
+                if (
+                    stream.sender.buffer_is_empty
+                    and not stream.sender.reset_pending
+                    and not stream.receiver.stop_pending
+                ):
+                    for level in self._levels.values():
+                        level.pop(stream, None)
+
+    # ---------------------------------------------------------------- tokens, keys, packet size
+
+    def send_new_token(self, token: bytes) -> None:
+        """Send NEW_TOKEN."""
+        self._new_token = token
+
+    def _write_new_token(self, builder: QuicPacketBuilder) -> None:
+        token = self._new_token
+        buf = builder.start_frame(QuicFrameType.NEW_TOKEN, 3 + len(token), self._on_new_token_delivery, (token,))
+        buf.push_uint_var(len(token))
+        buf.push_bytes(token)
+        self._new_token = b""
+
+    def _on_new_token_delivery(self, delivery: QuicDeliveryState, token: bytes) -> None:
+        if delivery is not _ACKED:
+            self._new_token = token
+
+    def datagrams_to_send(self, now: float) -> list[tuple[bytes, Any]]:
+        """Return what is to be sent now, under new keys if the old ones have served long enough."""
+        self._now = now
+        if (
+            self._packet_number - self._key_start >= self.settings.key_update_after
+            and self._handshake_confirmed
+            # A second update may only follow once the peer has acknowledged a packet under the present key.
+            and self._spaces[_ONE_RTT].largest_acked_packet >= self._key_start
+        ):
+            self.request_key_update()
+        return super().datagrams_to_send(now)
+
+    def request_key_update(self) -> None:
+        """Renew the keys."""
+        self._key_start = self._packet_number
+        super().request_key_update()
+
+    @property
+    def probe_at(self) -> float | None:
+        """When the next path MTU probe is due."""
+        if not self._handshake_confirmed or self._state is not _CONNECTED or self._mtu._in_flight:
+            return None
+        return self._mtu.next_at if self._network_paths[0].is_validated else None
+
+    def probe_path(self, now: float) -> list[tuple[bytes, Any]]:
+        """Return a path MTU probe if one is due."""
+        if not self._handshake_confirmed or self._state is not _CONNECTED or not self._network_paths[0].is_validated:
+            return []
+        size = self._mtu.probe(now)
+        if not size:
+            return []
+        path = self._network_paths[0]
+        builder = QuicPacketBuilder(
+            host_cid=self.host_cid,
+            is_client=self._is_client,
+            max_datagram_size=size,
+            packet_number=self._packet_number,
+            peer_cid=self._peer_cid.cid,
+            spin_bit=self._spin_bit,
+            version=self._version or 0,
+        )
+        builder.start_packet(QuicPacketType.ONE_RTT, self._cryptos[_ONE_RTT])
+        buf = builder.start_frame(QuicFrameType.PING, 1, self._on_mtu_probe, (size,))
+        buf.push_bytes(bytes(builder.remaining_buffer_space))
+        assert builder._packet is not None
+        # Not in flight for the congestion controller: the loss of a probe says nothing about congestion (RFC 8899 section 3).
+        builder._packet.in_flight = False
+        self._loss._time_of_last_sent_ack_eliciting_packet = now
+        return self._flush_builder(builder=builder, network_path=path, peer_cid=self._peer_cid.cid, now=now)
+
+    def _on_mtu_probe(self, delivery: QuicDeliveryState, size: int) -> None:
+        if delivery is _ACKED:
+            self._mtu.acked(size, self._now)
+            self._use_packet_size(self._mtu.size)
+        else:
+            self._mtu.lost(size, self._now)
+
+    def _use_packet_size(self, size: int) -> None:
+        self._max_datagram_size = size
+        self._loss._pacer._max_datagram_size = size
+        self._loss._cc._max_datagram_size = size  # type: ignore[attr-defined]  # both controllers have it, their base has not
+
+    def handle_timer(self, now: float) -> None:
+        """Do what was due by now."""
+        super().handle_timer(now)
+        # A path that swallows every large packet swallows the probes too, as they carry data.
+        if self._loss._pto_count >= 3 and self._mtu.size > self._mtu.base:
+            self._mtu.fall_back(now)
+            self._use_packet_size(self._mtu.size)
+
+    # ---------------------------------------------------------------- the lean way in
+
+    def receive_datagram(self, data: bytes, addr: Any, now: float) -> None:
+        """Take a datagram; a 1-RTT packet on the path and key in use goes the short way (18 us against 31), anything else the long one."""
+        if (
+            self._handshake_confirmed
+            and self._state is _CONNECTED
+            and data[0] & 0xC0 == 0x40
+            and not self._close_pending
+        ):
+            path = self._network_paths[0]
+            if path.is_validated and path.addr == addr and self._receive_lean(data, path, now):
+                return
+        super().receive_datagram(data, addr, now)
+
+    def _receive_lean(self, data: bytes, path: QuicNetworkPath, now: float) -> bool:
+        """Handle a 1-RTT packet; false if it needs more than the usual, with nothing changed."""
+        cid = self.host_cid
+        offset = 1 + len(cid)
+        keys = self._cryptos[_ONE_RTT].recv
+        protection = keys.hp
+        if (
+            data[1:offset] != cid
+            or len(data) < offset + 20
+            or protection is None
+            or protection._is_chacha20
+            or self._cryptos[_ZERO_RTT].recv.aead is not None
+        ):
+            return False
+        mask = protection._encryptor.update(data[offset + 4 : offset + 20])
+        first = data[0] ^ (mask[0] & 0x1F)
+        length = (first & 3) + 1
+        space = self._spaces[_ONE_RTT]
+        body = offset + length
+        truncated = int.from_bytes(data[offset:body], "big") ^ int.from_bytes(mask[1 : 1 + length], "big")
+        number = decode_packet_number(truncated, length * 8, space.expected_packet_number)
+        aead = keys.aead
+        if aead is not self._key_current:
+            self._key_previous, self._key_current = self._key_current, aead
+        if (first & 4) >> 2 != keys.key_phase:
+            aead = self._key_previous  # sent before the peer saw the update, or the peer's own update
+        if first & 0x18 or aead is None:
+            return False
+        try:
+            plain = aead.decrypt(
+                data[body:], bytes((first,)) + data[1:offset] + truncated.to_bytes(length, "big"), number
+            )
+        except CryptoError:
+            return aead is keys.aead  # of no use; but an update by the peer looks like this with the previous key
+        if number in space.received_packets:
+            return True
+        if number > space.expected_packet_number:
+            space.expected_packet_number = number + 1
+        if number > self._spin_highest_pn:
+            spin = bool(first & 0x20)
+            self._spin_bit = not spin if self._is_client else spin
+            self._spin_highest_pn = number
+        context = QuicReceiveContext(_ONE_RTT, cid, path, None, now, None)
+        try:
+            eliciting, _ = self._payload_received(context, plain)
+        except QuicConnectionError as error:
+            self.close(error_code=error.error_code, frame_type=error.frame_type, reason_phrase=error.reason_phrase)
+            return True
+        if self._state in END_STATES or self._close_pending:
+            return True
+        self._close_at = now + self._idle_timeout()
+        self._ack_eliciting_sent_since_receipt = False
+        if number > space.largest_received_packet:
+            space.largest_received_packet = number
+            space.largest_received_time = now
+        space.ack_queue.add(number)
+        space.received_packets.add(number)
+        if len(space.ack_queue) > MAX_ACK_RANGES:
+            space.ack_queue.shift()
+        if eliciting and space.ack_at is None:
+            space.ack_at = now + self._ack_delay
+        return True

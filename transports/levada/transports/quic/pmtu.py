@@ -1,0 +1,95 @@
+"""Packetization-layer path MTU discovery (RFC 8899): the search, without I/O.
+
+The path is known to carry the base size.  One probe at a time, padded to the size in question, is sent; an acknowledged one moves
+the lower end up, three lost ones move the upper end down.  The first probe asks for the upper end, since most paths carry it; then
+the interval is halved until it is too small to matter.  When packets above the base size vanish in a row, the path has changed:
+back to the base, and a new search later.
+"""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["MtuSearch"]
+
+MAX_PROBES = 3
+GRANULARITY = 16  # octets; a smaller gain is not worth a probe
+PROBE_AGAIN = 600.0  # seconds until a finished search is repeated (RFC 8899, PMTU_RAISE_TIMER)
+BLACK_HOLE_PAUSE = 60.0  # seconds until one is repeated after a black hole
+BLACK_HOLE_LOSSES = 6  # large packets lost in a row, none acknowledged in between
+
+
+class MtuSearch:
+    """Which packet size is known to pass, and which is to be tried next."""
+
+    def __init__(self, base: int, ceiling: int):
+        self.base = base
+        self.size = base
+        """Octets known to pass."""
+        self.ceiling = ceiling
+        self._high = max(ceiling, base)
+        self._failures = 0
+        self._first = True
+        self._in_flight = 0
+        self._losses = 0
+        self.next_at = 0.0 if ceiling > base else math.inf
+        """When a probe may go out."""
+
+    def limit(self, octets: int, now: float) -> None:
+        """Keep below what the peer says it takes."""
+        self.ceiling = min(self.ceiling, octets)
+        self._high = max(min(self._high, self.ceiling), self.base)
+        if self._high <= self.size:
+            self.next_at = now + PROBE_AGAIN if self.ceiling > self.size else math.inf
+
+    def probe(self, now: float) -> int:
+        """Return the size to probe now, or 0; `acked` or `lost` has to follow."""
+        if self._in_flight or now < self.next_at:
+            return 0
+        if self.next_at > 0 and self._high == self.size:
+            self._high, self._first = self.ceiling, True
+        self._in_flight = self._high if self._first else (self.size + self._high + 1) // 2
+        return self._in_flight
+
+    def acked(self, size: int, now: float) -> None:
+        """The probe arrived."""
+        self._in_flight = 0
+        self._failures = 0
+        self.size = max(self.size, size)
+        self._high = max(self._high, self.size)
+        self._settle(now)
+
+    def lost(self, size: int, now: float) -> None:
+        """The probe did not arrive."""
+        self._in_flight = 0
+        self._failures += 1
+        if self._failures >= MAX_PROBES:
+            self._failures = 0
+            self._first = False
+            self._high = max(size - 1, self.size)
+        self._settle(now)
+
+    def large_acked(self) -> None:
+        """A packet above the base size arrived."""
+        self._losses = 0
+
+    def large_lost(self, now: float) -> bool:
+        """A packet above the base size got lost; true if that makes a black hole, and `size` is the base again."""
+        if self.size == self.base:
+            return False
+        self._losses += 1
+        if self._losses < BLACK_HOLE_LOSSES:
+            return False
+        self.fall_back(now)
+        return True
+
+    def fall_back(self, now: float) -> None:
+        """Return to the base size and search again later."""
+        self.size = self._high = self.base
+        self._losses = self._failures = 0
+        self.next_at = now + BLACK_HOLE_PAUSE
+
+    def _settle(self, now: float) -> None:
+        if self._high - self.size < GRANULARITY:
+            self._high = self.size
+            self.next_at = now + PROBE_AGAIN

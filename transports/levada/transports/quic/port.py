@@ -1,0 +1,206 @@
+"""Where datagrams leave and arrive: the seam between an endpoint and the network, and the UDP socket behind it.
+
+A `DatagramPort` moves datagrams and knows nothing of QUIC; `levada.transports.carriers.simnet.SimPort` is the other one.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+import sys
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+import trio
+
+__all__ = ["Address", "DatagramPort", "UdpPort", "authority"]
+
+Address = Any
+"""A socket address as the system gives it: ``(host, port)`` or ``(host, port, flow, scope)``."""
+
+RECEIVE_BURST: Final = 64  # calls after which other tasks get a turn
+_SOL_UDP: Final = 17
+_UDP_SEGMENT: Final = 103
+_UDP_GRO: Final = 104
+_IP_MTU_DISCOVER: Final = 10
+_IPV6_MTU_DISCOVER: Final = 23
+_PMTUDISC_PROBE: Final = 3  # set "don't fragment", and let packets be as large as this side says
+_GSO_SEGMENTS: Final = 44
+_GSO_OCTETS: Final = 65_000
+_GSO_PACKET: Final = 1_500  # larger packets gain nothing from being grouped
+_LARGEST: Final = 65_535
+
+
+class DatagramPort(Protocol):
+    """An unreliable network, seen from one address."""
+
+    @property
+    def address(self) -> Address:
+        """Own address."""
+        ...
+
+    async def receive(self) -> Sequence[tuple[bytes, Address]]:
+        """Wait until something has arrived and take it, a burst at most.
+
+        Raises:
+            trio.ClosedResourceError: the port was closed.
+        """
+        ...
+
+    def send(self, datagrams: Sequence[tuple[bytes, Address]]) -> int:
+        """Send without waiting; return how many were taken. Those after them should wait for `writable`."""
+        ...
+
+    async def writable(self) -> None:
+        """Wait until more can be sent."""
+        ...
+
+    def close(self) -> None:
+        """Give the address up."""
+        ...
+
+
+def authority(address: Address) -> str:
+    """Write a socket address as in a URL.
+
+    >>> authority(("127.0.0.1", 4433)), authority(("::1", 4433, 0, 0))
+    ('127.0.0.1:4433', '[::1]:4433')
+    """
+    host, port = address[0], address[1]
+    return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+
+
+class UdpPort:
+    """A UDP socket. Groups of packets go through the kernel at once where it can (GSO, GRO: 3 us of a packet's 45)."""
+
+    def __init__(self, sock: socket.socket, *, gso: bool = True, gro: bool = True, buffer: int = 4 << 20):
+        sock.setblocking(False)
+        self._socket = sock
+        self._linux = sys.platform == "linux"
+        self.gso = gso and self._linux
+        """Whether groups are sent; false for good once the kernel has refused one."""
+        self.gro = False
+        """Whether groups are received."""
+        for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+            sock.setsockopt(socket.SOL_SOCKET, option, buffer)
+        if self._linux:
+            if gro:
+                try:
+                    sock.setsockopt(_SOL_UDP, _UDP_GRO, 1)
+                    self.gro = True
+                except OSError:
+                    pass
+            try:
+                if sock.family == socket.AF_INET6:
+                    sock.setsockopt(socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, _PMTUDISC_PROBE)
+                else:
+                    sock.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PMTUDISC_PROBE)
+            except OSError:
+                pass  # then routers may cut packets up; discovery finds larger sizes than it should, and they still arrive
+
+    @classmethod
+    def bind(cls, address: Address, **options: Any) -> UdpPort:
+        """Open a socket at a numeric address, port 0 for any; `options` as for the class."""
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_DGRAM)
+        try:
+            sock.bind(address)
+            return cls(sock, **options)
+        except BaseException:
+            sock.close()
+            raise
+
+    @property
+    def address(self) -> Address:
+        """Own address, with the real port."""
+        return self._socket.getsockname()
+
+    async def receive(self) -> list[tuple[bytes, Address]]:
+        """Wait until something has arrived and take up to 64 reads of it."""
+        await trio.lowlevel.wait_readable(self._socket)
+        received: list[tuple[bytes, Address]] = []
+        ancillary_size = socket.CMSG_SPACE(4) if self.gro else 0
+        for _ in range(RECEIVE_BURST):
+            try:
+                data, ancillary, _flags, address = self._socket.recvmsg(_LARGEST, ancillary_size)
+            except BlockingIOError:
+                break
+            except OSError:
+                continue  # a report about something sent earlier; loss recovery deals with that
+            size = len(data)
+            for _level, kind, value in ancillary:
+                if kind == _UDP_GRO:
+                    size = int.from_bytes(value[:4], sys.byteorder)
+            if size >= len(data):
+                received.append((data, address))
+            else:
+                received += [(data[at : at + size], address) for at in range(0, len(data), size)]
+        return received
+
+    def send(self, datagrams: Sequence[tuple[bytes, Address]]) -> int:
+        """Send without waiting; what the network refuses for good counts as sent, and as lost."""
+        at, count = 0, len(datagrams)
+        while at < count:
+            data, address = datagrams[at]
+            end = self._group_end(datagrams, at) if self.gso and count - at > 1 else at + 1
+            try:
+                if end == at + 1:
+                    self._socket.sendto(data, address)
+                else:
+                    group = [octets for octets, _ in datagrams[at:end]]
+                    self._socket.sendmsg(group, [(_SOL_UDP, _UDP_SEGMENT, struct.pack("H", len(data)))], 0, address)
+            except BlockingIOError:
+                return at
+            except OSError as error:
+                if end > at + 1 and error.errno in (
+                    errno.EIO,
+                    errno.EINVAL,
+                    errno.EMSGSIZE,
+                    errno.ENOPROTOOPT,
+                    errno.EOPNOTSUPP,
+                ):
+                    self.gso = error.errno == errno.EMSGSIZE
+                    end = at + self._send_singly(datagrams[at:end])
+            at = end
+        return count
+
+    def _send_singly(self, datagrams: Sequence[tuple[bytes, Address]]) -> int:
+        for at, (data, address) in enumerate(datagrams):
+            try:
+                self._socket.sendto(data, address)
+            except BlockingIOError:
+                return at
+            except OSError:
+                pass  # too large, no route, refused: lost
+        return len(datagrams)
+
+    @staticmethod
+    def _group_end(datagrams: Sequence[tuple[bytes, Address]], at: int) -> int:
+        """Return where the group that starts at `at` ends: one address, equal sizes but for a smaller last one."""
+        data, address = datagrams[at]
+        size = total = len(data)
+        end = at + 1
+        if size > _GSO_PACKET:
+            return end
+        limit = min(len(datagrams), at + _GSO_SEGMENTS)
+        while end < limit:
+            octets, to = datagrams[end]
+            length = len(octets)
+            if to != address or length > size or total + length > _GSO_OCTETS:
+                break
+            total += length
+            end += 1
+            if length < size:
+                break
+        return end
+
+    async def writable(self) -> None:
+        """Wait until the socket takes more."""
+        await trio.lowlevel.wait_writable(self._socket)
+
+    def close(self) -> None:
+        """Close the socket."""
+        if self._socket.fileno() >= 0:
+            trio.lowlevel.notify_closing(self._socket)
+            self._socket.close()

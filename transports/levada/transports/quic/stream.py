@@ -1,0 +1,503 @@
+"""One stream of a QUIC connection."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import trio
+
+from levada.framework.errors import CarrierError, ConnectionClosed, LocalProtocolError, StreamWasReset, StreamWasStopped
+from levada.transports.carriers.contracts import CarrierInfo, CarrierStatistics, Octets
+
+if TYPE_CHECKING:
+    from .connection import QuicConnection
+
+__all__ = ["QuicStream"]
+
+ABORTED = 0
+"""Code of a reset or stop that the application gave no code for."""
+
+
+class QuicStream:
+    """A stream as `levada.transports.carriers.contracts.Stream` describes it.
+
+    Made by `QuicConnection.open_stream` and `QuicConnection.accept_stream`.  `send_all` waits while more than `QuicConfig.send_high`
+    octets are in no packet yet, and while the connection has more than `QuicConfig.max_unacked` unacknowledged.  The peer may send
+    `QuicConfig.stream_window` octets beyond what `receive_some` has returned.
+    """
+
+    __slots__ = (
+        "_connection",
+        "_stream_id",
+        "_priority",
+        "_chunks",
+        "_buffered",
+        "_received",
+        "_written",
+        "_reads",
+        "_writes",
+        "_early",
+        "_can_send",
+        "_can_receive",
+        "_fin",
+        "_end",
+        "_settled",
+        "_receive_error",
+        "_send_error",
+        "_stop_code",
+        "_reader",
+        "_writer",
+        "_news",
+        "_flushed",
+        "_paused",
+        "_waiting",
+        "_forgotten",
+    )
+
+    def __init__(self, connection: QuicConnection, stream_id: int, priority: int = 128):
+        self._connection = connection
+        self._stream_id = stream_id
+        self._priority = priority
+        self._chunks: deque[bytes] = deque()
+        self._buffered = 0
+        self._received = 0
+        self._written = 0
+        self._reads = 0
+        self._writes = 0
+        self._early = False
+        ours = bool(stream_id & 1) != connection.is_client
+        self._can_send = ours or not stream_id & 2
+        self._can_receive = not ours or not stream_id & 2
+        self._fin = False  # the end was written
+        self._end = False  # the peer's end has arrived
+        self._settled = not self._can_send  # everything sent is acknowledged, or given up
+        self._receive_error: CarrierError | None = None
+        self._send_error: CarrierError | None = None
+        self._stop_code: int | None = None
+        self._reader: trio.lowlevel.Task | None = None
+        self._writer: trio.lowlevel.Task | None = None
+        self._news: trio.Event | None = None  # set when the state of sending changes
+        self._flushed: trio.Event | None = None
+        self._paused = False  # above the high watermark, and not yet below the low one
+        self._waiting = False  # in the queue of streams to be accepted
+        self._forgotten = False  # the engine has no state for it any more
+
+    def __repr__(self) -> str:
+        return f"<QuicStream {self._stream_id} of {self._connection!r}>"
+
+    # ---------------------------------------------------------------- facts
+
+    @property
+    def stream_id(self) -> int:
+        """Number on the wire."""
+        return self._stream_id
+
+    @property
+    def initiated_here(self) -> bool:
+        """Whether this side opened it."""
+        return bool(self._stream_id & 1) != self._connection.is_client
+
+    @property
+    def unidirectional(self) -> bool:
+        """Whether only the opener sends."""
+        return bool(self._stream_id & 2)
+
+    @property
+    def early(self) -> bool:
+        """Whether octets received so far came as 0-RTT data, which may be a replay."""
+        return self._early
+
+    @property
+    def info(self) -> CarrierInfo:
+        """Who is at the other end of the connection."""
+        return self._connection.info
+
+    @property
+    def priority(self) -> int:
+        """0 (first) to 255; equal ones share in turn."""
+        return self._priority
+
+    @priority.setter
+    def priority(self, value: int) -> None:
+        if not 0 <= value <= 255:
+            raise ValueError(f"priority is {value}, wanted 0 to 255")
+        self._priority = value
+        self._connection.engine.set_priority(self._stream_id, value)
+
+    @property
+    def unsent(self) -> int:
+        """Octets queued that have not been in any packet."""
+        return self._connection.engine.unsent(self._stream_id)
+
+    @property
+    def unacked(self) -> int:
+        """Octets queued or sent that the peer has not acknowledged."""
+        return self._connection.engine.unacked(self._stream_id)
+
+    def statistics(self) -> CarrierStatistics:
+        """Return the counters as they are now; the connection's own count packets."""
+        unsent = self.unsent
+        return CarrierStatistics(
+            octets_sent=self._written - unsent,
+            octets_received=self._received,
+            writes=self._writes,
+            reads=self._reads,
+            unsent=unsent,
+        )
+
+    # ---------------------------------------------------------------- sending
+
+    def send_nowait(self, data: Octets, *, fin: bool = False) -> None:
+        """Queue without waiting, also above the watermark, and perhaps finish.
+
+        Raises:
+            ConnectionClosed, ConnectionLost, StreamWasStopped: as `send_all`.
+            LocalProtocolError: a stream that only the peer sends on.
+        """
+        self._check_sending()
+        if isinstance(data, memoryview):
+            data = data.cast("B") if data.contiguous else data.tobytes()
+        connection = self._connection
+        # aioquic only measures and copies the octets, so that any kind of them will do.
+        connection.engine.send_stream_data(self._stream_id, data, fin)  # type: ignore[arg-type]
+        self._written += len(data)
+        self._writes += 1
+        self._fin = fin
+        connection.mark_dirty()
+
+    async def send_all(self, data: Octets) -> None:
+        """Queue all of `data`, waiting first while more than the high watermark is queued.
+
+        Raises:
+            ConnectionClosed: this side closed the connection, finished or reset the stream.
+            ConnectionLost: the connection is gone.
+            StreamWasStopped: the peer wants no more.
+            LocalProtocolError: a stream that only the peer sends on.
+            trio.BusyResourceError: another task is sending.
+
+        Cancellation:
+            all of the octets are queued, or none.
+        """
+        if self._writer is not None:
+            raise trio.BusyResourceError("another task is sending on this stream")
+        self._check_sending()
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if self._paused or self._connection.is_full(self._stream_id):
+            # Stays so if this call is cancelled: the next one waits for the low watermark as well.
+            self._paused = True
+            await self._wait_for_room()
+            self._paused = False
+        self.send_nowait(data)
+
+    async def _wait_for_room(self) -> None:
+        connection = self._connection
+        connection.blocked[self] = None
+        try:
+            while not connection.has_room(self._stream_id):
+                self._check_sending()
+                self._writer = trio.lowlevel.current_task()
+                await trio.lowlevel.wait_task_rescheduled(self._give_up_writing)
+        finally:
+            connection.blocked.pop(self, None)
+
+    async def send_eof(self) -> None:
+        """Say that nothing more will be sent; twice is harmless.
+
+        Raises:
+            ConnectionClosed, ConnectionLost, StreamWasStopped, LocalProtocolError: as `send_all`.
+        """
+        if not self._fin:
+            self.send_nowait(b"", fin=True)
+        await trio.lowlevel.checkpoint()
+
+    async def flush(self) -> None:
+        """Wait until all octets have been in a packet.
+
+        Raises:
+            ConnectionClosed, ConnectionLost, StreamWasStopped: they never will be.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while self.unsent:
+            self._check_alive()
+            if self._flushed is None:
+                self._flushed = trio.Event()
+            self._connection.flushing[self] = None
+            await self._flushed.wait()
+        if self._send_error is not None:
+            raise self._send_error.with_traceback(None)
+
+    def reset(self, code: int) -> None:
+        """Give up sending: what is queued is dropped, the peer's `receive_some` raises `StreamWasReset`."""
+        if not self._can_send:
+            raise LocalProtocolError(f"stream {self._stream_id} is the peer's, there is nothing to reset: stop it")
+        if not self._settled and self._send_error is None:
+            self._send_error = ConnectionClosed(
+                f"sending on stream {self._stream_id} was given up here with code {code}"
+            )
+            connection = self._connection
+            if not connection.is_over:
+                connection.engine.discard_stream(self._stream_id, code)
+                connection.mark_dirty()
+            self.wake_sending()
+
+    async def stopped(self) -> int | None:
+        """Wait until the peer stops this side's sending and return its code; ``None`` once all is acknowledged or given up here."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while self._stop_code is None and not self._settled and self._send_error is None:
+            self._check_alive()
+            await self._wait_for_news()
+        return self._stop_code
+
+    async def acked(self) -> bool:
+        """Wait until the peer has everything, the end included; false if it was reset or stopped.
+
+        Raises:
+            ConnectionClosed, ConnectionLost: nobody will ever know.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while not self._settled and self._send_error is None:
+            self._check_alive()
+            await self._wait_for_news()
+        return self._settled and self._send_error is None
+
+    # ---------------------------------------------------------------- receiving
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """Wait for octets and take up to `max_bytes` (``None``: all that are there); ``b""`` is the peer's end.
+
+        Raises:
+            ConnectionClosed: this side closed the connection or stopped the stream.
+            ConnectionLost: the connection is gone; what had arrived was given out first.
+            StreamWasReset: the peer gave up.
+            LocalProtocolError: a stream that only this side sends on.
+            trio.BusyResourceError: another task is receiving.
+            ValueError: `max_bytes` is below 1.
+
+        Cancellation:
+            nothing has been taken.
+        """
+        if max_bytes is not None and max_bytes < 1:
+            raise ValueError(f"max_bytes is {max_bytes}, wanted at least 1")
+        if self._reader is not None:
+            raise trio.BusyResourceError("another task is receiving on this stream")
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while not self._chunks:
+            if self._receive_error is not None:
+                raise self._receive_error.with_traceback(None)
+            if self._end:
+                return b""
+            if not self._can_receive:
+                raise LocalProtocolError(f"stream {self._stream_id} is only sent on")
+            self._check_alive()
+            self._reader = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(self._give_up_reading)
+        chunks = self._chunks
+        if max_bytes is None or self._buffered <= max_bytes:
+            data = chunks.popleft() if len(chunks) == 1 else b"".join(chunks)
+            chunks.clear()
+        else:
+            data = self._take(max_bytes)
+        self._buffered -= len(data)
+        self._reads += 1
+        if self._connection.engine.consumed(self._stream_id, len(data)):
+            self._connection.mark_dirty()
+        return data
+
+    def _take(self, octets: int) -> bytes:
+        taken: list[bytes] = []
+        while octets:
+            chunk = self._chunks.popleft()
+            if len(chunk) > octets:
+                self._chunks.appendleft(chunk[octets:])
+                chunk = chunk[:octets]
+            taken.append(chunk)
+            octets -= len(chunk)
+        return b"".join(taken)
+
+    def stop(self, code: int) -> None:
+        """Ask the peer to stop sending; what has arrived and arrives is dropped."""
+        if not self._can_receive:
+            raise LocalProtocolError(f"stream {self._stream_id} is only sent on, there is nothing to stop: reset it")
+        if self._receive_error is None:
+            self._receive_error = ConnectionClosed(
+                f"receiving on stream {self._stream_id} was stopped here with code {code}"
+            )
+            connection = self._connection
+            if not connection.is_over:
+                if not self._end:
+                    connection.engine.refuse_stream(self._stream_id, code)
+                connection.engine.consumed(self._stream_id, self._buffered)
+                connection.mark_dirty()
+            self._drop()
+            self._wake_reader()
+
+    # ---------------------------------------------------------------- both
+
+    async def aclose(self) -> None:
+        """Finish sending and stop receiving; what is queued goes out while the connection lives."""
+        if not self._connection.is_over:
+            if self._can_send and not self._fin and self._send_error is None:
+                self.send_nowait(b"", fin=True)
+            if self._can_receive and not self._end:
+                self.stop(ABORTED)
+        if self._receive_error is None:
+            self._receive_error = ConnectionClosed(f"stream {self._stream_id} was closed here")
+            self._drop_with_credit()
+        await trio.lowlevel.checkpoint()
+
+    def abort(self) -> None:
+        """Give up both directions at once."""
+        if self._can_send:
+            self.reset(ABORTED)
+        if self._can_receive:
+            self.stop(ABORTED)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.abort()
+        else:
+            await self.aclose()
+
+    # ---------------------------------------------------------------- what the connection tells
+
+    def data_arrived(self, data: bytes, end: bool) -> None:
+        """Octets came, in order."""
+        if self._receive_error is not None:
+            if data and self._connection.engine.consumed(self._stream_id, len(data)):
+                self._connection.mark_dirty()
+        elif data:
+            self._chunks.append(data)
+            self._buffered += len(data)
+        self._received += len(data)
+        if end:
+            self._end = True
+        self._wake_reader()
+
+    def appeared(self) -> None:
+        """It waits to be accepted."""
+        self._waiting = True
+
+    def accepted(self) -> bool:
+        """The application has it; true if the engine has dropped it already, so that its credit is due."""
+        self._waiting = False
+        return self._forgotten
+
+    def forgotten(self) -> bool:
+        """The engine has dropped it; true if its credit is due: it is the peer's and was accepted."""
+        self._forgotten = True
+        return not self._waiting and not self.initiated_here
+
+    @property
+    def settled(self) -> bool:
+        """Whether the sending half is over for good."""
+        return self._settled
+
+    def mark_early(self) -> None:
+        """Octets came as 0-RTT data."""
+        self._early = True
+
+    def reset_arrived(self, code: int) -> None:
+        """The peer gave up sending; the engine has credited what was not taken."""
+        if self._receive_error is None:
+            self._receive_error = StreamWasReset(f"the peer gave stream {self._stream_id} up with code {code}", code)
+            self._drop()
+        self._wake_reader()
+
+    def stop_arrived(self, code: int) -> None:
+        """The peer wants no more; the engine has reset the stream with the same code."""
+        if self._stop_code is None:
+            self._stop_code = code
+            if self._send_error is None and not self._settled:
+                self._send_error = StreamWasStopped(f"the peer stopped stream {self._stream_id} with code {code}", code)
+        self.wake_sending()
+
+    def sending_settled(self) -> None:
+        """The peer has acknowledged the end, or the reset."""
+        self._settled = True
+        self.wake_sending()
+
+    def connection_ended(self) -> None:
+        """Whoever waits finds out why."""
+        self._wake_reader()
+        self.wake_sending()
+
+    def wake_room(self) -> None:
+        """Let `send_all` look again."""
+        task = self._writer
+        if task is not None:
+            self._writer = None
+            trio.lowlevel.reschedule(task)
+
+    def wake_sending(self) -> None:
+        """Let everyone look again who waits for this side's sending."""
+        self.wake_room()
+        if self._news is not None:
+            self._news.set()
+            self._news = None
+        self.wake_flushing()
+
+    def wake_flushing(self) -> None:
+        """All octets have been in a packet, or never will be."""
+        if self._flushed is not None:
+            self._connection.flushing.pop(self, None)
+            self._flushed.set()
+            self._flushed = None
+
+    @property
+    def undelivered(self) -> bool:
+        """Whether it was finished and the peer has not acknowledged all of it."""
+        return self._fin and not self._settled and self._send_error is None
+
+    # ---------------------------------------------------------------- within
+
+    def _check_alive(self) -> None:
+        if self._connection.is_over:
+            raise self._connection.error()
+
+    def _check_sending(self) -> None:
+        if not self._can_send:
+            raise LocalProtocolError(f"stream {self._stream_id} is only received on")
+        if self._send_error is not None:
+            raise self._send_error.with_traceback(None)
+        self._check_alive()
+        if self._fin:
+            raise ConnectionClosed(f"stream {self._stream_id} was finished here")
+
+    async def _wait_for_news(self) -> None:
+        if self._news is None:
+            self._news = trio.Event()
+        await self._news.wait()
+
+    def _drop(self) -> None:
+        self._chunks.clear()
+        self._buffered = 0
+
+    def _drop_with_credit(self) -> None:
+        if (
+            self._buffered
+            and not self._connection.is_over
+            and self._connection.engine.consumed(self._stream_id, self._buffered)
+        ):
+            self._connection.mark_dirty()
+        self._drop()
+
+    def _wake_reader(self) -> None:
+        task = self._reader
+        if task is not None:
+            self._reader = None
+            trio.lowlevel.reschedule(task)
+
+    def _give_up_reading(self, _: Any) -> trio.lowlevel.Abort:
+        self._reader = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    def _give_up_writing(self, _: Any) -> trio.lowlevel.Abort:
+        self._writer = None
+        return trio.lowlevel.Abort.SUCCEEDED

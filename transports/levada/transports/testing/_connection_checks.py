@@ -1,0 +1,572 @@
+"""The checks of connections: streams and their numbers, codes, credit, datagrams, handshake, the end."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from levada.framework.errors import (
+    CarrierError,
+    ConnectionClosed,
+    ConnectionLost,
+    DatagramTooLarge,
+    LocalProtocolError,
+    StreamWasReset,
+    StreamWasStopped,
+)
+from levada.transports.carriers.contracts import CloseReason, Connection, Datagram, Stream
+from levada.transports.testing._stream_checks import (
+    BLOCK,
+    Run,
+    block,
+    expect,
+    expect_blocks,
+    fill,
+    outcome_of,
+    read,
+    read_on,
+    read_to_end,
+)
+from levada.transports.testing.check_carrier import CarrierTraits, Factory
+
+LARGEST_CODE = 2**62 - 1
+
+Body = Callable[[CarrierTraits, Connection, Connection], Awaitable[None]]
+
+CHECKS: dict[str, Run] = {}
+"""By name."""
+
+
+def check(body: Body) -> Body:
+    """Register a check of connections."""
+
+    async def run(traits: CarrierTraits, factory: Factory) -> None:
+        async with factory() as (a, b):
+            assert isinstance(a, Connection)
+            assert isinstance(b, Connection)
+            await body(traits, a, b)
+
+    CHECKS[body.__name__] = run
+    return body
+
+
+async def pair_on(
+    traits: CarrierTraits, a: Connection, b: Connection, *, unidirectional: bool = False
+) -> tuple[Stream, Stream]:
+    """Open a stream that both ends know."""
+    x = await a.open_stream(unidirectional=unidirectional)
+    await x.send_all(b"\0")
+    y = await b.accept_stream()
+    assert await read(y, 1) == b"\0"
+    await traits.settle()  # the credit for that octet is back, and blocked means blocked
+    return x, y
+
+
+async def until(traits: CarrierTraits, ready: Callable[[], bool]) -> None:
+    """Let things settle until it is so."""
+    for _ in range(200):
+        if ready():
+            return
+        await traits.settle()
+    raise AssertionError("what was to come did not, however long the check waited")
+
+
+# ---------------------------------------------------------------- streams
+
+
+@check
+async def handshake_tells_who_is_there(traits: CarrierTraits, a: Connection, b: Connection) -> None:
+    assert (a.is_client, b.is_client) == (True, False)
+    for end in (a, b):
+        info = await end.handshake()
+        assert info == end.info
+        assert info.scheme
+        assert info.peer
+
+
+@check
+async def streams_are_numbered_as_in_quic(traits: CarrierTraits, a: Connection, b: Connection) -> None:
+    opened = [
+        (opener, acceptor, unidirectional, await opener.open_stream(unidirectional=unidirectional))
+        for opener, acceptor in ((a, b), (b, a))
+        for unidirectional in (False, True)
+        for _ in range(2)
+    ]
+    assert [stream.stream_id for *_, stream in opened] == [0, 4, 2, 6, 1, 5, 3, 7]
+    for _, acceptor, unidirectional, stream in opened:
+        assert (stream.initiated_here, stream.unidirectional) == (True, unidirectional)
+        await stream.send_all(b"hello")
+        seen = await acceptor.accept_stream()
+        assert (seen.stream_id, seen.initiated_here, seen.unidirectional) == (stream.stream_id, False, unidirectional)
+        assert not seen.early
+        assert await read(seen, 5) == b"hello"
+
+
+@check
+async def stream_appears_with_its_first_octet_end_or_reset(traits: CarrierTraits, a: Connection, b: Connection) -> None:
+    x = [await a.open_stream() for _ in range(3)]
+    await traits.settle()
+    assert b.accept_stream_nowait() is None
+    await x[2].send_all(b"x")
+    y = [await b.accept_stream()]
+    await x[1].send_eof()
+    y.append(await b.accept_stream())
+    x[0].reset(3)
+    y.append(await b.accept_stream())
+    assert [stream.stream_id for stream in y] == [8, 4, 0]
+    assert await read(y[0], 1) == b"x"
+    assert await y[1].receive_some() == b""
+    await expect(StreamWasReset, y[2].receive_some)
+
+
+@check
+async def all_streams_of_a_batch_are_there_at_once(traits: CarrierTraits, a: Connection, b: Connection) -> None:
+    for _ in range(10):
+        (await a.open_stream()).send_nowait(b"x", fin=True)
+    seen = [await b.accept_stream()]
+    await traits.settle()
+    while (stream := b.accept_stream_nowait()) is not None:
+        seen.append(stream)
+    assert [stream.stream_id for stream in seen] == list(range(0, 40, 4))
+    assert [await read_to_end(stream) for stream in seen] == [b"x"] * 10
+
+
+@check
+async def unidirectional_streams_have_one_direction(traits: CarrierTraits, a: Connection, b: Connection) -> None:
+    x, y = await pair_on(traits, a, b, unidirectional=True)
+    for call in (x.receive_some, lambda: y.send_all(b"x"), y.send_eof):
+        try:
+            await call()
+        except LocalProtocolError:
+            continue
+        raise AssertionError("the direction that a unidirectional stream lacks was used")
+    await x.send_all(b"on")
+    await x.send_eof()
+    assert await read_to_end(y) == b"on"
+
+
+@check
+async def send_nowait_queues_and_finishes(traits: CarrierTraits, a: Connection, b: Connection) -> None:
+    x = await a.open_stream()
+    x.send_nowait(b"all ")
+    x.send_nowait(b"at once", fin=True)
+    await expect(ConnectionClosed, lambda: x.send_all(b"x"))
+    y = await b.accept_stream()
+    assert await read_to_end(y) == b"all at once"
+    y.send_nowait(b"", fin=True)
+    assert await x.receive_some() == b""
+
+
+@check
+async def priority_may_be_set_at_any_time(traits: CarrierTraits, a: Connection, b: Connection) -> None:
+    x = await a.open_stream(priority=3)
+    assert x.priority == 3
+    await x.send_all(b"a")
+    x.priority = 255
+    assert x.priority == 255
+    await x.send_all(b"b")
+    assert await read(await b.accept_stream(), 2) == b"ab"
+
+
+# ---------------------------------------------------------------- codes
+
+
+@check
+async def reset_carries_its_code(traits: CarrierTraits, a: Connection, b: Connection) -> None:
+    for code in (0, 7, LARGEST_CODE):
+        x, y = await pair_on(traits, a, b)
+        x.reset(code)
+        error = await expect(StreamWasReset, lambda y=y: read_on(y))  # type: ignore[misc]  # a default cannot be typed
+        assert isinstance(error, StreamWasReset)
+        assert error.code == code
+        await expect(ConnectionClosed, lambda x=x: x.send_all(b"x"))  # type: ignore[misc]  # a default cannot be typed
+        await y.send_all(b"the other direction lives on")
+        assert await read(x, 28) == b"the other direction lives on"
+
+
+@check
+async def stop_carries_its_code(traits: CarrierTraits, a: Connection, b: Connection) -> None:
+    for code in (0, 9, LARGEST_CODE):
+        x, y = await pair_on(traits, a, b)
+        y.stop(code)
+        assert await x.stopped() == code
+        error = await expect(StreamWasStopped, lambda x=x: x.send_all(b"x"))  # type: ignore[misc]  # a default cannot be typed
+        assert isinstance(error, StreamWasStopped)
+        assert error.code == code
+        assert await x.acked() is False
+        await expect(ConnectionClosed, y.receive_some)
+        await y.send_all(b"the other direction lives on")
+        assert await read(x, 28) == b"the other direction lives on"
+
+
+@check
+async def reset_and_stop_wake_who_waits(traits: CarrierTraits, a: Connection, b: Connection) -> None:
+    x, y = await pair_on(traits, a, b)
+    await fill(traits, x)
+    got: list[object] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(outcome_of, lambda: x.send_all(b"x"), got)
+        nursery.start_soon(outcome_of, x.flush, got)
+        nursery.start_soon(outcome_of, x.acked, got)
+        await traits.settle()
+        assert got == []
+        y.stop(5)
+    assert sorted(map(repr, map(type, got))) == sorted(map(repr, [StreamWasStopped, StreamWasStopped, bool])), got
+    got.clear()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(outcome_of, x.receive_some, got)
+        await traits.settle()
+        y.reset(6)
+    assert [type(outcome) for outcome in got] == [StreamWasReset]
+
+
+@check
+async def reset_drops_what_is_queued(traits: CarrierTraits, a: Connection, b: Connection) -> None:
+    x, y = await pair_on(traits, a, b)
+    await fill(traits, x)
+    assert x.unsent > 0
+    assert x.unacked >= x.unsent
+    x.reset(1)
+    assert x.unsent == 0
+    await expect(StreamWasReset, lambda: read_on(y))
+    assert await x.acked() is False
+
+
+@check
+async def acked_means_that_the_peer_has_it(traits: CarrierTraits, a: Connection, b: Connection) -> None:
+    x, y = await pair_on(traits, a, b)
+    got: list[object] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(outcome_of, x.acked, got)
+        nursery.start_soon(outcome_of, x.stopped, got)
+        await x.send_all(b"data")
+        await traits.settle()
+        assert got == [], "the end is not sent yet"
+        await x.send_eof()
+    assert sorted(map(repr, got)) == ["None", "True"]
+    assert x.unacked == 0
+    assert await read_to_end(y) == b"data"
+
+
+# ---------------------------------------------------------------- credit, backpressure, growth
+
+
+async def _open_all(traits: CarrierTraits, a: Connection, *, unidirectional: bool) -> list[Stream]:
+    streams: list[Stream] = []
+    while (stream := a.try_open_stream(unidirectional=unidirectional)) is not None:
+        streams.append(stream)
+        assert len(streams) <= traits.max_open, "there seems to be no limit to streams"
+    return streams
+
+
+@check
+async def streams_wait_for_the_peers_credit(traits: CarrierTraits, a: Connection, b: Connection) -> None:
+    await _credit(traits, a, b, unidirectional=True)
+    await _credit(traits, a, b, unidirectional=False)
+
+
+async def _credit(traits: CarrierTraits, a: Connection, b: Connection, *, unidirectional: bool) -> None:
+    streams = await _open_all(traits, a, unidirectional=unidirectional)
+    assert len(streams) >= 2
+    opened: list[int] = []
+
+    async def open_one() -> None:
+        opened.append((await a.open_stream(unidirectional=unidirectional)).stream_id)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(open_one)
+        await traits.settle()
+        assert opened == []
+        nursery.cancel_scope.cancel()  # takes no credit along
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(open_one)
+        streams[1].send_nowait(b"over", fin=True)
+        seen = await b.accept_stream()
+        assert await read_to_end(seen) == b"over"
+        if not unidirectional:
+            await seen.send_eof()
+            assert await read_to_end(streams[1]) == b""
+    assert opened == [streams[-1].stream_id + 4]
+    assert a.try_open_stream(unidirectional=unidirectional) is None
+
+
+@check
+async def stopped_stream_leaves_the_others_alone(traits: CarrierTraits, a: Connection, b: Connection) -> None:
+    x, y = await pair_on(traits, a, b)
+    sent = await fill(traits, x)
+    other, there = await pair_on(traits, a, b)
+    for number in range(5):
+        await other.send_all(block(number))
+        assert await read(there, BLOCK) == block(number)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(x.send_all, b"tail")
+        await expect_blocks(y, sent, b"tail")
+
+
+@check
+async def many_streams_come_and_go_without_growth(traits: CarrierTraits, a: Connection, b: Connection) -> None:
+    async def answer() -> None:
+        while True:
+            stream: Stream | None = await b.accept_stream()
+            while stream is not None:
+                nursery.start_soon(serve, stream)
+                stream = b.accept_stream_nowait()
+
+    async def serve(stream: Stream) -> None:
+        stream.send_nowait(await read_to_end(stream), fin=True)
+
+    async def ask(count: int) -> None:
+        for _ in range(count):
+            stream = await a.open_stream()
+            stream.send_nowait(b"ping", fin=True)
+            assert await read_to_end(stream) == b"ping"
+
+    async def ask_many(count: int) -> int:
+        async with trio.open_nursery() as askers:
+            for _ in range(20):
+                askers.start_soon(ask, count // 20)
+        await traits.settle()
+        gc.collect()
+        return len(gc.get_objects())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(answer)
+        few = await ask_many(traits.streams // 5)
+        many = await ask_many(traits.streams - traits.streams // 5)
+        assert many - few < traits.streams // 50, (
+            f"{many - few} objects more after {traits.streams} streams were closed"
+        )
+        nursery.cancel_scope.cancel()
+
+
+# ---------------------------------------------------------------- datagrams
+
+
+@check
+async def datagrams_have_a_size_limit(traits: CarrierTraits, a: Connection, b: Connection) -> None:
+    await a.handshake()
+    limit = a.max_datagram_size()
+    assert limit >= 1000
+    error = await expect(DatagramTooLarge, lambda: a.send_datagram(bytes(limit + 1)))
+    assert isinstance(error, DatagramTooLarge)
+    assert (error.size, error.limit) == (limit + 1, limit)
+    await a.send_datagram(b"\1" * limit)
+    assert await b.receive_datagram() == Datagram(b"\1" * limit)
+    assert b.send_datagram_nowait(memoryview(b"back")) is True
+    assert await a.receive_datagram() == Datagram(b"back")
+
+
+@check
+async def datagrams_nobody_takes_are_dropped_oldest_first(traits: CarrierTraits, a: Connection, b: Connection) -> None:
+    await a.handshake()
+    count = 2 * traits.datagram_queue
+    for number in range(count):
+        await a.send_datagram(number.to_bytes(4, "big"))
+        if number % 32 == 31:
+            await traits.settle()
+    await traits.settle()
+    got: list[int] = []
+
+    async def receive() -> None:
+        while True:
+            got.append(int.from_bytes((await b.receive_datagram()).data, "big"))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(receive)
+        await until(traits, lambda: count - 1 in got)
+        await traits.settle()
+        nursery.cancel_scope.cancel()
+    assert got == list(range(count - len(got), count))
+    assert len(got) <= traits.datagram_queue
+
+
+@check
+async def cancelled_receive_datagram_takes_nothing(traits: CarrierTraits, a: Connection, b: Connection) -> None:
+    got: list[object] = []
+    await a.handshake()
+    for number in range(4):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(outcome_of, b.receive_datagram, got)
+            await traits.settle()
+            if number % 2:
+                nursery.cancel_scope.cancel()
+            assert a.send_datagram_nowait(bytes([number]))
+            nursery.cancel_scope.cancel()
+    while len(got) < 4:
+        got.append(await b.receive_datagram())
+    assert got == [Datagram(bytes([number])) for number in range(4)]
+
+
+# ---------------------------------------------------------------- the end
+
+
+@check
+async def cancelled_accept_takes_nothing(traits: CarrierTraits, a: Connection, b: Connection) -> None:
+    got: list[int] = []
+
+    async def accept() -> None:
+        got.append((await b.accept_stream()).stream_id)
+
+    for number in range(4):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(accept)
+            await traits.settle()
+            stream = await a.open_stream(unidirectional=True)
+            if number % 2:
+                nursery.cancel_scope.cancel()
+            stream.send_nowait(b"x")
+            nursery.cancel_scope.cancel()
+    while len(got) < 4:
+        await accept()
+    assert got == [2, 6, 10, 14]
+
+
+async def _awaits(traits: CarrierTraits, a: Connection, b: Connection) -> list[Callable[[], Awaitable[object]]]:
+    """Return one call for each await of end `a`, each of which waits now."""
+    await _open_all(traits, a, unidirectional=True)
+    x, _ = await pair_on(traits, a, b)
+    _, idle = await pair_on(traits, b, a)
+    await fill(traits, x)
+    return [
+        a.accept_stream,
+        lambda: a.open_stream(unidirectional=True),
+        a.receive_datagram,
+        x.receive_some,
+        lambda: x.send_all(b"x"),
+        x.flush,
+        x.stopped,
+        idle.acked,
+    ]
+
+
+async def _everybody_waits(
+    traits: CarrierTraits, a: Connection, b: Connection, nursery: trio.Nursery, here: list[object], there: list[object]
+) -> int:
+    """Let tasks wait at everything that both ends have to wait for; return how many at each."""
+    calls, calls_there = await _awaits(traits, a, b), await _awaits(traits, b, a)
+    for call in calls:
+        nursery.start_soon(outcome_of, call, here)
+    for call in calls_there:
+        nursery.start_soon(outcome_of, call, there)
+    await traits.settle()
+    assert here == there == []
+    return len(calls)
+
+
+def _all_are(kind: type[CarrierError], got: list[object], count: int) -> None:
+    assert [type(outcome) for outcome in got] == [kind] * count, got
+
+
+@check
+async def close_tells_everybody_on_both_sides(traits: CarrierTraits, a: Connection, b: Connection) -> None:
+    here: list[object] = []
+    there: list[object] = []
+    async with trio.open_nursery() as nursery:
+        count = await _everybody_waits(traits, a, b, nursery, here, there)
+        a.close(5, "enough")
+    _all_are(ConnectionClosed, here, count)
+    _all_are(ConnectionLost, there, count)
+    assert {outcome.code for outcome in there if isinstance(outcome, ConnectionLost)} == {5}
+    assert await a.closed() == CloseReason(5, "enough")
+    assert await b.closed() == CloseReason(5, "enough", by_peer=True)
+    await _is_over(a, ConnectionClosed)
+    await _is_over(b, ConnectionLost)
+    a.close(6)
+    await a.aclose(6)
+    assert (await a.closed()).code == 5
+
+
+async def _is_over(end: Connection, kind: type[CarrierError]) -> None:
+    """Each new call raises the same kind of error again and again."""
+    await expect(kind, end.open_stream)
+    await expect(kind, end.accept_stream)
+    await expect(kind, end.receive_datagram)
+    await expect(kind, lambda: end.send_datagram(b"x"))
+
+
+@check
+async def close_of_the_connection_fails_new_calls_on_streams(
+    traits: CarrierTraits, a: Connection, b: Connection
+) -> None:
+    x, y = await pair_on(traits, a, b)
+    b.close(3)
+    await a.closed()
+    error = await expect(ConnectionLost, lambda: x.send_all(b"x"))
+    assert isinstance(error, ConnectionLost)
+    assert error.code == 3
+    await expect(ConnectionLost, x.receive_some)
+    await expect(ConnectionClosed, lambda: y.send_all(b"x"))
+    await expect(ConnectionClosed, y.receive_some)
+
+
+@check
+async def drains_finished_streams_on_close(traits: CarrierTraits, a: Connection, b: Connection) -> None:
+    blocks = [block(number) for number in range(8)]
+    streams = []
+    for data in blocks:
+        stream = await a.open_stream()
+        stream.send_nowait(data, fin=True)
+        streams.append(stream)
+    got: list[bytes] = []
+
+    async def receive() -> None:
+        for _ in blocks:
+            got.append(await read_to_end(await b.accept_stream()))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(receive)
+        await a.aclose(1, "done", drain=traits.timeout / 2)
+    assert got == blocks
+    assert await b.closed() == CloseReason(1, "done", by_peer=True)
+    assert await a.closed() == CloseReason(1, "done")
+
+
+@check
+async def leaving_the_block_closes_the_connection(traits: CarrierTraits, a: Connection, b: Connection) -> None:
+    async with a:
+        (await a.open_stream()).send_nowait(b"x", fin=True)
+    assert await a.closed() == CloseReason(0)
+    assert await b.closed() == CloseReason(0, by_peer=True)
+
+
+@check
+async def cancelled_close_of_the_connection_still_closes(traits: CarrierTraits, a: Connection, b: Connection) -> None:
+    x, _ = await pair_on(traits, a, b)
+    await fill(traits, x)
+    x.send_nowait(b"end", fin=True)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await a.aclose(2)
+    assert (await a.closed()).code == 2
+    assert await b.closed() == CloseReason(2, by_peer=True)
+
+
+@check
+async def is_cut_while_everybody_waits(traits: CarrierTraits, a: Connection, b: Connection) -> None:
+    assert traits.cut is not None
+    here: list[object] = []
+    there: list[object] = []
+    async with trio.open_nursery() as nursery:
+        count = await _everybody_waits(traits, a, b, nursery, here, there)
+        traits.cut(a, b)
+    for end, outcomes in ((a, here), (b, there)):
+        assert len(outcomes) == count
+        assert all(isinstance(outcome, ConnectionLost) for outcome in outcomes), outcomes
+        reason = await end.closed()
+        assert (reason.lost, reason.by_peer) == (True, False)
+        await expect(ConnectionLost, end.open_stream)
+
+
+@check
+async def counts_everything_together(traits: CarrierTraits, a: Connection, b: Connection) -> None:
+    x, y = await pair_on(traits, a, b)
+    before = a.statistics()
+    await x.send_all(bytes(1000))
+    await x.flush()
+    await read(y, 1000)
+    after = a.statistics()
+    assert after.octets_sent - before.octets_sent >= 1000
+    assert after.writes > before.writes
+    assert b.statistics().octets_received >= 1000

@@ -1,0 +1,125 @@
+"""One suite of promises for every carrier: what `levada.transports.carriers.contracts` says, as checks that run against a factory.
+
+A factory is an async context manager that gives two connected ends: two `ByteStream`, two `MessageStream` or two `Connection`
+(the one that dialled first).  `CarrierTraits` says which shape it is and what it cannot do.  The checks know nothing else of the carrier:
+no sockets, no packets, no clock, so the same suite passes on memory, simulated networks and real sockets.
+
+Example:
+    >>> import contextlib
+    >>> from levada.transports.carriers.memory import memory_streams
+    >>> @contextlib.asynccontextmanager
+    ... async def pair():
+    ...     yield memory_streams()
+    >>> trio.run(check_carrier, pair, CarrierTraits(shape="bytes"))
+
+In a test module::
+
+    @pytest.mark.parametrize("check", carrier_checks(TRAITS), ids=str)
+    async def test_keeps_the_promise(check: CarrierCheck) -> None:
+        await check(pair)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Literal
+
+import attrs
+import trio
+import trio.testing
+from attrs import validators as v
+
+from levada.transports.carriers.contracts import ByteStream, Connection, MessageStream
+
+__all__ = ["CarrierCheck", "CarrierTraits", "carrier_checks", "check_carrier"]
+
+Carrier = ByteStream | MessageStream | Connection
+Factory = Callable[[], AbstractAsyncContextManager[tuple[Carrier, Carrier]]]
+
+
+@attrs.frozen(kw_only=True)
+class CarrierTraits:
+    """What a carrier is and can do, for `carrier_checks`."""
+
+    shape: Literal["bytes", "messages", "connection"]
+    """What the factory gives."""
+    half_close: bool = True
+    """Byte streams: whether `send_eof` exists; else it must raise `NotImplementedError`."""
+    tells_loss: bool = True
+    """Whether a peer that aborts can be told from one that closes."""
+    buffered: int = attrs.field(default=1024 * 1024, validator=[v.instance_of(int), v.gt(0)])
+    """Octets that may be under way in one direction of a stream whose receiver takes nothing: queues, windows, the kernel's buffers."""
+    max_message: int | None = None
+    """Messages: octets of the largest one that is taken; ``None`` leaves the check of the limit out."""
+    streams: int = attrs.field(default=10_000, validator=[v.instance_of(int), v.gt(0)])
+    """Connections: streams opened and closed by the check that looks for growth."""
+    max_open: int = attrs.field(default=1000, validator=[v.instance_of(int), v.gt(0)])
+    """Connections: streams of one kind that can be open at once, at most; the check of credit opens that many."""
+    datagram_queue: int = attrs.field(default=1024, validator=[v.instance_of(int), v.gt(0)])
+    """Connections: datagrams that are kept while nobody takes them, at most."""
+    settle: Callable[[], Awaitable[None]] = trio.testing.wait_all_tasks_blocked
+    """Waits until what can go on without the check has gone on. On a simulated network a virtual second of sleep, on sockets
+    `wait_all_tasks_blocked` with a cushion of some milliseconds."""
+    cut: Callable[[Carrier, Carrier], None] | None = None
+    """Loses the connection between two ends abruptly, if the factory's carrier can be made to."""
+    timeout: float = attrs.field(default=60.0, validator=v.gt(0))
+    """Seconds on trio's clock for one check."""
+
+
+@attrs.frozen
+class CarrierCheck:
+    """One promise. Call it with a factory; it raises `AssertionError` if the carrier breaks the promise."""
+
+    name: str
+    """In words with underscores; also ``str()``, for the ids of parametrised tests."""
+    traits: CarrierTraits
+    """Of the carrier to be checked."""
+    run: Callable[[CarrierTraits, Factory], Awaitable[None]] = attrs.field(repr=False)
+
+    def __str__(self) -> str:
+        return self.name
+
+    async def __call__(self, factory: Factory) -> None:
+        """Open a pair, check it, close it.
+
+        Raises:
+            AssertionError: the promise is broken; in a group, if tasks of the check noticed it.
+            trio.TooSlowError: something waits for ever.
+        """
+        with trio.fail_after(self.traits.timeout):
+            await self.run(self.traits, factory)
+
+
+def carrier_checks(traits: CarrierTraits) -> list[CarrierCheck]:
+    """Return every check that applies to a carrier of these traits.
+
+    A `Connection` is checked as such, and each of its streams as a byte stream (names that begin with ``stream_``).
+    """
+    from levada.transports.testing import _connection_checks, _stream_checks  # they import the traits from here
+
+    found = _connection_checks.CHECKS if traits.shape == "connection" else {}
+    prefix = "stream_" if traits.shape == "connection" else ""
+    found = found | {prefix + name: run for name, run in _stream_checks.CHECKS[traits.shape].items()}
+    if traits.cut is None:
+        found = {name: run for name, run in found.items() if "_cut_" not in name}
+    if not traits.tells_loss:
+        found = {name: run for name, run in found.items() if "abort_is_seen" not in name}
+    if traits.max_message is None:
+        found.pop("larger_message_than_allowed_closes", None)
+    return [CarrierCheck(name, traits, run) for name, run in found.items()]
+
+
+async def check_carrier(factory: Factory, traits: CarrierTraits) -> None:
+    """Run every check against fresh pairs of `factory`, one after the other.
+
+    Raises:
+        AssertionError: a promise is broken; a note names the check. In a group, if tasks of the check noticed it.
+        trio.TooSlowError: something waits for ever; a note names the check.
+    """
+    for check in carrier_checks(traits):
+        try:
+            await check(factory)
+        except Exception as error:
+            error.add_note(f"carrier check: {check.name}")
+            raise
