@@ -36,7 +36,7 @@ async def test_keeps_the_contract_without_a_fault(check: CarrierCheck, autojump_
 
 async def converse(network: FaultyNetwork) -> dict[str, object]:
     """Send `TEXT` both ways in small parts; return what each end got, and what came then."""
-    ends = dict(zip(("client", "server"), network.pair(*memory_streams()), strict=True))
+    ends: dict[str, ByteStream] = dict(zip(("client", "server"), network.pair(*memory_streams()), strict=True))
     seen: dict[str, object] = {}
 
     async def send(name: str) -> None:

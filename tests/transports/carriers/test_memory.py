@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import attrs
 import pytest
@@ -459,7 +460,7 @@ async def test_early_dialler_need_not_wait() -> None:
 
 
 def test_settings_that_cannot_work() -> None:
-    for wrong in (
+    settings: tuple[dict[str, Any], ...] = (
         {"shape": "packets"},
         {"window": 0},
         {"chunk": (0, 3)},
@@ -467,7 +468,8 @@ def test_settings_that_cannot_work() -> None:
         {"latency": -1},
         {"datagram_loss": 1.5},
         {"early": "perhaps"},
-    ):
+    )
+    for wrong in settings:
         with pytest.raises(ValueError, match=next(iter(wrong))):
             MemoryConfig(**wrong)
     assert pickle.loads(pickle.dumps(SLOW)) == SLOW

@@ -251,18 +251,16 @@ async def test_port_is_free_again_at_once() -> None:
 
 
 async def test_accepted_streams_outlive_the_listener() -> None:
-    async with tcp.listen(ANY) as listener:
-        async with tcp.dial(listener.url) as client:
-            server = await listener.accept()
-            await listener.aclose()
-            with pytest.raises(ConnectionClosed):
-                await listener.accept()
-            await client.send_all(bytes(50_000))
-            got = 0
-            while got < 50_000:
-                got += len(await server.receive_some())
-            await server.aclose()
-            await listener.aclose()
+    async with tcp.listen(ANY) as listener, tcp.dial(listener.url) as client:
+        server = await listener.accept()
+        await listener.aclose()
+        with pytest.raises(ConnectionClosed):
+            await listener.accept()
+        await client.send_all(bytes(50_000))
+        got = 0
+        while got < 50_000:
+            got += len(await server.receive_some())
+        await server.aclose()
 
 
 async def test_who_is_not_accepted_is_cut_off() -> None:

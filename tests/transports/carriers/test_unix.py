@@ -179,15 +179,14 @@ async def test_end_is_an_end_though_octets_were_left_unread(path: Path) -> None:
 
 
 async def test_accepted_streams_outlive_the_listener(path: Path) -> None:
-    async with unix.listen(f"unix://{path}") as listener:
-        async with unix.dial(listener.url) as client:
-            server = await listener.accept()
-            await listener.aclose()
-            with pytest.raises(ConnectionClosed):
-                await listener.accept()
-            await client.send_all(b"x")
-            assert await server.receive_some() == b"x"
-            await server.aclose()
+    async with unix.listen(f"unix://{path}") as listener, unix.dial(listener.url) as client:
+        server = await listener.accept()
+        await listener.aclose()
+        with pytest.raises(ConnectionClosed):
+            await listener.accept()
+        await client.send_all(b"x")
+        assert await server.receive_some() == b"x"
+        await server.aclose()
 
 
 async def test_unread_octets_make_an_abort_a_loss(path: Path) -> None:

@@ -203,16 +203,18 @@ class MemoryMessageStream:
             raise again(self._error)
         buffer = self._assembled
         while True:
+            wanted = _LENGTH
             if len(buffer) >= _LENGTH:
-                end = _LENGTH + int.from_bytes(buffer[:_LENGTH], "big")
-                if end - _LENGTH > self.link.config.max_message:
-                    self._refuse(end - _LENGTH)
-                if len(buffer) >= end:
-                    message = bytes(buffer[_LENGTH:end])
-                    del buffer[:end]
+                size = int.from_bytes(buffer[:_LENGTH], "big")
+                if size > self.link.config.max_message:
+                    self._refuse(size)
+                wanted = _LENGTH + size
+                if len(buffer) >= wanted:
+                    message = bytes(buffer[_LENGTH:wanted])
+                    del buffer[:wanted]
                     return message
             # Just what is missing, so that the window still bounds what waits behind this message.
-            data = await self._bytes.receive_some((end if len(buffer) >= _LENGTH else _LENGTH) - len(buffer))
+            data = await self._bytes.receive_some(wanted - len(buffer))
             if not data:
                 raise again(self._peer_close)
             buffer += data

@@ -105,22 +105,23 @@ async def connect(host: str, port: int, config: TcpConfig) -> trio.SocketStream:
         raise ConnectionLost(f"cannot connect to {host}:{port}: {error}") from error
     if stream is None:
         raise IdleTimeout(f"no connection to {host}:{port} within {config.connect_timeout} s")
-    set_options(stream.socket, config)
     return stream
 
 
-def describe(stream: trio.SocketStream, scheme: str) -> CarrierInfo:
-    """Return what the addresses of a connection say.
+def prepare(stream: trio.SocketStream, scheme: str, config: TcpConfig) -> CarrierInfo:
+    """Put the settings on a new connection and return what its addresses say.
 
     Raises:
-        ConnectionLost: the peer has gone already.
+        ConnectionLost: the peer has gone already; the socket is closed.
     """
     try:
+        set_options(stream.socket, config)
         return CarrierInfo(
             scheme=scheme, local=authority(stream.socket.getsockname()), peer=authority(stream.socket.getpeername())
         )
     except OSError as error:
-        raise ConnectionLost(f"the peer left before it was accepted: {error}") from error
+        stream.socket.close()
+        raise ConnectionLost(f"the peer left as soon as it was connected: {error}") from error
 
 
 @asynccontextmanager
@@ -134,7 +135,7 @@ async def dial(url: str, config: TcpConfig | None = None) -> AsyncIterator[Joine
     """
     config = config or TcpConfig()
     raw = await connect(*host_and_port(url, "tcp"), config)
-    async with JoinedStream(raw, raw.socket, describe(raw, "tcp"), config) as stream:
+    async with JoinedStream(raw, raw.socket, prepare(raw, "tcp", config), config) as stream:
         yield stream
 
 
@@ -179,9 +180,8 @@ class TcpListener:
         """Make a stream of what the kernel has accepted."""
         await self._ready.reserve()
         try:
-            set_options(raw.socket, self._config)
-            self._ready.put(JoinedStream(raw, raw.socket, describe(raw, "tcp"), self._config))
-        except (ConnectionLost, OSError, trio.ClosedResourceError):
+            self._ready.put(JoinedStream(raw, raw.socket, prepare(raw, "tcp", self._config), self._config))
+        except (ConnectionLost, trio.ClosedResourceError):
             self._ready.release()
             raw.socket.close()
 

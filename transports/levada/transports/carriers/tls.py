@@ -20,7 +20,7 @@ from attrs import validators as v
 from levada.framework.errors import CarrierError, ConfigurationError, ConnectionLost, IdleTimeout
 from levada.transports.carriers.contracts import Octets
 from levada.transports.carriers.streams import JoinedStream, Ready, StreamConfig, accept_from, plain_nursery
-from levada.transports.carriers.tcp import TcpConfig, authority, bind, connect, describe, host_and_port, set_options
+from levada.transports.carriers.tcp import TcpConfig, authority, bind, connect, host_and_port, prepare
 
 __all__ = ["TlsConfig", "TlsListener", "dial", "listen"]
 
@@ -131,16 +131,15 @@ async def _shake_hands(
         https_compatible=False,
     )
     try:
-        info = describe(raw, "tls")
-        with trio.move_on_after(config.handshake_timeout) as scope:
-            await tls.do_handshake()
+        info = prepare(raw, "tls", config.tcp)
+        try:
+            with trio.move_on_after(config.handshake_timeout) as scope:
+                await tls.do_handshake()
+        except trio.BrokenResourceError as error:
+            cause = error.__cause__
+            raise ConnectionLost(f"the TLS handshake with {info.peer} failed: {cause or 'cut off'}") from cause
         if scope.cancelled_caught:
             raise IdleTimeout(f"no TLS handshake with {info.peer} within {config.handshake_timeout} s")
-    except trio.BrokenResourceError as error:
-        raw.socket.close()
-        raise ConnectionLost(
-            f"the TLS handshake with {info.peer} failed: {error.__cause__ or 'cut off'}"
-        ) from error.__cause__
     except BaseException:
         raw.socket.close()
         raise
@@ -227,12 +226,11 @@ class TlsListener:
         self._handshakes[scope] = None
         try:
             with scope:
-                set_options(raw.socket, self._config.tcp)
                 stream = await _shake_hands(raw, self._context, self._config, server_name=None, serving=True)
                 stream.asked_for(self._asked.get(task))
                 self._ready.put(stream)
                 return
-        except (CarrierError, OSError, trio.ClosedResourceError) as error:
+        except (CarrierError, trio.ClosedResourceError) as error:
             logger.info("a peer is dropped: %s", error, extra={"event": "handshake_failed"})
         finally:
             del self._handshakes[scope]
