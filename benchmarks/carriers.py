@@ -36,7 +36,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from levada.framework.errors import CarrierError
 from levada.transports.quic import QuicConfig, QuicConnection, QuicListener, QuicStream, dial, listen
 
-__all__ = ["main"]
+__all__ = ["run"]
 
 ALPN = "bench"
 SINK, ECHO, CPU, IDLE = b"s", b"e", b"c", b"i"
@@ -380,62 +380,90 @@ def _role(options: argparse.Namespace) -> None:
         print(json.dumps(asyncio.run(drive(asyncio_client(options.port), workload))))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print a table; 1 if a budget is missed."""
-    parser = argparse.ArgumentParser(
-        prog="levada bench carriers", description="QUIC carriers against each other, in CPU seconds."
-    )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="", help="workloads whose key contains this")
-    parser.add_argument("--json", action="store_true")
-    for hidden in ("--role", "--carrier", "--folder", "--workload"):
-        parser.add_argument(hidden, help=argparse.SUPPRESS)
-    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args(argv)
-    if options.role:
-        _role(options)
-        return 0
-    rows: list[dict[str, Any]] = []
+@attrs.frozen
+class Row:
+    """One workload, measured in all rounds."""
+
+    workload: Workload
+    ratios: list[float]
+    """CPU seconds, ours to the base's."""
+    wall: list[float]
+    """How many times as fast."""
+
+    @property
+    def missed(self) -> bool:
+        return self.workload.budget is not None and statistics.median(self.ratios) > self.workload.budget
+
+
+@attrs.frozen
+class Report:
+    """All rows."""
+
+    rows: list[Row]
+
+    @property
+    def missed(self) -> list[str]:
+        """Titles of the rows above their budgets."""
+        return [row.workload.title for row in self.rows if row.missed]
+
+    def text(self) -> str:
+        """Lay it out as a table."""
+        lines = [f"{'CPU seconds of client and server':62} {'ratio':>8} {'best':>6} {'budget':>7}        times as fast"]
+        lines += [
+            f"{row.workload.title:62} {statistics.median(row.ratios):6.2f} × {min(row.ratios):6.2f} {row.workload.budget or '':>7} "
+            f"{'MISS' if row.missed else 'pass':6} {statistics.median(row.wall):6.1f}"
+            for row in self.rows
+        ]
+        return "\n".join(lines) + "\n"
+
+    def to_json(self) -> dict[str, Any]:
+        """Turn it into what the `json` module writes."""
+        return {
+            "rows": [
+                {
+                    "key": row.workload.key,
+                    "ratios": row.ratios,
+                    "budget": row.workload.budget,
+                    "missed": row.missed,
+                    "wall": row.wall,
+                }
+                for row in self.rows
+            ]
+        }
+
+
+def run(*, rounds: int, quick: bool, only: str, progress: Callable[[str], None]) -> Report:
+    """Measure all workloads whose title contains `only`; `quick`: the first of them, to show that it runs."""
+    workloads = [workload for workload in WORKLOADS if only in workload.title]
+    rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         certify(folder)
-        for workload in WORKLOADS:
-            if options.only not in workload.key:
-                continue
-            ratios, wall, parts = [], [], [""]
-            for _ in range(options.rounds):
+        for workload in workloads[:1] if quick else workloads:
+            row = Row(workload, [], [])
+            for number in range(rounds):
+                progress(f"{workload.title}, round {number + 1} of {rounds}")
                 # The row of idle streams compares the carrier with itself.
-                base = measure(
-                    "levada" if workload.prepare else "asyncio",
-                    attrs.evolve(workload, key="bulk") if workload.prepare else workload,
-                    folder,
+                base = (
+                    measure("levada", attrs.evolve(workload, key="bulk"), folder)
+                    if workload.prepare
+                    else measure("asyncio", workload, folder)
                 )
                 mine = measure("levada", workload, folder)
-                ratios.append((mine["client"] + mine["server"]) / (base["client"] + base["server"]))
-                wall.append(base["wall"] / mine["wall"])
-                parts = [f"{figures['client']:.2f}+{figures['server']:.2f}" for figures in (mine, base)]
-            median = statistics.median(ratios)
-            missed = workload.budget is not None and median > workload.budget
-            rows.append(
-                {
-                    "key": workload.key,
-                    "ratio": median,
-                    "best": min(ratios),
-                    "budget": workload.budget,
-                    "missed": missed,
-                    "wall": statistics.median(wall),
-                }
-            )
-            if not options.json:
-                print(
-                    f"{workload.title:62} {median:5.2f} x  best {min(ratios):.2f}  budget {workload.budget}  "
-                    f"{'MISSED' if missed else 'ok'}  {statistics.median(wall):.1f} times as fast  (CPU s, client+server: {parts[0]} to {parts[1]})",
-                    flush=True,
-                )
-    if options.json:
-        print(json.dumps(rows))
-    return int(any(row["missed"] for row in rows))
+                row.ratios.append((mine["client"] + mine["server"]) / (base["client"] + base["server"]))
+                row.wall.append(base["wall"] / mine["wall"])
+            rows.append(row)
+    return Report(rows)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Be one of the processes of a measurement."""
+    parser = argparse.ArgumentParser()
+    for option in ("--role", "--carrier", "--folder", "--workload"):
+        parser.add_argument(option)
+    parser.add_argument("--port", type=int)
+    _role(parser.parse_args(argv))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
