@@ -25,7 +25,11 @@ PROGRAMS = programs()
 
 
 def test_the_readme_has_programs() -> None:
-    assert [name for name, _, _ in PROGRAMS if name.startswith("README.md")] == ["README.md:1", "README.md:2", "README.md:3"]
+    assert [name for name, _, _ in PROGRAMS if name.startswith("README.md")] == [
+        "README.md:1",
+        "README.md:2",
+        "README.md:3",
+    ]
 
 
 @pytest.mark.parametrize(("program", "output"), [pair[1:] for pair in PROGRAMS], ids=[pair[0] for pair in PROGRAMS])

@@ -11,7 +11,6 @@ import pytest
 import trio
 
 from levada.framework.errors import ConfigurationError
-from levada.transports import carriers
 from levada.transports.carriers import (
     ByteStream,
     Connection,
@@ -126,7 +125,3 @@ def test_missing_extra_is_named(scheme: str, needs: str, monkeypatch: pytest.Mon
     extra = "quic" if needs == "aioquic" else "websocket"
     with pytest.raises(ConfigurationError, match=rf"{scheme}:// needs {needs}: pip install 'levada\[{extra}\]'"):
         dial(f"{scheme}://127.0.0.1:1")
-
-
-def test_everything_public_is_there() -> None:
-    assert sorted(carriers.__all__) == carriers.__all__ or set(carriers.__all__) <= set(dir(carriers))

@@ -186,6 +186,31 @@ async def test_reload_serves_the_new_certificate(authority: Authority, stranger:
         assert await _subject(listener, stranger) == "CN=other"
 
 
+async def test_context_of_ones_own_keeps_its_choice_by_name(authority: Authority, dialling: TlsConfig) -> None:
+    """Several certificates behind one port: the context chooses, the listener still tells the name."""
+    contexts = {}
+    for name in ("one", "two"):
+        contexts[name] = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        contexts[name].load_cert_chain(authority.issue(name))
+
+    def choose(tls: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
+        tls.context = contexts[name or "one"]
+
+    contexts["one"].sni_callback = choose
+    async with tls.listen(ANY, TlsConfig(context=contexts["one"])) as listener:
+        with pytest.raises(ConfigurationError, match="give reload"):
+            listener.reload()
+        for name in ("one", "two"):
+            async with (
+                tls.dial(listener.url, attrs.evolve(dialling, server_name=name)) as client,
+                await listener.accept() as server,
+            ):
+                assert server.info.server_name == name
+                assert client.info.peer_certificate is not None
+                certificate = x509.load_der_x509_certificate(client.info.peer_certificate)
+                assert certificate.subject.rfc4514_string() == f"CN={name}"
+
+
 async def _subject(listener: TlsListener, authority: Authority) -> str:
     async with tls.dial(listener.url, TlsConfig(ca=authority.ca)) as client, await listener.accept():
         assert client.info.peer_certificate is not None

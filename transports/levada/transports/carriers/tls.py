@@ -182,9 +182,9 @@ class TlsListener:
         self._nursery = nursery
         self._ready: Ready[JoinedStream] = Ready(config.backlog)
         self._handshakes: dict[trio.CancelScope, None] = {}  # the oldest first
-        self._asked: dict[trio.lowlevel.Task, str] = {}  # server names, by the task of the handshake
+        self._asked: dict[trio.lowlevel.Task, str | None] = {}  # server names, by the task of the handshake
         self._url = f"tls://{authority(sockets[0].socket.getsockname())}"
-        self.reload()
+        self.reload(config.context)
 
     @property
     def url(self) -> str:
@@ -200,14 +200,22 @@ class TlsListener:
         Raises:
             ConfigurationError: the files cannot be used; the certificates of before stay.
         """
+        if context is None and self._config.context is not None:
+            raise ConfigurationError(
+                "the settings hold a context, so there are no files to read: give reload() a new context"
+            )
         context = context or _context(self._config, ssl.Purpose.CLIENT_AUTH)
-        context.sni_callback = self._note_name
-        self._context = context
+        others = context.sni_callback
 
-    def _note_name(self, _: ssl.SSLObject, name: str | None, __: ssl.SSLContext) -> None:
-        """Called by the handshake, in its task."""
-        if name is not None:
-            self._asked[trio.lowlevel.current_task()] = name
+        def note_name(tls: ssl.SSLObject, name: str, used: ssl.SSLContext) -> int | None:
+            """Called by a handshake in its task, perhaps of another listener with the same context; without SNI the name is ``None``."""
+            task = trio.lowlevel.current_task()
+            if task in self._asked:
+                self._asked[task] = name
+            return None if others is None else others(tls, name, used)
+
+        context.sni_callback = note_name
+        self._context = context
 
     async def accept(self) -> JoinedStream:
         """See `Listener.accept`; several tasks may wait, each gets another peer."""
@@ -224,17 +232,17 @@ class TlsListener:
         task = trio.lowlevel.current_task()
         scope = trio.CancelScope()
         self._handshakes[scope] = None
+        self._asked[task] = None
         try:
             with scope:
                 stream = await _shake_hands(raw, self._context, self._config, server_name=None, serving=True)
-                stream.asked_for(self._asked.get(task))
+                stream.asked_for(self._asked[task])
                 self._ready.put(stream)
                 return
         except (CarrierError, trio.ClosedResourceError) as error:
             logger.info("a peer is dropped: %s", error, extra={"event": "handshake_failed"})
         finally:
-            del self._handshakes[scope]
-            self._asked.pop(task, None)
+            del self._handshakes[scope], self._asked[task]
         raw.socket.close()
         self._ready.release()
 
