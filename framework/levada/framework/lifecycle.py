@@ -278,7 +278,13 @@ class Lifecycle:
 
     def _report(self, cell: Cell, error: BaseException, message: Any) -> None:
         what = f" while it handled {type(message).__name__}" if message is not None else ""
-        logger.error("%s failed%s", cell.path, what, exc_info=error, extra={"actor": cell.path, "event": "failed"})
+        if _ends_system(error):
+            # It comes out of the system's block, traceback and all; once is enough.
+            logger.info(
+                "%s was interrupted%s: %r", cell.path, what, error, extra={"actor": cell.path, "event": "failed"}
+            )
+        else:
+            logger.error("%s failed%s", cell.path, what, exc_info=error, extra={"actor": cell.path, "event": "failed"})
         self._system.counters.failures += 1
         self._system.events.publish(ActorFailed(cell, error, message))
         if _ends_system(error):

@@ -175,15 +175,15 @@ async def summarise(lines: Iterable[str], progress: Callable[[int], None] = lamb
     """
     statuses, by_status = channel(str, name="statuses")
     days, by_day = channel(str, name="days")
-    async with ActorSystem("demo") as system:
-        status_tally = system.spawn(Tally, by_status, name="statuses")
-        day_tally = system.spawn(Tally, by_day, name="days")
-        clerk = system.spawn(Clerk, name="clerk")
-        number = 0
-        # The block finishes both channels when it is left, and cancels them if it is left by an error.
-        with statuses, days:
+    # The channels outlive the actors: left early, by Ctrl-C say, whoever still works on a line can still send what is in it.
+    with statuses, days:
+        async with ActorSystem("demo") as system:
+            status_tally = system.spawn(Tally, by_status, name="statuses")
+            day_tally = system.spawn(Tally, by_day, name="days")
+            clerk = system.spawn(Clerk, name="clerk")
             crew = pool(Parser, statuses, days, clerk, size=PARSERS, routing=pull())
             parsers = system.spawn(crew, name="parsers", mailbox=bounded(QUEUE))
+            number = 0
             for number, text in enumerate(lines, 1):
                 await parsers.send(Line(number, text))
                 if number % 500 == 0:
@@ -191,12 +191,14 @@ async def summarise(lines: Iterable[str], progress: Callable[[int], None] = lamb
             # Stopping comes after what is queued: when the pool has ended, every line is parsed and nothing more will be sent.
             parsers.stop()
             await parsers.terminated()
-        return Summary(
-            number,
-            await status_tally.ask(Counts()),
-            {date.fromisoformat(day): count for day, count in (await day_tally.ask(Counts())).items()},
-            await clerk.ask(Damages()),
-        )
+            statuses.finish_nowait()
+            days.finish_nowait()
+            return Summary(
+                number,
+                await status_tally.ask(Counts()),
+                {date.fromisoformat(day): count for day, count in (await day_tally.ask(Counts())).items()},
+                await clerk.ask(Damages()),
+            )
 
 
 def mistakes(summary: Summary, known: Summary = KNOWN) -> list[str]:
