@@ -1,0 +1,96 @@
+"""Third-party programs at the other end: installed on demand, once, in pytest's cache; a clear skip where that cannot be done.
+
+They are test-only and never redistributed.  Versions are pinned here, so that a failure is a change of ours.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+INSTALL_TIMEOUT = 50.0  # seconds, below the time that one test may take
+
+NODE_SCRIPTS = Path(__file__).parent / "node"
+"""Programs of the tests that run on Node."""
+
+
+def _install(folder: Path, what: str, command: Sequence[str]) -> None:
+    """Run an installer in a folder, unless it has done its work there before.
+
+    A folder is complete when the mark is in it; what an interrupted installer left is thrown away.
+    """
+    mark = folder / "complete"
+    if mark.exists():
+        return
+    for left in folder.iterdir():
+        if left.is_dir():
+            shutil.rmtree(left)
+    try:
+        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=INSTALL_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"installing {what} took more than {INSTALL_TIMEOUT:.0f} s")
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"installing {what} failed: {error.stderr.decode(errors='replace').strip()[-300:]}")
+    mark.touch()
+
+
+@pytest.fixture(scope="session")
+def peer_folder(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, object], Path]:
+    """Give a folder that lasts, for a kind of installation and exactly these requirements."""
+
+    def folder(kind: str, wanted: object) -> Path:
+        name = f"levada-{kind}-{hashlib.sha256(json.dumps(wanted).encode()).hexdigest()[:16]}"
+        if request.config.pluginmanager.has_plugin("cacheprovider"):
+            return request.config.cache.mkdir(name)
+        return tmp_path_factory.mktemp(name)
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def node_packages(peer_folder: Callable[[str, object], Path]) -> Callable[..., Path]:
+    """Install npm packages, ``"name@version"`` each; gives the folder to name in ``NODE_PATH``."""
+
+    def install(*wanted: str) -> Path:
+        if shutil.which("node") is None or shutil.which("npm") is None:
+            pytest.skip(f"node and npm are needed for {', '.join(wanted)}")
+        folder = peer_folder("node", wanted)
+        (folder / "package.json").write_text('{"private": true}')
+        flags = ["--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"]
+        _install(folder, ", ".join(wanted), ["npm", "install", *flags, *wanted])
+        return folder / "node_modules"
+
+    return install
+
+
+@pytest.fixture(scope="session")
+def python_packages(peer_folder: Callable[[str, object], Path]) -> Callable[..., Path]:
+    """Install Python packages, ``"name==version"`` each and nothing that they depend on; gives the folder for ``PYTHONPATH``."""
+
+    def install(*wanted: str) -> Path:
+        folder = peer_folder("python", wanted)
+        target = folder / "packages"
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--no-compile",
+            "--target",
+            str(target),
+        ]
+        _install(folder, ", ".join(wanted), [*command, *wanted])
+        return target
+
+    return install
