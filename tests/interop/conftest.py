@@ -74,7 +74,7 @@ def node_packages(peer_folder: Callable[[str, object], Path]) -> Callable[..., P
 
 @pytest.fixture(scope="session")
 def python_packages(peer_folder: Callable[[str, object], Path]) -> Callable[..., Path]:
-    """Install Python packages, ``"name==version"`` each and nothing that they depend on; gives the folder for ``PYTHONPATH``."""
+    """Install Python packages, ``"name==version"`` each, and what they need; gives the folder for ``PYTHONPATH``."""
 
     def install(*wanted: str) -> Path:
         folder = peer_folder("python", wanted)
@@ -85,7 +85,6 @@ def python_packages(peer_folder: Callable[[str, object], Path]) -> Callable[...,
             "pip",
             "install",
             "--quiet",
-            "--no-deps",
             "--no-compile",
             "--target",
             str(target),
