@@ -1,0 +1,70 @@
+"""Ships events with one of the Python packages that speak Lumberjack; run by `test_lumberjack_peers`.
+
+``lumberjack_python.py KIND PORT COUNT [CA]``: COUNT events, numbered from 0, to 127.0.0.1; over TLS if there is a CA file.
+Ends with code 0 when the package says that all of them were delivered, or when it has sent them if it cannot tell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import sys
+
+KIND, PORT, COUNT = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+CA = sys.argv[4] if len(sys.argv) > 4 else None
+EVENTS = [{"message": f"event {i}", "number": i} for i in range(COUNT)]
+
+
+def pylogbeat() -> None:
+    """Version 2, always packed; numbers run on over windows and the last one must be acked."""
+    from pylogbeat import PyLogBeatClient
+
+    with PyLogBeatClient("127.0.0.1", PORT, timeout=20, ssl_enable=CA is not None, ca_certs=CA) as client:
+        for at in range(0, COUNT, 100):
+            client.send(EVENTS[at : at + 100])
+
+
+def logstash_async() -> None:
+    """The logging handler that sits on pylogbeat; a thread of its own sends."""
+    from logstash_async.handler import AsynchronousLogstashHandler
+
+    handler = AsynchronousLogstashHandler(
+        "127.0.0.1",
+        PORT,
+        database_path=None,
+        transport="logstash_async.transport.BeatsTransport",
+        ssl_enable=CA is not None,
+        ca_certs=CA,
+    )
+    logger = logging.getLogger("shipped")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    for event in EVENTS:
+        logger.info("%s", event["message"])
+    handler.close()  # flushes
+
+
+def timbersnake() -> None:
+    """Version 2, numbers from 0, a window of 3 inside the envelope whatever the count; takes any frame for its ack."""
+    from timbersnake.client import Client
+
+    context = ssl.create_default_context(cafile=CA) if CA else None
+    asyncio.run(Client("127.0.0.1", PORT, ssl=context).send(EVENTS))
+
+
+def stashward() -> None:
+    """Version 1, TLS only, one endless window, acks never read."""
+    from stashward import StashwardHandler
+
+    handler = StashwardHandler("127.0.0.1", PORT, CA)
+    logger = logging.getLogger("shipped")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    for event in EVENTS:
+        logger.info("%s", event["message"])
+    handler.sock.unwrap()  # waits for the reader's goodbye, so that nothing under way is cut off
+    handler.close()
+
+
+{"pylogbeat": pylogbeat, "logstash_async": logstash_async, "timbersnake": timbersnake, "stashward": stashward}[KIND]()
