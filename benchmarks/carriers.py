@@ -2,6 +2,7 @@
 
 Both ends run in processes of their own on loopback, with 1,200-octet packets.  In each round every workload runs on aioquic's own asyncio
 classes and on levada's carrier, one right after the other; what counts is the ratio of the CPU seconds (client plus server) of a round.
+The row of idle streams compares the carrier with itself: two connections between the same two processes, used in turn.
 """
 
 from __future__ import annotations
@@ -70,7 +71,6 @@ class Client(Protocol):
 
     async def ask(self, data: bytes) -> bytes: ...
     async def ask_many(self, requests: Sequence[bytes], at_once: int) -> None: ...
-    async def idle(self, count: int) -> None: ...
     async def datagrams(self, size: int, count: int) -> None: ...
 
 
@@ -137,12 +137,6 @@ class AsyncioClient(QuicConnectionProtocol):
                 await self.ask(waiting.pop())
 
         await asyncio.gather(*(some() for _ in range(at_once)))
-
-    async def idle(self, count: int) -> None:
-        for _ in range(count):
-            self._quic.send_stream_data(self._quic.get_next_available_stream_id(), IDLE)
-        self._transmit_soon()
-        await asyncio.sleep(0.1)
 
     async def datagrams(self, size: int, count: int) -> None:
         data = bytes(size)
@@ -275,8 +269,8 @@ class Workload:
     key: str
     title: str
     budget: float | None
-    run: Work
-    prepare: Work | None = None
+    run: Work | None
+    """``None``: the row of idle streams, see `crowd`."""
 
 
 async def bulk(client: Client) -> None:
@@ -300,11 +294,7 @@ async def requests_64(client: Client) -> None:
 
 
 async def requests_1(client: Client) -> None:
-    await client.ask_many([ECHO + bytes(63)] * 300, 1)
-
-
-async def thousand_idle(client: Client) -> None:
-    await client.idle(1_000)
+    await client.ask_many([ECHO + bytes(63)] * 1_000, 1)
 
 
 WORKLOADS = (
@@ -314,7 +304,7 @@ WORKLOADS = (
     Workload("datagrams100", "datagrams of 100 octets", 0.75, datagrams_small),
     Workload("rr64", "requests of 64 octets, 64 at a time", 0.75, requests_64),
     Workload("rr1", "requests of 64 octets, 1 at a time", 0.9, requests_1),
-    Workload("idle", "6 MiB on one stream beside 1,000 idle ones, to itself without", 1.2, bulk, thousand_idle),
+    Workload("idle", "6 MiB on one stream beside 1,000 idle ones, to itself without", 1.2, None),
 )
 
 
@@ -335,21 +325,43 @@ async def asyncio_client(port: int) -> AsyncIterator[Client]:
         yield client
 
 
-async def drive(dialled: contextlib.AbstractAsyncContextManager[Client], workload: Workload) -> dict[str, float]:
+async def drive(dialled: contextlib.AbstractAsyncContextManager[Client], work: Work) -> dict[str, float]:
     """Run one workload; return wall and CPU seconds."""
     async with dialled as client:
-        if workload.prepare is not None:
-            await workload.prepare(client)
         await client.ask(DATAGRAMS)
         theirs, ours, start = float(await client.ask(CPU)), cpu(), time.perf_counter()
-        await workload.run(client)
+        await work(client)
         got = int(await client.ask(DATAGRAMS))
         wall = time.perf_counter() - start
         ours = cpu() - ours
         return {"wall": wall, "client": ours, "server": float(await client.ask(CPU)) - theirs, "datagrams": got}
 
 
-def measure(carrier: str, workload: Workload, folder: Path) -> dict[str, float]:
+async def crowd(port: int) -> list[dict[str, float]]:
+    """Send 6 MiB over one connection and over another one that has 1,000 idle streams, in turn by the MiB; return what each took."""
+    async with levada_client(port) as lonely, levada_client(port) as crowded:
+        assert isinstance(crowded, LevadaClient)
+        await crowded.idle(1_000)
+        spent = [{"wall": 0.0, "cpu": 0.0} for _ in range(2)]
+        for _ in range(6):
+            for client, figures in ((lonely, spent[0]), (crowded, spent[1])):
+                before, start = float(await lonely.ask(CPU)) + cpu(), time.perf_counter()
+                await client.ask(SINK + bytes(1 << 20))
+                figures["wall"] += time.perf_counter() - start
+                figures["cpu"] += float(await lonely.ask(CPU)) + cpu() - before
+        return spent
+
+
+def compare(workload: Workload, folder: Path) -> tuple[float, float]:
+    """Return the CPU seconds of the carrier divided by those of what it is compared with, and how many times as fast it is."""
+    if workload.run is None:
+        base, mine = measure("levada", workload, folder)
+        return mine["cpu"] / base["cpu"], base["wall"] / mine["wall"]
+    base, mine = (measure(carrier, workload, folder)[0] for carrier in ("asyncio", "levada"))
+    return (mine["client"] + mine["server"]) / (base["client"] + base["server"]), base["wall"] / mine["wall"]
+
+
+def measure(carrier: str, workload: Workload, folder: Path) -> list[dict[str, float]]:
     """Run one workload between two fresh processes."""
     command = [sys.executable, __file__, "--folder", str(folder), "--carrier", carrier]
     with subprocess.Popen([*command, "--role", "server"], stdout=subprocess.PIPE, text=True) as server:
@@ -360,7 +372,7 @@ def measure(carrier: str, workload: Workload, folder: Path) -> dict[str, float]:
             output = subprocess.run(client, capture_output=True, text=True, timeout=60, check=True).stdout
         finally:
             server.kill()
-    figures: dict[str, float] = json.loads(output)
+    figures: list[dict[str, float]] = json.loads(output)
     return figures
 
 
@@ -374,10 +386,13 @@ def _role(options: argparse.Namespace) -> None:
                 asyncio.run(serve_asyncio(folder))
         return
     workload = next(workload for workload in WORKLOADS if workload.key == options.workload)
-    if options.carrier == "levada":
-        print(json.dumps(trio.run(drive, levada_client(options.port), workload)))
+    if workload.run is None:
+        figures = trio.run(crowd, options.port)
+    elif options.carrier == "levada":
+        figures = [trio.run(drive, levada_client(options.port), workload.run)]
     else:
-        print(json.dumps(asyncio.run(drive(asyncio_client(options.port), workload))))
+        figures = [asyncio.run(drive(asyncio_client(options.port), workload.run))]
+    print(json.dumps(figures))
 
 
 @attrs.frozen
@@ -443,15 +458,9 @@ def run(*, rounds: int, quick: bool, only: str, progress: Callable[[str], None])
             row = Row(workload, [], [])
             for number in range(rounds):
                 progress(f"{workload.title}, round {number + 1} of {rounds}")
-                # The row of idle streams compares the carrier with itself.
-                base = (
-                    measure("levada", attrs.evolve(workload, key="bulk"), folder)
-                    if workload.prepare
-                    else measure("asyncio", workload, folder)
-                )
-                mine = measure("levada", workload, folder)
-                row.ratios.append((mine["client"] + mine["server"]) / (base["client"] + base["server"]))
-                row.wall.append(base["wall"] / mine["wall"])
+                ratio, wall = compare(workload, folder)
+                row.ratios.append(ratio)
+                row.wall.append(wall)
             rows.append(row)
     return Report(rows)
 

@@ -121,7 +121,8 @@ class ConnectionLost(CarrierError, ConnectionError):
     """The peer, the network or the operating system ended the connection."""
 
     code: int | None = None
-    """The peer's code, if the carrier has codes and the peer gave one."""
+    """The peer's code, if the carrier has codes and the peer gave one; the own one, where this side closed as the peer broke a rule;
+    the HTTP status, where a WebSocket was refused."""
 
 
 @attrs.define(eq=False, slots=False, str=False)

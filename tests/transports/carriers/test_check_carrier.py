@@ -209,9 +209,30 @@ class WrongCloseCode(Wrapped):
         await self.sound.aclose(1000, reason)
 
 
+class WaitsForNoRoom(Wrapped):
+    async def wait_for_room(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+class SendsWhatItWaitsWith(Wrapped):
+    async def wait_for_room(self) -> None:
+        await self.sound.send(b"")
+
+
+class HasNothingHere(Wrapped):
+    def receive_nowait(self) -> bytes | None:
+        return None
+
+
 @pytest.mark.parametrize(
     ("broken", "expected"),
-    [(WrongMessageBoundaries, "messages_stay_whole"), (WrongCloseCode, "close_code_comes_after_the_messages")],
+    [
+        (WrongMessageBoundaries, "messages_stay_whole"),
+        (WrongCloseCode, "close_code_comes_after_the_messages"),
+        (WaitsForNoRoom, "queues_messages_without_waiting"),
+        (SendsWhatItWaitsWith, "queues_messages_without_waiting"),
+        (HasNothingHere, "takes_what_is_here_without_waiting"),
+    ],
 )
 def test_broken_message_streams_are_found(broken: type[Wrapped], expected: str) -> None:
     traits = CarrierTraits(shape="messages", buffered=BUFFERED)

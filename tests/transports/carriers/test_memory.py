@@ -316,14 +316,14 @@ async def test_datagrams_under_way_are_bounded(autojump_clock: trio.testing.Mock
     await a.send_datagram(b"waits")
     assert trio.current_time() == pytest.approx(1)
     assert [(await b.receive_datagram()).data for _ in range(4)] == [b"x", b"x", b"x", b"waits"]
-    assert b.datagrams_dropped == 0
+    assert b.statistics().datagrams_dropped == 0
 
 
 async def test_dropped_datagrams_are_counted() -> None:
     a, b = memory_connections(MemoryConfig(datagram_queue=3))
     for number in range(5):
         await a.send_datagram(bytes([number]))
-    assert b.datagrams_dropped == 2
+    assert b.statistics().datagrams_dropped == 2
     assert [(await b.receive_datagram()).data for _ in range(3)] == [b"\2", b"\3", b"\4"]
 
 

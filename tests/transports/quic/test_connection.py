@@ -64,7 +64,7 @@ async def test_the_queues_of_datagrams_are_bounded(lab: Any, autojump_clock: Moc
         assert taken == 8
         await ends.client.send_datagram(b"the ninth waits for room")
         await trio.sleep(1)
-        assert ends.server.details().datagrams_dropped == 4
+        assert ends.server.statistics().datagrams_dropped == 4
         got = [(await ends.server.receive_datagram()).data for _ in range(5)]
         assert got == [b"\x04", b"\x05", b"\x06", b"\x07", b"the ninth waits for room"]
 

@@ -222,8 +222,7 @@ class MemoryConnection:
         """What lies between the two ends: hold it, cut it."""
         self.error: CarrierError | None = None
         """Why nothing works any more, if so."""
-        self.datagrams_dropped = 0
-        """Datagrams that came and were dropped, since nobody took them."""
+        self._datagrams_dropped = 0
         self._is_client = is_client
         own, other = ("client", "server") if is_client else ("server", "client")
         self._info = CarrierInfo(scheme="memory", local=f"{name}/{own}", peer=f"{name}/{other}")
@@ -333,20 +332,15 @@ class MemoryConnection:
     async def accept_stream(self) -> MemoryStream:
         """See `Connection.accept_stream`; several tasks may wait, each gets another stream."""
         self.link.count_call()
-        while (stream := self._next_appeared()) is None:
+        while not self._appeared:
+            self._check()
             await self._accepting.park()
-        return stream
+        return self._appeared.popleft()
 
     def accept_stream_nowait(self) -> MemoryStream | None:
         """See `Connection.accept_stream_nowait`."""
         self.link.count_call()
-        return self._next_appeared()
-
-    def _next_appeared(self) -> MemoryStream | None:
-        if self._appeared:
-            return self._appeared.popleft()
-        self._check()
-        return None
+        return self._appeared.popleft() if self._appeared else None
 
     def forget(self, stream: MemoryStream) -> None:
         """Both directions of `stream` are over at this end; the peer gets its credit back for one that it opened."""
@@ -394,7 +388,7 @@ class MemoryConnection:
             return
         if len(self._datagrams) == self.link.config.datagram_queue:
             self._datagrams.popleft()
-            self.datagrams_dropped += 1
+            self._datagrams_dropped += 1
         self._datagrams.append(datagram)
         self._receiving_datagram.unpark()
 
@@ -471,6 +465,7 @@ class MemoryConnection:
             writes=self._flow.writes,
             reads=back.reads,
             unsent=sum(stream.unsent for stream in self._streams.values()),
+            datagrams_dropped=self._datagrams_dropped,
         )
 
     async def __aenter__(self) -> Self:

@@ -440,6 +440,14 @@ class Pipe:
             if self.ended:
                 return b""
             await self.receiver.wait()
+        return self._take(max_bytes)
+
+    def receive_nowait(self, max_bytes: int) -> bytes:
+        """Take what is here, up to `max_bytes`; ``b""`` if there is nothing."""
+        self.link.count_call()
+        return self._take(max_bytes) if self.arrived else b""
+
+    def _take(self, max_bytes: int | None) -> bytes:
         chunk = self.link.config.chunk
         limit = len(self.arrived) if chunk is None else self.link.random.randint(*chunk)
         data = cut_front(self.arrived, limit if max_bytes is None else min(limit, max_bytes))

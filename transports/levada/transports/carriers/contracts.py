@@ -51,6 +51,10 @@ class CarrierInfo:
     """``"TLSv1.3"``, …; ``None`` without TLS."""
     peer_certificate: bytes | None = None
     """The peer's certificate in DER, if it showed one and it was verified."""
+    peer_subject: str | None = None
+    """Subject of that certificate, as in ``"CN=web-01,O=Example"``; TLS only."""
+    peer_names: tuple[str, ...] = ()
+    """Its subject alternative names, as in ``"DNS:web-01"``; TLS only."""
     server_name: str | None = None
     """Name that the client asked for (SNI)."""
     resumed: bool = False
@@ -72,6 +76,8 @@ class CarrierStatistics:
     reads: int
     unsent: int
     """Octets queued and not handed on yet."""
+    datagrams_dropped: int = 0
+    """Connections: datagrams that came and were dropped, as nobody took them."""
 
 
 @attrs.frozen
@@ -93,6 +99,11 @@ class ByteStream(Protocol):
     @property
     def info(self) -> CarrierInfo:
         """Who is at the other end."""
+        ...
+
+    @property
+    def unsent(self) -> int:
+        """Octets queued and not handed on yet; 0 once the stream is over."""
         ...
 
     async def send_all(self, data: Octets) -> None:
@@ -124,7 +135,8 @@ class ByteStream(Protocol):
         """Say that nothing more will be sent, after what is queued; receiving goes on. Twice is harmless.
 
         Raises:
-            NotImplementedError: a carrier without half-close (TLS below 1.3 peers, WebSocket); `aclose` instead.
+            NotImplementedError: a carrier without half-close: TLS, whose own end (close_notify) is only said when both directions
+                close. `aclose` instead. All other byte streams have it.
         """
         ...
 
@@ -164,8 +176,32 @@ class MessageStream(Protocol):
         """Who is at the other end."""
         ...
 
+    @property
+    def unsent(self) -> int:
+        """Octets queued and not handed on yet, framing included; 0 once the stream is over."""
+        ...
+
     async def send(self, message: Octets) -> None:
-        """Queue one message, waiting while more than the high watermark is queued. Errors as `ByteStream.send_all`."""
+        """Queue one message, waiting while more than the high watermark is queued.
+
+        Raises:
+            ConnectionClosed: this side closed.
+            ConnectionLost: the other side or the network ended it; `ConnectionLost.code` as in `receive`.
+
+        Cancellation:
+            nothing was queued.
+        """
+        ...
+
+    def send_nowait(self, message: Octets) -> None:
+        """Queue without waiting, also above the watermark; whoever uses it keeps its own bound. Errors as `send`."""
+        ...
+
+    async def wait_for_room(self) -> None:
+        """Wait while more than the high watermark is queued, and queue nothing. Errors as `send`.
+
+        With `send_nowait` it is a send whose message is chosen after the wait; `ByteStream.send_all` of no octets is the same for octets.
+        """
         ...
 
     async def receive(self) -> bytes:
@@ -173,9 +209,14 @@ class MessageStream(Protocol):
 
         Raises:
             ConnectionClosed: this side closed.
-            ConnectionLost: the peer closed or was lost; `ConnectionLost.code` holds its close code. A message larger than
-                the limit closes the connection.
+            ConnectionLost: the peer closed or was lost, and every message that came before was taken. `ConnectionLost.code` is the
+                peer's close code; the code with which this side closed, if the peer broke a rule (1009 for a message larger than
+                the limit); ``None`` if it was lost without one.
         """
+        ...
+
+    def receive_nowait(self) -> bytes | None:
+        """Take the next message that is here already; ``None`` if there is none, also after the end, for which `receive` has the error."""
         ...
 
     async def flush(self) -> None:
@@ -183,16 +224,26 @@ class MessageStream(Protocol):
         ...
 
     async def aclose(self, code: int = 1000, reason: str = "") -> None:
-        """Close after what is queued, telling the peer why."""
+        """Close after what is queued, telling the peer why; messages that were not taken are dropped.
+
+        Cancellation:
+            closed at once; what was queued may be lost. Always closes.
+        """
         ...
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close at once, without sending what is queued."""
         ...
 
     def statistics(self) -> CarrierStatistics:
         """Return the counters as they are now."""
         ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
 
 
 @runtime_checkable
@@ -224,16 +275,11 @@ class Stream(ByteStream, Protocol):
 
     @property
     def priority(self) -> int:
-        """0 (first) to 255; equal ones share in turn. May be set at any time."""
+        """0 (first) to 255; equal ones share in turn. May be set at any time, but where there is no sending (`LocalProtocolError`)."""
         ...
 
     @priority.setter
     def priority(self, value: int) -> None: ...
-
-    @property
-    def unsent(self) -> int:
-        """Octets queued that have not been in any packet."""
-        ...
 
     @property
     def unacked(self) -> int:
@@ -309,7 +355,10 @@ class Connection(Protocol):
         ...
 
     def accept_stream_nowait(self) -> Stream | None:
-        """Take the next stream that the peer has opened, if there is one: all that came in one batch are there at once."""
+        """Take the next stream that the peer has opened: all that came in one batch are there at once.
+
+        ``None`` if there is none, also after the end, for which `accept_stream` has the error.
+        """
         ...
 
     def max_datagram_size(self) -> int:

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import Self
 from urllib.parse import urlsplit
 
 import trio
@@ -72,6 +72,11 @@ class MemoryByteStream:
         """Who is at the other end."""
         return self._info
 
+    @property
+    def unsent(self) -> int:
+        """Octets queued for want of a window."""
+        return len(self._out.unsent)
+
     async def send_all(self, data: Octets) -> None:
         """See `ByteStream.send_all`."""
         await self._out.send(data)
@@ -83,6 +88,10 @@ class MemoryByteStream:
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """See `ByteStream.receive_some`."""
         return await self._in.receive(max_bytes)
+
+    def receive_nowait(self, max_bytes: int) -> bytes:
+        """Take what is here, up to `max_bytes`; ``b""`` if there is nothing, for whatever reason."""
+        return self._in.receive_nowait(max_bytes)
 
     async def send_eof(self) -> None:
         """See `ByteStream.send_eof`."""
@@ -191,39 +200,66 @@ class MemoryMessageStream:
         """Say which stream is the other end."""
         self._peer = peer
 
+    @property
+    def unsent(self) -> int:
+        """Octets queued for want of a window, the lengths before the messages included."""
+        return self._bytes.unsent
+
     async def send(self, message: Octets) -> None:
         """See `MessageStream.send`."""
-        if self._error is not None:
-            raise again(self._error)
+        self._raise_if_refused()
         await self._bytes.send_all(len(message).to_bytes(_LENGTH, "big") + message)
+
+    def send_nowait(self, message: Octets) -> None:
+        """See `MessageStream.send_nowait`."""
+        self._raise_if_refused()
+        self._bytes.send_nowait(len(message).to_bytes(_LENGTH, "big") + message)
+
+    async def wait_for_room(self) -> None:
+        """See `MessageStream.wait_for_room`."""
+        self._raise_if_refused()
+        await self._bytes.send_all(b"")
 
     async def receive(self) -> bytes:
         """See `MessageStream.receive`."""
-        if self._error is not None:
-            raise again(self._error)
-        buffer = self._assembled
-        while True:
-            wanted = _LENGTH
-            if len(buffer) >= _LENGTH:
-                size = int.from_bytes(buffer[:_LENGTH], "big")
-                if size > self.link.config.max_message:
-                    self._refuse(size)
-                wanted = _LENGTH + size
-                if len(buffer) >= wanted:
-                    message = bytes(buffer[_LENGTH:wanted])
-                    del buffer[:wanted]
-                    return message
-            # Just what is missing, so that the window still bounds what waits behind this message.
-            data = await self._bytes.receive_some(wanted - len(buffer))
+        while (message := self.receive_nowait()) is None:
+            self._raise_if_refused()
+            data = await self._bytes.receive_some(self._missing())
             if not data:
                 raise again(self._peer_close)
-            buffer += data
+            self._assembled += data
+        return message
 
-    def _refuse(self, size: int) -> NoReturn:
-        text = f"message of {size} octets, at most {self.link.config.max_message} (raise max_message)"
-        self._error = ConnectionLost(text, code=MESSAGE_TOO_LARGE)
-        self._bytes.abort_with(self._error)
-        raise again(self._error)
+    def receive_nowait(self) -> bytes | None:
+        """See `MessageStream.receive_nowait`."""
+        buffer = self._assembled
+        while (missing := self._missing()) > 0:
+            # Just what is missing, so that the window still bounds what waits behind this message.
+            data = self._bytes.receive_nowait(missing) if self._error is None else b""
+            if not data:
+                return None
+            buffer += data
+        end = len(buffer) + missing
+        message = bytes(buffer[_LENGTH:end])
+        del buffer[:end]
+        return message
+
+    def _missing(self) -> int:
+        """Octets that the message in the making lacks; one above the limit is refused before any of it is taken."""
+        buffer = self._assembled
+        if len(buffer) < _LENGTH:
+            return _LENGTH - len(buffer)
+        size = int.from_bytes(buffer[:_LENGTH], "big")
+        limit = self.link.config.max_message
+        if size > limit and self._error is None:
+            text = f"message of {size} octets, at most {limit} (raise max_message)"
+            self._error = ConnectionLost(text, code=MESSAGE_TOO_LARGE)
+            self._bytes.abort_with(self._error)
+        return _LENGTH + size - len(buffer)
+
+    def _raise_if_refused(self) -> None:
+        if self._error is not None:
+            raise again(self._error)
 
     def take_close(self, error: ConnectionLost) -> None:
         """The peer says why it will close once its messages are sent."""

@@ -145,6 +145,9 @@ class StreamConfig:
     """Octets that one `receive_some` without a limit returns at most."""
     close_timeout: float = attrs.field(default=5.0, validator=v.ge(0))
     """Seconds that `aclose` waits for what is queued to go out; what is left then is lost."""
+    linger: float = attrs.field(default=0.0, validator=v.ge(0))
+    """Seconds of `close_timeout` in which `aclose` goes on to read, and throws away, until the peer ends too: for protocols whose peers
+    send on until they see the end, and must still get what was sent before it."""
 
 
 class JoinedStream:
@@ -412,7 +415,8 @@ class JoinedStream:
         pause = 0.001
         try:
             self._socket.shutdown(stdlib_socket.SHUT_WR)
-            while not discard(self._socket) and _unacknowledged(self._socket):
+            until = trio.current_time() + self._config.linger
+            while not discard(self._socket) and (_unacknowledged(self._socket) or trio.current_time() < until):
                 await trio.sleep(pause)
                 pause = min(2 * pause, 0.1)
         except OSError:

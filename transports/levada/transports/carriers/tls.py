@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from os import PathLike
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 import trio
@@ -22,11 +22,13 @@ from levada.transports.carriers.contracts import Octets
 from levada.transports.carriers.streams import JoinedStream, Ready, StreamConfig, accept_from, plain_nursery
 from levada.transports.carriers.tcp import TcpConfig, authority, bind, connect, host_and_port, prepare
 
-__all__ = ["TlsConfig", "TlsListener", "dial", "listen"]
+__all__ = ["TlsConfig", "TlsListener", "dial", "listen", "make_context"]
 
 logger = logging.getLogger("levada.transports.carriers.tls")
 
 File = str | PathLike[str]
+
+_SHORT = {"commonName": "CN", "organizationName": "O", "organizationalUnitName": "OU", "countryName": "C"}
 
 
 @attrs.frozen(kw_only=True)
@@ -65,7 +67,8 @@ class TlsConfig(StreamConfig):
     """Of the connection below."""
 
 
-def _context(config: TlsConfig, purpose: ssl.Purpose) -> ssl.SSLContext:
+def make_context(config: TlsConfig, purpose: ssl.Purpose) -> ssl.SSLContext:
+    """Make what the settings say, for a client (``SERVER_AUTH``) or a listener; `ConfigurationError` if that cannot be."""
     if config.context is not None:
         return config.context
     serving = purpose is ssl.Purpose.CLIENT_AUTH
@@ -119,6 +122,12 @@ class _TlsStream(JoinedStream):
         await self._raw.aclose()
 
 
+def _subject(certificate: Mapping[str, Any]) -> str | None:
+    """Return whom a certificate is for; the short names of RFC 4514 where there are some."""
+    parts = [f"{_SHORT.get(key, key)}={value}" for part in certificate.get("subject", ()) for key, value in part]
+    return ",".join(parts) or None
+
+
 async def _shake_hands(
     raw: trio.SocketStream, context: ssl.SSLContext, config: TlsConfig, *, server_name: str | None, serving: bool
 ) -> _TlsStream:
@@ -143,11 +152,14 @@ async def _shake_hands(
     except BaseException:
         raw.socket.close()
         raise
+    shown = tls.getpeercert() or {}  # empty for a certificate that was not verified
     info = attrs.evolve(
         info,
         alpn=tls.selected_alpn_protocol(),
         tls_version=tls.version(),
         peer_certificate=tls.getpeercert(binary_form=True) if context.verify_mode is not ssl.CERT_NONE else None,
+        peer_subject=_subject(shown),
+        peer_names=tuple(f"{kind}:{name}" for kind, name in shown.get("subjectAltName", ())),
         server_name=server_name,
         resumed=bool(tls.session_reused),
     )
@@ -165,7 +177,7 @@ async def dial(url: str, config: TlsConfig | None = None) -> AsyncIterator[Joine
     """
     config = config or TlsConfig()
     host, port = host_and_port(url, "tls")
-    context = _context(config, ssl.Purpose.SERVER_AUTH)
+    context = make_context(config, ssl.Purpose.SERVER_AUTH)
     raw = await connect(host, port, config.tcp)
     async with await _shake_hands(
         raw, context, config, server_name=config.server_name or host, serving=False
@@ -204,7 +216,7 @@ class TlsListener:
             raise ConfigurationError(
                 "the settings hold a context, so there are no files to read: give reload() a new context"
             )
-        context = context or _context(self._config, ssl.Purpose.CLIENT_AUTH)
+        context = context or make_context(self._config, ssl.Purpose.CLIENT_AUTH)
         others = context.sni_callback
 
         def note_name(tls: ssl.SSLObject, name: str, used: ssl.SSLContext) -> int | None:
@@ -265,7 +277,7 @@ async def listen(url: str, config: TlsConfig | None = None) -> AsyncIterator[Tls
         ConfigurationError: not such a URL, no certificate or one that cannot be used, or the address cannot be listened at.
     """
     config = config or TlsConfig()
-    _context(config, ssl.Purpose.CLIENT_AUTH)  # before the port is taken
+    make_context(config, ssl.Purpose.CLIENT_AUTH)  # before the port is taken
     sockets = await bind(url, "tls", config.tcp)
     async with plain_nursery() as nursery:
         listener = TlsListener(sockets, config, nursery)

@@ -91,6 +91,11 @@ class WebSocketStream:
         if config.keepalive is not None:
             trio.lowlevel.spawn_system_task(self._watch, config.keepalive, name=f"levada keepalive of {self.info.peer}")
 
+    @property
+    def unsent(self) -> int:
+        """Octets queued and not handed on yet, framing included."""
+        return self._stream.unsent
+
     # ------------------------------------------------------------ messages
 
     async def send(self, message: Octets) -> None:
@@ -104,6 +109,11 @@ class WebSocketStream:
         Cancellation:
             nothing was queued.
         """
+        await self.wait_for_room()
+        self.send_nowait(message)
+
+    async def wait_for_room(self) -> None:
+        """Wait while more than the high watermark is queued, and queue nothing. Errors as `send`."""
         if self._sending:
             raise trio.BusyResourceError("another task is sending on this WebSocket")
         self._raise_if_over()
@@ -115,7 +125,7 @@ class WebSocketStream:
             raise
         finally:
             self._sending = False
-        self.send_nowait(message)
+        self._raise_if_over()
 
     def send_nowait(self, message: Octets) -> None:
         """Queue one message without waiting, also above the watermark; whoever uses it keeps its own bound. Errors as `send`."""
@@ -156,7 +166,10 @@ class WebSocketStream:
                 await self._read()
 
     def receive_nowait(self) -> bytes | None:
-        """Take the next message that has arrived, if there is one: all that came in one chunk are there at once."""
+        """Take the next message that has arrived, if there is one: all that came in one chunk are there at once.
+
+        After the end it is ``None`` too, and `receive` raises the reason.
+        """
         return self._core.messages.popleft() if self._core.messages else None
 
     async def flush(self) -> None:

@@ -299,23 +299,40 @@ class QuicEndpoint:
             datagrams: list[tuple[bytes, Address]] = []
             for connection in dirty:
                 connection.dirty = False
-                try:
-                    datagrams += connection.transmit(now)
-                except Exception as error:  # noqa: BLE001 - an engine that fails ends its own connection only
-                    self._engine_failed(connection, error)
-                self._set_timer(connection)
+                datagrams += self._transmit(connection, now)
             if datagrams:
                 self.send(datagrams)
 
+    def send_for(self, connection: QuicConnection) -> None:
+        """Send for a connection at once."""
+        self.send(self._transmit(connection, trio.current_time()))
+
+    def _transmit(self, connection: QuicConnection, now: float) -> list[tuple[bytes, Address]]:
+        datagrams: list[tuple[bytes, Address]] = []
+        try:
+            datagrams = connection.transmit(now)
+        except Exception as error:  # noqa: BLE001 - an engine that fails ends its own connection only
+            self._engine_failed(connection, error)
+        self._set_timer(connection)
+        return datagrams
+
     def _set_timer(self, connection: QuicConnection) -> None:
         at = connection.next_deadline()
-        if at < connection.timer_at and connection in self._connections:
-            connection.timer_at = at
-            self._timer_count += 1
-            heapq.heappush(self._timers, (at, self._timer_count, connection))
-            scope = self._flusher_scope
-            if scope is not None and at < scope.deadline:
-                scope.deadline = at
+        timers = self._timers
+        if at == connection.timer_at or connection not in self._connections:
+            return
+        if at > connection.timer_at and timers[0][2] is not connection:
+            return  # looked at when it fires; the first one is moved, as it would fire soon
+        connection.timer_at = at
+        self._timer_count += 1
+        entry = (at, self._timer_count, connection)
+        if timers and timers[0][2] is connection:
+            heapq.heapreplace(timers, entry)
+        else:
+            heapq.heappush(timers, entry)
+        scope = self._flusher_scope
+        if scope is not None and timers[0][0] != scope.deadline:
+            scope.deadline = timers[0][0]
 
     def _fire_timers(self, now: float) -> None:
         timers = self._timers
@@ -363,15 +380,18 @@ class QuicEndpoint:
                     self._engine_failed(connection, error)
                 touched[connection] = None
         for connection in touched:
-            self.touch(connection)
+            self.touch(connection, now)
 
-    def touch(self, connection: QuicConnection) -> None:
+    def touch(self, connection: QuicConnection, now: float) -> None:
         """Let a connection that was fed tell what happened, and answer."""
         try:
             connection.settle()
         except Exception as error:  # noqa: BLE001 - as in _received
             self._engine_failed(connection, error)
-        connection.mark_dirty()
+        if connection.engine.has_something_to_send(now):
+            connection.mark_dirty()
+        else:
+            self._set_timer(connection)
 
     def _route(self, data: bytes, address: Address, now: float) -> QuicConnection | None:
         if not data:

@@ -246,6 +246,15 @@ class PlainEngine(QuicConnection):
     def send_new_token(self, token: bytes) -> None:
         """Give the client a token for its next connection."""
 
+    @property
+    def has_news(self) -> bool:
+        """Whether sending may have ended the connection, or brought an event or the end of a stream; the plain engine cannot tell."""
+        return True
+
+    def has_something_to_send(self, now: float) -> bool:
+        """Whether `datagrams_to_send` is worth a call now, and not only when the timer says so; the plain engine cannot tell."""
+        return True
+
     def probe_path(self, now: float) -> list[tuple[bytes, Any]]:
         """Return a path MTU probe if one is due."""
         return []

@@ -197,7 +197,7 @@ class QuicListener:
         self._handshakes[connection] = None
         for data in packets:
             connection.receive(data, address, now)
-        endpoint.touch(connection)
+        endpoint.touch(connection, now)
         return connection
 
     def decided(self, incoming: QuicIncoming) -> None:

@@ -123,6 +123,8 @@ class QuicStream:
     def priority(self, value: int) -> None:
         if not 0 <= value <= 255:
             raise ValueError(f"priority is {value}, wanted 0 to 255")
+        if not self._can_send:
+            raise LocalProtocolError(f"stream {self._stream_id} is only received on, so it has no priority")
         self._priority = value
         self._connection.engine.set_priority(self._stream_id, value)
 
@@ -165,7 +167,10 @@ class QuicStream:
         self._written += len(data)
         self._writes += 1
         self._fin = fin
-        connection.mark_dirty()
+        if fin:
+            connection.send_promptly(len(data))
+        else:
+            connection.mark_dirty()
 
     async def send_all(self, data: Octets) -> None:
         """Queue all of `data`, waiting first while more than the high watermark is queued.

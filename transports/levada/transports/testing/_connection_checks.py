@@ -170,6 +170,22 @@ async def priority_may_be_set_at_any_time(traits: CarrierTraits, a: Connection, 
     assert await read(await b.accept_stream(), 2) == b"ab"
 
 
+@check
+async def stream_that_is_only_received_on_has_a_priority_that_cannot_be_set(
+    traits: CarrierTraits, a: Connection, b: Connection
+) -> None:
+    x, y = await pair_on(traits, a, b, unidirectional=True)
+    assert isinstance(y, Stream)
+    assert y.priority == 128
+    assert y.unsent == 0
+    try:
+        y.priority = 3
+    except LocalProtocolError:
+        x.priority = 3
+        return
+    raise AssertionError("a priority was set where nothing is sent")
+
+
 # ---------------------------------------------------------------- codes
 
 
@@ -379,6 +395,7 @@ async def datagrams_nobody_takes_are_dropped_oldest_first(traits: CarrierTraits,
         await traits.settle()
         nursery.cancel_scope.cancel()
     assert got == list(range(count - len(got), count))
+    assert b.statistics().datagrams_dropped == count - len(got)
     assert len(got) <= traits.datagram_queue
 
 
@@ -484,6 +501,7 @@ async def _is_over(end: Connection, kind: type[CarrierError]) -> None:
     await expect(kind, end.accept_stream)
     await expect(kind, end.receive_datagram)
     await expect(kind, lambda: end.send_datagram(b"x"))
+    assert end.accept_stream_nowait() is None
 
 
 @check

@@ -29,6 +29,8 @@ class Channel(Protocol):
 
     @property
     def info(self) -> CarrierInfo: ...
+    @property
+    def unsent(self) -> int: ...
     async def send_all(self, data: Octets, /) -> None: ...
     async def receive_some(self, max_bytes: int | None = None, /) -> bytes: ...
     async def flush(self) -> None: ...
@@ -51,6 +53,10 @@ class _Messages:
     @property
     def info(self) -> CarrierInfo:
         return self._stream.info
+
+    @property
+    def unsent(self) -> int:
+        return self._stream.unsent
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         return await self._stream.receive()
@@ -346,10 +352,10 @@ async def second_sender_is_refused(traits: CarrierTraits, x: Channel, y: Channel
 async def flush_waits_for_the_queue_and_may_be_cancelled(traits: CarrierTraits, x: Channel, y: Channel) -> None:
     await x.send_all(b"first")
     await x.flush()
-    assert x.statistics().unsent == 0
+    assert x.statistics().unsent == x.unsent == 0
     assert await read(y, 5) == b"first"
     sent = await fill(traits, x)
-    assert x.statistics().unsent > 0
+    assert x.statistics().unsent == x.unsent > 0
     done: list[object] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(outcome_of, x.flush, done)
@@ -605,6 +611,92 @@ async def messages_stay_whole(traits: CarrierTraits, x: MessageStream, y: Messag
     async with trio.open_nursery() as nursery:
         nursery.start_soon(send)
         assert [await y.receive() for _ in messages] == messages
+
+
+@messages_check
+async def queues_messages_without_waiting(traits: CarrierTraits, x: MessageStream, y: MessageStream) -> None:
+    sent = await fill(traits, _Messages(x))
+    before = x.unsent
+    x.send_nowait(block(sent))
+    assert x.unsent >= before + BLOCK
+    waited: list[object] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(outcome_of, x.wait_for_room, waited)
+        await traits.settle()
+        assert waited == []
+        await is_busy(x.wait_for_room)
+        await is_busy(lambda: x.send(b"?"))
+        for number in range(sent + 1):
+            assert await y.receive() == block(number)
+    assert waited == [None]
+    await x.wait_for_room()
+    x.send_nowait(b"tail")
+    rest = await y.receive()
+    assert rest in (b"tail", block(sent)), "`wait_for_room` sent something"
+    if rest != b"tail":  # the send that `fill` cancelled went after all, whole
+        assert await y.receive() == b"tail"
+
+
+@messages_check
+async def wait_for_room_ends_with_the_stream(traits: CarrierTraits, x: MessageStream, y: MessageStream) -> None:
+    await fill(traits, _Messages(x))
+    got: list[object] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(outcome_of, x.wait_for_room, got)
+        await traits.settle()
+        assert got == []
+        x.abort()
+    assert [type(outcome) for outcome in got] == [ConnectionClosed]
+    await expect(ConnectionClosed, x.wait_for_room)
+    try:
+        x.send_nowait(b"x")
+    except ConnectionClosed:
+        return
+    raise AssertionError("send_nowait() after abort() was taken")
+
+
+@messages_check
+async def takes_what_is_here_without_waiting(traits: CarrierTraits, x: MessageStream, y: MessageStream) -> None:
+    messages = [bytes([number]) * number for number in range(8)]
+    assert y.receive_nowait() is None
+    for message in messages:
+        x.send_nowait(message)
+    await traits.settle()
+    got: list[bytes] = []
+    waits = 0
+    while len(got) < len(messages):
+        if (taken := y.receive_nowait()) is None:
+            taken = await y.receive()
+            waits += 1
+        got.append(taken)
+    assert got == messages
+    assert waits <= 2, "messages that came together were not handed over together"
+    assert y.receive_nowait() is None
+    y.abort()
+    assert y.receive_nowait() is None
+    await expect(LOST, x.receive)
+    assert x.receive_nowait() is None
+
+
+@messages_check
+async def leaving_the_block_closes_after_the_messages(
+    traits: CarrierTraits, x: MessageStream, y: MessageStream
+) -> None:
+    got: list[object] = []
+
+    async def receive() -> None:
+        got.append(await y.receive())
+        got.append(await expect(ConnectionLost, y.receive))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(receive)
+        async with x as same:
+            assert same is x
+            await x.send(b"bye")
+    assert got[0] == b"bye"
+    assert isinstance(got[1], ConnectionLost)
+    assert got[1].code == 1000
+    await expect(ConnectionClosed, lambda: x.send(b"x"))
 
 
 @messages_check

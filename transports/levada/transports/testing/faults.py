@@ -139,6 +139,11 @@ class FaultyStream:
         """That of the stream below."""
         return self._stream.info
 
+    @property
+    def unsent(self) -> int:
+        """That of the stream below."""
+        return self._stream.unsent
+
     # ---------------------------------------------------------------- sending
 
     async def send_all(self, data: Octets) -> None:

@@ -1,0 +1,148 @@
+"""``levada interop``: serve a fixed, documented contract, for other implementations to test against."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import trio
+
+from levada.framework import ActorSystem
+from levada.framework.errors import ConfigurationError
+from levada.transports.carriers import TlsConfig
+
+from . import Subparsers
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+__all__ = ["PROTOCOLS", "Contract", "add_parser", "run"]
+
+PROTOCOLS = {"rsocket": "rsocket", "reactivesocket": "rsocket"}
+"""Protocols and the modules of `levada.actors.interop` that serve them."""
+
+_NEED_CERTIFICATE = ("tls", "wss", "quic")
+
+
+class Contract(Protocol):
+    """What a module of `levada.actors.interop` offers."""
+
+    CARRIERS: tuple[str, ...]
+    """Carriers that it serves on, the usual one first."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add arguments of its own."""
+        ...
+
+    def serve(
+        self, system: ActorSystem, carrier: str, where: str, tls: TlsConfig | None, args: argparse.Namespace
+    ) -> AbstractAsyncContextManager[Any]:
+        """Serve until the block is left; yields what has the ``url`` with the real port."""
+        ...
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Describe the arguments."""
+    parser = subparsers.add_parser(
+        "interop",
+        help="serve a fixed contract for other implementations to test against",
+        description="Serve the contract of a protocol (its page in the documentation lists it) and print "
+        "'LISTENING <host> <port> <carrier>' when ready.",
+        epilog="Ends by SIGINT or SIGTERM, and with --until-stdin-closes at the end of standard input, with exit code 0.",
+    )
+    protocols = parser.add_subparsers(title="protocols", dest="protocol", metavar="PROTOCOL", required=True)
+    for name, module in PROTOCOLS.items():
+        contract = _contract(module)
+        own = protocols.add_parser(name, help=f"over {', '.join(contract.CARRIERS)}")
+        own.add_argument("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)")
+        own.add_argument("--port", type=_port, default=0, help="0, the default, takes a free one")
+        own.add_argument(
+            "--carrier",
+            choices=contract.CARRIERS,
+            default=contract.CARRIERS[0],
+            help=f"default: {contract.CARRIERS[0]}",
+        )
+        if "unix" in contract.CARRIERS:
+            own.add_argument("--path", type=Path, help="with --carrier unix: where the socket is made")
+        own.add_argument("--cert", type=Path, metavar="FILE", help="certificate to show (PEM)")
+        own.add_argument("--key", type=Path, metavar="FILE", help="its key (PEM; default: in the same file)")
+        own.add_argument(
+            "--self-signed",
+            type=Path,
+            metavar="DIR",
+            help="make a certificate for localhost, 127.0.0.1 and ::1, and write ca.pem, cert.pem and key.pem there",
+        )
+        own.add_argument("--until-stdin-closes", action="store_true", help="end when standard input does")
+        contract.add_arguments(own)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until told to end."""
+    contract = _contract(PROTOCOLS[args.protocol])
+    tls = _certificate(args)
+    if args.carrier in _NEED_CERTIFICATE and tls is None:
+        raise ConfigurationError(f"--carrier {args.carrier} needs --cert FILE, or --self-signed DIR to make one")
+    if args.carrier == "unix" and args.path is None:
+        raise ConfigurationError("--carrier unix needs --path SOCKET")
+    trio.run(_serve, contract, tls, args)
+    return 0
+
+
+async def _serve(contract: Contract, tls: TlsConfig | None, args: argparse.Namespace) -> None:
+    host = f"[{args.host}]" if ":" in args.host else args.host
+    where = str(args.path.absolute()) if args.carrier == "unix" else f"{host}:{args.port}"
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with (
+            ActorSystem("interop") as system,
+            contract.serve(system, args.carrier, where, tls, args) as listener,
+            trio.open_nursery() as nursery,
+        ):
+            if args.carrier == "unix":
+                print(f"LISTENING {where} 0 unix", flush=True)
+            else:
+                port = int(listener.url.partition("://")[2].partition("/")[0].rpartition(":")[2])
+                print(f"LISTENING {args.host} {port} {args.carrier}", flush=True)
+            end = nursery.cancel_scope.cancel
+            nursery.start_soon(_then, signals.__anext__, end)
+            if args.until_stdin_closes:
+                nursery.start_soon(_then, _stdin_closed, end)
+
+
+async def _then(wait: Callable[[], Awaitable[object]], end: Callable[[], None]) -> None:
+    await wait()
+    end()
+
+
+async def _stdin_closed() -> None:
+    # The thread is left behind when a signal comes first; it holds nothing up, as the process ends.
+    await trio.to_thread.run_sync(sys.stdin.buffer.read, abandon_on_cancel=True)
+
+
+def _certificate(args: argparse.Namespace) -> TlsConfig | None:
+    if args.self_signed is not None:
+        if args.cert is not None or args.key is not None:
+            raise ConfigurationError("either --self-signed or --cert and --key")
+        from levada.actors.interop.certificates import make_certificates
+
+        made = make_certificates(args.self_signed)
+        return TlsConfig(certificate=made.certificate, key=made.key)
+    if args.key is not None and args.cert is None:
+        raise ConfigurationError("--key needs --cert")
+    return None if args.cert is None else TlsConfig(certificate=args.cert, key=args.key)
+
+
+def _contract(module: str) -> Contract:
+    return cast("Contract", importlib.import_module(f"levada.actors.interop.{module}"))
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"not a port: {text}")
+    return port

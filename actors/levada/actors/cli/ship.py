@@ -1,0 +1,249 @@
+"""``levada ship``: follow files and send their lines to Lumberjack readers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+
+from levada.framework import ActorSystem
+from levada.framework.errors import ConfigurationError
+
+from . import Subparsers
+
+if TYPE_CHECKING:
+    from levada.actors.lumberjack.tail import Tail, TailStatus
+    from levada.actors.lumberjack.writer import Writer, WriterStatistics
+
+__all__ = ["add_parser", "run", "warnings_on_stderr"]
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Describe the arguments."""
+    parser = subparsers.add_parser(
+        "ship",
+        help="follow files and send their lines to Logstash, Filebeat's peers or `levada receive`",
+        description="Follow files (rotated, truncated, new ones too) and send each line at least once to a reader that speaks Lumberjack. "
+        "With --registry, the next run goes on behind what was acknowledged.",
+        epilog="Exit codes: 0 all is acknowledged; 1 something is not, or a file could not be read; 2 a mistake in the arguments; 130 after Ctrl-C.",
+    )
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE", help="a file, or a quoted pattern such as '/var/log/**/*.log'"
+    )
+    parser.add_argument(
+        "--to",
+        action="append",
+        required=True,
+        metavar="URL",
+        help="lumberjack://host:port or lumberjack+tls://host:port; given more than once, the next one takes over after a fault",
+    )
+    parser.add_argument(
+        "--balance", action="store_true", help="with more than one --to, use all of them at the same time"
+    )
+    parser.add_argument("--registry", metavar="DIR", help="keep there how far each file was shipped")
+    parser.add_argument(
+        "--once", action="store_true", help="ship what is there, wait until it is acknowledged, and end"
+    )
+    parser.add_argument(
+        "--from",
+        dest="start",
+        choices=("beginning", "end"),
+        default="beginning",
+        help="where to start in files that are there when a registry is new (default: beginning)",
+    )
+    parser.add_argument(
+        "--multiline", metavar="REGEX", help="lines in which this is not found belong to the event before"
+    )
+    parser.add_argument(
+        "--field", action="append", default=[], type=_field, metavar="KEY=TEXT", help="put this into each event"
+    )
+    parser.add_argument("--v1", action="store_true", help="speak version 1 (the first Lumberjack) instead of 2 (Beats)")
+    parser.add_argument(
+        "--compression", type=int, choices=range(10), default=3, metavar="N", help="0 (none) to 9 (default: 3)"
+    )
+    parser.add_argument(
+        "--window", type=_number, default=1024, metavar="N", help="events sent before an ack (default: 1024)"
+    )
+    parser.add_argument("--ca", metavar="FILE", help="authorities to trust instead of the system's (PEM)")
+    parser.add_argument("--cert", metavar="FILE", help="certificate to show (PEM)")
+    parser.add_argument("--key", metavar="FILE", help="its key (PEM; default: in the same file)")
+    parser.add_argument("--insecure", action="store_true", help="do not check the reader's certificate")
+    parser.add_argument(
+        "--spool", metavar="DIR", help="keep lines on disk until they are acknowledged; the registry moves then already"
+    )
+    parser.add_argument("--timeout", type=_seconds, metavar="S", help="with --once, give up after so many seconds")
+    parser.add_argument(
+        "--drain",
+        type=_seconds,
+        default=5.0,
+        metavar="S",
+        help="seconds that lines under way have at the end (default: 5)",
+    )
+    parser.add_argument(
+        "--interval", type=_seconds, metavar="S", help="seconds between reports (default: 10; on a terminal 0.5)"
+    )
+    parser.add_argument("--json", action="store_true", help="report as lines of JSON on stdout")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ship until Ctrl-C or SIGTERM, or with ``--once`` until all is done."""
+    with warnings_on_stderr():
+        return trio.run(_ship, args)
+
+
+async def _ship(args: argparse.Namespace) -> int:
+    # Not at the top: the help must work where files cannot be followed (no POSIX system).
+    from levada.actors.lumberjack.balance import HostConfig
+    from levada.actors.lumberjack.disk_spool import SpoolConfig
+    from levada.actors.lumberjack.tail import TailConfig, tail
+    from levada.actors.lumberjack.tail_file import find_files
+    from levada.actors.lumberjack.writer import connect
+    from levada.transports.carriers import TlsConfig
+    from levada.transports.lumberjack import WriterConfig
+
+    follow = TailConfig(
+        once=args.once, start=args.start, multiline=args.multiline, fields=dict(args.field), drain_timeout=args.drain
+    )
+    if args.once and not find_files(args.files, follow.exclude):
+        raise ConfigurationError(f"no file to ship: {' '.join(args.files)}")
+    hosts = HostConfig(
+        several="balance" if args.balance else "failover",
+        tls=TlsConfig(ca=args.ca, certificate=args.cert, key=args.key, verify=not args.insecure),
+    )
+    config = WriterConfig(version=1 if args.v1 else 2, compression=args.compression, window=args.window)
+    spool = None if args.spool is None else SpoolConfig(folder=args.spool)
+    report: _Report | None = None
+    stop = _Stop(args.timeout if args.once else None)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(stop.watch)
+        with stop.everything:
+            async with (
+                ActorSystem("ship") as system,
+                connect(system, args.to, config=config, hosts=hosts, spool=spool, close_timeout=args.drain) as writer,
+                tail(system, args.files, writer.deliver, registry=args.registry, config=follow) as followed,
+            ):
+                report = _Report(args, followed, writer)
+                nursery.start_soon(report.run)
+                with stop.body:
+                    await followed.finished()
+        nursery.cancel_scope.cancel()
+    failed = report is None or report.finish()
+    if stop.interrupted:
+        return 130
+    return 1 if failed or (args.once and stop.body.cancelled_caught) else 0
+
+
+class _Stop:
+    """Ends the work on the first signal in an orderly way, on the second one at once."""
+
+    def __init__(self, timeout: float | None) -> None:
+        self.body = trio.CancelScope(deadline=float("inf") if timeout is None else trio.current_time() + timeout)
+        self.everything = trio.CancelScope()
+        self.interrupted = False
+
+    async def watch(self, task_status: trio.TaskStatus[None]) -> None:
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            task_status.started()
+            async for number in signals:
+                self.interrupted = self.interrupted or number == signal.SIGINT
+                if self.body.cancel_called:
+                    self.everything.cancel()
+                self.body.cancel()
+
+
+class _Report:
+    """Says how far it is: one line that changes on a terminal, lines elsewhere, or JSON."""
+
+    def __init__(self, args: argparse.Namespace, followed: Tail, writer: Writer) -> None:
+        self.followed = followed
+        self.writer = writer
+        self.json = args.json
+        self.spool = args.spool is not None
+        self.live = not args.json and sys.stderr.isatty()
+        self.interval = args.interval or (0.5 if self.live else 10.0)
+        self.last = ""
+
+    async def run(self) -> None:
+        while True:
+            await trio.sleep(self.interval)
+            self.show("running")
+
+    def finish(self) -> bool:
+        """Show how it ended; return whether something is missing."""
+        status = self.followed.status()
+        self.live = False
+        self.show("done")
+        left = status.lines_read - status.lines_acked
+        if left and not self.json:
+            print(f"levada: {left:,} lines are not acknowledged", file=sys.stderr)
+        return bool(left or status.failures)
+
+    def show(self, state: str) -> None:
+        status, writer = self.followed.status(), self.writer.statistics()
+        if self.json:
+            print(json.dumps({"state": state, **_as_json(status), "writer": _as_json(writer)}), flush=True)
+            return
+        text = (
+            f"{status.lines_acked:,} lines {'spooled' if self.spool else 'acknowledged'}, {status.octets_behind:,} octets behind, "
+            f"{status.files} files open, {writer.connections} connections"
+        )
+        if self.live:
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+        elif text != self.last:
+            clear = "\r\x1b[K" if sys.stderr.isatty() else ""
+            print(f"{clear}{text}", file=sys.stderr, flush=True)
+        self.last = text
+
+
+def _as_json(status: TailStatus | WriterStatistics) -> dict[str, int]:
+    return attrs.asdict(status)
+
+
+class _OnStderr(logging.Handler):
+    """Warnings of levada, one line each, over what a progress line has left."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        clear = "\r\x1b[K" if sys.stderr.isatty() else ""
+        print(f"{clear}levada: {record.getMessage()}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def warnings_on_stderr() -> Iterator[None]:
+    handler = _OnStderr(logging.WARNING)
+    ours = logging.getLogger("levada.actors.lumberjack")
+    ours.addHandler(handler)
+    try:
+        yield
+    finally:
+        ours.removeHandler(handler)
+
+
+def _field(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise argparse.ArgumentTypeError(f"wanted KEY=TEXT, not {text!r}")
+    return key, value
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 100_000:
+        raise argparse.ArgumentTypeError(f"wanted a number from 1 to 100000, not {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 1e9:
+        raise argparse.ArgumentTypeError(f"wanted a number of seconds above 0, not {text!r}")
+    return seconds

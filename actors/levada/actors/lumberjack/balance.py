@@ -1,0 +1,123 @@
+"""Which reader to connect to, and how long to wait before that."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Literal, cast
+from urllib.parse import urlsplit
+
+import attrs
+from attrs import validators as v
+
+from levada.framework.errors import ConfigurationError
+from levada.transports.carriers import ByteStream, MemoryConfig, TcpConfig, TlsConfig, dial
+from levada.transports.lumberjack import WriterConfig
+
+__all__ = ["HostConfig", "Rota", "Target", "targets"]
+
+_SCHEMES = {
+    "lumberjack": "tcp",
+    "lumberjack+tcp": "tcp",
+    "lumberjack+tls": "tls",
+    "lumberjack+memory": "memory",
+}
+_PORT = 5044  # LJ-1
+
+_maybe_seconds: Any = v.optional([v.instance_of((int, float)), v.gt(0)])
+
+
+@attrs.frozen(kw_only=True)
+class HostConfig:
+    """How a writer reaches its readers. Immutable; derive with `attrs.evolve`."""
+
+    several: Literal["failover", "balance"] = attrs.field(default="failover", validator=v.in_(("failover", "balance")))
+    """With more than one URL: one connection, to another host after each fault; or one to each, and windows go where there is room (LJ-58)."""
+    ttl: float | None = attrs.field(default=None, validator=_maybe_seconds)
+    """Seconds after which a connection is replaced by a new one once everything on it is acked, with ±20 % by lot, so that a balancer
+    between can choose anew; ``None``: never."""
+    tcp: TcpConfig | None = attrs.field(default=None, validator=v.optional(v.instance_of(TcpConfig)))
+    """For ``lumberjack://``."""
+    tls: TlsConfig | None = attrs.field(default=None, validator=v.optional(v.instance_of(TlsConfig)))
+    """For ``lumberjack+tls://``: authorities, certificate and key of this side (LJ-60, LJ-61)."""
+    memory: MemoryConfig | None = attrs.field(default=None, validator=v.optional(v.instance_of(MemoryConfig)))
+    """For ``lumberjack+memory://``."""
+
+
+@attrs.frozen
+class Target:
+    """One reader."""
+
+    url: str
+    """As the user gave it."""
+    carrier_url: str
+    config: TcpConfig | TlsConfig | MemoryConfig | None
+
+    def dial(self) -> AbstractAsyncContextManager[ByteStream]:
+        """Connect; the name is resolved anew each time (LJ-58)."""
+        return cast("AbstractAsyncContextManager[ByteStream]", dial(self.carrier_url, cast("Any", self.config)))
+
+
+def targets(urls: str | Sequence[str], hosts: HostConfig) -> list[Target]:
+    """Make targets of URLs like ``lumberjack+tls://logs.example.org:5044``.
+
+    Raises:
+        ConfigurationError: none, or one that is no such URL.
+    """
+    found: list[Target] = []
+    for url in [urls] if isinstance(urls, str) else urls:
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise ConfigurationError(f"not a URL: {url!r}: {error}") from error
+        carrier = _SCHEMES.get(parts.scheme)
+        if carrier is None or not parts.netloc or parts.path not in ("", "/"):
+            raise ConfigurationError(f"expected lumberjack://host:port or lumberjack+tls://host:port, got {url!r}")
+        place = parts.netloc if port is not None or carrier == "memory" else f"{parts.netloc.rstrip(':')}:{_PORT}"
+        found.append(Target(url, f"{carrier}://{place}", getattr(hosts, carrier)))
+    if not found:
+        raise ConfigurationError("a writer needs the URL of at least one reader")
+    return found
+
+
+class Rota:
+    """The turn of hosts and the pauses between attempts, for one connection at a time.
+
+    After a fault it is the next host's turn, at once until each had its turn; then there is a pause, which doubles with each round
+    and of which a random part is taken (full jitter).  Only an ack makes it short again (LJ-54): a reader that
+    takes connections and closes them would else be hammered.
+
+    Args:
+        hosts: of one writer.
+        config: the shortest and the longest pause.
+        lot: chooses the first host and the part of a pause.
+    """
+
+    def __init__(self, hosts: Sequence[Target], config: WriterConfig, lot: random.Random) -> None:
+        self._hosts = hosts
+        self._config = config
+        self._lot = lot
+        self._at = lot.randrange(len(hosts))
+        self._faults = 0
+
+    @property
+    def current(self) -> Target:
+        """Whose turn it is."""
+        return self._hosts[self._at]
+
+    def acked(self) -> None:
+        """Note an ack above 0."""
+        self._faults = 0
+
+    def fault(self) -> float:
+        """Pass the turn on after an attempt that failed or a connection that was lost; return the seconds to wait."""
+        self._at = (self._at + 1) % len(self._hosts)
+        self._faults += 1
+        rounds, rest = divmod(self._faults, len(self._hosts))
+        if rest:
+            return 0.0
+        # The exponent is capped: 2.0 ** 1100 is no float.
+        most = min(self._config.reconnect_max, self._config.reconnect_min * 2.0 ** min(rounds - 1, 64))
+        return self._lot.uniform(0.0, most)

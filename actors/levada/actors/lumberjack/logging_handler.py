@@ -1,0 +1,330 @@
+"""`LumberjackHandler`: log records of any Python program to Lumberjack readers, from any thread, with or without an event loop.
+
+Threads that log put events into a bounded queue; one task, the *sender*, takes them out and gives them to a `Writer`.  The sender runs in
+a thread of its own, with its own trio and `ActorSystem`, or in a system that was given.
+
+* `emit` formats in the thread that logs, since arguments of a record may change later; beside that it is an append to a queue.
+* A full queue makes it wait `block` seconds at most; then the record is dropped and counted.  In the sender's own thread it never waits.
+* Records of levada itself are not taken: each of them would be the cause of another.
+* After a fork the child has none of the parent's records, which the parent sends, and starts a thread of its own when it logs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import trio
+
+from levada.framework import Actor, ActorSystem
+from levada.framework.errors import ConfigurationError
+from levada.transports.lumberjack import EventRejected, WriterConfig
+
+from .balance import HostConfig, targets
+from .disk_spool import SpoolConfig
+from .writer import Writer, connect
+
+__all__ = ["LumberjackHandler"]
+
+_OURS = "levada"
+
+
+class LumberjackHandler(logging.Handler):
+    """Sends log records to Lumberjack readers.
+
+    An event has the keys ``line`` (the formatted message), ``host``, ``logger``, ``level``, ``time`` (ISO 8601, UTC), ``process`` and
+    ``thread``, and those of `fields`; override `event` for others.  The program's end closes the handler, as `logging` does with all.
+
+    Args:
+        url: one reader or several, as for `connect`.
+        level: records below it are not taken.
+        config: of the protocol.
+        hosts: of the connections.
+        spool: keep records on disk until they are acked.
+        system: the running system, to send in it instead of in a thread; `aclose` the handler before the system is left.
+        queue: records that wait for the writer, beside those in the writer's own queue.
+        block: seconds that a call of a logging function waits at most when the queue is full; 0 never waits.
+        close_timeout: seconds that `flush` and `close` wait for acks.
+        fields: put into each event.
+
+    Raises:
+        ConfigurationError: a URL that cannot be used. Certificates are looked at later, by the sender: if they cannot be used the
+            reason is in `failure`, and records are dropped.
+
+    Example:
+        ::
+
+            logging.getLogger().addHandler(LumberjackHandler("lumberjack+tls://logs.example.org:5044"))
+    """
+
+    def __init__(
+        self,
+        url: str | Sequence[str],
+        level: int | str = logging.NOTSET,
+        *,
+        config: WriterConfig | None = None,
+        hosts: HostConfig | None = None,
+        spool: SpoolConfig | None = None,
+        system: ActorSystem | None = None,
+        queue: int = 10_000,
+        block: float = 0.0,
+        close_timeout: float = 5.0,
+        fields: Mapping[str, Any] | None = None,
+    ) -> None:
+        targets(url, hosts or HostConfig())  # a mistake shows here
+        if queue < 1 or block < 0 or close_timeout < 0:
+            raise ConfigurationError("queue is 1 or more records, block and close_timeout are 0 or more seconds")
+        super().__init__(level)
+        self._url = url
+        self._config = config
+        self._hosts = hosts
+        self._spool = spool
+        self._system = system
+        self._limit = queue
+        self._block = block
+        self._close_timeout = close_timeout
+        self._fields = dict(fields or {})
+        self._host = socket.gethostname()
+        self._closed = False
+        self.dropped = 0
+        """Records that found the queue full, came after the end, or cannot be sent at all."""
+        self.failure: Exception | None = None
+        """Why the sender has given up; ``None`` while it works."""
+        self._begin_anew()
+        _handlers.add(self)
+        if system is not None:
+            self._start()
+
+    def _begin_anew(self) -> None:
+        """Be as if nothing had been logged: at first, and in the child of a fork."""
+        self._records: deque[dict[str, Any]] = deque()
+        self._changed = threading.Condition(threading.Lock())  # guards all that follows
+        self._started = False
+        self._ended = False
+        self._asleep = False
+        """Whether the sender waits to be woken."""
+        self._asked = 0  # flushes asked for…
+        self._flushed = 0  # …and done
+        self._taken = 0  # out of the queue and not in the writer's
+        self._unacked = 0  # in the writer's
+        self._thread: int | None = None
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._wake = trio.Event()
+        self._scope = trio.CancelScope()
+        self._done = trio.Event()
+
+    # ------------------------------------------------------------ in the threads that log
+
+    def event(self, record: logging.LogRecord) -> dict[str, Any]:
+        """Make the event of a record; runs in the thread that logs."""
+        return {
+            "line": self.format(record),
+            "host": self._host,
+            "logger": record.name,
+            "level": record.levelname,
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "process": record.process,
+            "thread": record.threadName,
+            **self._fields,
+        }
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Take a record, without the lock that each handler has: a thread that waits for room must not hold up those that do not."""
+        if record.name == _OURS or record.name.startswith(_OURS + ".") or not self.filter(record):
+            return False
+        self.emit(record)
+        return True
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue a record; never raises, and waits `block` seconds at most."""
+        try:
+            event = self.event(record)
+        except Exception:  # noqa: BLE001 - logging's own rule: a record that cannot be formatted does not end the program
+            self.handleError(record)
+            return
+        with self._changed:
+            if self._block and not self._has_room() and threading.get_ident() != self._thread:
+                self._changed.wait_for(lambda: self._has_room() or self._closed or self._ended, self._block)
+            if self._closed or self._ended or not self._has_room():
+                self.dropped += 1
+                return
+            if not self._started:
+                self._start()
+            self._records.append(event)
+            self._wake_sender()
+
+    def _has_room(self) -> bool:
+        return len(self._records) < self._limit
+
+    def _start(self) -> None:
+        self._started = True
+        if self._system is not None:
+            self._thread = threading.get_ident()  # where the system runs; what is logged here must not wait
+            self._system.spawn(_Sender, self)
+        else:
+            threading.Thread(target=self._run, name="lumberjack log handler", daemon=True).start()
+
+    def _wake_sender(self) -> None:
+        if self._asleep:
+            self._asleep = False
+            assert self._token is not None
+            with contextlib.suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._wake.set)
+
+    def flush(self) -> None:
+        """Wait until what was logged so far is acked, `close_timeout` seconds at most; in the sender's own thread, do not wait."""
+        with self._changed:
+            if self._started and not self._ended and threading.get_ident() != self._thread:
+                self._asked += 1
+                wanted = self._asked
+                self._wake_sender()
+                self._changed.wait_for(lambda: self._flushed >= wanted or self._ended, self._close_timeout)
+
+    def close(self) -> None:
+        """Take no more records, and wait for acks, `close_timeout` seconds at most; in the sender's own thread, do not wait."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            if self._token is not None:
+                with contextlib.suppress(trio.RunFinishedError):
+                    self._token.run_sync_soon(self._hurry)
+            if self._started and threading.get_ident() != self._thread:
+                # The sender keeps to its time by itself; the second more is for what it does afterwards.
+                self._changed.wait_for(lambda: self._ended, self._close_timeout + 1.0)
+        super().close()
+
+    async def aclose(self) -> int:
+        """Close in the thread of the system that was given; return the records that are not acked.
+
+        Cancellation:
+            nothing is waited for any more; the sender goes on until its time is over.
+        """
+        self.close()
+        if self._started:
+            await self._done.wait()
+        return self.unacked
+
+    @property
+    def unacked(self) -> int:
+        """Records that are queued or sent and not acked; after `close`, those that were given up."""
+        return len(self._records) + self._taken + self._unacked
+
+    # ------------------------------------------------------------ in the sender's thread
+
+    def _run(self) -> None:
+        async def main() -> None:
+            async with ActorSystem("log handler") as system:
+                await self.send_in(system)
+
+        try:
+            trio.run(main)
+        except BaseException as error:  # noqa: BLE001 - the edge of the thread; to log it would be a record for this very handler
+            self.failure = self.failure or RuntimeError(f"the sender of log records has failed: {error!r}")
+            self._end()
+
+    async def send_in(self, system: ActorSystem) -> None:
+        """Send what is logged until the handler is closed, or the sender fails."""
+        with self._changed:
+            self._thread = threading.get_ident()
+            self._token = trio.lowlevel.current_trio_token()
+            if self._closed:
+                self._hurry()
+        try:
+            with self._scope:
+                async with connect(
+                    system, self._url, config=self._config, hosts=self._hosts, spool=self._spool, close_timeout=0.0
+                ) as writer:
+                    try:
+                        await self._empty_queue(writer)
+                    finally:
+                        self._unacked = writer.unacked
+        except ConfigurationError as error:
+            self.failure = error
+        finally:
+            self._end()
+            self._done.set()
+
+    def _hurry(self) -> None:
+        """Be closed within the time for that."""
+        self._scope.deadline = min(self._scope.deadline, trio.current_time() + self._close_timeout)
+        self._wake.set()
+
+    def _end(self) -> None:
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    async def _empty_queue(self, writer: Writer) -> None:
+        async with trio.open_nursery() as nursery:
+            flushing = 0
+            while True:
+                with self._changed:
+                    events = list(self._records)
+                    self._records.clear()
+                    self._taken = len(events)
+                    self._unacked = writer.unacked
+                    self._changed.notify_all()
+                    asked, closed = self._asked, self._closed
+                    self._asleep = not events and asked == flushing and not closed
+                    if self._asleep:
+                        self._wake = trio.Event()
+                for event in events:
+                    try:
+                        await writer.send(event)
+                    except EventRejected:
+                        with self._changed:
+                            self.dropped += 1
+                    self._taken -= 1
+                if events:
+                    continue
+                if asked > flushing:
+                    flushing = asked
+                    nursery.start_soon(self._flush, writer, asked)
+                elif closed:
+                    await writer.flush()
+                    nursery.cancel_scope.cancel()
+                    return
+                else:
+                    await self._wake.wait()
+
+    async def _flush(self, writer: Writer, number: int) -> None:
+        await writer.flush()
+        with self._changed:
+            self._flushed = max(self._flushed, number)
+            self._unacked = writer.unacked
+            self._changed.notify_all()
+
+
+class _Sender(Actor[Any]):
+    """The sender as an actor of a system that was given."""
+
+    handler: LumberjackHandler
+
+    def started(self) -> None:
+        self.start_soon(self.send)
+
+    async def send(self) -> None:
+        await self.handler.send_in(self.system)
+        self.stop()
+
+
+_handlers: weakref.WeakSet[LumberjackHandler] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for handler in _handlers:
+        handler._begin_anew()
+        # A system that was given lives in the parent only.
+        handler._system = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,202 @@
+"""How far each file has been shipped: kept on disk, so that a shipper that was killed goes on where the last ack was.
+
+A file is known by its device and inode *and* by its content: a digest of its first octets and one of the octets before the place
+up to which it was shipped.  The inode alone is not enough, as systems give it to the next file; the content alone neither, as many
+logs begin with the same lines.  The rules, in the order in which they are tried:
+
+1. Same inode, same content: the same file, renamed or not.  Go on behind what was acked.
+2. Same inode, other content, or shorter than what was shipped: truncated, or another file in its place.  Begin at its start.
+3. Other inode, the same first `HEAD` octets and the same octets before the place, and its path is the old path, perhaps with a suffix
+   behind ``.``, ``-`` or ``_``: a copy made by rotation (copy and truncate), or the file written anew by an editor.  Go on behind what
+   was acked.
+4. Anything else is a new file.
+
+A file with fewer than `HEAD` octets is known by those it has, and by more as it grows; rule 3 does not hold for it, so that a short one that
+was copied is shipped again: twice rather than not at all.
+
+The registry is one JSON file that is written beside the old one, synced, and put in its place.  Between an ack and the next write the process
+may die: then lines are sent twice, never not.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from levada.framework.errors import ConfigurationError
+
+__all__ = ["HEAD", "TAIL", "FileEntry", "Registry", "digest", "open_registry"]
+
+HEAD = 1024
+"""Octets at the beginning of a file by which it is known."""
+TAIL = 64
+"""Octets before the place up to which a file was shipped that must still be there."""
+FORGET = 7 * 86400.0
+"""Seconds after which a file that is gone is forgotten."""
+
+_VERSION = 1
+
+
+def digest(data: bytes) -> str:
+    """Return the digest by which octets of a file are compared."""
+    return hashlib.sha256(data).hexdigest()[:32]
+
+
+@attrs.define(kw_only=True)
+class FileEntry:
+    """One file, and how far it was shipped."""
+
+    path: str
+    """Where it was seen last."""
+    device: int
+    """0 and inode 0: the file is not there any more in this form; it was truncated or written over."""
+    inode: int
+    head_length: int = 0
+    head_digest: str = ""
+    offset: int = 0
+    """Octets that the reader has acknowledged."""
+    tail_length: int = 0
+    tail_digest: str = ""
+    seen: float = attrs.field(factory=time.time)
+    """When the file was there last, in seconds since 1970."""
+
+    def describes(self, descriptor: int, size: int) -> bool:
+        """Whether an open file of `size` octets has the content that was shipped. Reads the file."""
+        return (
+            size >= max(self.offset, self.head_length)
+            and (not self.head_length or digest(os.pread(descriptor, self.head_length, 0)) == self.head_digest)
+            and (
+                not self.tail_length
+                or digest(os.pread(descriptor, self.tail_length, self.offset - self.tail_length)) == self.tail_digest
+            )
+        )
+
+    def may_be_copied_to(self, path: str) -> bool:
+        """Whether a file at `path` can be this one under another inode (rule 3)."""
+        suffix = path.removeprefix(self.path) if path.startswith(self.path) else "?"
+        return self.offset > 0 and self.head_length == HEAD and suffix[:1] in ("", ".", "-", "_")
+
+    def note_head(self, head: bytes) -> None:
+        """Know the file by these first octets from now on."""
+        self.head_length, self.head_digest = len(head), digest(head)
+
+    def move_to(self, offset: int, tail: bytes) -> None:
+        """Note that everything before `offset`, the last of it being `tail`, is acknowledged."""
+        self.offset, self.tail_length, self.tail_digest = offset, len(tail), digest(tail)
+
+
+class Registry:
+    """All entries, and the file in which they are kept. Made by `open_registry`; not for several threads.
+
+    Args:
+        path: of the JSON file; ``None``: nothing is kept on disk.
+        entries: what it held.
+        is_new: there was no such file.
+    """
+
+    def __init__(self, path: Path | None, entries: Iterable[FileEntry] = (), *, is_new: bool = True) -> None:
+        self._path = path
+        self.entries: list[FileEntry] = list(entries)
+        self.is_new = is_new
+        """Whether there was no registry before."""
+        self.dirty = is_new
+        """Whether there is something to write."""
+
+    def by_inode(self, device: int, inode: int) -> FileEntry | None:
+        """Find the entry of a file that is there."""
+        return next((entry for entry in self.entries if (entry.device, entry.inode) == (device, inode)), None)
+
+    def add(self, entry: FileEntry) -> FileEntry:
+        """Take in an entry; another one with the same inode is what was there before, and is kept for copies of it only."""
+        before = self.by_inode(entry.device, entry.inode)
+        if before is not None:
+            before.device = before.inode = 0
+        self.entries.append(entry)
+        self.dirty = True
+        return entry
+
+    def forget_old(self, now: float) -> None:
+        """Drop the entries of files that were not seen for `FORGET` seconds."""
+        kept = [entry for entry in self.entries if entry.seen > now - FORGET]
+        self.dirty = self.dirty or len(kept) < len(self.entries)
+        self.entries = kept
+
+    def snapshot(self) -> bytes | None:
+        """Return what `write` should put on disk, or ``None`` if that is there already."""
+        if not self.dirty:
+            return None
+        self.dirty = False
+        files = [attrs.asdict(entry) for entry in self.entries]
+        return json.dumps({"version": _VERSION, "files": files}, indent=1).encode()
+
+    def write(self, data: bytes) -> None:
+        """Put a snapshot in the place of the file; it is on the disk when this returns. Blocks.
+
+        Raises:
+            OSError: it cannot be written; the old file is as it was.
+        """
+        if self._path is None:
+            return
+        beside = self._path.with_suffix(".new")
+        with beside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(self._path)
+        folder = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+@contextmanager
+def open_registry(folder: str | os.PathLike[str] | None) -> Iterator[Registry]:
+    """Read the registry in `folder`, which is made if need be, and keep other shippers off it while the block lasts. Blocks.
+
+    Args:
+        folder: ``None``: a registry in memory only, for a run of which nothing is kept.
+
+    Raises:
+        ConfigurationError: the folder cannot be used, another shipper uses it, or what is in it is no registry.
+    """
+    if folder is None:
+        yield Registry(None)
+        return
+    path = Path(folder, "registry.json")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path.parent / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigurationError(f"cannot keep a registry in {folder}: {error.strerror or error}") from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigurationError(f"another shipper uses the registry in {folder}") from error
+        yield _read(path)
+    finally:
+        os.close(lock)
+
+
+def _read(path: Path) -> Registry:
+    try:
+        data: Any = json.loads(path.read_bytes())
+        if data["version"] != _VERSION:
+            raise ValueError(f"version {data['version']!r}, expected {_VERSION}")
+        return Registry(path, [FileEntry(**entry) for entry in data["files"]], is_new=False)
+    except FileNotFoundError:
+        return Registry(path)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigurationError(
+            f"{path} is no registry of files ({error}); move it away to ship everything again"
+        ) from error

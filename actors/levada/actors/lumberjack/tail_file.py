@@ -1,0 +1,144 @@
+"""One open file that grows, is renamed, truncated or written over: everything here blocks and runs in a thread.
+
+A round of reading is one call, `OpenFile.look`: it asks the system for the size, compares the octets by which the file is known, and
+reads what is new.  Comparing comes before reading: if the file is truncated and written again between the two, one damaged line may
+come out, but the new content is then read from its start in the next round, so that nothing is left out.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatch
+
+import attrs
+
+from .registry import HEAD, TAIL, FileEntry
+
+__all__ = ["Found", "Look", "OpenFile", "find_files", "find_moved"]
+
+
+@attrs.frozen
+class Found:
+    """A regular file that a pattern names."""
+
+    path: str
+    device: int
+    inode: int
+    size: int
+
+
+@attrs.frozen
+class Look:
+    """What one round of reading has found."""
+
+    data: bytes
+    """What is new, up to the limit of the call."""
+    size: int
+    """Octets of the file."""
+    replaced: bool = False
+    """The file was truncated or written over: what was read of it does not stand there any more."""
+    head: bytes = b""
+    """The first octets, up to `HEAD`."""
+    before: bytes = b""
+    """Up to `TAIL` octets before `data`."""
+
+
+class OpenFile:
+    """A file held open for reading: it stays the same file when it is renamed or unlinked.
+
+    Args:
+        path: of a regular file.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+
+    def __init__(self, path: str) -> None:
+        # Without O_NONBLOCK the opening of a pipe that has taken the file's place would wait for a writer.
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        status = os.fstat(self._descriptor)
+        self.device, self.inode, self.size = status.st_dev, status.st_ino, status.st_size
+        self.position = 0
+        """Octets read so far."""
+        self._head = b""
+        self._tail = b""
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._descriptor)
+
+    def is_described_by(self, entry: FileEntry) -> bool:
+        """Whether this file has the content that `entry` tells of."""
+        return entry.describes(self._descriptor, self.size)
+
+    def head(self) -> bytes:
+        """Return the first octets, up to `HEAD`."""
+        return os.pread(self._descriptor, HEAD, 0)
+
+    def go_to(self, position: int) -> None:
+        """Read on from `position`."""
+        self.position = position
+        self._head = self.head()
+        self._tail = os.pread(self._descriptor, TAIL, max(0, position - TAIL))[: min(TAIL, position)]
+
+    def end_of_lines(self, most: int) -> int:
+        """Return where the last whole line ends, looked for in the last `most` octets; if there is none, the size."""
+        start = max(0, self.size - most)
+        last = os.pread(self._descriptor, self.size - start, start).rfind(b"\n")
+        if last < 0:
+            return 0 if start == 0 else self.size
+        return start + last + 1
+
+    def look(self, most: int) -> Look:
+        """Read what is new, `most` octets of it."""
+        size = os.fstat(self._descriptor).st_size
+        head = self.head()
+        tail = os.pread(self._descriptor, len(self._tail), self.position - len(self._tail))
+        if size < self.position or not head.startswith(self._head) or tail != self._tail:
+            return Look(b"", size, replaced=True)
+        before = self._tail
+        data = os.pread(self._descriptor, most, self.position)
+        if data:
+            self._head = head
+            self.position += len(data)
+            self._tail = (before + data[-TAIL:])[-TAIL:]
+        return Look(data, size, head=self._head, before=before)
+
+
+def find_files(patterns: Iterable[str], exclude: Sequence[str]) -> list[Found]:
+    """List the regular files that the patterns name, each inode once, the least recently changed first; what cannot be looked at is left out."""
+    found: dict[tuple[int, int], tuple[float, Found]] = {}
+    for pattern in patterns:
+        # A name that exists is meant literally, whatever characters it is made of.
+        paths = [pattern] if os.path.lexists(pattern) else glob.glob(pattern, recursive=True)
+        for path in map(os.path.abspath, paths):
+            if any(fnmatch(os.path.basename(path), wrong) for wrong in exclude):
+                continue
+            try:
+                status = os.stat(path)
+            except OSError:
+                continue  # it went away, or is a link to nothing
+            if stat.S_ISREG(status.st_mode):
+                key = (status.st_dev, status.st_ino)
+                found.setdefault(key, (status.st_mtime, Found(path, *key, status.st_size)))
+    return [file for _, file in sorted(found.values(), key=lambda item: (item[0], item[1].path))]
+
+
+def find_moved(entries: Iterable[FileEntry]) -> list[Found]:
+    """Find files of the registry that were renamed while nobody looked to a name that no pattern matches, in their old folders."""
+    wanted = {(entry.device, entry.inode): entry for entry in entries}
+    found: list[Found] = []
+    for folder in {os.path.dirname(entry.path) for entry in wanted.values()}:
+        try:
+            with os.scandir(folder) as items:
+                for item in items:
+                    status = item.stat(follow_symlinks=False)
+                    key = (status.st_dev, status.st_ino)
+                    if key in wanted and stat.S_ISREG(status.st_mode) and item.path != wanted[key].path:
+                        found.append(Found(item.path, *key, status.st_size))
+        except OSError:
+            continue
+    return found

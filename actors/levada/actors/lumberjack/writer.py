@@ -1,0 +1,386 @@
+"""The writer: one queue, and for each host that it uses at a time an actor with a connection.
+
+::
+
+    send, deliver --> SendQueue --window--> _Connection (actor) --octets--> reader
+                          ^                        |
+                          +---- unacked windows ---+  when the connection is lost
+
+The rules of the protocol are in `levada.transports.lumberjack`: `SendQueue` holds every event that is not acked, `WriterCore` is
+one connection.  Here are the tasks around them: for each connection one that sends, one that reads acks, so that neither waits for the other
+(LJ-52a), and one that watches the clock (LJ-53).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import uuid
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+import trio
+
+from levada.framework import Actor, ActorSystem, restart
+from levada.framework.errors import CarrierError, ConfigurationError, ConnectionClosed
+from levada.transports.carriers import ByteStream
+from levada.transports.lumberjack import (
+    AckTimedOut,
+    Batch,
+    BatchDone,
+    EventsAcked,
+    PeerClosed,
+    Refused,
+    WriterConfig,
+    WriterCore,
+    WriterEvent,
+    encode_event,
+)
+
+from .balance import HostConfig, Rota, targets
+from .disk_spool import DiskSpool, SpoolConfig, SpoolPump, open_segments
+from .writer_queue import Hub, Intake
+
+__all__ = ["Writer", "WriterStatistics", "connect"]
+
+logger = logging.getLogger("levada.actors.lumberjack.writer")
+
+_SLICE = 64 * 1024  # octets handed to the carrier at a time, so that its progress is seen (LJ-53)
+
+
+@attrs.frozen(kw_only=True)
+class WriterStatistics:
+    """Counters of a writer; a snapshot."""
+
+    unacked: int
+    """Events that were taken and are not acked."""
+    events_sent: int
+    """Events in windows sent, those sent again included."""
+    events_acked: int
+    events_dropped: int
+    """Dropped by a full queue (`WriterConfig.drop`)."""
+    events_rejected: int
+    """Given up by `WriterConfig.on_stuck`."""
+    windows_sent: int
+    stuck_windows: int
+    """Windows that ended five connections with no event acked (LJ-59)."""
+    octets_sent: int
+    connections: int
+    """Connections that are up."""
+    connects: int
+    """Connections that were made."""
+    faults: int
+    """Attempts to connect that failed, and connections that were lost."""
+
+
+class _Connection(Actor[Any]):
+    """Keeps one connection up and sends windows over it."""
+
+    hub: Hub
+    rota: Rota
+    ttl: float | None
+
+    def started(self) -> None:
+        self.start_soon(self.keep_connected)
+
+    async def keep_connected(self) -> None:
+        """Connect, talk, and after each end connect again."""
+        hub = self.hub
+        while True:
+            target = self.rota.current
+            extra = {"protocol": "lumberjack", "actor": self.ref.path}
+            try:
+                async with target.dial() as stream:
+                    hub.attempted.set()
+                    hub.counters.connects += 1
+                    logger.info("connected to %s", target.url, extra=extra)
+                    hub.counters.connections += 1
+                    try:
+                        why = await self.talk(stream)
+                    finally:
+                        hub.counters.connections -= 1
+                if why is None:
+                    continue  # its time was over, and everything on it is acked
+            except CarrierError as error:
+                why = str(error)
+            except ConfigurationError as error:
+                why = str(error)
+                if not hub.attempted.is_set():
+                    hub.mistake = error
+            hub.attempted.set()
+            hub.counters.faults += 1
+            pause = self.rota.fault()
+            logger.warning("%s: %s; next attempt in %.1f s", target.url, why, pause, extra=extra)
+            await trio.sleep(pause)
+
+    async def talk(self, stream: ByteStream) -> str | None:
+        """Send windows and take acks until the connection ends; return why, ``None`` if its time to live is over."""
+        talk = _Talk(self.hub, self.rota, stream)
+        ttl = self.ttl and self.ttl * self.system.random.uniform(0.8, 1.2)  # LJ-58
+        try:
+            async with trio.open_nursery() as nursery:
+                talk.scope = nursery.cancel_scope
+                nursery.start_soon(talk.read_acks)
+                nursery.start_soon(talk.watch_clock)
+                nursery.start_soon(talk.send_windows, ttl)
+        finally:
+            # LJ-55: whatever ended this, what is unacked goes back.
+            self.hub.give_back(talk.core.unacked())
+        return talk.why
+
+
+class _Talk:
+    """One connection while it lasts: three tasks over one core."""
+
+    def __init__(self, hub: Hub, rota: Rota, stream: ByteStream) -> None:
+        self.hub = hub
+        self.rota = rota
+        self.stream = stream
+        self.core = WriterCore(hub.config, now=trio.current_time())
+        self.why: str | None = None
+        self.scope = trio.CancelScope()
+
+    def end(self, why: str | None) -> None:
+        if not self.scope.cancel_called:
+            self.why = why
+            self.scope.cancel()
+
+    async def send_windows(self, ttl: float | None) -> None:
+        hub, core = self.hub, self.core
+        expires = None if ttl is None else trio.current_time() + ttl
+        try:
+            while True:
+                now = trio.current_time()
+                if expires is None or now < expires:
+                    batch = hub.take(core)
+                    if batch is not None:
+                        await self.send(batch)
+                        continue
+                elif not core.in_flight:
+                    self.end(None)
+                    return
+                deadlines = [expires if expires is not None and now < expires else None]
+                if core.room:
+                    deadlines.append(hub.queue.next_deadline())
+                deadline = min((at for at in deadlines if at is not None), default=None)
+                with trio.CancelScope(deadline=float("inf") if deadline is None else deadline):
+                    await hub.work.park()
+        except CarrierError as error:
+            self.end(str(error))
+
+    async def send(self, batch: Batch) -> None:
+        hub, core = self.hub, self.core
+        core.send_batch(batch, trio.current_time())
+        hub.windows += 1
+        hub.counters.windows_sent += 1
+        hub.counters.events_sent += len(batch.bodies)
+        data = memoryview(core.data_to_send())
+        for at in range(0, len(data), _SLICE):
+            part = data[at : at + _SLICE]
+            await self.stream.send_all(part)
+            hub.counters.octets_sent += len(part)
+            core.octets_taken(len(part), trio.current_time())
+
+    async def read_acks(self) -> None:
+        try:
+            while not self.scope.cancel_called:
+                data = await self.stream.receive_some()
+                for event in self.core.receive_data(data, trio.current_time()):
+                    self.handle(event)
+        except CarrierError as error:
+            self.end(str(error))
+
+    async def watch_clock(self) -> None:
+        while not self.scope.cancel_called:
+            deadline = self.core.next_deadline()
+            # A deadline that comes up meanwhile is later than this.
+            await trio.sleep_until(trio.current_time() + self.hub.config.ack_timeout if deadline is None else deadline)
+            for event in self.core.handle_timeout(trio.current_time()):
+                self.handle(event)
+
+    def handle(self, event: WriterEvent) -> None:
+        match event:
+            case EventsAcked():
+                self.rota.acked()
+                self.hub.acked(event)
+                self.hub.work.unpark_all()
+            case BatchDone():
+                self.hub.windows -= 1
+                self.hub.work.unpark_all()
+            case PeerClosed():
+                self.end("the reader closed the connection")
+            case Refused(error):
+                self.end(str(error))
+            case AckTimedOut(seconds):
+                self.end(f"no ack for {seconds:g} s")
+            case _:
+                pass  # a keepalive: the core has seen it
+
+
+class _Writer(Actor[Any]):
+    """Holds the connections, each an actor of its own."""
+
+    hub: Hub
+    rotas: Sequence[Rota]
+    ttl: float | None
+    disk: DiskSpool | None
+
+    def started(self) -> None:
+        if self.disk is not None:
+            self.spawn(SpoolPump, self.disk, supervise="escalate")
+        for rota in self.rotas:
+            self.spawn(
+                functools.partial(_Connection, self.hub, rota, self.ttl),
+                supervise=restart("permanent", backoff=(1.0, 30.0)),
+            )
+
+
+class Writer:
+    """Sends events to Lumberjack readers, each at least once. Made by `connect`.
+
+    An event is *taken* when `send` returns, and *safe* when a reader has acked it; what is taken and not safe is sent again after every fault.
+    """
+
+    def __init__(self, hub: Hub, intake: Intake, stamp: str | None) -> None:
+        self._hub = hub
+        self._intake = intake
+        self._stamp = stamp
+        self._stamped = 0
+        self._closed = False
+
+    def _encode(self, event: Mapping[str, Any]) -> bytes:
+        if self._closed:
+            raise ConnectionClosed("the writer was closed")
+        if self._stamp is not None:
+            event = {**event, "stamp": f"{self._stamp}-{self._stamped}"}
+            self._stamped += 1
+        return encode_event(event, self._hub.config)
+
+    async def send(self, event: Mapping[str, Any]) -> None:
+        """Take an event; waits while the queue is full, unless `WriterConfig.drop` says otherwise.
+
+        Args:
+            event: text to anything that JSON can hold; version 1 flattens it to text (LJ-9).
+
+        Raises:
+            EventRejected: it cannot be encoded or is too large (LJ-59).
+            ConnectionClosed: the writer was closed.
+
+        Cancellation:
+            the event was not taken, or just was.
+        """
+        await self._intake.put([self._encode(event)])
+
+    def send_nowait(self, event: Mapping[str, Any]) -> None:
+        """Take an event without waiting.
+
+        Raises:
+            trio.WouldBlock: the queue is full and nothing may be dropped.
+            EventRejected, ConnectionClosed: as `send`.
+        """
+        self._intake.put_nowait(self._encode(event))
+
+    async def deliver(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Take events, all or none of them, and return when they are safe: acked by a reader, or on disk if there is a spool.
+
+        Events that a policy gave up (`WriterConfig.drop`, `WriterConfig.on_stuck`) are counted and waited for no longer.
+
+        Raises:
+            EventRejected, ConnectionClosed: as `send`; none was taken.
+
+        Cancellation:
+            some may have been taken, and will be sent.
+        """
+        await self._intake.deliver([self._encode(event) for event in events])
+
+    async def flush(self) -> None:
+        """Wait until all that has been taken so far is acked. Does not wait for windows to fill."""
+        await self._intake.flush()
+
+    @property
+    def unacked(self) -> int:
+        """Events taken and not acked; with a spool, those of them that are not on disk only."""
+        return len(self._hub.queue)
+
+    def statistics(self) -> WriterStatistics:
+        """Return the counters as they are now."""
+        queue = self._hub.queue
+        return WriterStatistics(
+            unacked=len(queue),
+            events_dropped=queue.dropped,
+            events_rejected=queue.rejected,
+            stuck_windows=queue.stuck_windows,
+            **attrs.asdict(self._hub.counters),
+        )
+
+    async def aclose(self, timeout: float = 5.0) -> int:
+        """Take nothing more, and give what is unacked `timeout` seconds.
+
+        Returns:
+            Events that are still not acked.
+        """
+        self._closed = True
+        with trio.move_on_after(timeout):
+            await self._intake.flush()
+        return self.unacked
+
+
+@asynccontextmanager
+async def connect(
+    system: ActorSystem,
+    url: str | Sequence[str],
+    *,
+    config: WriterConfig | None = None,
+    hosts: HostConfig | None = None,
+    spool: SpoolConfig | None = None,
+    stamp: bool = False,
+    close_timeout: float = 5.0,
+) -> AsyncIterator[Writer]:
+    """Send events to one reader or to several while the block lasts.
+
+    Entering waits for the first attempt to connect.  A reader that is not there is no error: events are queued, and the writer
+    tries again and again.  Leaving flushes, within `close_timeout`, and logs how many events are not acked.
+
+    Args:
+        system: has been entered.
+        url: ``lumberjack://host:port`` or ``lumberjack+tls://host:port``, or several of them, see `HostConfig.several`.
+        config: of the protocol; ``None``: version 2 with the defaults.
+        hosts: of the connections; ``None``: the defaults.
+        spool: keep events on disk until they are acked, also beyond this process; ``None``: in memory.
+        stamp: put ``"stamp": "<id of this writer>-<number>"`` into each event, by which a sink can drop what comes twice (LJ-56).
+        close_timeout: seconds that unacked events have at the end of the block.
+
+    Raises:
+        ConfigurationError: a URL, certificates or a spool that cannot be used.
+    """
+    config = config or WriterConfig()
+    hosts = hosts or HostConfig()
+    found = targets(url, hosts)
+    hub = Hub(config)
+    lot = system.random
+    rotas = [Rota([one], config, lot) for one in found] if hosts.several == "balance" else [Rota(found, config, lot)]
+    with contextlib.ExitStack() as files:
+        intake: Intake = hub
+        disk: DiskSpool | None = None
+        if spool is not None:
+            segments = files.enter_context(open_segments(spool, b"J" if config.json else b"D"))
+            intake = disk = DiskSpool(segments, spool, hub)
+        actor = system.spawn(_Writer, hub, rotas, hosts.ttl, disk, supervise="escalate")
+        try:
+            await hub.attempted.wait()
+            if hub.mistake is not None:
+                raise hub.mistake
+            writer = Writer(hub, intake, uuid.uuid4().hex[:12] if stamp else None)
+            try:
+                yield writer
+            finally:
+                writer._closed = True
+            if left := await writer.aclose(close_timeout):
+                logger.warning("%d events are not acked at the end", left, extra={"event": "events_unacked"})
+        finally:
+            actor.stop(now=True)
+            with trio.CancelScope(shield=True):
+                await actor.terminated()

@@ -1,0 +1,209 @@
+"""The queue of a writer as its senders and its connections see it: who waits for room, for acks, for work.
+
+Which events wait, which are in flight and what is sent next is `levada.transports.lumberjack.SendQueue`'s business; here are the waits.
+
+Each event carries a *ticket*, which counts the events of one call of `Intake.deliver`, or all of `Intake.put` since the last `Intake.flush`;
+an ack takes its events off their tickets, and whoever waits for a ticket goes on when it is at zero.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import attrs
+import trio
+
+from levada.framework.errors import ConfigurationError
+from levada.transports.lumberjack import Batch, EventsAcked, SendQueue, WriterConfig, WriterCore
+
+__all__ = ["Counters", "Hub", "Intake", "Ticket"]
+
+logger = logging.getLogger("levada.actors.lumberjack.writer")
+
+_UNYIELDED = 64  # sends without a wait after which others get their turn; a checkpoint costs as much as three sends
+
+
+class Ticket:
+    """Counts events that somebody waits for."""
+
+    __slots__ = ("done", "left")
+
+    def __init__(self) -> None:
+        self.left = 0
+        self.done: trio.Event | None = None
+
+
+@attrs.define
+class Counters:
+    """What a `WriterStatistics` tells beside what the queue knows."""
+
+    events_sent: int = 0
+    events_acked: int = 0
+    windows_sent: int = 0
+    octets_sent: int = 0
+    connections: int = 0
+    connects: int = 0
+    faults: int = 0
+
+
+class Intake(Protocol):
+    """Where encoded events go first: the queue, or a spool on disk before it."""
+
+    async def put(self, bodies: list[bytes]) -> None:
+        """Take events, waiting for room."""
+        ...
+
+    def put_nowait(self, body: bytes) -> None:
+        """Take one event, or raise `trio.WouldBlock`."""
+        ...
+
+    async def deliver(self, bodies: list[bytes]) -> None:
+        """Take events and return when they are safe."""
+        ...
+
+    async def flush(self) -> None:
+        """Wait until all that was taken is acked."""
+        ...
+
+
+class Hub:
+    """What the connections of one writer share: the queue, who waits for what, counters."""
+
+    def __init__(self, config: WriterConfig) -> None:
+        self.config = config
+        self.queue = SendQueue(config)
+        self.counters = Counters()
+        self.windows = 0
+        """In flight on all connections."""
+        self.work = trio.lowlevel.ParkingLot()
+        """Connections that wait for something to send."""
+        self.attempted = trio.Event()
+        """Each connection was tried once, or one is up."""
+        self.mistake: ConfigurationError | None = None
+        """Why no connection can ever be made, found at the first attempt."""
+        self._room = trio.lowlevel.ParkingLot()
+        self._common = Ticket()
+        self._open: set[Ticket] = set()
+        self._fresh = 0  # events since a connection was woken
+        self._fresh_octets = 0
+        self._flushing = 0
+        self._unyielded = 0
+
+    # ------------------------------------------------------------ from senders
+
+    async def put(self, bodies: list[bytes], ticket: Ticket | None = None) -> None:
+        """See `Intake.put`; a ticket waits for room whatever the policy is."""
+        for body in bodies:
+            if self.queue.full and (ticket is not None or self.config.drop is None):
+                self._unyielded = 0
+                while self.queue.full:
+                    await self._room.park()
+            self._put(body, ticket or self._common)
+        self._unyielded += len(bodies)
+        if self._unyielded >= _UNYIELDED:
+            self._unyielded = 0
+            await trio.lowlevel.checkpoint()
+        else:
+            await trio.lowlevel.checkpoint_if_cancelled()
+
+    def put_nowait(self, body: bytes) -> None:
+        """See `Intake.put_nowait`."""
+        if self.queue.full and self.config.drop is None:
+            raise trio.WouldBlock
+        self._put(body, self._common)
+
+    def _put(self, body: bytes, ticket: Ticket) -> None:
+        first = self.queue.next_deadline() is None
+        ticket.left += 1
+        self._open.add(ticket)
+        for dropped in self.queue.put(body, ticket, trio.current_time()):
+            self._settle(dropped, 1)
+        self._fresh += 1
+        self._fresh_octets += len(body)
+        # Waking a connection costs as much as five sends: only for the first event, which starts the clock, and for a whole window.
+        if first or self._fresh >= self.config.window or self._fresh_octets >= self.config.max_bytes:
+            self._fresh = self._fresh_octets = 0
+            self.work.unpark_all()
+
+    async def deliver(self, bodies: list[bytes]) -> None:
+        """See `Intake.deliver`."""
+        await self.wait_for(await self.hand_in(bodies))
+
+    async def hand_in(self, bodies: list[bytes]) -> Ticket:
+        """Take events, waiting for room, and return a ticket for them."""
+        ticket = Ticket()
+        ticket.left = 1  # until all are in: it must not be at zero because the first ones are acked already
+        try:
+            await self.put(bodies, ticket)
+        finally:
+            self._settle(ticket, 1)
+        return ticket
+
+    async def flush(self) -> None:
+        """See `Intake.flush`."""
+        tickets, self._common = list(self._open), Ticket()
+        with self.flushing():
+            for ticket in tickets:
+                await self.wait_for(ticket)
+            await trio.lowlevel.checkpoint()
+
+    @contextmanager
+    def flushing(self) -> Iterator[None]:
+        """Let no window wait for more events while the block lasts."""
+        self._flushing += 1
+        self.work.unpark_all()
+        try:
+            yield
+        finally:
+            self._flushing -= 1
+
+    async def wait_for(self, ticket: Ticket) -> None:
+        """Wait until all events of a ticket are acked or given up."""
+        if ticket.left:
+            if ticket.done is None:
+                ticket.done = trio.Event()
+            await ticket.done.wait()
+
+    def _settle(self, ticket: Ticket, count: int) -> None:
+        ticket.left -= count
+        if not ticket.left:
+            self._open.discard(ticket)
+            if ticket.done is not None:
+                ticket.done.set()
+
+    # ------------------------------------------------------------ from connections
+
+    def take(self, core: WriterCore) -> Batch | None:
+        """Return a window for this connection, if there is one to send now."""
+        limit = self.queue.in_flight_limit
+        if limit is not None and self.windows >= limit:
+            return None
+        return self.queue.next_batch(trio.current_time(), core.room, flush=self._flushing > 0)
+
+    def acked(self, event: EventsAcked) -> None:
+        """Events are safe."""
+        self.queue.acked(event)
+        self.counters.events_acked += len(event.tokens)
+        for ticket in event.tokens:
+            self._settle(ticket, 1)
+        self._room.unpark(count=len(event.tokens))
+
+    def give_back(self, batches: list[Batch]) -> None:
+        """A connection that was up is lost, with these windows on it."""
+        self.windows -= len(batches)
+        stuck = self.queue.stuck_windows
+        for ticket in self.queue.give_back(batches):
+            logger.error(
+                "an event is given up: it ended one connection after another", extra={"event": "event_rejected"}
+            )
+            self._settle(ticket, 1)
+            self._room.unpark()
+        if self.queue.stuck_windows > stuck:
+            logger.warning(
+                "a window has ended five connections and no event of it was acked: it is sent in halves",
+                extra={"event": "window_stuck"},
+            )
+        self.work.unpark_all()

@@ -1,0 +1,552 @@
+"""A client for code without an event loop: the same protocol core over a plain socket, for threads that may block.
+
+Example:
+    >>> from levada.actors.rsocket.blocking import connect
+    >>> with connect("rsocket+unix:///run/desk.socket") as peer:  # doctest: +SKIP
+    ...     answer = peer.request_response(b"EURUSD", route="quote", timeout=1.0)
+    ...     for item in peer.request_stream(b"EURUSD", route="follow", window=64):
+    ...         print(item.data)
+
+How it works:
+
+* One lock guards core, socket and streams; nobody waits while holding it, since the socket does not block. Whoever sends writes straight
+  to the socket as far as the kernel takes it; the rest goes out by the thread.
+* One thread for each connection reads, keeps the core's deadlines (keepalive) and writes what is left over. So a connection stays alive
+  while its owner computes for minutes, and any number of threads may have any number of requests under way.
+* A request that is sent while more than `ClientConfig.high_water` octets wait is held back, within its time-out.
+* After a fork the child has a copy of the socket and none of the thread. There every call but `close` is refused, and `close` only
+  lets go of the copy: the parent's connection does not notice.
+
+Importing this starts nothing, neither a thread nor trio.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar, overload
+from urllib.parse import unquote, urlsplit
+
+import attrs
+
+from levada.framework import Asks
+from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost, LevadaError
+from levada.transports.carriers import TlsConfig, UnixConfig
+from levada.transports.carriers.tls import make_context
+from levada.transports.rsocket import ErrorCode, Payload
+from levada.transports.rsocket.events import (
+    ConnectionDraining,
+    ConnectionEnded,
+    EndReason,
+    Event,
+    PayloadReceived,
+    RequestReceived,
+    StreamCompleted,
+    StreamFailed,
+)
+
+from .config import ClientConfig
+from .dialects import core_of
+from .encoding import Encoding, Metadata, expected_reply, is_message
+from .errors import connection_lost, stream_failed
+from .flows import again
+from .peers import Data
+from .wires import carrier_url
+
+__all__ = ["BlockingPeer", "BlockingStream", "PendingAnswer", "RequestTimeout", "connect"]
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+READ = 256 * 1024  # octets taken from the socket at once
+CONNECT_TIMEOUT = 10.0  # seconds
+CLOSING = 1.0  # seconds in which the peer must take something of what is left at the end
+
+
+@attrs.define(eq=False, slots=False, str=False)
+class RequestTimeout(LevadaError, TimeoutError):
+    """Nothing came in the time that was given; the request has been cancelled at the peer, and may have been processed."""
+
+
+def connect(url: str, *, config: ClientConfig | None = None, timeout: float = CONNECT_TIMEOUT) -> BlockingPeer:
+    """Connect to a server and send SETUP.
+
+    Args:
+        url: ``rsocket+tcp://host:port``, with ``tls`` or ``unix`` instead of ``tcp``, or the same of ``reactivesocket``.
+        config: as for `levada.actors.rsocket.connect`; of ``carrier`` a `TlsConfig` is used. Resumption and leases of this side are not
+            supported here.
+        timeout: seconds for the connection and the handshake.
+
+    Raises:
+        ConnectionLost: nobody answers there, or not whom it should be.
+        ConfigurationError: a URL or settings that cannot work.
+    """
+    dialect, carrier = carrier_url(url)
+    settings = config or ClientConfig()
+    if settings.core.resume or settings.lease is not None:
+        raise ConfigurationError("a blocking client has neither resumption nor leases")
+    return BlockingPeer(_open(carrier, settings, timeout), dialect, settings)
+
+
+def _open(url: str, config: ClientConfig, timeout: float) -> socket.socket:
+    parts = urlsplit(url)
+    try:
+        if parts.scheme == "unix":
+            _check(config.carrier, UnixConfig)
+            opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            opened.settimeout(timeout)
+            opened.connect(unquote(parts.path))
+            return opened
+        if parts.scheme not in ("tcp", "tls") or not parts.hostname or not parts.port:
+            raise ConfigurationError(
+                f"a blocking client wants tcp://host:port, tls://host:port or unix:///path, got {url!r}"
+            )
+        opened = socket.create_connection((parts.hostname, parts.port), timeout)
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if parts.scheme == "tls":
+            tls = config.carrier or TlsConfig()
+            _check(tls, TlsConfig)
+            context = make_context(tls, ssl.Purpose.SERVER_AUTH)
+            opened = context.wrap_socket(opened, server_hostname=tls.server_name or parts.hostname)
+        return opened
+    except OSError as error:  # ssl.SSLError and time-outs are OSErrors
+        raise ConnectionLost(f"cannot connect to {url}: {error}") from error
+
+
+def _check(carrier: object, kind: type) -> None:
+    if carrier is not None and not isinstance(carrier, kind):
+        raise ConfigurationError(f"this carrier takes a {kind.__name__}, got a {type(carrier).__name__}")
+
+
+class BlockingPeer:
+    """The server at the other end. Made by `connect`; all methods may be called from any thread.
+
+    What is sent, where it goes and how answers are read is as for `levada.actors.rsocket.Peer`, and so are the errors; where `timeout`
+    (seconds, ``None`` for no limit) passes first, it is `RequestTimeout`. Requests of the server are rejected.
+    """
+
+    def __init__(self, opened: socket.socket, dialect: str, config: ClientConfig) -> None:
+        self._socket = opened
+        self._config = config
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        """Told when the kernel has taken what waited, and at the end."""
+        self._core = core_of(dialect)(
+            config.core, client=True, framed=False, now=time.monotonic(), random_bytes=os.urandom
+        )
+        self._encoding = Encoding(config.core.data_mime_type, config.core.metadata_mime_type, config.codec)
+        self._calls: dict[int, Future[Payload]] = {}
+        self._streams: dict[int, BlockingStream[Any]] = {}
+        self._unsent = bytearray()
+        self._draining = False
+        self._end: ConnectionEnded | None = None
+        self._awake, self._waker = socket.socketpair()
+        opened.setblocking(False)
+        self._awake.setblocking(False)
+        self._waker.setblocking(False)
+        with self._lock:
+            self._write()
+        self._thread = threading.Thread(target=self._run, name="levada rsocket client", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------ requests
+
+    @overload
+    def request_response(
+        self, x: Asks[R], *, route: str | None = None, metadata: Metadata = None, timeout: float | None = None
+    ) -> R: ...
+    @overload
+    def request_response(
+        self, x: Data, *, route: str | None = None, metadata: Metadata = None, timeout: float | None = None
+    ) -> Payload: ...
+    @overload
+    def request_response(
+        self, x: object, *, route: str | None = None, metadata: Metadata = None, timeout: float | None = None
+    ) -> Any: ...
+    def request_response(
+        self, x: Any, *, route: str | None = None, metadata: Metadata = None, timeout: float | None = None
+    ) -> Any:
+        """Send a request and wait for its answer."""
+        return self.start_request(x, route=route, metadata=metadata, timeout=timeout).result(timeout)
+
+    def start_request(
+        self, x: object, *, route: str | None = None, metadata: Metadata = None, timeout: float | None = None
+    ) -> PendingAnswer:
+        """Send a request and return at once, so that many may be under way; waits, within `timeout`, only for room to send."""
+        payload = self._encoding.request(x, route, metadata)
+        with self._lock:
+            self._ready(_until(timeout))
+            stream_id = self._core.send_request_response(payload, time.monotonic())
+            future: Future[Payload] = Future()
+            future.set_running_or_notify_cancel()  # it is not to be cancelled but by `PendingAnswer.cancel`
+            self._calls[stream_id] = future
+            self._write()
+        return PendingAnswer(self, stream_id, future, x)
+
+    def fire_and_forget(
+        self, x: object, *, route: str | None = None, metadata: Metadata = None, timeout: float | None = None
+    ) -> None:
+        """Send a request that nothing answers; waits, within `timeout`, only for room to send."""
+        payload = self._encoding.request(x, route, metadata)
+        with self._lock:
+            self._ready(_until(timeout))
+            self._core.send_fire_and_forget(payload, time.monotonic())
+            self._write()
+
+    @overload
+    def request_stream(
+        self,
+        x: Asks[R],
+        *,
+        route: str | None = None,
+        metadata: Metadata = None,
+        window: int | None = None,
+        timeout: float | None = None,
+    ) -> BlockingStream[R]: ...
+    @overload
+    def request_stream(
+        self,
+        x: Data,
+        *,
+        route: str | None = None,
+        metadata: Metadata = None,
+        window: int | None = None,
+        timeout: float | None = None,
+    ) -> BlockingStream[Payload]: ...
+    @overload
+    def request_stream(
+        self,
+        x: object,
+        *,
+        route: str | None = None,
+        metadata: Metadata = None,
+        window: int | None = None,
+        timeout: float | None = None,
+    ) -> BlockingStream[Any]: ...
+    def request_stream(
+        self,
+        x: Any,
+        *,
+        route: str | None = None,
+        metadata: Metadata = None,
+        window: int | None = None,
+        timeout: float | None = None,
+    ) -> BlockingStream[Any]:
+        """Open a stream of answers; iterate over it, and close it if it is left before its end.
+
+        Args:
+            x: as for `levada.actors.rsocket.Peer`.
+            route: as there.
+            metadata: as there.
+            window: payloads that the responder may be ahead; ``None``: as the settings say.
+            timeout: seconds to wait for each item.
+        """
+        payload = self._encoding.request(x, route, metadata)
+        window = window or self._config.window
+        with self._lock:
+            self._ready(_until(timeout))
+            stream_id = self._core.send_request_stream(payload, window, time.monotonic())
+            stream: BlockingStream[Any] = BlockingStream(self, stream_id, window, timeout, x)
+            self._streams[stream_id] = stream
+            self._write()
+        return stream
+
+    # ------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        """Close the connection; what is under way fails with `ConnectionClosed`. Twice is harmless, and so is a forked child's."""
+        if self._pid != os.getpid():
+            # A lock may have been held by a thread that is not here. Nothing is said on the wire: that is the parent's.
+            for part in (self._socket, self._awake, self._waker):
+                os.close(part.detach())
+            self._pid = -1
+            return
+        with self._lock:
+            if self._end is None:
+                self._apply(self._core.close("closed", ErrorCode.CONNECTION_CLOSE))
+                self._write()
+        self._wake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is over."""
+        return self._end is not None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ with the lock held
+
+    def _ready(self, until: float | None) -> None:
+        """Wait for room to send, and refuse if there is no connection."""
+        if self._pid != os.getpid():
+            raise ConnectionClosed("this connection belongs to the process before the fork; connect again here")
+        while self._end is None and len(self._unsent) > self._config.high_water:
+            if not self._room.wait(_left(until)):
+                raise RequestTimeout("the server does not read; nothing was sent")
+        if self._end is not None:
+            raise self._error()
+        if self._draining:
+            raise ConnectionLost("the peer is closing the connection and takes no more requests")
+
+    def _error(self) -> LevadaError:
+        assert self._end is not None
+        if self._end.reason is EndReason.CLOSED:
+            return ConnectionClosed("this side closed the connection")
+        return connection_lost(self._end.code, self._end.text or self._end.reason.value)
+
+    def _write(self) -> None:
+        """Give the kernel what it takes now; the thread does the rest."""
+        waited = bool(self._unsent)
+        self._unsent += self._core.data_to_send()
+        if self._unsent and not waited:
+            self._push()
+            if self._unsent:
+                self._wake()
+
+    def _push(self) -> None:
+        try:
+            while self._unsent:
+                with memoryview(self._unsent) as view, view[:READ] as part:
+                    count = self._socket.send(part)
+                del self._unsent[:count]
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            pass
+        except OSError as error:
+            self._unsent.clear()
+            self._apply(self._core.carrier_lost(time.monotonic(), str(error)))
+        if len(self._unsent) <= self._config.high_water // 2:
+            self._room.notify_all()
+
+    def _wake(self) -> None:
+        try:
+            self._waker.send(b"\0")
+        except OSError:
+            pass  # full: it will wake anyhow; or closed: it has ended
+
+    def _grant(self, stream_id: int, n: int) -> None:
+        if self._end is None and stream_id in self._streams:
+            self._core.send_request_n(stream_id, n)
+            self._write()
+
+    def _cancel(self, stream_id: int) -> None:
+        known = self._streams.pop(stream_id, None) is not None
+        known = self._calls.pop(stream_id, None) is not None or known
+        if known and self._end is None:
+            self._core.send_cancel(stream_id)
+            self._write()
+
+    # ------------------------------------------------------------ what comes
+
+    def _apply(self, events: list[Event]) -> None:
+        for event in events:
+            match event:
+                case PayloadReceived(stream_id, payload, complete):
+                    call = self._calls.pop(stream_id, None)
+                    if call is not None:
+                        call.set_result(payload)
+                    elif stream_id in self._streams:
+                        self._streams[stream_id]._items.append(payload)
+                        if complete:
+                            self._finish(stream_id, None)
+                        else:
+                            self._streams[stream_id]._changed.notify_all()
+                case StreamCompleted(stream_id):
+                    call = self._calls.pop(stream_id, None)
+                    if call is not None:
+                        call.set_result(Payload())
+                    self._finish(stream_id, None)
+                case StreamFailed(stream_id):
+                    call = self._calls.pop(stream_id, None)
+                    if call is not None:
+                        call.set_exception(stream_failed(event))
+                    self._finish(stream_id, stream_failed(event))
+                case RequestReceived(_, stream_id):
+                    if self._core.has_stream(stream_id):
+                        self._core.send_error(stream_id, ErrorCode.REJECTED, b"no handler")
+                case ConnectionDraining():
+                    self._draining = True
+                case ConnectionEnded():
+                    self._end = event
+                    self._room.notify_all()
+                case _:
+                    pass
+
+    def _finish(self, stream_id: int, error: LevadaError | None) -> None:
+        stream = self._streams.pop(stream_id, None)
+        if stream is not None:
+            stream._over, stream._failure = True, error
+            stream._changed.notify_all()
+
+    # ------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._awake, selectors.EVENT_READ)
+                selector.register(self._socket, selectors.EVENT_READ)
+                self._serve(selector)
+        finally:
+            with self._lock:
+                if self._end is None:
+                    self._apply(self._core.carrier_lost(time.monotonic(), "the client's thread has failed"))
+                self._socket.close()
+                self._awake.close()
+                self._waker.close()
+
+    def _serve(self, selector: selectors.BaseSelector) -> None:
+        while self._end is None or self._unsent:
+            with self._lock:
+                wait = _left(self._core.next_deadline()) if self._end is None else CLOSING
+                events = 0 if self._end is not None else selectors.EVENT_READ
+                events |= selectors.EVENT_WRITE if self._unsent else 0
+            if not events:
+                break
+            if selector.get_key(self._socket).events != events:
+                selector.modify(self._socket, events)
+            ready = selector.select(wait)
+            if self._end is not None and not ready:
+                break  # the peer takes nothing any more
+            with self._lock:
+                self._turn(any(key.fileobj is self._awake for key, _ in ready))
+
+    def _turn(self, woken: bool) -> None:
+        if woken:
+            self._awake.recv(4096)
+        if self._unsent:
+            self._push()
+        try:
+            while self._end is None:
+                data = self._socket.recv(READ)
+                self._apply(self._core.receive_data(data, time.monotonic()))
+                if len(data) < READ and not isinstance(self._socket, ssl.SSLSocket):
+                    break
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            pass
+        except OSError as error:
+            self._apply(self._core.carrier_lost(time.monotonic(), str(error)))
+        if self._end is None:
+            self._apply(self._core.handle_timeout(time.monotonic()))
+        self._write()
+
+
+class PendingAnswer:
+    """A request-response under way; made by `BlockingPeer.start_request`."""
+
+    def __init__(self, peer: BlockingPeer, stream_id: int, future: Future[Payload], question: object) -> None:
+        self._peer = peer
+        self._stream_id = stream_id
+        self._question = question
+        self.future = future
+        """The answer's payload; for `concurrent.futures.wait` and callbacks, which run in the client's thread and must be quick."""
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for the answer.
+
+        Raises:
+            RequestTimeout: it did not come in `timeout` seconds; the request has been cancelled.
+        """
+        try:
+            answer = self.future.result(timeout)
+        except TimeoutError as error:
+            if isinstance(error, LevadaError):
+                raise
+            self.cancel()
+            raise RequestTimeout(f"no answer in {timeout or 0:g} s") from None
+        except BaseException:
+            self.cancel()
+            raise
+        question = self._question
+        return self._peer._encoding.decode(answer, expected_reply(question)) if is_message(question) else answer
+
+    def cancel(self) -> None:
+        """Give the request up; nothing if it was answered."""
+        with self._peer._lock:
+            self._peer._cancel(self._stream_id)
+
+
+class BlockingStream(Generic[T]):
+    """The answers to a request-stream, in order: an iterator, and a context manager that cancels what is left.
+
+    Each item is waited for as long as the time-out of its request says; then it is `RequestTimeout` and the stream is cancelled.
+    """
+
+    def __init__(
+        self, peer: BlockingPeer, stream_id: int, window: int, timeout: float | None, question: object
+    ) -> None:
+        self._peer = peer
+        self._stream_id = stream_id
+        self._timeout = timeout
+        self._top_up = max(1, window // 2)
+        self._taken = 0
+        self._items: deque[Payload] = deque()
+        self._changed = threading.Condition(peer._lock)
+        self._over = False
+        self._failure: LevadaError | None = None
+        self._expected = expected_reply(question)
+        self._messages = is_message(question)
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        until = _until(self._timeout)
+        with self._peer._lock:
+            while not self._items:
+                if self._over:
+                    if self._failure is not None:
+                        raise again(self._failure)
+                    raise StopIteration
+                if not self._changed.wait(_left(until)):
+                    self._give_up()
+                    raise RequestTimeout(f"no item in {self._timeout:g} s")
+            item: Any = self._items.popleft()
+            self._taken += 1
+            if self._taken >= self._top_up:
+                self._peer._grant(self._stream_id, self._taken)
+                self._taken = 0
+        return self._peer._encoding.decode(item, self._expected) if self._messages else item  # type: ignore[no-any-return]
+
+    def _give_up(self) -> None:
+        self._peer._cancel(self._stream_id)
+        self._over = True
+        self._items.clear()
+        self._changed.notify_all()
+
+    def close(self) -> None:
+        """Cancel the stream, if it is not over; iterating ends."""
+        if self._peer._pid == os.getpid():
+            with self._peer._lock:
+                self._give_up()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _until(timeout: float | None) -> float | None:
+    return None if timeout is None else time.monotonic() + timeout
+
+
+def _left(until: float | None) -> float | None:
+    return None if until is None else max(0.0, until - time.monotonic())

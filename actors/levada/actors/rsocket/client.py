@@ -1,0 +1,168 @@
+"""The client's side of a connection: it dials, and with resumption dials again for the same session."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar
+
+import trio
+
+from levada.framework import Ref
+from levada.framework.errors import CarrierError, ConfigurationError, ConnectionClosed, LevadaError
+from levada.transports.rsocket.events import ConnectionEnded, LeaseGranted, SetupAccepted
+
+from .config import ClientConfig
+from .connection import Connection
+from .dialects import core_of
+from .routing import Handler
+from .wires import Wire, carrier_url, dial_wire
+
+__all__ = ["ClientConnection", "closing", "make_client"]
+
+HURRY = 1.0  # seconds for the last octets of a connection that is closed by an exception or a cancellation
+
+
+class ClientConnection(Connection):
+    """A connection that this side dials."""
+
+    url: str
+    """Of the carrier."""
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self.accepted = False
+        """Whether the server has shown that it took SETUP."""
+        self._opened = trio.Event()
+        self._refusal: LevadaError | None = None
+        self._dialling: trio.CancelScope | None = None
+        self._leasing = False
+
+    def started(self) -> None:
+        """See `Actor.started`."""
+        self.start_soon(self.main)
+
+    async def opened(self) -> None:
+        """Wait until the carrier is connected and SETUP sent.
+
+        Raises:
+            ConnectionLost: nobody answers there, or not whom it should be.
+            ConnectionClosed: the actor was ended meanwhile.
+            ConfigurationError: a URL or settings that cannot work.
+        """
+        await self._opened.wait()
+        if self._refusal is not None:
+            raise self._refusal
+        if not self.begun_core:
+            raise ConnectionClosed("the connection was given up before it was there")
+
+    async def carry(self) -> None:
+        """See `Connection.carry`."""
+        assert isinstance(self.config, ClientConfig)
+        attempt = 0
+        try:
+            while True:
+                resumed = self.resumed
+                await self._dial()
+                if not self.begun_core or self.end is not None:
+                    break
+                attempt = 1 if self.resumed > resumed else attempt + 1
+                with trio.move_on_after(self.config.redial.delay(attempt, self.system.random)):
+                    await self.over.wait()
+                if self.end is not None:
+                    break
+        finally:
+            self._opened.set()
+
+    async def _dial(self) -> None:
+        with trio.CancelScope() as scope:
+            self._dialling = scope
+            try:
+                async with dial_wire(self.url, self.config.carrier) as wire:
+                    self._dialling = None
+                    self._plug(wire)
+                    await self.read(wire)
+            except (CarrierError, ConfigurationError) as error:
+                if not self.begun_core:
+                    self._refusal = error
+
+    def _plug(self, wire: Wire) -> None:
+        now = trio.current_time()
+        if self.begun_core:
+            self.core.resume(framed=wire.framed, now=now)
+        else:
+            core = self.core_config()
+            self.core = self.dialect(core, client=True, framed=wire.framed, now=now, random_bytes=os.urandom)
+            self.begun_core = True
+            self.established(core.data_mime_type, core.metadata_mime_type)
+        self.attach(wire)
+        self.flush()
+        self.retime()
+        self._opened.set()
+
+    def _on_setup_accepted(self, event: SetupAccepted) -> None:
+        self.accepted = True
+
+    def _on_lease(self, event: LeaseGranted) -> None:
+        if not self._leasing:
+            self._leasing = True
+            self.first_lease()
+
+    def _on_ended(self, event: ConnectionEnded) -> None:
+        super()._on_ended(event)
+        if self._dialling is not None:
+            self._dialling.cancel()
+
+    _apply: ClassVar = {
+        **Connection._apply,
+        ConnectionEnded: _on_ended,
+        SetupAccepted: _on_setup_accepted,
+        LeaseGranted: _on_lease,
+    }
+
+
+def make_client(url: str, handler: Handler, config: ClientConfig | None) -> Callable[[], ClientConnection]:
+    """Make a factory for connections to one URL.
+
+    Raises:
+        ConfigurationError: a URL, a handler or settings that cannot work.
+    """
+    dialect, carrier = carrier_url(url)
+    core = core_of(dialect)
+    settings = config or ClientConfig()
+    if not isinstance(settings, ClientConfig):
+        raise ConfigurationError(f"a client takes a ClientConfig, got a {type(settings).__name__}")
+    return lambda: ClientConnection(settings, handler, core, carrier)
+
+
+@asynccontextmanager
+async def closing(
+    roots: Sequence[Ref[Any]], connections: Callable[[], list[Connection]], aclose: Callable[[], Awaitable[None]]
+) -> AsyncIterator[None]:
+    """Close connections after a block: in order after its end, at once after an exception or a cancellation of it.
+
+    Args:
+        roots: the actors that the connections are, or are children of; they have ended when this is over.
+        connections: those there are then.
+        aclose: closes them in order.
+    """
+    try:
+        yield
+        await aclose()
+    except BaseException:
+        open_ones = connections()
+        for connection in open_ones:
+            connection.shut("closed")
+        with trio.move_on_after(HURRY, shield=True):
+            for connection in open_ones:
+                await connection.ref.terminated()
+        for connection in open_ones:
+            connection.hang_up()
+        raise
+    finally:
+        for root in roots:
+            root.kill()
+        with trio.CancelScope(shield=True):
+            for root in roots:
+                await root.terminated()

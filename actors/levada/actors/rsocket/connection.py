@@ -1,0 +1,641 @@
+"""The connection actor: a core, the carrier under it, and the actors of its streams.
+
+* What arrives is read by one task of the actor's own nursery, given to the core, and its events are applied at once to the actors of the
+  streams, by direct calls. No code of the user runs in that task. It reads on without waiting for handlers; it waits only for actors
+  that have not begun yet (so that a flood of requests does not pile up), and for the carrier if reflexes of the core fill it.
+* What is to be sent goes to the carrier right away if it is one request, and once for a batch where many frames come of one turn.
+* Time is the core's: a timer of the actor is set to `next_deadline`, and only ever set anew to be earlier.
+* The end is the core's too: `ConnectionEnded` is its last event, each stream has had its own by then. Everything else follows.
+
+The carrier may be another one later (a session that is resumed), so whoever waits for it finds out anew what is under the connection.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import attrs
+import trio
+
+from levada.framework import Actor, Reason, Receiver, Sender, channel, handles, restart
+from levada.framework.channel_core import ChannelCore
+from levada.framework.errors import (
+    ActorStopped,
+    CarrierError,
+    ConnectionClosed,
+    ConnectionLost,
+    LevadaError,
+)
+from levada.transports.carriers import CarrierInfo, CarrierStatistics
+from levada.transports.rsocket import CoreConfig, ErrorCode, LeaseGrant, Payload, RSocketCore
+from levada.transports.rsocket.events import (
+    ConnectionDraining,
+    ConnectionEnded,
+    CreditGranted,
+    EndReason,
+    Event,
+    ExtensionReceived,
+    Interaction,
+    KeepaliveReceived,
+    LeaseGranted,
+    MetadataPushed,
+    PayloadReceived,
+    PeerFellSilent,
+    RequestReceived,
+    ResumeReceived,
+    SendingStopped,
+    SessionResumed,
+    SessionSuspended,
+    SetupAccepted,
+    SetupReceived,
+    StreamCancelled,
+    StreamCompleted,
+    StreamFailed,
+)
+
+from .config import ClientConfig, ServerConfig
+from .encoding import Encoding
+from .errors import connection_lost
+from .peers import ConnectedPeer
+from .requests import Request
+from .routing import Handler, Responder, Routes, make_responder
+from .streams import Answer, Call, Channel, Items, Stream
+from .wires import Wire
+
+__all__ = ["Connection"]
+
+logger = logging.getLogger("levada.actors.rsocket")
+
+S = TypeVar("S", bound=Stream)
+
+RESTING = 256  # actors without a stream that are kept, of each class: 0.1 MB
+UNSTARTED = 256  # actors that have a request and have not begun, above which the reader lets them begin first
+REFLEX = 1 << 20  # octets above the high-water mark that the core's own answers may fill before the reader waits
+PUSHES = 64  # METADATA_PUSHes that wait for the hook
+
+
+class Flush:
+    """To the connection: hand on what its streams have produced in this turn."""
+
+    __slots__ = ()
+
+
+class Due:
+    """The core's deadline has passed."""
+
+    __slots__ = ()
+
+
+class Renew:
+    """The lease that was granted last has run out."""
+
+    __slots__ = ()
+
+
+FLUSH, DUE, RENEW = Flush(), Due(), Renew()
+
+
+class Connection(Actor[Any]):
+    """One connection, or session, of either side. `Client` and `Server` say where carriers come from."""
+
+    config: ClientConfig | ServerConfig
+    handler: Handler
+    dialect: Callable[..., RSocketCore]
+
+    def __attrs_post_init__(self) -> None:
+        self.core: RSocketCore
+        self.begun_core = False
+        """Whether there is a core: a client has one once it is connected."""
+        self.encoding: Encoding
+        self.wire: Wire | None = None
+        self.info: CarrierInfo | None = None
+        self.peer = ConnectedPeer(self)
+        self.streams: dict[int, Stream] = {}
+        self.responder: Responder = make_responder(self.handler)
+        self.end: ConnectionEnded | None = None
+        self.over = trio.Event()
+        self.unusable = trio.Event()
+        """Set when there can be no more requests: at the end, or when the peer announces it."""
+        self.checks_requests = False
+        """Whether `check` is to be called for each request."""
+        self.draining = False
+        self.unstarted = 0
+        self.requests_sent = self.requests_received = self.dropped = self.resumed = 0
+        self.fire_and_forget = 0
+        self._resting: dict[type[Stream], list[Any]] = {Call: [], Items: [], Channel: [], Answer: []}
+        self._flush_due = False
+        self._armed = math.inf
+        self._reading = trio.CancelScope()
+        self._reader_waits: trio.Event | None = None
+        self._room: trio.Event | None = None
+        self._wired = trio.Event()
+        self._pushes: Sender[bytes] | None = None
+        self.closing = False
+        """Whether this side wants the end."""
+        self.main_task = False
+        self.gone = trio.Event()
+        """Set when the main task has ended, and the carrier with it."""
+
+    # ------------------------------------------------------------ carriers
+
+    def attach(self, wire: Wire) -> None:
+        """Use a carrier from now on."""
+        self.wire, self.info = wire, wire.info
+        self._wired.set()
+
+    async def read(self, wire: Wire) -> None:
+        """Read from a carrier until it, or the connection that uses it, is over."""
+        text = ""
+        with trio.CancelScope() as scope:
+            self._reading = scope
+            try:
+                while self.user(wire) is not None and (data := await wire.receive()):
+                    user = self.user(wire)
+                    if user is None:
+                        break
+                    user.feed(data)
+                    if user.unstarted > UNSTARTED:
+                        await user.all_begun()
+                    if wire.unsent > self.config.high_water + REFLEX:
+                        await user.room()
+                        user.core.touch(trio.current_time())
+            except CarrierError as error:
+                text = str(error)
+        user = self.user(wire)
+        if user is not None:
+            user.unplugged(text)
+
+    def user(self, wire: Wire) -> Connection | None:
+        """Find the connection that uses this carrier: this one, or the one whose session goes on here; ``None``: nobody any more."""
+        return self if self.wire is wire and self.end is None else None
+
+    def unplugged(self, text: str) -> None:
+        """The carrier has ended by itself."""
+        self.wire = None
+        self._wired = trio.Event()
+        self.apply(self.core.carrier_lost(trio.current_time(), text))
+        self.retime()
+
+    def feed(self, data: Sequence[bytes]) -> None:
+        """Give the core what has come, and apply what it means."""
+        now = trio.current_time()
+        core = self.core
+        apply = self._apply
+        for part in data:
+            for event in core.receive_data(part, now):
+                apply[type(event)](self, event)
+        self.flush()
+        self.retime()
+
+    def flush(self) -> None:
+        """Hand what the core has to send to the carrier."""
+        if self.wire is not None:
+            try:
+                self.wire.flush(self.core)
+            except CarrierError:
+                pass  # the reader finds out, and tells the core
+
+    def flush_soon(self) -> None:
+        """Flush at the end of the batch of turns that is running, together with others."""
+        if not self._flush_due:
+            self._flush_due = True
+            self.ref.tell(FLUSH)
+
+    @handles
+    def on_flush(self, m: Flush) -> None:
+        """Flush."""
+        self._flush_due = False
+        self.flush()
+
+    # ------------------------------------------------------------ time
+
+    def retime(self) -> None:
+        """Set the timer to the core's deadline, if that is earlier than what it is set to."""
+        deadline = self.core.next_deadline()
+        if deadline is not None and deadline < self._armed and self.end is None:
+            self._armed = deadline
+            self.timers.at("core", deadline, DUE)
+
+    @handles
+    def on_due(self, m: Due) -> None:
+        """Let the core do what is due."""
+        self._armed = math.inf
+        self.apply(self.core.handle_timeout(trio.current_time()))
+        self.flush()
+        self.retime()
+
+    # ------------------------------------------------------------ back-pressure
+
+    @property
+    def crowded(self) -> bool:
+        """Whether whoever produces has to wait: the carrier has too much queued, or there is none for now."""
+        wire = self.wire
+        return self.end is None and (wire is None or wire.unsent > self.config.high_water)
+
+    async def room(self) -> None:
+        """Wait until the carrier takes more; returns when the connection is over, too."""
+        if self.wire is None:
+            await self._wired.wait()
+            return
+        if self._room is None:
+            self._room = trio.Event()
+            self.start_soon(self._wait_for_room, self.wire, self._room)
+        await self._room.wait()
+
+    async def _wait_for_room(self, wire: Wire, room: trio.Event) -> None:
+        try:
+            await wire.wait_for_room()
+        except CarrierError:
+            pass  # the reader finds out
+        finally:
+            self._room = None
+            room.set()
+
+    async def all_begun(self) -> None:
+        """Wait until every request that came has been taken up."""
+        self._reader_waits = trio.Event()
+        await self._reader_waits.wait()
+
+    def begun(self) -> None:
+        """An actor has taken up its request."""
+        self.unstarted -= 1
+        if self._reader_waits is not None and not self.unstarted:
+            self._reader_waits.set()
+            self._reader_waits = None
+
+    # ------------------------------------------------------------ actors of streams
+
+    def actor(self, kind: type[S]) -> S:
+        """Give an actor for a stream: one that rests, else a new one."""
+        resting = self._resting[kind]
+        if resting:
+            stream: S = resting.pop()
+            return stream
+        stream = kind(self)
+        self.spawn(lambda: stream)
+        return stream
+
+    def left(self, stream: Stream) -> None:
+        """A stream is over."""
+        if self.streams.get(stream.stream_id) is stream:
+            del self.streams[stream.stream_id]
+        if self.draining:
+            self.retime()
+
+    def rest(self, stream: Stream) -> None:
+        """Keep an actor whose stream is over, or let it end."""
+        resting = self._resting[type(stream)]
+        if stream.fit and len(resting) < RESTING and self.end is None and not self.differs(stream):
+            resting.append(stream)
+        else:
+            stream.fit = False
+            stream.ref.stop()
+
+    @staticmethod
+    def differs(stream: Stream) -> bool:
+        """Whether code of the user has set a ContextVar in an actor: the next stream must not see it."""
+        return stream._cell._context is not None
+
+    def forget(self, stream: Stream) -> None:
+        """An actor has ended."""
+        resting = self._resting[type(stream)]
+        if stream.fit and stream in resting:
+            resting.remove(stream)
+
+    # ------------------------------------------------------------ what the core reports
+
+    def apply(self, events: list[Event]) -> None:
+        """Do what events mean."""
+        for event in events:
+            self._apply[type(event)](self, event)
+
+    def _on_payload(self, event: PayloadReceived) -> None:
+        stream = self.streams.get(event.stream_id)
+        if stream is not None:
+            stream.received(event.payload, event.complete)
+
+    def _on_completed(self, event: StreamCompleted) -> None:
+        stream = self.streams.get(event.stream_id)
+        if stream is not None:
+            stream.completed()
+
+    def _on_failed(self, event: StreamFailed) -> None:
+        stream = self.streams.get(event.stream_id)
+        if stream is not None:
+            stream.failed(event)
+
+    def _on_cancelled(self, event: StreamCancelled) -> None:
+        stream = self.streams.get(event.stream_id)
+        if stream is not None:
+            stream.cancelled()
+
+    def _on_credit(self, event: CreditGranted) -> None:
+        stream = self.streams.get(event.stream_id)
+        if stream is not None:
+            stream.credited()
+
+    def _on_request(self, event: RequestReceived) -> None:
+        self.requests_received += 1
+        if event.kind is Interaction.FIRE_AND_FORGET and self.fire_and_forget >= self.config.max_fire_and_forget:
+            self.dropped += 1
+            return
+        try:
+            answer = self.actor(Answer)
+        except ActorStopped:  # the system is ending
+            if event.kind is not Interaction.FIRE_AND_FORGET:
+                self.core.send_error(event.stream_id, ErrorCode.REJECTED, b"closing")
+            return
+        self.unstarted += 1
+        self.fire_and_forget += event.kind is Interaction.FIRE_AND_FORGET
+        answer.take(event)
+
+    def _on_metadata(self, event: MetadataPushed) -> None:
+        hook = self.config.metadata_pushed
+        if hook is None:
+            return
+        if self._pushes is None:
+            sender, receiver = channel(bytes, name="metadata pushes")
+            self._pushes = sender.unreliable(PUSHES)
+            self.start_soon(self._hand_on_pushes, receiver)
+        self._pushes.send_nowait(event.metadata)
+
+    async def _hand_on_pushes(self, pushes: Receiver[bytes]) -> None:
+        hook = self.config.metadata_pushed
+        assert hook is not None
+        async with pushes:
+            async for metadata in pushes:
+                try:
+                    await hook(self.peer, metadata)
+                except Exception:
+                    logger.exception(
+                        "%s: the hook for metadata failed", self.ref.path, extra=self._extra("hook_failed")
+                    )
+
+    def _on_draining(self, event: ConnectionDraining) -> None:
+        self.draining = True
+        self.unusable.set()
+
+    def _on_suspended(self, event: SessionSuspended) -> None:
+        logger.info("%s: without carrier: %s", self.ref.path, event.text, extra=self._extra("suspended"))
+        wire, self.wire = self.wire, None
+        self._wired = trio.Event()
+        if wire is not None:
+            wire.abort()
+
+    def _on_resumed(self, event: SessionResumed) -> None:
+        self.resumed += 1
+        logger.info("%s: goes on, %d octets again", self.ref.path, event.octets_resent, extra=self._extra("resumed"))
+        if callable(self.config.lease):
+            self.grant()
+
+    def _on_ended(self, event: ConnectionEnded) -> None:
+        logger.info("%s ended: %s %s", self.ref.path, event.reason.value, event.text, extra=self._extra("ended"))
+        self.end = event
+        self.flush()
+        self.timers.cancel_all()
+        if self._pushes is not None:
+            self._pushes.finish_nowait()
+        self._wired.set()
+        if self._reader_waits is not None:
+            self._reader_waits.set()
+        self._reading.cancel()
+        self.unusable.set()
+        self.over.set()
+
+    # ------------------------------------------------------------ requests of this side
+
+    def check_open(self) -> None:
+        """Refuse a request that could not be sent.
+
+        Raises:
+            ConnectionClosed: this side has closed the connection, or is closing it.
+            ConnectionLost: the peer, or the network, has.
+        """
+        if self.end is not None:
+            raise self.error()
+        if self.draining:
+            if self.closing:
+                raise ConnectionClosed("this side is closing the connection")
+            raise ConnectionLost("the peer is closing the connection and takes no more requests")
+
+    def error(self) -> ConnectionClosed | ConnectionLost:
+        """Make the error that says how the connection ended."""
+        assert self.end is not None
+        if self.end.reason is EndReason.CLOSED:
+            return ConnectionClosed(self.end.text or "this side closed the connection")
+        return connection_lost(
+            self.end.code, f"{self.end.reason.value}: {self.end.text}" if self.end.text else self.end.reason.value
+        )
+
+    async def ready(self) -> None:
+        """Wait until a request may be sent; errors as `check_open`."""
+        if self.crowded:
+            await self.room()
+        self.check_open()
+
+    async def call(self, payload: Payload) -> Payload:
+        """Send a request-response and wait for the answer."""
+        await self.ready()
+        call = self.actor(Call)
+        try:
+            call.occupy(self.core.send_request_response(payload, trio.current_time()))
+        except LevadaError:
+            self.rest(call)
+            raise
+        self.sent()
+        return await call.answer()
+
+    async def fire(self, payload: Payload) -> None:
+        """Send a fire-and-forget request."""
+        await self.ready()
+        self.core.send_fire_and_forget(payload, trio.current_time())
+        self.sent()
+
+    async def items(
+        self,
+        kind: Interaction,
+        payload: Payload,
+        window: int,
+        item_type: Any,
+        convert: Callable[[Payload], Any] | None,
+    ) -> Receiver[Any]:
+        """Open a request-stream, or a subscription."""
+        await self.ready()
+        core = self.core
+        send = core.send_request_stream if kind is Interaction.REQUEST_STREAM else core.send_request_subscription
+        items = self.actor(Items)
+        try:
+            stream_id = send(payload, window, trio.current_time())
+        except LevadaError:
+            self.rest(items)
+            raise
+        receiver = items.begin(window, item_type, convert)
+        items.occupy(stream_id)
+        self.sent()
+        return receiver
+
+    async def open_channel(
+        self,
+        payload: Payload,
+        window: int,
+        item_type: Any,
+        convert: Callable[[Payload], Any] | None,
+        encode: Callable[[Any], Payload],
+    ) -> tuple[Sender[Any], Receiver[Any]]:
+        """Open a request-channel."""
+        await self.ready()
+        both = self.actor(Channel)
+        try:
+            stream_id = self.core.send_request_channel(payload, window, trio.current_time())
+        except LevadaError:
+            self.rest(both)
+            raise
+        receiver = both.begin(window, item_type, convert)
+        both.occupy(stream_id)
+        outbound = ChannelCore(item_type, self.config.window, f"stream {stream_id}")
+        both.feed(outbound, encode)
+        self.sent()
+        return Sender(outbound), receiver
+
+    def sent(self) -> None:
+        """Count a request, and flush it."""
+        self.requests_sent += 1
+        self.flush()
+
+    def push(self, metadata: bytes) -> None:
+        """Send a METADATA_PUSH."""
+        self.check_open()
+        self.core.send_metadata_push(metadata)
+        self.flush()
+
+    def carrier_statistics(self) -> CarrierStatistics | None:
+        """Counters of the carrier now in use."""
+        return self.wire.statistics() if self.wire is not None else None
+
+    # ------------------------------------------------------------ leases
+
+    def first_lease(self) -> None:
+        """Let the policy give a lease; one that is always the same the core has given already."""
+        lease = self.config.lease
+        if not isinstance(lease, LeaseGrant):
+            self.grant()
+        elif lease.ttl > 0:
+            self.timers.once("lease", lease.ttl, RENEW)
+
+    def grant(self) -> None:
+        """Give the peer what the policy says now, and again when that has run out."""
+        lease = self.config.lease
+        if lease is None or self.end is not None:
+            return
+        grant = lease if isinstance(lease, LeaseGrant) else lease(self.peer)
+        self.core.send_lease(grant.ttl, grant.n, trio.current_time(), grant.metadata)
+        self.flush()
+        if grant.ttl > 0:
+            self.timers.once("lease", grant.ttl, RENEW)
+
+    @handles
+    def on_renew(self, m: Renew) -> None:
+        """Grant the next lease."""
+        self.grant()
+
+    def core_config(self) -> CoreConfig:
+        """Make the core's settings: with a policy both sides need leases, the first of which the policy gives itself."""
+        config, lease = self.config.core, self.config.lease
+        if lease is None:
+            return config
+        return attrs.evolve(config, lease=lease if isinstance(lease, LeaseGrant) else LeaseGrant())
+
+    # ------------------------------------------------------------ beginning and end
+
+    def established(self, data_mime_type: str, metadata_mime_type: str) -> None:
+        """Know the MIME types, start the handler's actor if it has one, and grant the first lease."""
+        self.encoding = Encoding(data_mime_type, metadata_mime_type, self.config.codec)
+        if isinstance(self.responder, Routes):
+            self.spawn(self.responder.make, name="handler", supervise=restart())
+
+    async def aclose(self) -> None:
+        """Announce the end, let open streams end within the time for it, then close.
+
+        Cancellation:
+            closed at once.
+        """
+        self.closing = True
+        try:
+            if self.end is None and self.begun_core:
+                self.draining = True
+                self.apply(self.core.start_drain("", trio.current_time()))
+                self.flush()
+                self.retime()
+                with trio.move_on_after(self.config.drain):
+                    await self.over.wait()
+        finally:
+            self.shut("closed")
+        await self.ref.terminated()
+
+    def shut(self, text: str) -> None:
+        """Close at once: streams end, the carrier is closed after what is queued, the actor ends."""
+        self.closing = True
+        if not self.begun_core:
+            self.ref.stop(now=True)
+        elif self.end is None:
+            self.apply(self.core.close(text, ErrorCode.CONNECTION_CLOSE))
+
+    def hang_up(self) -> None:
+        """Close at once, whatever is still queued."""
+        if self.wire is not None:
+            self.wire.abort()
+        self.ref.kill()
+
+    async def stopping(self, reason: Reason) -> None:
+        """Close the connection, if the actor is ended by somebody else, and wait for the carrier."""
+        self.shut(f"its actor ended: {type(reason).__name__.lower()}")
+        if self.main_task:
+            await self.gone.wait()
+
+    async def main(self) -> None:
+        """Run the carriers, as the task of this actor; then end it."""
+        self.main_task = True
+        try:
+            await self.carry()
+        finally:
+            self.gone.set()
+            self.unusable.set()
+        self.stop()
+
+    async def check(self, request: Request) -> None:
+        """Look at the credentials of a request of its own."""
+
+    async def carry(self) -> None:
+        """Get carriers and read from them until the connection is over."""
+        raise NotImplementedError
+
+    def _extra(self, event: str) -> dict[str, object]:
+        return {"protocol": "rsocket", "actor": self.ref.path, "event": event}
+
+    def _on_unknown(self, event: Event) -> None:
+        """Leave what the core has dealt with by itself."""
+
+    _apply: ClassVar[dict[type, Callable[[Any, Any], None]]] = {
+        ConnectionDraining: _on_draining,
+        ConnectionEnded: _on_ended,
+        CreditGranted: _on_credit,
+        ExtensionReceived: _on_unknown,
+        KeepaliveReceived: _on_unknown,
+        LeaseGranted: _on_unknown,
+        MetadataPushed: _on_metadata,
+        PayloadReceived: _on_payload,
+        PeerFellSilent: _on_unknown,
+        RequestReceived: _on_request,
+        ResumeReceived: _on_unknown,
+        SendingStopped: _on_cancelled,
+        SessionResumed: _on_resumed,
+        SessionSuspended: _on_suspended,
+        SetupAccepted: _on_unknown,
+        SetupReceived: _on_unknown,
+        StreamCancelled: _on_cancelled,
+        StreamCompleted: _on_completed,
+        StreamFailed: _on_failed,
+    }

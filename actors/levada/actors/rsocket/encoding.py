@@ -1,0 +1,192 @@
+"""From what users pass to payloads and back: message classes, routes and other metadata, by the MIME types that SETUP named.
+
+The codec's octets travel under a MIME type of our own (`MESSAGES`). A connection whose data MIME type that is carries messages without
+further ado; on others each such request says so in composite metadata (EXT-4), and the answer comes in the type of the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from levada.framework import Asks, Codec
+from levada.framework.errors import ConfigurationError
+from levada.framework.message import reply_type
+from levada.transports.rsocket import Payload
+from levada.transports.rsocket.extensions import (
+    Authentication,
+    CompositeMetadata,
+    DataMimeType,
+    Entry,
+    Extension,
+    Routing,
+)
+
+__all__ = ["COMPOSITE", "MESSAGES", "ROUTING", "Encoding", "Metadata", "Reading", "expected_reply", "is_message"]
+
+MESSAGES = "application/vnd.levada.message+msgpack"
+"""MIME type of data that is a message class, as `levada.framework.Codec` writes it."""
+
+COMPOSITE = CompositeMetadata.MIME_TYPE
+ROUTING = Routing.MIME_TYPE
+
+Metadata = bytes | CompositeMetadata | Sequence[Extension | Entry] | None
+"""Metadata of a request: as it is, or parts of composite metadata."""
+
+_REMEMBERED = 1024  # pieces of metadata of 256 octets at most, for each connection
+
+
+@attrs.frozen
+class Reading:
+    """What the metadata of a request says."""
+
+    entries: CompositeMetadata
+    """All of it; metadata that is not composite is one entry."""
+    route: str
+    """Where the request is to go; empty if it does not say."""
+    messages: bool
+    """Whether the data is a message class."""
+
+
+def is_message(value: object) -> bool:
+    """Whether `value` is an instance of a message class."""
+    return "__message_tag__" in type(value).__dict__
+
+
+@attrs.define(eq=False)
+class Encoding:
+    """How the payloads of one connection are written and read."""
+
+    data_mime_type: str
+    """Of SETUP."""
+    metadata_mime_type: str
+    """Of SETUP."""
+    codec: Codec
+    _written: dict[tuple[str | None, bool], bytes] = attrs.field(factory=dict, init=False)
+    _read: dict[bytes, Reading] = attrs.field(factory=dict, init=False)
+    _bare: Reading = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._bare = Reading(CompositeMetadata(()), "", self.data_mime_type == MESSAGES)
+
+    # ------------------------------------------------------------ requests out
+
+    def request(self, x: object, route: str | None, metadata: Metadata) -> Payload:
+        """Make the payload of a request.
+
+        Raises:
+            ConfigurationError: the metadata MIME type has no place for what is asked.
+            TypeError, ValueError: data or metadata of a wrong type, or a message that does not fit its annotations.
+        """
+        if type(x) is Payload:
+            if route is None and metadata is None:
+                return x
+            if x.metadata is not None:
+                raise ConfigurationError(
+                    "a Payload with metadata brings its own; give route= and metadata= with the data alone"
+                )
+            return Payload(x.data, self._metadata(route, metadata, messages=False))
+        if is_message(x):
+            messages = self.data_mime_type != MESSAGES
+            return Payload(self.codec.encode(x), self._metadata(route, metadata, messages=messages))
+        return Payload(_octets(x), self._metadata(route, metadata, messages=False))
+
+    def _metadata(self, route: str | None, metadata: Metadata, *, messages: bool) -> bytes | None:
+        if metadata is None and route is None and not messages:
+            return None
+        if isinstance(metadata, bytes):
+            if route is None and not messages:
+                return metadata
+            raise ConfigurationError(
+                "metadata as octets leaves no room for a route or a MIME type; give entries instead"
+            )
+        if self.metadata_mime_type == COMPOSITE:
+            return self._composite(route, metadata, messages=messages)
+        if metadata is not None or messages or route is None:
+            raise ConfigurationError(
+                f"{'a message' if messages else 'several pieces of metadata'} need composite metadata, "
+                f"but this connection's metadata is {self.metadata_mime_type} (set metadata_mime_type)"
+            )
+        return Routing(route).encode() if self.metadata_mime_type == ROUTING else route.encode()
+
+    def _composite(
+        self, route: str | None, metadata: CompositeMetadata | Sequence[Extension | Entry] | None, *, messages: bool
+    ) -> bytes:
+        front = self._written.get((route, messages))
+        if front is None:
+            parts: list[Extension] = [] if route is None else [Routing(route)]
+            if messages:
+                parts.append(DataMimeType(MESSAGES))
+            front = CompositeMetadata.of(*parts).encode()
+            if len(self._written) < _REMEMBERED:
+                self._written[route, messages] = front
+        if metadata is None:
+            return front
+        more = metadata if isinstance(metadata, CompositeMetadata) else CompositeMetadata.of(*metadata)
+        return front + more.encode()
+
+    # ------------------------------------------------------------ requests in
+
+    def read(self, metadata: bytes | None) -> Reading:
+        """Read the metadata of a request.
+
+        Raises:
+            DecodeError: it is not what its MIME type says.
+        """
+        if metadata is None:
+            return self._bare
+        known = self._read.get(metadata)
+        if known is not None:
+            return known
+        if self.metadata_mime_type == COMPOSITE:
+            entries = CompositeMetadata.decode(metadata)
+        else:
+            entries = CompositeMetadata((Entry(self.metadata_mime_type, metadata),))
+        if self.metadata_mime_type in (COMPOSITE, ROUTING):
+            routing = entries.first(Routing)
+            route = routing.route or "" if routing is not None else ""
+        else:
+            route = metadata.decode("utf-8", "replace")
+        own = entries.first(DataMimeType)
+        reading = Reading(entries, route, (own.mime_type if own is not None else self.data_mime_type) == MESSAGES)
+        # Most requests of a connection have the metadata of one before. What holds a secret is not kept.
+        if len(metadata) <= 256 and not any(entry.mime_type == Authentication.MIME_TYPE for entry in entries.entries):
+            if len(self._read) >= _REMEMBERED:
+                self._read.clear()
+            self._read[metadata] = reading
+        return reading
+
+    # ------------------------------------------------------------ data
+
+    def reply(self, value: object, *, messages: bool) -> Payload:
+        """Make the payload of an answer.
+
+        Raises:
+            TypeError: neither octets, a `Payload` nor a message, where the request was no message.
+        """
+        if type(value) is Payload:
+            return value
+        if messages:
+            return Payload(self.codec.encode(value))
+        if is_message(value) and self.data_mime_type == MESSAGES:
+            return Payload(self.codec.encode(value))
+        return Payload(_octets(value))
+
+    def decode(self, payload: Payload, expected: Any = Any) -> Any:
+        """Read the data of a payload as a message; `DecodeError` if it is none that fits."""
+        return self.codec.decode(payload.data, expected)
+
+
+def expected_reply(question: object) -> Any:
+    """What the answers to a message are read as: ``R`` for a subclass of ``Asks[R]``, else anything."""
+    return reply_type(type(question)) if isinstance(question, Asks) else Any
+
+
+def _octets(value: object) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    raise TypeError(f"wanted octets, a Payload or an instance of a message class, got {type(value).__name__}")

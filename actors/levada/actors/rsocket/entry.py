@@ -1,0 +1,170 @@
+"""`connect`, `serve` and `balanced`: what programs begin with."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, overload
+
+from levada.framework import Actor, ActorSystem, Ref
+from levada.framework.errors import ConfigurationError
+
+from .client import closing, make_client
+from .config import Backoff, ClientConfig, ServerConfig
+from .dialects import core_of
+from .peers import ConnectedPeer
+from .reconnecting import Link, Policy, ReconnectingPeer
+from .routing import Handler
+from .server import Listener, ListenerActor
+from .wires import carrier_url
+
+__all__ = ["balanced", "connect", "serve"]
+
+
+@overload
+def connect(
+    system: ActorSystem,
+    url: str,
+    handler: Handler = None,
+    *,
+    config: ClientConfig | None = None,
+    reconnect: None = None,
+) -> AbstractAsyncContextManager[ConnectedPeer]: ...
+@overload
+def connect(
+    system: ActorSystem, url: str, handler: Handler = None, *, config: ClientConfig | None = None, reconnect: Backoff
+) -> AbstractAsyncContextManager[ReconnectingPeer]: ...
+def connect(
+    system: ActorSystem,
+    url: str,
+    handler: Handler = None,
+    *,
+    config: ClientConfig | None = None,
+    reconnect: Backoff | None = None,
+) -> AbstractAsyncContextManager[ConnectedPeer] | AbstractAsyncContextManager[ReconnectingPeer]:
+    """Connect to a server; entering the block means that the carrier is connected and SETUP sent.
+
+    Leaving it announces the end, lets open streams end for ``ClientConfig.drain`` seconds, then closes; after an exception or a
+    cancellation it closes at once. Within an actor: ``await self.enter(connect(self.system, url))``.
+
+    Args:
+        system: has been entered.
+        url: ``rsocket+tcp://host:port``; instead of ``tcp`` also ``tls``, ``unix``, ``ws``, ``wss``, ``quic`` or ``memory``.
+        handler: answers the server's requests; left out, they are rejected.
+        config: see `ClientConfig`.
+        reconnect: dial again whenever the connection is lost; entering then waits for the first one as long as it takes.
+
+    Yields:
+        The peer to send requests to.
+
+    Raises:
+        ConnectionLost: nobody answers there, or not whom it should be.
+        ConfigurationError: a URL, a handler or settings that cannot work, or an extra that is not installed.
+    """
+    if reconnect is not None:
+        return _keep_connected(system, (url,), handler, config, reconnect, "round_robin", first=True)
+    return _connect(system, url, handler, config)
+
+
+@asynccontextmanager
+async def _connect(
+    system: ActorSystem, url: str, handler: Handler, config: ClientConfig | None
+) -> AsyncIterator[ConnectedPeer]:
+    connection = make_client(url, handler, config)()
+    root = _spawn(system, connection)
+    async with closing([root], lambda: [connection], connection.aclose):
+        await connection.opened()
+        yield connection.peer
+
+
+def balanced(
+    system: ActorSystem,
+    urls: Sequence[str],
+    handler: Handler = None,
+    *,
+    policy: Policy = "round_robin",
+    config: ClientConfig | None = None,
+    reconnect: Backoff | None = None,
+) -> AbstractAsyncContextManager[ReconnectingPeer]:
+    """Connect to several servers and choose one of those that are up for each request.
+
+    One that is lost is dialled again and joins again. While none is up requests fail at once with `NoEndpoint`, unless
+    `Backoff.wait` says how long they may wait. Entering waits until one is up, or none can be reached at the first try.
+
+    Args:
+        system: has been entered.
+        urls: one or more, as for `connect`.
+        handler: answers the servers' requests.
+        policy: which one gets the next request, see `Policy`.
+        config: for all of them.
+        reconnect: how to dial again; left out, as `Backoff` says, and requests do not wait.
+
+    Yields:
+        The peer to send requests to.
+
+    Raises:
+        ConfigurationError: as for `connect`, or no URL.
+    """
+    if not urls:
+        raise ConfigurationError("balanced() needs one URL or more")
+    return _keep_connected(system, tuple(urls), handler, config, reconnect or Backoff(wait=0.0), policy, first=False)
+
+
+@asynccontextmanager
+async def _keep_connected(
+    system: ActorSystem,
+    urls: Sequence[str],
+    handler: Handler,
+    config: ClientConfig | None,
+    backoff: Backoff,
+    policy: Policy,
+    *,
+    first: bool,
+) -> AsyncIterator[ReconnectingPeer]:
+    peer = ReconnectingPeer(policy, backoff)
+    peer.links = [Link(make_client(url, handler, config), backoff, peer.changed) for url in urls]
+    roots = [_spawn(system, link) for link in peer.links]
+    async with closing(roots, peer.connections, peer.aclose):
+        try:
+            await peer.tried(connected=first)
+            yield peer
+        finally:
+            peer.give_up()
+
+
+def _spawn(system: ActorSystem, actor: Actor[Any]) -> Ref[Any]:
+    """Spawn an object that is used by direct calls as well; it never starts again."""
+    return system.spawn(lambda: actor)
+
+
+@asynccontextmanager
+async def serve(
+    system: ActorSystem, url: str, handler: Handler = None, *, config: ServerConfig | None = None
+) -> AsyncIterator[Listener]:
+    """Serve clients; entering the block means bound and listening, `Listener.url` holds the real port.
+
+    Leaving it accepts nobody any more, announces the end to all clients, lets open streams end for ``ServerConfig.drain`` seconds, then
+    closes; after an exception or a cancellation it closes at once. Within an actor: ``await self.enter(serve(self.system, …))``.
+
+    Args:
+        system: has been entered.
+        url: as for `connect`; port 0 takes a free one.
+        handler: answers the clients' requests: see `Handler`. An actor class is made once for each connection.
+        config: see `ServerConfig`; ``carrier`` is needed where the carrier needs a certificate.
+
+    Yields:
+        The listener.
+
+    Raises:
+        ConfigurationError: a URL, a handler or settings that cannot work, an address that is taken, or an extra that is not installed.
+    """
+    dialect, carrier = carrier_url(url)
+    settings = config or ServerConfig()
+    if not isinstance(settings, ServerConfig):
+        raise ConfigurationError(f"a server takes a ServerConfig, got a {type(settings).__name__}")
+    actor = ListenerActor(settings, handler, core_of(dialect), dialect, carrier)
+    root = _spawn(system, actor)
+    listener = Listener(actor)
+    async with closing([root], lambda: [*actor.connections], listener.aclose):
+        await actor.opened()
+        yield listener

@@ -1,0 +1,127 @@
+"""Payloads on their way to a `Receiver`, and the credit that taking them grants.
+
+An `Inbound` is the inside of an ordinary channel, so all that holds for receivers holds here: one owner, explicit ends, `to_mailbox`,
+closing. Three things differ. The receiver's window is what the peer may send, so the queue is bounded by the peer's credit, which the
+protocol core enforces, and not by this class. What is taken is counted, and half a window of it is granted anew (RS-66, RS-72): one
+REQUEST_N for many payloads. And a stream that its responder failed raises the responder's error, not one of a channel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+from outcome import Value
+from trio.lowlevel import reschedule
+
+from levada.framework import TerminalState
+from levada.framework.channel_core import ChannelCore, Envelope, Half
+from levada.framework.errors import ChannelError, ConnectionLost, LevadaError
+
+__all__ = ["Decoded", "Inbound", "again"]
+
+
+def again(error: LevadaError) -> LevadaError:
+    """Return an equal error to raise once more: a raised one would gather the traceback of every call."""
+    copy = attrs.evolve(error)
+    copy.__cause__ = error.__cause__
+    return copy
+
+
+class _EndedBy(Half):
+    """A half that may have ended by an error of the peer's own."""
+
+    __slots__ = ("failure",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failure: ChannelError | None = None
+
+    def error(self, name: str) -> ChannelError:
+        if self.failure is None:
+            return super().error(name)
+        failure = again(self.failure)
+        assert isinstance(failure, ChannelError)
+        return failure
+
+
+class Decoded(Envelope):
+    """A payload that is decoded when the application takes it, so that its errors are raised there."""
+
+    __slots__ = ("_decode", "_payload")
+
+    def __init__(self, payload: Any, decode: Callable[[Any], Any]) -> None:
+        self._payload = payload
+        self._decode = decode
+
+    def open(self) -> Any:
+        """See `Envelope.open`."""
+        return self._decode(self._payload)
+
+    def settle(self, delivered: bool) -> None:
+        """See `Envelope.settle`; nobody waits for it."""
+
+
+class Inbound(ChannelCore):
+    """The inside of the channel that a stream's payloads come by.
+
+    Args:
+        window: payloads that may be under way or queued.
+        name: for logs and errors.
+        item_type: as for `channel`.
+        grant: called with a number of payloads that were taken since the last call.
+    """
+
+    __slots__ = ("_convert", "_grant", "_taken", "_top_up", "ended_by")
+
+    def __init__(self, window: int, name: str, item_type: Any, grant: Callable[[int], None]) -> None:
+        super().__init__(item_type, window, name)
+        self.receiver = self.ended_by = _EndedBy()
+        self.enveloped = True  # so that `took` is called for each payload
+        self._grant = grant
+        self._convert: Callable[[Any], Any] | None = None
+        self._taken = 0
+        self._top_up = max(1, window // 2)
+
+    def convert(self, convert: Callable[[Any], Any]) -> None:
+        """From now on the receiver gets ``convert(payload)``, of what is queued too; its errors are raised where the payload is taken."""
+        self._convert = convert
+        for at, payload in enumerate(self.queue):
+            self.queue[at] = Decoded(payload, convert)
+
+    def took(self, entry: Any) -> Any:
+        """Count what the receiver takes; see `ChannelCore.took`."""
+        self._count()
+        return super().took(entry)
+
+    def put(self, entry: Any) -> None:
+        """Hand over a payload; one that goes straight to a waiting task is taken at once."""
+        if self._convert is not None:
+            entry = Decoded(entry, self._convert)
+        if self.takers:
+            reschedule(self.takers.popitem(last=False)[0], Value(entry))
+            self._count()
+        else:
+            self.queue.append(entry)
+            if self.consumer is not None:
+                self.consumer()
+
+    def settle(self, entry: Any, *, delivered: bool) -> None:
+        """Count what a mailbox takes; see `ChannelCore.settle`."""
+        super().settle(entry, delivered=delivered)
+        self._count()
+
+    def _count(self) -> None:
+        self._taken += 1
+        if self._taken >= self._top_up:
+            taken, self._taken = self._taken, 0
+            self._grant(taken)
+
+    def fail(self, error: LevadaError) -> None:
+        """End behind what is queued: with the connection, if it was lost, else by `error` itself."""
+        if isinstance(error, ConnectionLost) or not isinstance(error, ChannelError):
+            self.end(TerminalState.CONNECTION_LOST, discard=False, detail=error.detail, cause=error)
+        else:
+            self.ended_by.failure = error
+            self.end(TerminalState.CANCELLED, discard=False)

@@ -1,0 +1,163 @@
+"""Connections that come back: a `Link` keeps one to each endpoint, a peer chooses among those that are there.
+
+A link is an actor whose children are its connections, one after the other. When one ends, or the peer announces its end, it dials again,
+waiting longer from try to try. Requests never travel on two connections: one that was lost with its connection fails, and whoever
+sent it knows whether it may be sent again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import trio
+
+from levada.framework import Actor
+from levada.framework.errors import CarrierError, ConfigurationError, ConnectionClosed, LevadaError
+
+from .client import ClientConnection
+from .config import Backoff
+from .connection import Connection
+from .errors import NoEndpoint
+from .peers import Peer
+
+__all__ = ["Link", "Policy", "ReconnectingPeer"]
+
+Policy = Literal["round_robin", "least_pending"]
+"""Which of the endpoints that are up gets the next request: one after the other, or the one with the fewest open streams."""
+
+
+class Link(Actor[Any]):
+    """Keeps a connection to one endpoint."""
+
+    make: Callable[[], ClientConnection]
+    backoff: Backoff
+    changed: Callable[[], None]
+
+    def __attrs_post_init__(self) -> None:
+        self.current: ClientConnection | None = None
+        """The connection that takes requests now."""
+        self.tried = False
+        self.given_up = False
+        """Whether it dials no more."""
+        self.error: LevadaError | None = None
+        """Why there is none, or why there was none before."""
+
+    def started(self) -> None:
+        """See `Actor.started`."""
+        self.start_soon(self._keep_connected)
+
+    async def _keep_connected(self) -> None:
+        attempt = 0
+        while not self.given_up and not isinstance(self.error, ConfigurationError):
+            connection = self._connect()
+            try:
+                await connection.opened()
+            except (CarrierError, ConfigurationError) as error:
+                self.error = error
+                self._tell()
+            else:
+                self.current = connection
+                self._tell()
+                await connection.unusable.wait()
+                self.current = None
+                self.error = connection.error() if connection.end is not None else None
+                if connection.accepted:
+                    attempt = 0
+            attempt += 1
+            await trio.sleep(self.backoff.delay(attempt, self.system.random))
+
+    def _connect(self) -> ClientConnection:
+        connection = self.make()
+        self.spawn(lambda: connection)
+        return connection
+
+    def _tell(self) -> None:
+        self.tried = True
+        self.changed()
+
+
+class ReconnectingPeer(Peer):
+    """One endpoint that is dialled again whenever its connection is lost, or several among which requests are balanced."""
+
+    def __init__(self, policy: Policy, backoff: Backoff) -> None:
+        if policy not in ("round_robin", "least_pending"):
+            raise ConfigurationError(f"policy is round_robin or least_pending, not {policy!r}")
+        self._policy = policy
+        self._backoff = backoff
+        self._turn = 0
+        self._event = trio.Event()
+        self._closed = False
+        self.links: Sequence[Link] = ()
+
+    @property
+    def connected(self) -> int:
+        """Endpoints that take requests now."""
+        return len(self._usable())
+
+    def changed(self) -> None:
+        """An endpoint came up, or could not be reached."""
+        event, self._event = self._event, trio.Event()
+        event.set()
+
+    async def tried(self, *, connected: bool) -> None:
+        """Wait until an endpoint is up or, unless `connected`, none can be reached.
+
+        Raises:
+            ConfigurationError: a URL or settings that cannot work.
+        """
+        while not self._usable():
+            for link in self.links:
+                if isinstance(link.error, ConfigurationError):
+                    raise link.error
+            if not connected and all(link.tried for link in self.links):
+                return
+            await self._event.wait()
+
+    def _usable(self) -> list[ClientConnection]:
+        return [c for link in self.links if (c := link.current) is not None and c.end is None and not c.draining]
+
+    async def _choose(self) -> Connection:
+        usable = self._usable()
+        if not usable:
+            with trio.move_on_after(self._backoff.wait):
+                while not self._closed and not (usable := self._usable()):
+                    await self._event.wait()
+        if self._closed:
+            raise ConnectionClosed("this side closed the connection")
+        if not usable:
+            errors = [link.error for link in self.links if link.error is not None]
+            raise NoEndpoint(f"none of {len(self.links)} endpoints is up") from (errors[0] if errors else None)
+        self._turn += 1
+        if self._policy == "least_pending":
+            least = min(len(connection.streams) for connection in usable)
+            usable = [connection for connection in usable if len(connection.streams) == least]
+        return usable[self._turn % len(usable)]
+
+    def connections(self) -> list[Connection]:
+        """Those that are there now."""
+        return [link.current for link in self.links if link.current is not None]
+
+    async def aclose(self) -> None:
+        """Close all connections as `ConnectedPeer.aclose` does, at the same time, and dial no more.
+
+        Cancellation:
+            closed at once.
+        """
+        self.give_up()
+        try:
+            async with trio.open_nursery() as nursery:
+                for connection in self.connections():
+                    nursery.start_soon(connection.aclose)
+        finally:
+            for link in self.links:
+                link.ref.stop(now=True)
+        for link in self.links:
+            await link.ref.terminated()
+
+    def give_up(self) -> None:
+        """Dial no more; requests that wait for a connection fail."""
+        self._closed = True
+        for link in self.links:
+            link.given_up = True
+        self.changed()

@@ -1,0 +1,561 @@
+"""Actors of streams: what waits for answers, what gives them. Children of their connection, each with one stream at a time.
+
+* The connection applies what arrives by direct calls (`received`, `credited`, `cancelled`, …): a turn of a mailbox would cost more than
+  all the rest. They are sync, run no code of the user, and raise nothing.
+* The user's code runs in the handler `Answer.answer`, so that its failure is that stream's, and a CANCEL is a kill of that actor.
+* An actor whose stream is over *rests* until the connection needs one: starting and ending one costs 6 µs, a turn of one that is there
+  less than 1. One that failed, was killed, or has set a ContextVar never rests. None is ever started again, so no stream is replayed.
+* What was produced is flushed when the handler is about to wait, and every so many payloads, so that many frames share a write.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import AsyncIterable, Callable, Coroutine, Generator
+from inspect import isawaitable
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from outcome import Error, Value
+from trio.lowlevel import (
+    Abort,
+    RaiseCancelT,
+    Task,
+    current_task,
+    enable_ki_protection,
+    reschedule,
+    wait_task_rescheduled,
+)
+
+from levada.framework import Actor, Reason, Receiver, TerminalState, handles
+from levada.framework.channel_core import ChannelCore
+from levada.framework.errors import ActorStopped, ChannelError, DecodeError, LevadaError
+from levada.transports.rsocket import ErrorCode, Payload
+from levada.transports.rsocket.events import Interaction, RequestReceived, StreamFailed
+
+from .errors import RequestFailed, RequestInvalid, stream_failed
+from .flows import Inbound
+from .requests import Request
+
+if TYPE_CHECKING:
+    from .connection import Connection
+
+__all__ = ["Answer", "Call", "Channel", "Items", "Stream"]
+
+FLUSH_ITEMS, FLUSH_OCTETS = 32, 65_536
+"""Payloads, or octets of them, that a stream produces before they are flushed although it could go on."""
+
+EMPTY = Payload(b"")
+
+
+@types.coroutine
+def flushing(coroutine: Coroutine[Any, Any, None], flush: Callable[[], None]) -> Generator[Any, Any, None]:
+    """Drive a coroutine, calling `flush` each time before it waits and at its end."""
+    step: Callable[[Any], Any] = coroutine.send
+    value: Any = None
+    try:
+        while True:
+            trap = step(value)
+            flush()
+            try:
+                value = yield trap
+                step = coroutine.send
+            except BaseException as error:  # noqa: BLE001 - it is thrown on
+                value, step = error, coroutine.throw
+    except StopIteration:
+        pass
+    finally:
+        flush()
+
+
+class Begin:
+    """To an actor that has been given a stream: do what there is to do."""
+
+    __slots__ = ()
+
+
+BEGIN = Begin()
+
+
+class Stream(Actor[Any]):
+    """What all have in common: a place in the connection's table, from `occupy` to `leave`."""
+
+    connection: Connection
+    stream_id: int = attrs.field(default=0, init=False)
+    """0 while it rests."""
+    fit: bool = attrs.field(default=True, init=False)
+    """Whether it may rest when its stream is over."""
+    busy: bool = attrs.field(default=False, init=False)
+    """Whether a handler of it runs, which sees to the rest."""
+
+    def occupy(self, stream_id: int) -> None:
+        """Take up a stream."""
+        self.stream_id = stream_id
+        self.connection.streams[stream_id] = self
+
+    def leave(self) -> None:
+        """The stream is over for this side."""
+        if self.stream_id:
+            self.connection.left(self)
+            self.stream_id = 0
+            if not self.busy:
+                self.connection.rest(self)
+
+    # What the connection calls.
+
+    def received(self, payload: Payload, complete: bool) -> None:
+        """Take a payload."""
+        raise NotImplementedError
+
+    def completed(self) -> None:
+        """The peer has sent everything."""
+        raise NotImplementedError
+
+    def failed(self, event: StreamFailed) -> None:
+        """The stream is over by an error, of the peer or of the connection."""
+        raise NotImplementedError
+
+    def credited(self) -> None:
+        """The peer takes more."""
+
+    def cancelled(self) -> None:
+        """The peer wants no more, or the connection is over."""
+
+    def give_up(self, reason: Reason) -> None:
+        """This actor is ended by somebody else than its stream."""
+        raise NotImplementedError
+
+    def stopping(self, reason: Reason) -> None:
+        """See `Actor.stopping`."""
+        if self.stream_id:
+            self.fit = False
+            self.give_up(reason)
+            self.connection.flush()
+        self.connection.forget(self)
+
+    def stopped_by(self, reason: Reason) -> ActorStopped:
+        """Make the error for those who wait for this stream."""
+        return ActorStopped(f"the actor of stream {self.stream_id} was ended", actor=self.ref.path, reason=reason)
+
+
+# ---------------------------------------------------------------- requesters
+
+
+class Call(Stream):
+    """Waits for the one answer of a request-response."""
+
+    task: Task | None = attrs.field(default=None, init=False)
+
+    @enable_ki_protection
+    async def answer(self) -> Payload:
+        """Wait for the answer.
+
+        Cancellation:
+            a CANCEL has been sent.
+        """
+        self.task = current_task()
+        payload: Payload = await wait_task_rescheduled(self._abort)
+        return payload
+
+    def _abort(self, _: RaiseCancelT) -> Abort:
+        self.task = None
+        self._cancel()
+        return Abort.SUCCEEDED
+
+    def _cancel(self) -> None:
+        stream_id = self.stream_id
+        self.leave()
+        self.connection.core.send_cancel(stream_id)
+        self.connection.flush()
+
+    def _settle(self, result: Value[Payload] | Error) -> None:
+        task, self.task = self.task, None
+        self.leave()
+        if task is not None:
+            reschedule(task, result)
+
+    def received(self, payload: Payload, complete: bool) -> None:
+        """See `Stream.received`."""
+        self._settle(Value(payload))
+
+    def completed(self) -> None:
+        """See `Stream.completed`: an answer without a payload."""
+        self._settle(Value(EMPTY))
+
+    def failed(self, event: StreamFailed) -> None:
+        """See `Stream.failed`."""
+        self._settle(Error(stream_failed(event)))
+
+    def give_up(self, reason: Reason) -> None:
+        """See `Stream.give_up`."""
+        error = self.stopped_by(reason)
+        task, self.task = self.task, None
+        self._cancel()
+        if task is not None:
+            reschedule(task, Error(error))
+
+
+class Items(Stream):
+    """Takes the payloads of a request-stream."""
+
+    inbound: Inbound | None = attrs.field(default=None, init=False)
+
+    def begin(self, window: int, item_type: Any, convert: Callable[[Payload], Any] | None) -> Receiver[Any]:
+        """Make the channel by which the payloads come; before `occupy`."""
+        inbound = Inbound(window, "answers", item_type, lambda n: self._grant(inbound, n))
+        if convert is not None:
+            inbound.convert(convert)
+        inbound.used = True
+        self.inbound = inbound
+        inbound.sender.on_terminated(lambda: self._closed(inbound))
+        return Receiver(inbound)
+
+    def leave(self) -> None:
+        """See `Stream.leave`."""
+        self.inbound = None
+        super().leave()
+
+    def _grant(self, inbound: Inbound, n: int) -> None:
+        # It may have another stream by now, and a receiver of the last one that still takes what it has.
+        if self.inbound is inbound and self.stream_id:
+            self.connection.core.send_request_n(self.stream_id, n)
+            self.connection.flush()
+
+    def _closed(self, inbound: Inbound) -> None:
+        if self.inbound is inbound and self.stream_id and inbound.sender.state is TerminalState.RECEIVER_CLOSED:
+            stream_id = self.stream_id
+            self.leave()
+            self.connection.core.send_cancel(stream_id)
+            self.connection.flush()
+
+    def received(self, payload: Payload, complete: bool) -> None:
+        """See `Stream.received`."""
+        assert self.inbound is not None
+        self.inbound.put(payload)
+        if complete:
+            self.completed()
+
+    def completed(self) -> None:
+        """See `Stream.completed`."""
+        inbound = self.inbound
+        self.leave()
+        if inbound is not None:
+            inbound.finish_producer()
+
+    def failed(self, event: StreamFailed) -> None:
+        """See `Stream.failed`."""
+        self.end(stream_failed(event))
+
+    def end(self, error: LevadaError) -> None:
+        """End what the user holds by `error`."""
+        inbound = self.inbound
+        self.leave()
+        if inbound is not None:
+            inbound.fail(error)
+
+    def give_up(self, reason: Reason) -> None:
+        """See `Stream.give_up`."""
+        self.connection.core.send_cancel(self.stream_id)
+        self.end(self.stopped_by(reason))
+
+
+class _Producing(Stream):
+    """What sends payloads as its credit and the carrier's room allow."""
+
+    producer: Task | None = attrs.field(default=None, init=False)
+    """Waits for credit."""
+
+    def credited(self) -> None:
+        """See `Stream.credited`."""
+        self._wake()
+
+    @enable_ki_protection
+    def _wake(self) -> None:
+        task, self.producer = self.producer, None
+        if task is not None:
+            reschedule(task)
+
+    @enable_ki_protection
+    async def _wait_for_credit(self) -> None:
+        self.producer = current_task()
+
+        def abort(_: RaiseCancelT) -> Abort:
+            self.producer = None
+            return Abort.SUCCEEDED
+
+        await wait_task_rescheduled(abort)
+
+    async def send_items(self, source: AsyncIterable[Any], encode: Callable[[Any], Payload]) -> bool:
+        """Send what `source` gives; false if the stream was over before it ended.
+
+        Cancellation:
+            what was sent stays sent; the source has been closed.
+        """
+        connection, stream_id = self.connection, self.stream_id
+        core = connection.core
+        credit = items = octets = 0
+        async for item in source:
+            payload = encode(item)
+            while credit < 1:
+                if self.stream_id != stream_id:
+                    return False
+                credit = core.credit(stream_id)
+                if credit < 1:
+                    await self._wait_for_credit()
+            if items >= FLUSH_ITEMS or octets >= FLUSH_OCTETS:
+                items = octets = 0
+                connection.flush()
+                await (connection.room() if connection.crowded else self.system.scheduler.breathe())
+            if self.stream_id != stream_id:
+                return False
+            core.send_payload(stream_id, payload)
+            credit -= 1
+            items += 1
+            octets += len(payload.data)
+        return self.stream_id == stream_id
+
+
+class Channel(Items, _Producing):
+    """A request-channel: takes payloads as a request-stream does, and sends those that its user puts into a `Sender`."""
+
+    outbound: ChannelCore | None = attrs.field(default=None, init=False)
+    """What the user's sender feeds; ``None`` once this direction is over."""
+    encode: Callable[[Any], Payload] | None = attrs.field(default=None, init=False)
+
+    def feed(self, outbound: ChannelCore, encode: Callable[[Any], Payload]) -> None:
+        """Send what comes by `outbound`, whose receiver this takes; after `occupy`."""
+        self.outbound, self.encode, self.busy = outbound, encode, True
+        self.ref.tell(BEGIN)
+
+    @handles
+    async def produce(self, m: Begin) -> None:
+        """Send until the user's sender, or the stream, is over."""
+        outbound, encode = self.outbound, self.encode
+        self.encode = None
+        try:
+            if outbound is not None and encode is not None:
+                source: Receiver[Any]
+                with Receiver(outbound) as source:
+                    await flushing(self._produce(source, encode), self.connection.flush_soon)
+        finally:
+            self.busy = False
+        if not self.stream_id:
+            self.connection.rest(self)
+
+    async def _produce(self, source: Receiver[Any], encode: Callable[[Any], Payload]) -> None:
+        core, stream_id = self.connection.core, self.stream_id
+        try:
+            if await self.send_items(source, encode) and self.outbound is not None:
+                core.send_complete(stream_id)
+        except ChannelError:
+            # Its user gave it up. Or the stream ended, or the responder wants no more: then this direction is over already.
+            if self.outbound is not None:
+                core.send_cancel(stream_id)
+                inbound = self.inbound
+                self.leave()
+                if inbound is not None:
+                    inbound.end(TerminalState.CANCELLED)
+        except Exception as error:
+            if self.stream_id:
+                self.fit = False
+                core.send_error(stream_id, ErrorCode.APPLICATION_ERROR, str(error).encode())
+                self.end(RequestInvalid(f"a payload could not be sent: {error}"))
+            raise
+        self.outbound = None
+        if self.inbound is None:
+            self.leave()
+
+    def leave(self) -> None:
+        """See `Stream.leave`; what the user still sends is refused."""
+        super().leave()
+        self._refuse()
+
+    def _refuse(self) -> None:
+        outbound, self.outbound = self.outbound, None
+        if outbound is not None:
+            outbound.end(TerminalState.RECEIVER_CLOSED)
+        self._wake()
+
+    def completed(self) -> None:
+        """See `Stream.completed`: of the other direction; this one goes on."""
+        inbound, self.inbound = self.inbound, None
+        if self.outbound is None:
+            self.leave()
+        if inbound is not None:
+            inbound.finish_producer()
+
+    def cancelled(self) -> None:
+        """See `Stream.cancelled`: the responder takes no more, its answers still come (RS-69)."""
+        self._refuse()
+
+
+# ---------------------------------------------------------------- responders
+
+
+class Answer(_Producing):
+    """Runs the user's handler for one request of the peer, and sends what it gives."""
+
+    request: Request | None = attrs.field(default=None, init=False)
+    inbound: Inbound | None = attrs.field(default=None, init=False)
+    """Of a channel; ``None`` once the requester has sent everything."""
+    running: bool = attrs.field(default=False, init=False)
+    answered: bool = attrs.field(default=False, init=False)
+    """Whether this direction is over."""
+
+    def take(self, event: RequestReceived) -> None:
+        """Take up a request; what there is to do is done in this actor's turn."""
+        connection = self.connection
+        self.busy, self.answered = True, False
+        if event.kind is Interaction.REQUEST_CHANNEL:
+            self._open_inbound(event)
+        self.request = Request(
+            event.kind, event.stream_id, event.payload, connection.peer, connection.encoding, self.inbound
+        )
+        if event.kind is Interaction.FIRE_AND_FORGET:
+            self.stream_id = event.stream_id  # no stream: the id may be used again before the handler is done
+        else:
+            self.occupy(event.stream_id)
+        self.ref.tell(BEGIN)
+
+    def _open_inbound(self, event: RequestReceived) -> None:
+        inbound = Inbound(
+            self.connection.config.window, f"stream {event.stream_id}", Payload, lambda n: self._grant(inbound, n)
+        )
+        self.inbound = inbound
+        inbound.used = True
+        inbound.put(event.payload)
+        inbound.sender.on_terminated(lambda: self._closed(inbound))
+        if event.complete:
+            self.completed()
+
+    def _grant(self, inbound: Inbound, n: int) -> None:
+        if self.inbound is inbound and self.stream_id:
+            self.connection.core.send_request_n(self.stream_id, n)
+            self.connection.flush_soon()
+
+    def _closed(self, inbound: Inbound) -> None:
+        if self.inbound is inbound and self.stream_id and inbound.sender.state is TerminalState.RECEIVER_CLOSED:
+            self.inbound = None
+            self.connection.core.send_cancel(self.stream_id)  # RS-69: no more of these; the answers go on
+            self.connection.flush_soon()
+
+    def received(self, payload: Payload, complete: bool) -> None:
+        """See `Stream.received`: a further payload of a channel."""
+        if self.inbound is not None:
+            self.inbound.put(payload)
+        if complete:
+            self.completed()
+
+    def completed(self) -> None:
+        """See `Stream.completed`: the requester of a channel has sent everything."""
+        inbound, self.inbound = self.inbound, None
+        if inbound is not None:
+            inbound.finish_producer()
+
+    def failed(self, event: StreamFailed) -> None:
+        """See `Stream.failed`: the requester of a channel has failed."""
+        inbound, self.inbound = self.inbound, None
+        if inbound is not None:
+            inbound.fail(stream_failed(event))
+        self.cancelled()
+
+    def cancelled(self) -> None:
+        """See `Stream.cancelled`: a handler that runs is cancelled."""
+        self.inbound = None
+        self.leave()
+        if self.running:
+            self.fit = False
+            self.ref.kill()
+
+    def give_up(self, reason: Reason) -> None:
+        """See `Stream.give_up`."""
+        self._fail(ErrorCode.CANCELED, b"the handler was ended")
+
+    @handles
+    async def answer(self, m: Begin) -> None:
+        """Run the handler, unless the request was cancelled before its turn came."""
+        self.connection.begun()
+        if self.stream_id:
+            self.running = True
+            await flushing(self._answer(), self.connection.flush_soon)
+        self.request = None
+        self.connection.rest(self)
+
+    async def _answer(self) -> None:
+        request = self.request
+        assert request is not None
+        self.fit = False  # until it has ended in order
+        try:
+            await self._give(request)
+        except RequestFailed as error:
+            self._fail(error.code, error.data)
+        except DecodeError as error:
+            self._fail(ErrorCode.INVALID, str(error).encode())
+        except Exception as error:
+            self._fail(ErrorCode.APPLICATION_ERROR, (str(error) or type(error).__name__).encode())
+            raise
+        finally:
+            self._fail(ErrorCode.CANCELED, b"the handler was ended")  # unless it has answered, by an error or otherwise
+            if request.kind is Interaction.FIRE_AND_FORGET:
+                self.connection.fire_and_forget -= 1
+            self.running = False
+            request.close()
+            self.leave()
+        self.fit = True
+
+    def _fail(self, code: int, data: bytes) -> None:
+        if not self.answered and self.connection.streams.get(self.stream_id) is self:
+            self.answered, self.inbound = True, None
+            self.connection.core.send_error(self.stream_id, code, data)
+
+    async def _give(self, request: Request) -> None:
+        connection, stream_id = self.connection, self.stream_id
+        if connection.checks_requests:
+            await connection.check(request)
+        if self.inbound is not None:
+            connection.core.send_request_n(stream_id, connection.config.window)  # RS-66: the handler is ready
+        result = connection.responder(request)
+        if type(result) is CoroutineType or (type(result) is not Payload and isawaitable(result)):
+            result = await result
+        streams = hasattr(result, "__aiter__")
+        try:
+            if request.kind is Interaction.FIRE_AND_FORGET or self.stream_id != stream_id:
+                return
+            if not streams:
+                await self._send_one(request, result)
+            elif request.kind is Interaction.REQUEST_RESPONSE:
+                raise RequestInvalid("this is answered by a stream; send a request-stream")
+            else:
+                messages = request.holds_message
+                if await self.send_items(result, lambda item: connection.encoding.reply(item, messages=messages)):
+                    connection.core.send_complete(stream_id)
+                    self.answered = True
+        finally:
+            if streams:
+                await _close(result)
+
+    async def _send_one(self, request: Request, result: Any) -> None:
+        connection, stream_id = self.connection, self.stream_id
+        payload = None
+        if type(result) is Payload:
+            payload = result
+        elif result is not None or request.holds_message:
+            payload = connection.encoding.reply(result, messages=request.holds_message)
+        if connection.crowded:
+            await connection.room()
+            if self.stream_id != stream_id:
+                return
+        if payload is None:
+            connection.core.send_complete(stream_id)
+        else:
+            connection.core.send_payload(stream_id, payload, complete=True)
+        self.answered = True
+
+
+async def _close(source: Any) -> None:
+    """Close an async iterable that is not wanted any more; one that ended is not changed by it."""
+    if isinstance(source, Receiver):
+        source.close()
+    elif hasattr(source, "aclose"):
+        await source.aclose()

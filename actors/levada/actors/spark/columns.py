@@ -1,0 +1,441 @@
+"""Message classes as Arrow columns: `Columns` turns messages into record batches and back.
+
+============================================  ==========================================================================
+annotation                                    column
+============================================  ==========================================================================
+int, float, str, bytes, bool                  int64, double, string, binary, bool
+datetime                                      timestamp in microseconds, UTC; a datetime without timezone is refused
+date, timedelta, UUID                         date32, duration in microseconds, binary (16 octets)
+Decimal                                       decimal128(38, 18); what does not fit exactly is refused
+Enum classes, Literal[...] of str or of int   string or int64: the value
+T | None                                      that of T, nullable; all others are not null
+list[T], Sequence, tuple[T, ...], set         list
+dict[K, V], Mapping                           map
+a message class                               struct; takes this very class, no subclasses
+all else that a message may hold              binary, encoded by `levada.framework.Codec`; metadata ``levada.codec`` is ``msgpack``
+============================================  ==========================================================================
+
+Values are checked as the codec checks them: nothing is cut off or made into text on the way.  A class that contains itself is a struct with
+an encoded field, as Arrow's types have an end.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import types
+from collections import abc
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from enum import Enum, Flag
+from functools import lru_cache
+from operator import attrgetter
+from typing import Annotated, Any, Generic, Literal, NewType, TypeVar, Union, cast, get_args, get_origin
+from uuid import UUID
+
+import attrs
+import pyarrow as pa
+
+from levada.framework import Codec, schema_fingerprint
+from levada.framework.errors import ConfigurationError, LevadaError
+from levada.framework.message import field_types, tag_of
+
+from .errors import SchemaMismatch
+from .schema import fit, with_default
+
+__all__ = ["CODEC", "Columns", "columns_of"]
+
+M = TypeVar("M")
+
+CODEC = b"levada.codec"
+"""Key of the metadata of a field whose column holds encoded values; the value is ``msgpack``."""
+
+_MICROSECONDS = pa.timestamp("us", tz="UTC")
+_NONE = types.NoneType
+
+
+class _Misfit(Exception):
+    """A value does not fit its column; `path` grows from the inside out."""
+
+    def __init__(self, detail: str, path: str = "") -> None:
+        self.detail = detail
+        self.path = path
+
+
+@attrs.frozen(eq=False)
+class _Kind:
+    """How values of one annotation are kept."""
+
+    type: pa.DataType
+    plain: frozenset[type] = frozenset()
+    """Values of exactly these types go to Arrow as they are."""
+    lower: Callable[[Any], Any] | None = None
+    """Makes of any other value what Arrow takes, or raises `_Misfit`; None: any other is a misfit."""
+    lift: Callable[[Any], Any] | None = None
+    """Makes a value of what Arrow gives; None: it is the value."""
+    nullable: bool = False
+    metadata: dict[bytes, bytes] | None = None
+
+    def field(self, name: str) -> pa.Field:
+        return pa.field(name, self.type, nullable=self.nullable, metadata=self.metadata)
+
+    def lowered(self, value: Any) -> Any:
+        if type(value) in self.plain:
+            return value
+        if self.lower is None:
+            raise _refuse(self.type, value)
+        return self.lower(value)
+
+    def lifted(self, value: Any) -> Any:
+        return value if self.lift is None else self.lift(value)
+
+
+class Columns(Generic[M]):
+    """The columns of a message class. Made by `columns_of`; immutable, may be shared by threads."""
+
+    def __init__(self, cls: type[M]) -> None:
+        self.message = cls
+        """The class."""
+        # Raises for fields that cannot travel at all.
+        schema_fingerprint([cls])
+        self._fields = _fields_of(cls, (cls,))
+        if not self._fields:
+            raise ConfigurationError(f"{cls.__qualname__} has no fields, so there are no columns to put it in")
+        self._getters = [attrgetter(field.name) for field in self._fields]
+        self._by_name = any(field.by_name for field in self._fields)
+        self.schema: pa.Schema = pa.schema(
+            [field.column for field in self._fields], metadata={"levada.message": tag_of(cls)}
+        )
+        """One column for each field, in the order of definition."""
+
+    def encode(self, messages: Sequence[M]) -> pa.RecordBatch:
+        """Put messages into columns.
+
+        Raises:
+            SchemaMismatch: one is of another class, or a value does not fit its column; names class, field and row.
+        """
+        cls = self.message
+        if not {cls}.issuperset(map(type, messages)):
+            row, wrong = next((row, m) for row, m in enumerate(messages) if type(m) is not cls)
+            raise _mismatch(f"row {row}: expected {cls.__qualname__}, got {type(wrong).__qualname__}")
+        arrays = []
+        for field, getter in zip(self._fields, self._getters, strict=True):
+            kind, values = field.kind, list(map(getter, messages))
+            row = 0
+            try:
+                if not kind.plain.issuperset(map(type, values)):
+                    for row, value in enumerate(values):
+                        values[row] = kind.lowered(value)
+                arrays.append(_array(values, kind.type))
+            except _Misfit as misfit:
+                raise _mismatch(f"{cls.__qualname__}.{field.name}{misfit.path}, row {row}: {misfit.detail}") from None
+            except (pa.ArrowException, OverflowError, UnicodeError) as error:
+                row, why = _culprit(values, kind.type, error)
+                raise _mismatch(f"{cls.__qualname__}.{field.name}, row {row}: {why}") from error
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def decode(self, batch: pa.RecordBatch) -> list[M]:
+        """Make messages of rows; columns that the rows do not have take their defaults, unknown ones at the end are ignored.
+
+        Raises:
+            SchemaMismatch: the columns are not those of this class, or the class refuses the values.
+        """
+        columns = []
+        for field, column in zip(self._fields, fit(batch, self.schema).columns, strict=True):
+            values = column.to_pylist()
+            columns.append(values if field.kind.lift is None else list(map(field.kind.lift, values)))
+        cls: Any = self.message
+        try:
+            if self._by_name:
+                names = [field.alias for field in self._fields]
+                return [cls(**dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True)]
+            return [cls(*row) for row in zip(*columns, strict=True)]
+        except (TypeError, ValueError) as error:
+            raise _mismatch(f"{cls.__qualname__} refuses these values: {error}") from error
+
+
+@lru_cache(maxsize=256)
+def columns_of(cls: type[M]) -> Columns[M]:
+    """Return the columns of a message class.
+
+    Raises:
+        TypeError: it is no message class.
+        ConfigurationError: it has no fields, or one that cannot be kept: a handle, or what no message may hold.
+
+    Example:
+        >>> from levada.framework import message
+        >>> @message("docs.Tick")
+        ... class Tick:
+        ...     symbol: str
+        ...     bid: float | None = None
+        >>> ticks = columns_of(Tick)
+        >>> print(ticks.schema.remove_metadata().to_string(show_field_metadata=False))
+        symbol: string not null
+        bid: double
+        >>> ticks.decode(ticks.encode([Tick("EURUSD", 1.08), Tick("USDJPY")]))
+        [Tick(symbol='EURUSD', bid=1.08), Tick(symbol='USDJPY', bid=None)]
+    """
+    return Columns(cls)
+
+
+@attrs.frozen(eq=False)
+class _Field:
+    name: str
+    alias: str
+    """What the constructor calls it."""
+    kind: _Kind
+    column: pa.Field
+    by_name: bool
+
+
+def _fields_of(cls: type, within: tuple[type, ...]) -> list[_Field]:
+    annotations = field_types(cls)
+    fields = []
+    for attribute in attrs.fields(cls):
+        if not attribute.init:
+            continue
+        annotation = annotations[attribute.name]
+        try:
+            kind = _compile(annotation, within) or _encoded(annotation)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{cls.__qualname__}.{attribute.name}: {error}") from error
+        column = _with_default_of(attribute, kind.field(attribute.name), kind)
+        fields.append(
+            _Field(attribute.name, attribute.alias or attribute.name, kind, column, bool(attribute.kw_only))
+        )
+    return fields
+
+
+def _with_default_of(attribute: attrs.Attribute[Any], column: pa.Field, kind: _Kind) -> pa.Field:
+    default: Any = attribute.default
+    if default is attrs.NOTHING or default is None:
+        return column
+    if isinstance(default, attrs.Factory):  # type: ignore[arg-type]  # a class, which the stubs declare as a function
+        if default.takes_self:
+            return column
+        default = default.factory()
+    try:
+        return with_default(column, _array([kind.lowered(default)], kind.type))
+    except (_Misfit, pa.ArrowException, OverflowError, UnicodeError) as error:
+        raise ConfigurationError(f"the default of {attribute.name} does not fit its column: {error}") from error
+
+
+def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    array = pa.array(values, kind)
+    # Several chunks: more text than 32-bit offsets reach, which no block of a journal holds.
+    if isinstance(array, pa.ChunkedArray):
+        raise pa.ArrowInvalid(f"{len(values)} rows are more than one batch holds, send fewer at a time")
+    return array
+
+
+def _culprit(values: list[Any], kind: pa.DataType, error: Exception) -> tuple[int, str]:
+    for row, value in enumerate(values):
+        try:
+            pa.array([value], kind)
+        except (pa.ArrowException, OverflowError, UnicodeError) as why:
+            return row, f"{value!r:.60} does not fit {kind}: {why}"
+    return 0, str(error)
+
+
+def _refuse(expected: object, value: object) -> _Misfit:
+    return _Misfit(f"expected {expected}, got {type(value).__qualname__}")
+
+
+def _mismatch(line: str) -> SchemaMismatch:
+    return SchemaMismatch(line, differences=(line,))
+
+
+# ---------------------------------------------------------------- annotations
+
+
+def _widened(kind: type, takes: tuple[type, ...], widen: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def lower(value: Any) -> Any:
+        if not isinstance(value, takes):
+            raise _refuse(kind.__name__, value)
+        try:
+            return widen(value)
+        except OverflowError as error:
+            raise _Misfit(str(error)) from error
+
+    return lower
+
+
+def _moment(value: Any) -> Any:
+    if not isinstance(value, dt.datetime):
+        raise _refuse("datetime", value)
+    if value.utcoffset() is None:
+        raise _Misfit("a datetime without timezone is another moment elsewhere; use e.g. datetime.now(UTC)")
+    return value
+
+
+_LEAVES: dict[Any, _Kind] = {
+    bool: _Kind(pa.bool_(), frozenset({bool})),
+    int: _Kind(pa.int64(), frozenset({int}), _widened(int, (int,), int)),
+    float: _Kind(pa.float64(), frozenset({float}), _widened(float, (int, float), float)),
+    str: _Kind(pa.string(), frozenset({str}), _widened(str, (str,), str.__str__)),
+    bytes: _Kind(pa.binary(), frozenset({bytes}), _widened(bytes, (bytes, bytearray, memoryview), bytes)),
+    dt.datetime: _Kind(_MICROSECONDS, lower=_moment),
+    dt.date: _Kind(pa.date32(), frozenset({dt.date})),
+    dt.timedelta: _Kind(pa.duration("us"), frozenset({dt.timedelta})),
+    Decimal: _Kind(pa.decimal128(38, 18), frozenset({Decimal})),
+    UUID: _Kind(pa.binary(), lower=_widened(UUID, (UUID,), attrgetter("bytes")), lift=lambda octets: UUID(bytes=octets)),
+}
+
+_SEQUENCES: dict[Any, tuple[tuple[type, ...], Callable[[list[Any]], Any]]] = {
+    list: ((list,), list),
+    abc.Sequence: ((list, tuple), list),
+    tuple: ((tuple,), tuple),
+    set: ((set,), set),
+    frozenset: ((frozenset,), frozenset),
+    abc.Set: ((frozenset, set), frozenset),
+}
+
+
+def _compile(annotation: Any, within: tuple[type, ...]) -> _Kind | None:
+    """How an annotation is kept in a column of its own type; None if only in encoded form."""
+    annotation = _expand(annotation)
+    origin, arguments = get_origin(annotation) or annotation, get_args(annotation)
+    if getattr(origin, "attachment_kind", None) is not None:
+        raise ConfigurationError("a handle is gone when the journal is read; keep it out of what is written")
+    if origin in _LEAVES:
+        return _LEAVES[origin]
+    if origin is Literal:
+        return _choice(arguments, arguments)
+    if origin is Union or origin is types.UnionType:
+        inner = [_compile(argument, within) for argument in arguments if argument is not _NONE]
+        return _optional(inner[0]) if len(inner) == 1 and inner[0] is not None and len(arguments) == 2 else None
+    if origin in _SEQUENCES:
+        many = origin is not tuple or arguments[1:] == (...,)
+        item = _compile(arguments[0], within) if arguments and many else None
+        return _list(origin, item) if item is not None else None
+    if origin in (dict, abc.Mapping):
+        key, item = (_compile(argument, within) for argument in arguments or (Any, Any))
+        return _map(key, item) if key is not None and item is not None and not key.nullable else None
+    if isinstance(origin, type) and issubclass(origin, Enum):
+        if issubclass(origin, Flag):
+            return _Kind(pa.int64(), lower=_widened(origin, (origin,), attrgetter("value")), lift=origin)
+        return _choice(tuple(origin), tuple(member.value for member in origin))
+    if isinstance(origin, type) and "__message_tag__" in vars(origin) and origin not in within:
+        return _struct(origin, (*within, origin))
+    return None
+
+
+def _expand(annotation: Any) -> Any:
+    if get_origin(annotation) is Annotated:
+        return _expand(annotation.__origin__)
+    if isinstance(annotation, NewType):
+        return _expand(annotation.__supertype__)
+    if type(annotation).__name__ == "TypeAliasType":  # `type X = …`, Python 3.12 and later
+        return _expand(annotation.__value__)
+    return annotation
+
+
+def _optional(kind: _Kind) -> _Kind:
+    inner_lift = kind.lift
+    lift = None if inner_lift is None else (lambda value: None if value is None else inner_lift(value))
+    return attrs.evolve(kind, plain=kind.plain | {_NONE}, lift=lift, nullable=True)
+
+
+def _choice(members: Sequence[Any], values: Sequence[Any]) -> _Kind | None:
+    """One of some constants, kept by their values."""
+    kinds = {type(value) for value in values}
+    if kinds != {str} and kinds != {int}:
+        return None
+    by_value = dict(zip(values, members, strict=True))
+    by_member = {(type(member), member): value for value, member in by_value.items()}
+
+    def lower(value: Any) -> Any:
+        try:
+            return by_member[type(value), value]
+        except (KeyError, TypeError):
+            raise _Misfit(f"{value!r:.60} is not one of {', '.join(map(repr, members))}") from None
+
+    def lift(value: Any) -> Any:
+        try:
+            return by_value[value]
+        except KeyError:
+            raise _mismatch(f"{value!r:.60} is not one of {', '.join(map(repr, members))}") from None
+
+    return _Kind(pa.string() if kinds == {str} else pa.int64(), lower=lower, lift=lift)
+
+
+def _list(origin: Any, item: _Kind) -> _Kind:
+    takes, build = _SEQUENCES[origin]
+    unordered = build in (set, frozenset)
+
+    def lower(value: Any) -> Any:
+        if not isinstance(value, takes):
+            raise _refuse(origin.__name__, value)
+        lowered: list[Any] = []
+        try:
+            for each in value:
+                lowered.append(item.lowered(each))
+        except _Misfit as misfit:
+            misfit.path = f"[{len(lowered)}]{misfit.path}"
+            raise
+        return sorted(lowered, key=repr) if unordered else lowered
+
+    def lift(values: list[Any]) -> Any:
+        return build(values if item.lift is None else list(map(item.lift, values)))
+
+    # Spark calls it "element", and compares names.
+    return _Kind(pa.list_(item.field("element")), lower=lower, lift=lift)
+
+
+def _map(key: _Kind, item: _Kind) -> _Kind:
+    def lower(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise _refuse("dict", value)
+        lowered = []
+        for each, inner in value.items():
+            try:
+                lowered.append((key.lowered(each), item.lowered(inner)))
+            except _Misfit as misfit:
+                misfit.path = f"[{each!r:.60}]{misfit.path}"
+                raise
+        return lowered
+
+    def lift(pairs: list[tuple[Any, Any]]) -> Any:
+        return {key.lifted(each): item.lifted(inner) for each, inner in pairs}
+
+    return _Kind(pa.map_(key.type, item.field("value")), lower=lower, lift=lift)
+
+
+def _struct(cls: type, within: tuple[type, ...]) -> _Kind:
+    fields = _fields_of(cls, within)
+    if not fields:
+        raise ConfigurationError(f"{cls.__qualname__} has no fields, so there are no columns to put it in")
+
+    def lower(value: Any) -> Any:
+        if type(value) is not cls:
+            raise _refuse(cls.__qualname__, value)
+        lowered = {}
+        for field in fields:
+            try:
+                lowered[field.name] = field.kind.lowered(getattr(value, field.name))
+            except _Misfit as misfit:
+                misfit.path = f".{field.name}{misfit.path}"
+                raise
+        return lowered
+
+    def lift(values: dict[str, Any]) -> Any:
+        return cls(**{field.alias: field.kind.lifted(values[field.name]) for field in fields})
+
+    return _Kind(pa.struct([field.column for field in fields]), lower=lower, lift=lift)
+
+
+def _encoded(annotation: Any) -> _Kind:
+    codec = Codec()
+
+    def lower(value: Any) -> Any:
+        try:
+            return codec.encode(value, annotation)
+        except (TypeError, ValueError, LevadaError) as error:
+            raise _Misfit(str(error)) from error
+
+    def lift(octets: bytes) -> Any:
+        try:
+            return cast("object", codec.decode(octets, annotation))
+        except LevadaError as error:
+            raise _mismatch(f"an encoded value cannot be read: {error}") from error
+
+    return _Kind(pa.binary(), lower=lower, lift=lift, metadata={CODEC: b"msgpack"})

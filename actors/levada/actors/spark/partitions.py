@@ -1,0 +1,256 @@
+"""One partition of a journal: its segments in order, of which the last is written.
+
+What was written is seen by readers after `publish` only, and until then `rollback` takes it back: the segments made meanwhile go, and the one
+before is cut where it was published.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import attrs
+import pyarrow as pa
+
+from .errors import JournalDamaged, JournalError, OffsetGone
+from .segments import Block, Message, Segment, sync_folder
+
+__all__ = ["Partition"]
+
+
+@attrs.frozen
+class _Published:
+    """Where `rollback` goes back to."""
+
+    segments: tuple[Segment, ...]
+    size: int
+    end: int
+
+
+class Partition:
+    """A sequence of rows with dense offsets. Methods that write belong to one thread; `read` and `offset_within` to any."""
+
+    def __init__(self, folder: Path, number: int, *, journal: bytes, schema: pa.Schema, segment_bytes: int) -> None:
+        self.folder = folder
+        self.number = number
+        self.schema = schema
+        self.segments: tuple[Segment, ...] = ()
+        """Oldest first; a new tuple at each change, so that readers may keep the one they took."""
+        self.end = 0
+        """Offset behind the last row that readers see."""
+        self._journal = journal
+        self._segment_bytes = segment_bytes
+        self._published = _Published((), 0, 0)
+
+    @property
+    def first(self) -> int:
+        """Offset of the oldest row that is kept."""
+        return self.segments[0].first
+
+    @property
+    def size(self) -> int:
+        """Octets of all segments."""
+        return sum(segment.size for segment in self.segments)
+
+    # ------------------------------------------------------------ opening
+
+    def create(self) -> None:
+        """Make the folder and an empty segment, unless they are there already."""
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        if not any(self.folder.glob("*.segment")):
+            self._start_segment(0)
+        sync_folder(self.folder.parent)
+
+    def open(self, committed: int) -> int:
+        """Find the segments, and cut off what is torn or was never committed.
+
+        Args:
+            committed: number of the last transaction in the ledger.
+
+        Returns:
+            Octets cut off.
+
+        Raises:
+            JournalDamaged: a segment is missing or not whole; nothing was changed.
+        """
+        self.close()
+        for left in self.folder.glob("*.new"):
+            left.unlink()
+        found = [
+            Segment.open(path, partition=self.number, journal=self._journal)
+            for path in sorted(self.folder.glob("*.segment"))
+        ]
+        if not found:
+            raise JournalDamaged("the segments of this partition are gone", path=str(self.folder))
+        cut = found[-1].recover(committed)
+        # Segments that hold nothing but a transaction that was not committed. One that is empty for another reason goes as well: the
+        # one before ends where it begins. The last one stays, as its name says at which offset to go on.
+        while found[-1].end == found[-1].first and len(found) > 1:
+            if found[-2].end_by_scan(committed) == found[-1].first and found[-1].fingerprint != found[-2].fingerprint:
+                break  # the columns have grown and nothing was written since
+            gone = found.pop()
+            gone.close()
+            gone.path.unlink()
+            sync_folder(self.folder)
+            cut += found[-1].recover(committed)
+        self.segments = tuple(found)
+        for before, after in zip(found, found[1:], strict=False):
+            before.close()
+            before.end = after.first
+        self.publish()
+        return cut
+
+    def close(self) -> None:
+        """Let go of all files."""
+        for segment in self.segments:
+            segment.close()
+
+    # ------------------------------------------------------------ writing
+
+    def write(self, messages: Sequence[Message], *, transaction: int, time: float) -> int:
+        """Put rows behind the last ones; neither synced nor seen by readers yet. A full segment gives way to a new one.
+
+        Returns:
+            The offset of the first row.
+
+        Raises:
+            OSError: the disk does not take it; call `rollback`.
+        """
+        first = self.segments[-1].end
+        waiting: list[Message] = []
+        size = self.segments[-1].size
+        for message in messages:
+            if size + message.size > self._segment_bytes and (waiting or self.segments[-1].end > self.segments[-1].first):
+                self.segments[-1].write(waiting, transaction=transaction, time=time)
+                waiting = []
+                self.roll()
+                size = self.segments[-1].size
+            waiting.append(message)
+            size += message.size
+        self.segments[-1].write(waiting, transaction=transaction, time=time)
+        return first
+
+    def roll(self) -> None:
+        """Seal the last segment, which is synced, and begin a new one."""
+        last = self.segments[-1]
+        last.sync()
+        self._start_segment(last.end)
+        last.close()
+
+    def _start_segment(self, first: int) -> None:
+        segment = Segment.create(
+            self.folder, partition=self.number, first=first, schema=self.schema, journal=self._journal
+        )
+        self.segments = (*self.segments, segment)
+
+    def sync(self) -> None:
+        """Bring what was written to the disk."""
+        self.segments[-1].sync()
+
+    def publish(self) -> None:
+        """Let readers see what was written."""
+        last = self.segments[-1]
+        for segment in self.segments[len(self._published.segments) - 1 :]:
+            segment.publish()
+        self.end = last.end
+        self._published = _Published(self.segments, last.size, last.end)
+
+    def rollback(self) -> None:
+        """Take back what was written since `publish`; it is so on the disk when this returns.
+
+        Raises:
+            OSError: it cannot be; only opening the journal again helps.
+        """
+        kept = self._published.segments
+        if self.segments != kept:
+            for segment in self.segments[len(kept) :]:
+                segment.close()
+                segment.path.unlink(missing_ok=True)
+            self.segments = kept
+            sync_folder(self.folder)
+        kept[-1].cut_to(self._published.size, self._published.end)
+
+    def drop_oldest(self) -> None:
+        """Delete the oldest segment, which is not the last one."""
+        oldest, *rest = self.segments
+        # Readers that look it up from now on are told that it is gone; those that have it mapped keep it.
+        self.segments = tuple(rest)
+        self._published = _Published(self.segments, self._published.size, self._published.end)
+        oldest.path.unlink()
+
+    # ------------------------------------------------------------ reading
+
+    def read(self, start: int, end: int, max_bytes: int) -> Iterator[Block]:
+        """Yield blocks from `start` on, up to `end` or what readers see, until `max_bytes`; at least one if there is a row.
+
+        Raises:
+            OffsetGone: `start` is older than what is kept.
+            JournalDamaged: a block is damaged.
+        """
+        end = min(end, self.end)
+        left = max_bytes
+        while start < end:
+            segment, following = self._segment_of(start)
+            stop = end if following is None else min(end, following)
+            try:
+                segment.index(stop if following is None else following)
+                for block in segment.read(start, stop, left):
+                    yield block
+                    start = block.end
+                    left -= block.octets.size
+            except FileNotFoundError:
+                raise self._gone(start) from None
+            if start < stop or left <= 0:
+                return
+
+    def offset_within(self, start: int, octets: int) -> int:
+        """Find the offset that one reaches from `start` with so many octets of messages: at least one block, if there is one."""
+        used = 0
+        while start < self.end:
+            segment, following = self._segment_of(start)
+            stop = self.end if following is None else following
+            try:
+                segment.index(stop)
+                reached, more = segment.offset_within(start, stop, octets - used)
+            except FileNotFoundError:
+                raise self._gone(start) from None
+            if used and used + more > octets:
+                return start
+            start, used = reached, used + more
+            if start < stop or used >= octets:
+                return start
+        return start
+
+    def _segment_of(self, offset: int) -> tuple[Segment, int | None]:
+        """The segment that holds an offset, and the offset at which the one after begins."""
+        segments = self.segments
+        if offset < segments[0].first:
+            raise self._gone(offset)
+        low, high = 0, len(segments)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if segments[middle].first <= offset:
+                low = middle
+            else:
+                high = middle
+        return segments[low], segments[low + 1].first if low + 1 < len(segments) else None
+
+    def _gone(self, offset: int) -> OffsetGone:
+        first = self.first
+        return OffsetGone(
+            f"partition {self.number}: rows {offset} to {first - 1} have been deleted by retention; the oldest left is {first}",
+            path=os.fspath(self.folder),
+            partition=self.number,
+            wanted=offset,
+            first=first,
+        )
+
+    def check_offset(self, offset: int) -> None:
+        """Require that an offset is one between the beginning of the journal and its end.
+
+        Raises:
+            JournalError: it is not.
+        """
+        if not isinstance(offset, int) or not 0 <= offset <= self.end:
+            raise JournalError(f"partition {self.number} has offsets 0 to {self.end}, not {offset!r}", path=str(self.folder))

@@ -1,0 +1,241 @@
+"""Columns of a journal: how two schemas differ, how one may grow out of another, and how old rows are brought to new columns.
+
+A schema grows at its end only. Columns that are there keep name, place and type; a new one can be null or has a default, which travels in
+the metadata of its field (`DEFAULT`). A struct may grow in the same way, wherever it is nested. So rows that were written years ago can be
+read in the columns of today, and an old program reads new rows by leaving out what it does not know.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from .errors import SchemaMismatch
+
+__all__ = [
+    "DEFAULT",
+    "ENVELOPE",
+    "check_growth",
+    "conform",
+    "differences",
+    "fingerprint",
+    "fit",
+    "offsets",
+    "with_default",
+]
+
+DEFAULT = b"levada.default"
+"""Key of the metadata of a field that holds its default: one row as an Arrow IPC message, in base64."""
+
+ENVELOPE = pa.schema(
+    [
+        pa.field("ts", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("key", pa.string()),
+        pa.field("sender", pa.string()),
+        pa.field("kind", pa.string()),
+        pa.field("headers", pa.map_(pa.string(), pa.binary())),
+        pa.field("value", pa.binary()),
+    ]
+)
+"""Columns of a mailbox that takes messages of any kind: moment, key, path of the sender, tag, headers, and the encoded message."""
+
+
+def fingerprint(schema: pa.Schema) -> bytes:
+    """Sixteen octets that change with the name, place, type or nullability of a column; metadata does not count.
+
+    Example:
+        >>> fingerprint(pa.schema([("symbol", pa.string())])).hex()
+        '2ecd7a0c5ce9ac1d4fb23e2bf6b4e2cf'
+    """
+    text = "\n".join(f"{field.name}: {_type_text(field)}" for field in schema)
+    return hashlib.sha256(text.encode()).digest()[:16]
+
+
+def differences(wanted: pa.Schema, got: pa.Schema) -> list[str]:
+    """Say column by column how `got` is not `wanted`; empty if it is. Metadata does not count, and fewer nulls than allowed are fine.
+
+    Example:
+        >>> wanted = pa.schema([("symbol", pa.string()), ("bid", pa.float64())])
+        >>> differences(wanted, pa.schema([("symbol", pa.string()), ("bid", pa.string()), ("size", pa.int64())]))
+        ['bid: string, wanted double', 'size: int64, not wanted']
+    """
+    return list(_compare("", list(wanted), list(got)))
+
+
+def _compare(path: str, wanted: list[pa.Field], got: list[pa.Field]) -> Iterator[str]:
+    places = {field.name: place for place, field in enumerate(got)}
+    if len(places) < len(got):
+        names = [field.name for field in got]
+        yield from (f"{path}{name}: there {names.count(name)} times" for name in places if names.count(name) > 1)
+        return
+    known = {field.name for field in wanted}
+    # Places among the columns that both have: one that is missing or too many does not make all others look displaced.
+    order = [field.name for field in wanted if field.name in places]
+    theirs = [field.name for field in got if field.name in known]
+    for field in wanted:
+        name = path + field.name
+        if field.name not in places:
+            yield f"{name}: missing, wanted {_type_text(field)}"
+            continue
+        other = got[places[field.name]]
+        if other.type != field.type:
+            if pa.types.is_struct(field.type) and pa.types.is_struct(other.type):
+                yield from _compare(f"{name}.", list(field.type), list(other.type))
+            else:
+                yield f"{name}: {other.type}, wanted {field.type}"
+        elif other.nullable and not field.nullable:
+            yield f"{name}: may be null, wanted not null"
+        if order.index(field.name) != theirs.index(field.name):
+            yield f"{name}: column {places[field.name] + 1}, wanted column {wanted.index(field) + 1}"
+    yield from (f"{path}{field.name}: {_type_text(field)}, not wanted" for field in got if field.name not in known)
+
+
+def conform(batch: pa.RecordBatch, schema: pa.Schema, *, where: str = "") -> pa.RecordBatch:
+    """Return `batch` with exactly this schema; a column that could be null and is not passes for one that cannot.
+
+    Raises:
+        SchemaMismatch: columns differ; says which and how.
+    """
+    if batch.schema.equals(schema, check_metadata=True):
+        return batch
+    problems = differences(
+        schema,
+        pa.schema([f.with_nullable(False) if not batch.column(i).null_count else f for i, f in enumerate(batch.schema)]),
+    )
+    if problems:
+        raise _mismatch("the columns are not those of the journal", problems, where)
+    return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+
+
+def check_growth(old: pa.Schema, new: pa.Schema, *, where: str = "") -> None:
+    """Require that rows of `old` can be read in the columns of `new`, and that nothing was taken away.
+
+    Raises:
+        SchemaMismatch: says column by column what is in the way.
+    """
+    problems = list(_growth("", list(old), list(new)))
+    if problems:
+        raise _mismatch("the columns did not grow at the end only, from those in the journal", problems, where)
+
+
+def _growth(path: str, old: list[pa.Field], new: list[pa.Field]) -> Iterator[str]:
+    names = [field.name for field in new]
+    for place, field in enumerate(old):
+        name = path + field.name
+        if field.name not in names:
+            yield f"{name}: missing, the journal has {_type_text(field)}"
+        elif names.index(field.name) != place:
+            yield f"{name}: column {names.index(field.name) + 1}, in the journal column {place + 1}"
+        else:
+            yield from _type_growth(name, field.type, new[place].type)
+            if field.nullable and not new[place].nullable:
+                yield f"{name}: not null, in the journal it may be null"
+    known = {field.name for field in old}
+    for field in new:
+        if field.name not in known and not field.nullable and DEFAULT not in (field.metadata or {}):
+            yield f"{path}{field.name}: new, so it must be nullable or have a default"
+
+
+def _type_growth(name: str, old: pa.DataType, new: pa.DataType) -> Iterator[str]:
+    if old == new:
+        return
+    if pa.types.is_struct(old) and pa.types.is_struct(new):
+        yield from _growth(f"{name}.", list(old), list(new))
+    elif pa.types.is_list(old) and pa.types.is_list(new):
+        yield from _type_growth(f"{name}[]", old.value_type, new.value_type)
+    elif pa.types.is_map(old) and pa.types.is_map(new) and old.key_type == new.key_type:
+        yield from _type_growth(f"{name}[]", old.item_type, new.item_type)
+    else:
+        yield f"{name}: {new}, in the journal {old}"
+
+
+def fit(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Bring rows to other columns: missing ones at the end get their defaults, or null; unknown ones at the end are left out.
+
+    Costs nothing if the columns are the same, and does not copy the columns that are.
+
+    Raises:
+        SchemaMismatch: neither schema grew out of the other.
+    """
+    if batch.schema.equals(schema, check_metadata=True):
+        return batch
+    columns = []
+    for place, field in enumerate(schema):
+        if place >= batch.num_columns:
+            columns.append(_filled(field, batch.num_rows))
+            continue
+        column, name = batch.column(place), batch.schema.field(place).name
+        if name != field.name:
+            raise _mismatch("other columns", [f"{name}: column {place + 1}, wanted {field.name}"], "")
+        if column.type != field.type:
+            problems = list(_type_growth(name, column.type, field.type))
+            if problems and list(_type_growth(name, field.type, column.type)):
+                raise _mismatch("other columns", problems, "")
+            # A struct that grew or shrank: rare, and only for rows from before the change.
+            column = pa.array([_grown(value, field.type) for value in column.to_pylist()], field.type)
+        if column.null_count and not field.nullable:
+            raise _mismatch("other columns", [f"{name}: has nulls, wanted not null"], "")
+        columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _filled(field: pa.Field, rows: int) -> pa.Array:
+    default = _default(field)
+    if default is None:
+        if not field.nullable:
+            raise _mismatch("other columns", [f"{field.name}: missing, and it has no default"], "")
+        return pa.nulls(rows, field.type)
+    # pa.repeat() does not take every nested type; taking one row again and again does.
+    return default.take(pa.array([0] * rows, pa.int8()))
+
+
+def _grown(value: Any, kind: pa.DataType) -> Any:
+    """A value as Arrow gives it, with defaults for what its type has now and had not when it was written."""
+    if value is None:
+        return None
+    if pa.types.is_struct(kind):
+        grown = {}
+        for field in kind:
+            if field.name in value:
+                grown[field.name] = _grown(value[field.name], field.type)
+            else:
+                grown[field.name] = _filled(field, 1)[0].as_py()
+        return grown
+    if pa.types.is_list(kind):
+        return [_grown(each, kind.value_type) for each in value]
+    if pa.types.is_map(kind):
+        return [(key, _grown(each, kind.item_type)) for key, each in value]
+    return value
+
+
+def with_default(field: pa.Field, value: pa.Array) -> pa.Field:
+    """Return the field with a default for rows from before it was added: the only row of `value`."""
+    plain = pa.field("default", field.type)
+    octets = pa.RecordBatch.from_arrays([value], schema=pa.schema([plain])).serialize().to_pybytes()
+    return field.with_metadata({**(field.metadata or {}), DEFAULT: base64.b64encode(octets)})
+
+
+def _default(field: pa.Field) -> pa.Array | None:
+    octets = (field.metadata or {}).get(DEFAULT)
+    if octets is None:
+        return None
+    plain = pa.schema([pa.field("default", field.type)])
+    return pa.ipc.read_record_batch(pa.py_buffer(base64.b64decode(octets)), plain).column(0)
+
+
+def offsets(first: int, rows: int) -> pa.Array:
+    """Return the offsets of rows that lie behind one another, as a column."""
+    arange = getattr(pa, "arange", None)  # pyarrow 21 and later: 1 ns a row, against 30
+    return arange(first, first + rows) if arange is not None else pa.array(range(first, first + rows), pa.int64())
+
+
+def _type_text(field: pa.Field) -> str:
+    return str(field.type) if field.nullable else f"{field.type} not null"
+
+
+def _mismatch(what: str, problems: list[str], where: str) -> SchemaMismatch:
+    return SchemaMismatch(f"{what}: {'; '.join(problems)}", path=where, differences=tuple(problems))

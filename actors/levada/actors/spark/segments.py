@@ -1,0 +1,519 @@
+"""One segment file of a journal: Arrow IPC record batch messages in checksummed blocks.
+
+On the disk
+    A header, then blocks without gaps; numbers are little-endian, header and blocks are padded with zeros to multiples of 8 octets.
+
+    header: ``levadaJ1``, version (4), partition (4), first offset (8), journal id (16), fingerprint of the schema (16), octets of the schema
+    (4), crc32 of all of it (4); then the schema as an Arrow IPC message.
+
+    block: ``LvB1``, octets of the message (4), crc32 of the rest of the block (4), rows (4), offset of the first row (8), transaction (8), time in
+    microseconds since 1970 (8), octets of this file that were synced when this block was written (8); then the record batch as an Arrow IPC message.
+
+The rules of this file
+    * A segment appears under its name with a whole, synced header, by rename. A file cut short inside its header is damage.
+    * Offsets are dense: a block begins where the one before ended.
+    * The tail is torn if no whole block behind the bad place says that this place had been synced. A torn tail is cut off. If one does, the
+      bad octets had been on the disk, and what comes after them may have been promised to somebody: that is `JournalDamaged`, and nothing is cut.
+    * Segments before the last are not read when a journal is opened. Their blocks are checked when they are first read.
+    * One thread writes. Readers in other threads stay below an end that the writer has published, and see lists that only grow.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import zlib
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import attrs
+import pyarrow as pa
+
+from .errors import JournalDamaged, JournalError
+from .schema import fingerprint
+
+__all__ = ["Block", "Message", "Segment", "sync_folder"]
+
+_FILE = struct.Struct("<8sIIQ16s16sII")
+_BLOCK = struct.Struct("<4sIIIQQqQ")
+_SUMMED = struct.Struct("<IQQqQ")  # what of a block's header the checksum covers, besides the length
+_MAGIC = b"levadaJ1"
+_BLOCK_MAGIC = b"LvB1"
+_VERSION = 1
+_CRC_AT = _FILE.size - 4
+MAX_SCHEMA = 1 << 24
+STRIDE = 1 << 16
+"""Octets between entries of the index in memory: 160,000 entries for 10 GiB, and at most this much to walk through."""
+_COPY_BELOW = 1 << 16  # a read this small is copied: 4 µs, a mapping costs 15 µs
+_MANY = 512  # buffers of one writev; systems take 1024
+
+
+@attrs.frozen
+class Message:
+    """A record batch as it will be written."""
+
+    octets: pa.Buffer
+    """The Arrow IPC message."""
+    rows: int
+
+    @property
+    def size(self) -> int:
+        """Octets on the disk, header and padding included."""
+        return _padded(_BLOCK.size + self.octets.size)
+
+
+@attrs.frozen
+class Block:
+    """Some rows as they are in the file."""
+
+    partition: int
+    first: int
+    """Offset of the first row of this block that was asked for."""
+    rows: int
+    """Rows that were asked for."""
+    skip: int
+    """Rows of the message before `first`."""
+    octets: pa.Buffer
+    """The whole block as an Arrow IPC message; mostly a slice of the mapped file. Its schema is `schema`."""
+    schema: pa.Schema
+    """Of the segment; maybe older than that of the journal, with fewer columns."""
+    time: float
+    """When the rows were appended, in seconds since 1970."""
+
+    @property
+    def end(self) -> int:
+        """The offset behind the last row."""
+        return self.first + self.rows
+
+    def batch(self) -> pa.RecordBatch:
+        """Return the rows, without copying them, in the columns that they were written with."""
+        return pa.ipc.read_record_batch(self.octets, self.schema).slice(self.skip, self.rows)
+
+
+@attrs.frozen
+class _Header:
+    """A block's header, and where it is in the file."""
+
+    at: int
+    length: int
+    checksum: int
+    rows: int
+    first: int
+    transaction: int
+    time: int
+    synced: int
+
+    @property
+    def size(self) -> int:
+        return _padded(_BLOCK.size + self.length)
+
+    def fits(self, octets: memoryview) -> bool:
+        """Whether the checksum is that of these octets of the message."""
+        rest = _SUMMED.pack(self.rows, self.first, self.transaction, self.time, self.synced)
+        return zlib.crc32(octets, zlib.crc32(rest, self.length)) == self.checksum
+
+
+class Segment:
+    """A segment file. Made by `create` and `open`; the methods that write belong to one thread."""
+
+    def __init__(
+        self, path: Path, *, partition: int, first: int, schema: pa.Schema, fingerprint: bytes, start: int
+    ) -> None:
+        self.path = path
+        self.partition = partition
+        self.first = first
+        """Offset of the first row."""
+        self.schema = schema
+        self.fingerprint = fingerprint
+        self.size = start
+        """Octets of the header and all whole blocks."""
+        self.end = first
+        """Offset behind the last row written."""
+        self.synced = 0
+        """Octets that are known to be on the disk."""
+        self.visible = start
+        """Octets that readers may look at; see `publish`."""
+        self.oldest = 0.0
+        """When the first block was written, in seconds since 1970; 0 without blocks."""
+        self.newest = 0.0
+        self.indexed = True
+        """Whether the fields above and the index are those of the file; false for a sealed segment that nobody has read yet."""
+        self._start = start
+        self._offsets: list[int] = []
+        self._positions: list[int] = []
+        self._checked = (0, 0)  # blocks between these positions have passed their checksum
+        self._descriptor = -1
+
+    # ------------------------------------------------------------ opening
+
+    @classmethod
+    def create(cls, folder: Path, *, partition: int, first: int, schema: pa.Schema, journal: bytes) -> Segment:
+        """Make a new, empty segment file, open for writing; it is on the disk when this returns.
+
+        Raises:
+            OSError: it cannot be made; there is no file under its name then.
+        """
+        text = schema.serialize().to_pybytes()
+        mark = fingerprint(schema)
+        head = _FILE.pack(_MAGIC, _VERSION, partition, first, journal, mark, len(text), 0)
+        crc = zlib.crc32(text, zlib.crc32(head[:_CRC_AT]))
+        octets = head[:_CRC_AT] + struct.pack("<I", crc) + text
+        octets += bytes(_padded(len(octets)) - len(octets))
+        path = folder / f"{first:020d}.segment"
+        beside = path.with_suffix(".new")
+        descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            _write_all(descriptor, [octets], 0)
+            os.fdatasync(descriptor)
+            beside.rename(path)
+            sync_folder(folder)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        segment = cls(path, partition=partition, first=first, schema=schema, fingerprint=mark, start=len(octets))
+        segment.synced = segment.size
+        segment._descriptor = descriptor
+        return segment
+
+    @classmethod
+    def open(cls, path: Path, *, partition: int, journal: bytes) -> Segment:
+        """Read the header of a file; blocks are looked at later.
+
+        Raises:
+            JournalDamaged: the header is not whole, or this is a file of another journal or partition.
+            JournalError: written by a later version of this format.
+        """
+        with path.open("rb") as file:
+            head = file.read(_FILE.size)
+            if len(head) < _FILE.size or head[:8] != _MAGIC:
+                raise JournalDamaged("this is no segment of a journal", path=str(path))
+            _, version, number, first, owner, mark, length, crc = _FILE.unpack(head)
+            if version != _VERSION:
+                raise JournalError(
+                    f"format version {version}, this program reads {_VERSION}: use the levada that wrote it or a later one",
+                    path=str(path),
+                )
+            text = file.read(length) if length <= MAX_SCHEMA else b""
+        if len(text) != length or zlib.crc32(text, zlib.crc32(head[:_CRC_AT])) != crc:
+            raise JournalDamaged("the header of this segment is damaged", path=str(path))
+        if (owner, number, f"{first:020d}") != (journal, partition, path.stem):
+            raise JournalDamaged(
+                f"a segment of journal {owner.hex()}, partition {number}, offset {first}; it belongs somewhere else",
+                path=str(path),
+            )
+        schema = pa.ipc.read_schema(pa.py_buffer(text))
+        start = _padded(_FILE.size + length)
+        segment = cls(path, partition=partition, first=first, schema=schema, fingerprint=mark, start=start)
+        segment.size = segment.visible = path.stat().st_size
+        if segment.size < start:
+            raise JournalDamaged("the header of this segment is damaged", path=str(path))
+        segment.indexed = False
+        return segment
+
+    def open_for_writing(self) -> None:
+        """Open the file once more, to go on writing behind its last block."""
+        if self._descriptor < 0:
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        """Let go of the file; it can still be read by its path."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    # ------------------------------------------------------------ looking through
+
+    def index(self, end: int) -> None:
+        """Walk over the headers of a sealed segment.
+
+        Args:
+            end: the offset at which the next segment begins.
+
+        Raises:
+            JournalDamaged: blocks are missing or their headers damaged.
+        """
+        if self.indexed:
+            return
+        view = _map(self.path, 0, self.size)
+        at, size = self._start, len(view)
+        offset, offsets, positions = self.first, list[int](), list[int]()
+        oldest = newest = 0
+        while at < size:
+            header = _header(view, at, offset)
+            if header is None:
+                raise self._damaged(at, offset)
+            if not positions or at - positions[-1] >= STRIDE:
+                offsets.append(offset)
+                positions.append(at)
+            oldest, newest = oldest or header.time, max(newest, header.time)
+            offset += header.rows
+            at += header.size
+        if offset != end:
+            raise JournalDamaged(f"ends with offset {offset}; the next segment begins with {end}", path=str(self.path))
+        self.oldest, self.newest, self.end = oldest / 1e6, newest / 1e6, offset
+        self._offsets, self._positions = offsets, positions
+        self.indexed = True
+
+    def recover(self, committed: int) -> int:
+        """Check all of the last segment of a partition; cut off a torn tail and what belongs to no committed transaction.
+
+        Args:
+            committed: number of the last transaction that was committed; blocks of a later one go.
+
+        Returns:
+            Octets cut off.
+
+        Raises:
+            JournalDamaged: see the rules above; the file is as it was.
+        """
+        view = _map(self.path, 0, self.size)
+        size = len(view)
+        self._clear()
+        at, offset, pending = self._start, self.first, False
+        while at < size:
+            header = _header(view, at, offset)
+            if header is None or not header.fits(view[at + _BLOCK.size : at + _BLOCK.size + header.length]):
+                self._require_torn(view, at, offset)
+                break
+            if header.transaction > committed + 1 or (pending and header.transaction <= committed):
+                raise JournalDamaged(
+                    f"offset {offset} is of transaction {header.transaction}, but the ledger ends with {committed}: "
+                    "it is older than this segment, restore the ledger of the same moment",
+                    path=str(self.path),
+                    octet=at,
+                )
+            pending = pending or header.transaction > committed
+            if not pending:
+                self._note(header)
+            at, offset = at + header.size, offset + header.rows
+        self._checked = (self._start, self.size)
+        cut = size - self.size
+        self.open_for_writing()
+        if cut:
+            self.cut_to(self.size, self.end)
+        else:
+            # Whoever wrote this may have died before the sync, and it is about to be promised to readers.
+            self.sync()
+        self.publish()
+        return cut
+
+    def _clear(self) -> None:
+        self.size, self.end, self.synced = self._start, self.first, 0
+        self.oldest = self.newest = 0.0
+        self._offsets, self._positions = [], []
+        self.indexed = True
+
+    def _require_torn(self, view: memoryview, at: int, offset: int) -> None:
+        found = at
+        octets = view.obj
+        assert isinstance(octets, mmap.mmap | bytes)
+        while (found := octets.find(_BLOCK_MAGIC, found + 1)) >= 0:
+            header = _header(view, found, None)
+            if (
+                header is not None
+                and header.synced > at
+                and header.fits(view[found + _BLOCK.size : found + _BLOCK.size + header.length])
+            ):
+                raise self._damaged(at, offset)
+
+    def _damaged(self, at: int, offset: int) -> JournalDamaged:
+        return JournalDamaged(
+            f"the block at octet {at}, offset {offset}, is damaged: restore this file from a copy, or move the journal away",
+            path=str(self.path),
+            octet=at,
+        )
+
+    # ------------------------------------------------------------ writing
+
+    def write(self, messages: Sequence[Message], *, transaction: int, time: float) -> None:
+        """Put blocks behind the last one; not synced.
+
+        Raises:
+            OSError: the file cannot be written; what is there of these blocks must be cut off (`cut_to`).
+        """
+        parts: list[bytes | pa.Buffer] = []
+        headers: list[_Header] = []
+        at, offset, stamp = self.size, self.end, int(time * 1e6)
+        for message in messages:
+            rest = _SUMMED.pack(message.rows, offset, transaction, stamp, self.synced)
+            length = message.octets.size
+            crc = zlib.crc32(message.octets, zlib.crc32(rest, length))
+            header = _Header(at, length, crc, message.rows, offset, transaction, stamp, self.synced)
+            head = _BLOCK.pack(_BLOCK_MAGIC, length, crc, message.rows, offset, transaction, stamp, self.synced)
+            parts += [head, message.octets, bytes(header.size - _BLOCK.size - length)]
+            headers.append(header)
+            at, offset = at + header.size, offset + message.rows
+        _write_all(self._descriptor, parts, self.size)
+        for header in headers:
+            self._note(header)
+
+    def _note(self, header: _Header) -> None:
+        if not self._positions or header.at - self._positions[-1] >= STRIDE:
+            self._positions.append(header.at)  # first: a reader that finds the offset finds the position
+            self._offsets.append(header.first)
+        self.oldest = self.oldest or header.time / 1e6
+        self.newest = max(self.newest, header.time / 1e6)
+        self.end = header.first + header.rows
+        self.size = header.at + header.size
+
+    def sync(self) -> None:
+        """Bring everything written to the disk."""
+        if self.synced < self.size:
+            os.fdatasync(self._descriptor)
+            self.synced = self.size
+
+    def publish(self) -> None:
+        """Let readers see everything written."""
+        self.visible = self.size
+
+    def cut_to(self, size: int, end: int) -> None:
+        """Forget the blocks from position `size`, offset `end`, on; it is so on the disk when this returns."""
+        self.open_for_writing()
+        os.ftruncate(self._descriptor, size)
+        os.fdatasync(self._descriptor)
+        self.size = self.synced = size
+        self.visible = min(self.visible, size)
+        self.end = end
+        while self._positions and self._positions[-1] >= size:
+            self._offsets.pop()
+            self._positions.pop()
+        low, high = self._checked
+        self._checked = (low, min(high, size))
+        if end == self.first:
+            self.oldest = self.newest = 0.0
+
+    # ------------------------------------------------------------ reading
+
+    def read(self, start: int, end: int, max_bytes: int) -> Iterator[Block]:
+        """Yield the blocks that hold the rows from `start` up to `end`, at least one, and more while they fit in `max_bytes`.
+
+        The segment is indexed, and ``first <= start < end``, with `end` at most what was published.
+
+        Raises:
+            JournalDamaged: a block does not have its checksum.
+            FileNotFoundError: retention has deleted the file.
+        """
+        at = self._positions[bisect_right(self._offsets, start) - 1]
+        window = max_bytes + STRIDE
+        yielded = 0
+        while start < end:
+            view = _map(self.path, at, min(self.visible, at + window))
+            here = 0
+            while start < end:
+                header = _header(view, here, None)
+                if header is None:
+                    window = self._wider(view, at, here, start, window)
+                    break
+                last = header.first + header.rows
+                if last > start:
+                    if header.first > start:
+                        raise self._damaged(at + here, start)
+                    if yielded and yielded + header.length > max_bytes:
+                        return
+                    octets = view[here + _BLOCK.size : here + _BLOCK.size + header.length]
+                    self._check(header, at + here, octets)
+                    yielded += header.length
+                    rows, skip = min(last, end) - start, start - header.first
+                    message = pa.py_buffer(octets)
+                    yield Block(self.partition, start, rows, skip, message, self.schema, header.time / 1e6)
+                    start += rows
+                here += header.size
+            at += here
+
+    def _wider(self, view: memoryview, at: int, here: int, offset: int, window: int) -> int:
+        """How much to map from ``at + here`` on, where a block begins that is not wholly in `view`."""
+        size = _BLOCK.size
+        if here + size <= len(view):
+            if view[here : here + 4] != _BLOCK_MAGIC:
+                raise self._damaged(at + here, offset)
+            size = _padded(size + _BLOCK.unpack_from(view, here)[1])
+        if at + here + size > self.visible or size <= len(view) - here:
+            raise self._damaged(at + here, offset)
+        return max(window, size)
+
+    def _check(self, header: _Header, at: int, octets: memoryview) -> None:
+        low, high = self._checked
+        if low <= at < high:
+            return
+        if not header.fits(octets):
+            raise self._damaged(at, header.first)
+        self._checked = (low, at + header.size) if at == high else (at, at + header.size)
+
+    def offset_within(self, start: int, end: int, octets: int) -> tuple[int, int]:
+        """Find how far one gets from `start` towards `end` with so many octets of blocks; at least one block.
+
+        Returns:
+            The offset, and the octets of the blocks up to there.
+        """
+        at = self._positions[bisect_right(self._offsets, start) - 1]
+        used = 0
+        view = _map(self.path, at, self.visible)
+        here = 0
+        while start < end:
+            header = _header(view, here, None)
+            if header is None:
+                raise self._damaged(at + here, start)
+            last = header.first + header.rows
+            if last > start:
+                if used and used + header.length > octets:
+                    break
+                used += header.length
+                start = min(last, end)
+            here += header.size
+        return start, used
+
+
+# ---------------------------------------------------------------- octets
+
+
+def _padded(size: int) -> int:
+    return (size + 7) & ~7
+
+
+def _header(view: memoryview, at: int, offset: int | None) -> _Header | None:
+    """The header at a position, or None if it is none, not for `offset`, or its block is not whole."""
+    if at + _BLOCK.size > len(view):
+        return None
+    magic, length, crc, rows, first, transaction, time, synced = _BLOCK.unpack_from(view, at)
+    if magic != _BLOCK_MAGIC or at + _padded(_BLOCK.size + length) > len(view) or not rows:
+        return None
+    if offset is not None and first != offset:
+        return None
+    return _Header(at, length, crc, rows, first, transaction, time, synced)
+
+
+def _map(path: Path, start: int, stop: int) -> memoryview:
+    """Map some octets of a file, or copy them if they are few. Slices may be kept: they keep the mapping."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if stop - start <= _COPY_BELOW:
+            return memoryview(os.pread(descriptor, stop - start, start))
+        base = start - start % mmap.ALLOCATIONGRANULARITY
+        return memoryview(mmap.mmap(descriptor, stop - base, prot=mmap.PROT_READ, offset=base))[start - base :]
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, parts: Sequence[bytes | pa.Buffer], at: int) -> None:
+    views = [memoryview(part) for part in parts if len(part)]
+    while views:
+        written = os.pwritev(descriptor, views[:_MANY], at)
+        at += written
+        done = 0
+        while done < len(views) and written >= len(views[done]):
+            written -= len(views[done])
+            done += 1
+        del views[:done]
+        if written:
+            views[0] = views[0][written:]
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

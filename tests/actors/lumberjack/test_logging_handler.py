@@ -1,0 +1,238 @@
+"""`LumberjackHandler`: threads, a full queue, the end of the program, a fork, records of levada itself."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import pytest
+import trio
+
+from levada.actors.lumberjack.balance import HostConfig
+from levada.actors.lumberjack.logging_handler import LumberjackHandler
+from levada.framework import ActorSystem
+from levada.framework.errors import ConfigurationError
+from levada.transports.carriers import TlsConfig
+from levada.transports.lumberjack import WriterConfig
+
+pytestmark = pytest.mark.loopback
+
+Readers = Callable[..., AbstractAsyncContextManager[Any]]
+ANY = "tcp://127.0.0.1:0"
+
+
+@pytest.fixture
+def log() -> Iterator[logging.Logger]:
+    log = logging.getLogger("test of the handler")
+    log.propagate = False
+    log.setLevel(logging.DEBUG)
+    yield log
+    for handler in list(log.handlers):
+        log.removeHandler(handler)
+        handler.close()
+
+
+async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+    return await trio.to_thread.run_sync(function, *arguments)
+
+
+async def test_records_of_any_thread_arrive_with_their_origin(small_reader: Readers, log: logging.Logger) -> None:
+    async with small_reader(ANY) as reader:
+        handler = LumberjackHandler(reader.url, logging.INFO, fields={"env": "test"})
+        handler.setFormatter(logging.Formatter("<%(message)s>"))
+        log.addHandler(handler)
+        mutable = [1]
+        log.info("hello %s", mutable)
+        mutable.append(2)  # later changes are not seen
+        log.debug("below the level")
+
+        def log_many(name: str) -> None:
+            for number in range(50):
+                log.warning("%s %d", name, number)
+
+        async with trio.open_nursery() as nursery:
+            for name in ("a", "b", "c"):
+                nursery.start_soon(in_thread, log_many, name)
+        await in_thread(handler.flush)
+        events = reader.events
+        first = events[0]
+        assert (first["line"], first["logger"], first["level"], first["env"], first["process"]) == (
+            "<hello [1]>",
+            "test of the handler",
+            "INFO",
+            "test",
+            os.getpid(),
+        )
+        assert first["time"].endswith("+00:00")
+        assert len(events) == 151
+        for name in ("a", "b", "c"):
+            own = [event["line"] for event in events if event["line"].startswith(f"<{name} ")]
+            assert own == [f"<{name} {number}>" for number in range(50)], "those of one thread are in order"
+        assert (handler.unacked, handler.dropped) == (0, 0)
+        await in_thread(handler.close)
+        log.info("after the end")
+        assert handler.dropped == 1
+
+
+async def test_a_full_queue_holds_nobody_up_for_longer_than_block(log: logging.Logger) -> None:
+    config = WriterConfig(window=1, queue=1)
+    handler = LumberjackHandler("lumberjack://127.0.0.1:9", config=config, queue=5, close_timeout=0.1)
+    log.addHandler(handler)
+    begin = time.perf_counter()
+    for number in range(100):
+        log.info("%d", number)
+    assert time.perf_counter() - begin < 2.0
+    assert handler.dropped > 80
+    assert handler.dropped + handler.unacked == 100
+    await in_thread(handler.close)
+    assert handler.dropped + handler.unacked == 100
+
+    slow = LumberjackHandler("lumberjack://127.0.0.1:9", config=config, queue=1, block=0.05, close_timeout=0.0)
+    log.removeHandler(handler)
+    log.addHandler(slow)
+    for number in range(5):
+        log.info("%d", number)
+    begin = time.perf_counter()
+    await in_thread(log.info, "one too many")
+    assert 0.04 < time.perf_counter() - begin < 2.0
+    await in_thread(slow.close)
+
+
+async def test_waiting_for_room_ends_when_there_is_room(small_reader: Readers, log: logging.Logger) -> None:
+    async with small_reader(ANY) as reader:
+        reader.acks = trio.Event()
+        config = WriterConfig(window=1, queue=1)
+        handler = LumberjackHandler(reader.url, config=config, queue=1, block=30.0)
+        log.addHandler(handler)
+
+        def log_some() -> None:
+            for number in range(20):
+                log.info("%d", number)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(in_thread, log_some)
+            await reader.has(1)
+            reader.acks.set()
+            lines = await reader.has(19)
+        assert lines[-1]["line"] == "19"
+        assert handler.dropped == 0
+        await in_thread(handler.close)
+
+
+async def test_records_of_levada_itself_are_not_taken(small_reader: Readers) -> None:
+    async with small_reader(ANY) as reader:
+        handler = LumberjackHandler(reader.url)
+        root = logging.getLogger()
+        root.addHandler(handler)
+        try:
+            logging.getLogger("levada.actors.lumberjack.writer").error("about the writer itself")
+            logging.getLogger("levadas").error("of somebody else")
+            await in_thread(handler.flush)
+        finally:
+            root.removeHandler(handler)
+            await in_thread(handler.close)
+        assert [event["line"] for event in reader.events] == ["of somebody else"]
+
+
+async def test_a_record_that_cannot_be_formatted_or_sent_disturbs_no_other(
+    small_reader: Readers, log: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with small_reader(ANY) as reader:
+        handler = LumberjackHandler(reader.url, fields={"odd": float("nan")})
+        log.addHandler(handler)
+        handler.handle(log.makeRecord("x", logging.INFO, "here", 1, "%d", ("no number",), None))
+        log.info("cannot be JSON")
+        handler._fields.clear()
+        log.info("good")
+        await in_thread(handler.flush)
+        assert [event["line"] for event in reader.events] == ["good"]
+        assert handler.dropped == 1
+        assert "no number" in capsys.readouterr().err  # logging's own report
+        await in_thread(handler.close)
+
+
+async def test_in_a_system_that_is_given(small_reader: Readers, log: logging.Logger) -> None:
+    async with small_reader(ANY) as reader, ActorSystem() as system:
+        threads = threading.active_count()
+        handler = LumberjackHandler(reader.url, system=system, block=10.0, queue=10)
+        log.addHandler(handler)
+        for number in range(20):
+            log.info("%d", number)  # in the sender's own thread: must not wait for itself
+        assert handler.dropped == 10
+        await in_thread(log.info, "from a thread")
+        assert len(await reader.has(11)) == 11
+        handler.flush()  # as well
+        assert await handler.aclose() == 0
+        assert threading.active_count() <= threads + 1  # no thread of the handler; one of trio's for `in_thread`
+
+
+async def test_a_mistake_shows_at_once_or_in_failure(log: logging.Logger) -> None:
+    with pytest.raises(ConfigurationError):
+        LumberjackHandler("http://example.org")
+    hosts = HostConfig(tls=TlsConfig(ca="/nowhere/ca.pem"))
+    handler = LumberjackHandler("lumberjack+tls://127.0.0.1:9", hosts=hosts)
+    log.addHandler(handler)
+    log.info("lost")
+    await in_thread(handler.flush)
+    assert "cannot use the certificates" in str(handler.failure)
+    log.info("lost too")
+    assert handler.dropped + handler.unacked == 2
+
+
+PROGRAM = """
+import logging, os, sys
+from levada.actors.lumberjack.balance import HostConfig
+from levada.actors.lumberjack.logging_handler import LumberjackHandler
+handler = LumberjackHandler(sys.argv[1])
+logging.getLogger().addHandler(handler)
+"""
+
+
+def program(code: str, url: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM + code, url],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+async def test_what_was_logged_last_is_sent_at_the_end_of_the_program(small_reader: Readers) -> None:
+    async with small_reader(ANY) as reader:
+        code = "for number in range(3000): logging.warning('%d', number)"
+        done = await in_thread(program, code, reader.url)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert [event["line"] for event in reader.events] == [str(number) for number in range(3000)]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+async def test_after_a_fork_each_process_sends_its_own_records(small_reader: Readers) -> None:
+    async with small_reader(ANY) as reader:
+        code = (
+            "logging.warning('parent 1')\n"
+            "child = os.fork()\n"
+            "logging.warning('child' if not child else 'parent 2')\n"
+            "if child: os.waitpid(child, 0)\n"
+        )
+        done = await in_thread(program, code, reader.url)
+        assert done.returncode == 0, done.stderr
+        assert sorted(event["line"] for event in reader.events) == ["child", "parent 1", "parent 2"]
+        assert len({event["process"] for event in reader.events}) == 2
+
+
+async def test_an_absent_reader_delays_the_end_for_the_time_allowed_only() -> None:
+    code = "handler._close_timeout = 0.3\nlogging.warning('x')\nimport time; logging._start = time.perf_counter()\n"
+    begin = time.perf_counter()
+    done = await in_thread(program, code, "lumberjack://127.0.0.1:9")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert time.perf_counter() - begin < 10

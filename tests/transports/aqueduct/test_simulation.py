@@ -1,0 +1,257 @@
+"""Two cores on a network that delays, reorders, loses datagrams and lets resets overtake; two applications that do anything.
+
+What must hold whatever happens are the invariants I-1 to I-10 of the specification's state machines, looked at from outside: octets,
+events, and what the applications got.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from levada.transports.aqueduct import (
+    AqueductConfig,
+    Attach,
+    Delivery,
+    Ended,
+    Mode,
+    ReceiverHalf,
+    ReceiverState,
+    SenderHalf,
+    SenderState,
+    Settled,
+    receiver,
+)
+
+if TYPE_CHECKING:
+    from .conftest import Pair, Side
+
+Half = SenderHalf | ReceiverHalf
+
+
+@attrs.define(eq=False)
+class Sent:
+    """A message and all that became of it."""
+
+    half: SenderHalf
+    mode: Mode
+    serial: int
+    settled: bool | None = None
+    deliveries: list[Delivery] = attrs.Factory(list)
+
+    @property
+    def payload(self) -> bytes:
+        return self.serial.to_bytes(4, "big") + bytes(self.serial % 40)
+
+
+class Simulation:
+    """Two cores, two applications and chance."""
+
+    def __init__(self, make: Any, rng: random.Random, *, steps: int) -> None:
+        self.rng = rng
+        small = AqueductConfig(window=rng.choice((2, 5, 256)), mailbox=rng.choice((2, 4, 256)), unreliable_window=6)
+        self.pair: Pair = make(client=small, server=small)
+        self.sent: dict[int, Sent] = {}
+        self.handles: dict[Side, list[Half]] = {side: [] for side in self.pair.sides}
+        self.adopted: dict[Side, set[int]] = {side: {0} for side in self.pair.sides}
+        self.taken: dict[int, list[int]] = defaultdict(list)
+        self.ended: set[Half] = set()
+        self.ordered: dict[SenderHalf, list[int]] = defaultdict(list)
+        self.handles[self.pair.client].append(self.pair.sender)
+        self.handles[self.pair.server].append(self.pair.receiver)
+        for _ in range(steps):
+            self.step()
+
+    # ------------------------------------------------ the applications
+
+    def step(self) -> None:
+        rng = self.rng
+        side = rng.choice(self.pair.sides)
+        what = rng.random()
+        if what < 0.45:
+            self.act(side)
+        elif what < 0.9:
+            self.pair.flush(side)
+            for _ in range(rng.randrange(4)):
+                self.pair.step(side, rng)
+        else:
+            self.pair.now += rng.choice((0.01, 0.06, 0.7))
+            side.events += side.core.handle_timeout(self.pair.now)
+        self.look()
+
+    def act(self, side: Side) -> None:
+        rng = self.rng
+        handles = self.handles[side]
+        if not handles:
+            return
+        half = rng.choice(handles[-6:] if rng.random() < 0.7 else handles)
+        what = rng.random()
+        if isinstance(half, SenderHalf):
+            if what < 0.8:
+                self.send(side, half)
+            elif what < 0.9:
+                half.cancel()
+            elif half.state not in (SenderState.CANCEL_WAIT, SenderState.CANCELLING):
+                half.finish()
+        elif half.mailbox and what < 0.85:
+            self.take(side, half)
+        elif what > 0.9:
+            half.close()
+
+    def send(self, side: Side, half: SenderHalf) -> None:
+        mode = self.rng.choice(tuple(Mode))
+        if half.state not in (SenderState.OPEN, SenderState.UNATTACHED) or not half.has_room(mode):
+            return
+        attachments = self.rng.choices(tuple(Attach), k=self.rng.choice((0, 0, 0, 1, 1, 2, 3)))
+        record = Sent(half, mode, len(self.sent))
+        self.sent[record.serial] = record
+        if mode is Mode.ORDERED:
+            self.ordered[half].append(record.serial)
+        self.handles[side] += half.send(record.payload, attachments, mode=mode, token=record)
+
+    def take(self, side: Side, half: ReceiverHalf) -> None:
+        message = half.take()
+        what = self.rng.random()
+        if what < 0.1:
+            message.discard(lost=what < 0.05)
+            return
+        self.taken[int.from_bytes(message.payload[:4], "big")].append(half.id)
+        for attached in message.attachments:
+            self.adopted[side].add(attached.id)
+            self.handles[side].append(attached)
+
+    def look(self) -> None:
+        self.pair.collect()
+        for side in self.pair.sides:
+            assert side.closed is None, side.closed  # I-10
+            for event in side.events:
+                if isinstance(event, Settled):
+                    for token in event.tokens:
+                        assert isinstance(token, Sent)
+                        assert token.settled is None, "I-1: settled once"
+                        token.settled = event.delivered
+                        if event.delivered:
+                            assert len(token.deliveries) == 1, "I-2: acked, so processed by one receiver"
+                elif isinstance(event, Ended):
+                    assert event.half not in self.ended
+                    self.ended.add(event.half)
+            side.events.clear()
+
+    # ------------------------------------------------ the end
+
+    def wind_up(self, *, closing: bool) -> None:
+        """End all there is, with or without closing receivers, and let everything arrive."""
+        for _ in range(60):
+            for side in self.pair.sides:
+                for half in list(self.handles[side]):
+                    if isinstance(half, ReceiverHalf):
+                        if closing and self.rng.random() < 0.7:
+                            half.close()
+                        while half.mailbox:
+                            self.take(side, half)
+                    elif half.state not in (SenderState.CANCEL_WAIT, SenderState.CANCELLING):
+                        if self.rng.random() < 0.2:
+                            half.cancel()
+                        else:
+                            half.finish()
+            self.drain()
+            if not self.pair.leftovers():
+                break
+        self.check()
+
+    def drain(self) -> None:
+        """Everything arrives, in a random order, and then the timers run."""
+        moved = True
+        while moved:
+            moved = False
+            for side in self.pair.sides:
+                moved = bool(self.pair.flush(side)) or moved
+                while self.pair.step(side, self.rng):
+                    moved = True
+                    self.look()
+        self.pair.wait(3.0)
+        self.look()
+
+    def check(self) -> None:
+        assert not self.pair.leftovers(), "I-5, I-9"
+        for record in self.sent.values():
+            assert record.settled is not None, "I-1: settled"
+            assert len(record.deliveries) <= 1, "I-2: processed once"
+            if record.deliveries and not record.settled:
+                assert record.deliveries[0].half.state is ReceiverState.LOST, "I-2: processed, so not nacked"
+        by_channel: dict[int, list[Sent]] = defaultdict(list)
+        for record in self.sent.values():
+            by_channel[record.half.id].append(record)
+        for side in self.pair.sides:
+            other = self.pair.peer(side)
+            for half in self.handles[side]:
+                assert half.state.value not in ("open", "unattached", "finishing", "close-wait", "cancel-wait"), "I-6"
+                if half.known and half not in self.ended:
+                    assert half.ended
+                reliable = [r for r in by_channel[half.id] if r.mode is not Mode.UNRELIABLE]
+                if half.state in (ReceiverState.FINISHED, SenderState.FINISHED):
+                    assert all(r.deliveries for r in reliable), "I-3"
+                if half.minted_here and half.id in self.adopted[other]:
+                    assert half.state not in (ReceiverState.LOST, SenderState.LOST), "I-7"
+        arrived: dict[int, list[int]] = defaultdict(list)
+        for delivery in self.log:
+            arrived[delivery.half.id].append(int.from_bytes(delivery.payload[:4], "big"))
+        for sender, serials in self.ordered.items():
+            got = [serial for serial in arrived[sender.id] if self.sent[serial].mode is Mode.ORDERED]
+            assert got == serials[: len(got)], "I-4"
+
+    log: list[Delivery]
+
+
+@contextmanager
+def recorded() -> Iterator[list[Delivery]]:
+    """Know of every message that is processed, also of those that nobody ever takes."""
+    log: list[Delivery] = []
+
+    class Recorded(Delivery):
+        __slots__ = ()
+
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            log.append(self)
+            simulation = current[0] if current else None
+            if simulation is not None:
+                simulation.sent[int.from_bytes(self.payload[:4], "big")].deliveries.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(receiver, "Delivery", Recorded)
+        yield log
+
+
+current: list[Simulation] = []
+
+
+def simulate(make: Any, rng: random.Random, steps: int) -> None:
+    with recorded() as log:
+        simulation = Simulation.__new__(Simulation)
+        current[:] = [simulation]
+        simulation.log = log
+        simulation.__init__(make, rng, steps=steps)  # type: ignore[misc]
+        simulation.wind_up(closing=rng.random() < 0.5)
+
+
+RULES = [f"I-{n}" for n in range(1, 11)]
+
+
+def test_sim(pair: Any) -> None:
+    import os
+    a, b = map(int, os.environ.get("SEEDS", "0:300").split(":"))
+    for seed in range(a, b):
+        try:
+            simulate(pair, random.Random(seed), 120)
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise

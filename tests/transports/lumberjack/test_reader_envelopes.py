@@ -1,0 +1,211 @@
+"""Envelopes: format, nesting, all or nothing, limits, memory."""
+
+from __future__ import annotations
+
+import gzip
+import tracemalloc
+import zlib
+from typing import Any
+
+import pytest
+
+from levada.transports.lumberjack import encode_data, encode_envelope, encode_json, encode_window
+
+MIB = 2**20
+
+
+def frames(version: int, *numbers: int) -> bytes:
+    if version == 1:
+        return b"".join(encode_data(1, number, {"n": str(number)}) for number in numbers)
+    return b"".join(encode_json(2, number, {"n": str(number)}) for number in numbers)
+
+
+def packed(version: int, *parts: bytes, level: int = 6) -> bytes:
+    return encode_envelope(version, zlib.compress(b"".join(parts), level))
+
+
+def numbers(reader: Any) -> list[list[int]]:
+    return [[int(event["n"]) for event in unit.events] for unit in reader.units]
+
+
+def bomb(size: int, unit: bytes) -> bytes:
+    """A zlib stream of `size` octets, made of whole `unit`s, in little memory."""
+    packer = zlib.compressobj(9)
+    block = unit * (MIB // len(unit))
+    parts = [packer.compress(block) for _ in range(size // len(block))]
+    return b"".join(parts) + packer.flush()
+
+
+@pytest.mark.rule("LJ-30")
+def test_lj30_what_is_no_zlib_stream_of_whole_frames_is_refused(desk: Any) -> None:
+    """LJ-30: raw deflate, gzip, a cut stream, a wrong checksum, octets after the end, a part of a frame; empty is legal."""
+    data = frames(1, 1)
+    good = zlib.compress(data)
+    raw = zlib.compressobj(wbits=-15)
+    for payload in (
+        raw.compress(data) + raw.flush(),
+        gzip.compress(data),
+        good[:-1],
+        good[:-5],
+        b"",
+        good[:-1] + bytes([good[-1] ^ 1]),
+        good + b"\0",
+        good + good,
+        zlib.compress(data[:-1]),
+        zlib.compress(data + b"1"),
+        b"garbage",
+    ):
+        reader = desk()
+        reader.feed(encode_window(1, 1) + encode_envelope(1, payload))
+        assert (reader.refused, reader.units, reader.sent) == ("LJ-30", [], b"")
+    reader = desk()
+    reader.feed(encode_window(1, 1) + packed(1) + packed(1, data))
+    assert (numbers(reader), reader.acks) == ([[1]], [1])
+
+
+@pytest.mark.rule("LJ-31")
+def test_lj31_units_span_envelopes_and_an_envelope_holds_several(desk: Any) -> None:
+    """LJ-31: unpacked frames are handled as if they had come from the network."""
+    reader = desk()
+    reader.feed(encode_window(2, 3) + packed(2, frames(2, 1, 2)) + frames(2, 3) + packed(2, frames(2, 4, 5, 6, 7)))
+    assert (numbers(reader), reader.acks) == ([[1, 2, 3], [4, 5, 6]], [3, 6])
+
+
+@pytest.mark.rule("LJ-31a")
+def test_lj31a_all_of_an_envelope_or_nothing(desk: Any) -> None:
+    """LJ-31a: nothing is handed on before end, checksum and frames are checked; bad JSON spares the units before it."""
+    many = b"".join(encode_window(2, 1) + frames(2, number) for number in range(1, 5001))
+    data = encode_envelope(2, zlib.compress(many, 0)[:-1] + b"?")
+    reader = desk()
+    for at in range(0, len(data), 50_000):
+        reader.feed(data[at : at + 50_000])
+    assert (reader.refused, reader.units, reader.sent) == ("LJ-30", [], b"")
+    broken_late = packed(2, encode_window(2, 1), frames(2, 1), encode_window(2, 2), frames(2, 2), b"2J\0\0\0\1\0\0\0\1{")
+    reader = desk()
+    reader.feed(broken_late)
+    assert (reader.refused, numbers(reader), reader.acks) == ("LJ-12", [[1]], [1])
+    reader = desk()
+    reader.feed(packed(2, encode_window(2, 1), frames(2, 1), b"2J\0\0\0\1\0\0\0\1{", b"2"))
+    assert (reader.refused, numbers(reader), reader.acks) == ("LJ-30", [], [])
+
+
+@pytest.mark.rule("LJ-31a")
+@pytest.mark.rule("LJ-42")
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("max_cost", [1, 700, 2000, 10**9])
+def test_lj31a_lj42_a_costly_envelope_is_checked_first_and_built_in_slices(
+    version: int, nested: bool, max_cost: int, desk: Any
+) -> None:
+    """LJ-31a, LJ-42: the same events and acks come out however little may be held; and nothing if the end is bad."""
+    content = b"".join(
+        encode_window(version, 7) + frames(version, *range(first, first + 7)) for first in range(1, 701, 7)
+    )
+    content += frames(version, 701)
+    inner = packed(version, content) if nested else content
+    reader = desk(max_cost=max_cost, max_uncommitted_units=1)
+    reader.feed(frames(version, 0) + packed(version, inner))
+    reader.end()
+    assert [number for unit in numbers(reader) for number in unit] == list(range(702))
+    assert (reader.acks, reader.finished) == ([0, *range(7, 701, 7), 701], "peer_closed")
+    assert reader.core.held == 0
+    reader = desk(max_cost=max_cost)
+    reader.feed(packed(version, inner + b"?"))
+    assert (reader.units, reader.refused) == ([], "LJ-2")
+
+
+@pytest.mark.rule("LJ-12")
+@pytest.mark.rule("LJ-42")
+def test_lj12_lj42_bad_json_in_the_rest_of_a_costly_envelope(desk: Any) -> None:
+    """LJ-12: it is met when the rest is built; the units before it stand."""
+    content = b"".join(encode_window(2, 1) + frames(2, number) for number in range(1, 11))
+    reader = desk(max_cost=700)
+    reader.feed(packed(2, content, b"2J\0\0\0\1\0\0\0\1{"))
+    assert (reader.refused, numbers(reader), reader.acks) == ("LJ-12", [[n] for n in range(1, 11)], list(range(1, 11)))
+
+
+@pytest.mark.rule("LJ-32")
+def test_lj32_two_envelopes_deep_and_no_more(desk: Any) -> None:
+    """LJ-32: depth 2 is accepted, 3 is refused on the header; limits count over the whole outer envelope."""
+    two = packed(1, packed(1, frames(1, 1)), packed(1, frames(1, 2)), frames(1, 3))
+    reader = desk()
+    reader.feed(encode_window(1, 3) + two)
+    assert (numbers(reader), reader.acks) == ([[1, 2, 3]], [3])
+    reader = desk()
+    reader.feed(encode_window(1, 3) + packed(1, two))
+    assert (reader.refused, reader.units) == ("LJ-32", [])
+    inner = packed(1, b"\0" * 600)
+    reader = desk(max_unpacked=1000)
+    reader.feed(packed(1, *([encode_envelope(1, zlib.compress(frames(1, 1) * 20))] * 3)))
+    assert (reader.refused, reader.units) == ("LJ-41", [])
+    assert len(inner) < 100
+
+
+@pytest.mark.rule("LJ-35")
+def test_lj35_unpacking_goes_in_steps(desk: Any) -> None:
+    """LJ-35: one call unpacks 64 KiB at most, so that the driver can let others run."""
+    payload = encode_envelope(1, bomb(4 * MIB, encode_data(1, 1, {"k": "v" * 1000})))
+    core = desk().core
+    core.receive_data(encode_window(1, 10**6) + payload, 0.0)
+    steps = [core.octets_unpacked]
+    while core.has_work:
+        core.work(0.0)
+        steps.append(core.octets_unpacked)
+    assert max(after - before for before, after in zip(steps, steps[1:], strict=False)) == 64 * 1024
+    assert len(steps) >= 60
+
+
+@pytest.mark.rule("LJ-41")
+def test_lj41_unpacking_ends_at_the_limit(desk: Any) -> None:
+    """LJ-41: refused at once when more comes out than is allowed; just the limit is legal."""
+    frame = frames(1, 1)
+    for limit, refused in ((len(frame) * 10, None), (len(frame) * 10 - 1, "LJ-41")):
+        reader = desk(max_unpacked=limit)
+        reader.feed(packed(1, frame * 10))
+        assert reader.refused == refused
+        assert reader.core.octets_unpacked <= limit + 1
+
+
+def peak_of(reader: Any, payload: bytes) -> int:
+    """Peak growth of memory while a reader takes an envelope in pieces of 64 KiB; its sink forgets what it gets."""
+    data = encode_envelope(1, payload)
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    for at in range(0, len(data), 65536):
+        reader.feed(data[at : at + 65536])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return peak - before
+
+
+@pytest.mark.rule("LJ-47")
+@pytest.mark.parametrize("unit", [b"\0", encode_data(1, 1, {"k": "v" * 1000})], ids=["zeros", "events"])
+def test_lj47_a_bomb_stays_small(unit: bytes, desk: Any) -> None:
+    """LJ-47: a quarter of everything but the bomb: under LJ-41 + 4 MiB."""
+    reader = desk(keeps=False, max_unpacked=16 * MIB, max_cost=16 * MIB)
+    peak = peak_of(reader, bomb(64 * MIB, unit))
+    assert reader.refused == ("LJ-2" if unit == b"\0" else "LJ-41")
+    assert peak < 16 * MIB + 4 * MIB
+
+
+@pytest.mark.rule("LJ-47")
+def test_lj47_very_many_events_in_an_envelope(desk: Any) -> None:
+    """LJ-47: a 256th: 256 KiB of 10-octet frames under LJ-41 + 3 x LJ-42 + the same, for steps of 64 KiB."""
+    size = MIB // 4
+    frame = encode_data(1, 1, {})
+    reader = desk(keeps=False, max_unpacked=size, max_cost=size)
+    peak = peak_of(reader, zlib.compress(frame * (size // len(frame))))
+    assert (reader.refused, reader.core.events) == (None, size // len(frame))
+    assert peak < size + 3 * size + size
+
+
+@pytest.mark.soak
+@pytest.mark.rule("LJ-47")
+@pytest.mark.parametrize(
+    ("size", "unit", "limit"),
+    [(1024 * MIB, b"\0", 80), (1024 * MIB, encode_data(1, 1, {"k": "v" * 1000}), 80), (64 * MIB, encode_data(1, 1, {}), 272)],
+    ids=["zeros", "events", "6.7 million events"],
+)
+def test_lj47_in_full(size: int, unit: bytes, limit: int, desk: Any) -> None:
+    """LJ-47: the 1 GiB bomb under LJ-41 + 16 MiB; 64 MiB of small events under LJ-41 + 3 x LJ-42 + 16 MiB."""
+    assert peak_of(desk(keeps=False), bomb(size, unit)) < limit * MIB

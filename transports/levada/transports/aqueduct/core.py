@@ -1,0 +1,710 @@
+"""One Aqueduct connection without I/O: octets in, events out; calls in, octets out.
+
+How an owner uses it, in turns:
+
+1. Give it whatever has come: `receive_stream_data`, `stream_reset`, `stream_stopped`, `receive_datagram`, `handle_timeout`; use the
+   halves: `SenderHalf.send`, `ReceiverHalf.take` and so on.
+2. Do what the events say. Each `receive_…` returns them; calls to halves leave theirs for `take_events`.
+3. Once a turn take `data_to_send(now)`, do it, and sleep until `next_deadline`.
+
+Creation of halves, loss and the ends of channels touch many channels at once; all of it has happened when a call returns, whichever
+way it came about. What the peer breaks ends the connection: a last output closes it, a last event says why, and every later call is
+ignored.
+
+There is no randomness in the protocol: ids are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from levada.framework.errors import LocalProtocolError, RemoteProtocolError
+
+from .config import AqueductConfig
+from .errors import CloseCode, LimitExceeded, ResetCode, violation
+from .events import CloseConnection, ConnectionEnded, Event, HeadersReceived, Output, StreamUnblocked
+from .frames import (
+    VERSION,
+    AckNackUnreliable,
+    AckReliable,
+    ChannelControl,
+    ClosedChannelLost,
+    CloseReceiver,
+    ConnectionControl,
+    FinishSender,
+    Frame,
+    FrameType,
+    Headers,
+    Incomplete,
+    Octets,
+    SentUnreliable,
+    decode_frame,
+    decode_message,
+    encode_int,
+)
+from .ids import ENTRYPOINT, FLOW, MINTER, ONESHOT, SPACES, Attach, Numbers
+from .links import Links
+from .receiver import ReceiverHalf
+from .sender import SenderHalf
+from .state import CONNECTION, ENDS, PLACES, ConnectionInput, ConnectionState, Place, ReceiverState
+from .streams import Stream, Streams
+from .timers import Timers
+
+__all__ = ["AqueductCore"]
+
+_KINDS = frozenset(FrameType)
+_GREETINGS = (FrameType.VERSION, FrameType.CONNECTION_CONTROL)
+_BEGINNINGS = (Place.UNI, Place.DATAGRAM, Place.CLIENT_BIDI)
+
+
+class AqueductCore:
+    """One side of a connection.
+
+    Args:
+        client: whether this side dialled.
+        headers: a client's connection headers; a server gives its own to `accept`.
+        config: windows, limits and delays.
+        early: a client whose QUIC connection takes 0-RTT data: it speaks before the handshake is complete. Source: AQ-21.
+    """
+
+    def __init__(
+        self, *, client: bool, headers: Headers = (), config: AqueductConfig | None = None, early: bool = False
+    ) -> None:
+        self.client = client
+        self.config = config or AqueductConfig()
+        self.state = ConnectionState.HANDSHAKE
+        self.peer_headers: Headers | None = None
+        """The peer's connection headers, as soon as they are known."""
+        self.halves: dict[int, SenderHalf | ReceiverHalf] = {}
+        """Senders and receivers that are not gone, by channel id; for reading."""
+        self.unclaimed: dict[int, ReceiverHalf] = {}
+        """Receivers that ended before the message came that attaches them. Source: AQ-30."""
+        self.links = Links(self)
+        self.streams = Streams(client=client, early=early)
+        self.held = 0
+        """Octets held for the peer; see `AqueductConfig.max_held`."""
+        self.datagram_limit = 0
+        """Octets of the largest datagram that fits; the owner may set it when the path changes. Source: AQ-22."""
+        self.round_trip = 0.0
+        """Estimate of the round trip in seconds, set by the owner if it has one. Source: AQ-36, AQ-37."""
+        self.entrypoint: SenderHalf | ReceiverHalf | None = None
+        """The channel that needs no message to be there: the client's sender, the server's receiver. Source: AQ-18."""
+        self.ack_now: list[ReceiverHalf] = []
+        """Receivers that ack in this turn."""
+        self._timers = Timers(self.config)
+        self._events: list[Event] = []
+        self._close: CloseConnection | None = None
+        self._control: Stream | None = None
+        self._waiting: dict[Stream, None] = {}
+        self._datagrams: list[bytes] = []
+        self._minted = dict.fromkeys(range(SPACES + 1), 0)
+        self._gone = {space: Numbers() for space in range(SPACES + 1)}
+        self._unhanded = {space: Numbers() for space in range(SPACES + 1)}
+        self._mine = 0 if client else MINTER
+        self._inward = FLOW if client else 0
+        self._excess: RemoteProtocolError | None = None
+        self.ack_later: Callable[[ReceiverHalf], None] = self._timers.ack
+        self.declare_soon: Callable[[SenderHalf], None] = self._timers.declare
+        self.nack_later: Callable[[ReceiverHalf], None] = self._timers.nack
+        if client:
+            # AQ-15: as soon as it can. AQ-18: the entrypoint is there from the start and has no control stream yet.
+            control = self._control = self.streams.open(Place.ANSWER)
+            control.write(ConnectionControl(headers).encode())
+            self.entrypoint = SenderHalf(self, ENTRYPOINT, minted_here=True, reachable=True)
+            self.halves[ENTRYPOINT] = self.entrypoint
+            self._minted[ENTRYPOINT] = 1
+
+    # ------------------------------------------------ what comes
+
+    def handshake_completed(self, max_datagram: int, *, early_data_accepted: bool | None = None) -> list[Event]:
+        """QUIC knows its peer.
+
+        Args:
+            max_datagram: octets of the largest datagram that fits now; 0 if the peer takes none.
+            early_data_accepted: False if QUIC has dropped what was sent early; it is sent again, on new streams.
+
+        Source: AQ-14, AQ-21 (D-11), E-11.
+        """
+        if self.state is not ConnectionState.HANDSHAKE:
+            return self.take_events()
+        self._go(ConnectionInput.HANDSHAKE_COMPLETED)
+        self.datagram_limit = max_datagram
+        if not max_datagram:
+            self._fail(violation("E-11"))
+            return self.take_events()
+        if early_data_accepted is False:
+            self.streams.replay()
+        self.streams.settle_early()
+        self._release()
+        return self._finish_turn()
+
+    def receive_stream_data(self, stream_id: int, data: bytes, fin: bool = False) -> list[Event]:
+        """Take octets of a stream; return what they mean.
+
+        Args:
+            stream_id: the peer's number for a stream of its own, the core's for one that this side opened.
+            data: any number of octets, cut anywhere.
+            fin: whether they are the last.
+        """
+        stream = self._stream(stream_id)
+        if stream is not None and stream.receives and not stream.fin_seen:
+            try:
+                self._read(stream, data, fin)
+            except RemoteProtocolError as error:
+                self._fail(error)
+        return self._finish_turn()
+
+    def stream_reset(self, stream_id: int, code: int) -> list[Event]:
+        """The peer reset its direction of a stream: what had not arrived never will. Source: AQ-11, AQ-20, AQ-25a, AQ-46, AQ-48."""
+        stream = self._stream(stream_id)
+        if stream is not None and stream.receives:
+            if stream.blocked and not stream_id & 2:
+                stream.reset_seen = code
+            else:
+                try:
+                    self._reset(stream, code)
+                except RemoteProtocolError as error:
+                    self._fail(error)
+        return self._finish_turn()
+
+    def stream_stopped(self, stream_id: int, code: int) -> list[Event]:
+        """The peer wants no more on a stream, and QUIC has reset this side's direction.
+
+        Args:
+            stream_id: which.
+            code: not looked at.
+
+        Source: AQ-15, AQ-20a.
+        """
+        stream = self._stream(stream_id)
+        if stream is not None:
+            if stream is self._control:
+                self._fail(violation("E-13", "stopped"))
+            if stream.sender is not None:
+                self._timers.stopped(stream.sender)
+            stream.stopped()
+        return self._finish_turn()
+
+    def stream_acked(self, stream_id: int) -> list[Event]:
+        """QUIC knows that the peer has the first octets of a stream; only of use where QUIC can tell. Source: AQ-45 (D-22b)."""
+        stream = self.streams.table.get(stream_id)
+        if stream is not None:
+            self._open_gate(stream)
+        return self._finish_turn()
+
+    def receive_datagram(self, data: bytes) -> list[Event]:
+        """Take a datagram; return what it means."""
+        if self.state is not ConnectionState.CLOSED:
+            try:
+                self._datagram(data)
+            except RemoteProtocolError as error:
+                self._fail(error)
+        return self._finish_turn()
+
+    def connection_lost(self, code: int = 0, reason: str = "") -> list[Event]:
+        """QUIC has ended, by the peer or the network. Source: AQ-19."""
+        self._end(code, reason, None, tell=False)
+        return self.take_events()
+
+    # ------------------------------------------------ what the owner asks for
+
+    def accept(self, headers: Headers = ()) -> None:
+        """Answer the client; may be done when its headers have been looked at. What it sent meanwhile is processed now.
+
+        Raises:
+            LocalProtocolError: a client, a second time, or before `HeadersReceived`.
+
+        Source: AQ-15, AQ-16, AQ-18.
+        """
+        if self.state is ConnectionState.CLOSED:
+            return
+        if self.state is not ConnectionState.OFFERED:
+            raise LocalProtocolError(f"accept() in state {self.state.value}", rule="AQ-15")
+        assert self._control is not None
+        self._control.write(VERSION + ConnectionControl(headers).encode())
+        self._go(ConnectionInput.ACCEPTED)
+        receiver = self._create_receiver(ENTRYPOINT)
+        receiver.claimed = receiver.known = True
+        self.entrypoint = receiver
+        self._release()
+        self.links.run()
+
+    def close(self, code: int = CloseCode.ORDERLY, reason: str = "") -> list[Event]:
+        """End the connection and everything in it. Once more, it does nothing. Source: AQ-19 (D-9), AQ-51."""
+        self._end(code, reason, None, tell=True)
+        return self.take_events()
+
+    def is_blocked(self, stream_id: int) -> bool:
+        """Whether octets of a stream would only be kept: an owner that can stop the peer does not read it until `StreamUnblocked`.
+
+        Source: AQ-40 (D-20).
+        """
+        stream = self.streams.table.get(stream_id)
+        return stream is not None and stream.blocked
+
+    def take_events(self) -> list[Event]:
+        """Take the events since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def data_to_send(self, now: float) -> list[Output]:
+        """Take what is to be done, and date what is to be done later. Once a turn.
+
+        Args:
+            now: seconds by any clock that does not go back.
+        """
+        if self._close is None and self._excess is not None:
+            self._fail(self._excess)
+        if self.state is ConnectionState.CLOSED:
+            out: list[Output] = [] if self._close is None else [self._close]
+            self._close = None
+            return out
+        for receiver in self.ack_now:
+            receiver.ack(due=False)
+        self.ack_now.clear()
+        self._timers.date(now, self.round_trip)
+        if self.state is ConnectionState.HANDSHAKE and not self.streams.early:
+            return []
+        return self.streams.flush()
+
+    def next_deadline(self) -> float | None:
+        """Return when `handle_timeout` is wanted; None if never. As of the last `data_to_send`."""
+        return None if self.state is ConnectionState.CLOSED else self._timers.next()
+
+    def handle_timeout(self, now: float) -> list[Event]:
+        """Do what is due: acks, declarations, nacks. Too early or too often does nothing. Source: AQ-35 to AQ-37, AQ-20a."""
+        if self.state is ConnectionState.CLOSED:
+            return self.take_events()
+        for receiver in self._timers.acks_due(now):
+            receiver.ack(due=True)
+        for sender in self._timers.declarations_due(now):
+            sender.declare()
+        for due in self._timers.nacks_due(now):
+            due.receiver.settle_due(due.end)
+        for sender in self._timers.stops_due(now):
+            if not sender.ended:
+                self._fail(violation("AQ-20a", f"channel {sender.id}"))
+        return self._finish_turn()
+
+    # ------------------------------------------------ what halves ask for
+
+    def emit(self, event: Event) -> None:
+        """Tell the owner."""
+        self._events.append(event)
+
+    def mint(self, attachments: Sequence[Attach]) -> tuple[SenderHalf | ReceiverHalf, ...]:
+        """Make the opposite halves of what travels in a message that is about to be written. Source: AQ-6, AQ-26.
+
+        Raises:
+            LocalProtocolError: too many channels, or the connection is over; nothing was made.
+        """
+        if attachments and self._channels() + len(attachments) > self.config.max_channels:
+            raise LocalProtocolError(
+                f"more than {self.config.max_channels} channels (raise max_channels)", rule="AQ-19"
+            )
+        made: list[SenderHalf | ReceiverHalf] = []
+        for attach in attachments:
+            outward = attach.value & FLOW
+            space = (attach.value & ONESHOT) | self._mine | (self._inward ^ outward)
+            channel = self._minted[space] << 3 | space
+            self._minted[space] += 1
+            made.append(
+                SenderHalf(self, channel, minted_here=True, reachable=False)
+                if outward
+                else ReceiverHalf(self, channel, minted_here=True)
+            )
+            self.halves[channel] = made[-1]
+        return tuple(made)
+
+    def receive_attachments(self, channels: tuple[int, ...]) -> tuple[SenderHalf | ReceiverHalf, ...]:
+        """Make or find the halves that came in a message. Source: AQ-28 (4), AQ-30, E-22, E-23."""
+        return tuple(
+            self._attached_receiver(channel) if channel & FLOW == self._inward else self._attached_sender(channel)
+            for channel in channels
+        )
+
+    def forget(self, half: SenderHalf | ReceiverHalf) -> None:
+        """A half is gone. Source: AQ-30, AQ-31 (D-14, D-15)."""
+        del self.halves[half.id]
+        if half.minted_here or self.state is ConnectionState.CLOSED:
+            return
+        self._record_gone(half.id)
+        if isinstance(half, ReceiverHalf) and not half.claimed:
+            if half.state in (ReceiverState.FINISHED, ReceiverState.CANCELLED):
+                self.unclaimed[half.id] = half
+            else:
+                self._unhanded[half.id & SPACES].add(half.id >> 3)
+
+    def unblock(self, stream: Stream) -> None:
+        """Read a stream on that had to wait."""
+        if not stream.blocked or stream.id is None:
+            return
+        stream.blocked = False
+        self.emit(StreamUnblocked(stream.id))
+        try:
+            self._read(stream, b"", stream.fin_seen)
+            if stream.reset_seen is not None and not stream.blocked:
+                self._reset(stream, stream.reset_seen)
+        except RemoteProtocolError as error:
+            self._excess = self._excess or error
+
+    # ------------------------------------------------ reading
+
+    def _stream(self, stream_id: int) -> Stream | None:
+        """Find a stream; one of the peer's may be new, one of ours that is not there is over."""
+        stream = self.streams.table.get(stream_id)
+        if stream is None and self.state is not ConnectionState.CLOSED and bool(stream_id & 1) == self.client:
+            stream = self.streams.accept(stream_id)
+        return stream
+
+    def _read(self, stream: Stream, data: bytes, fin: bool) -> None:
+        """Read octets after those that were kept, and keep what cannot be read yet."""
+        stream.fin_seen = fin
+        buffer = stream.buffer
+        if buffer or stream.blocked:
+            buffer += data
+            self.held += len(data)
+            if stream.blocked or (len(buffer) < stream.need and not fin):
+                return
+            with memoryview(buffer) as view:
+                used = self._parse(stream, view)
+            del buffer[:used]
+            self.held -= used
+        else:
+            used = self._parse(stream, data)
+            if used < len(data):
+                buffer += data[used:] if used else data
+                self.held += len(buffer)
+        stream.received += used
+        if fin and not stream.blocked:
+            self._finished(stream)
+
+    def _parse(self, stream: Stream, data: Octets) -> int:
+        """Process the frames in `data`; return how many octets that took."""
+        at = 0
+        size = len(data)
+        halves = self.halves
+        stream.need = 0
+        try:
+            while at < size:
+                place = stream.place
+                if place is Place.DISCARD:
+                    return size
+                kind = data[at]
+                if place is not Place.MESSAGES or kind != 3 or self.state is not ConnectionState.OPEN:
+                    place = self._next_place(place, kind)
+                    if self._must_wait(kind):
+                        stream.blocked = True
+                        self._waiting[stream] = None
+                        return at
+                    if kind != FrameType.MESSAGE:
+                        frame, at = decode_frame(
+                            data, at, max_message=self.config.max_message, max_control=self.config.max_control
+                        )
+                        stream.place = place
+                        self._handle(stream, frame)
+                        continue
+                channel, number, attached, payload, end = decode_message(data, at, self.config.max_message)
+                receiver = halves.get(channel)
+                if receiver is None or channel & FLOW != self._inward or attached:
+                    receiver = self._route(channel, attached)
+                if receiver is not None and not receiver.process(number, attached, payload):  # type: ignore[union-attr]
+                    stream.blocked = True
+                    receiver.stall(stream)  # type: ignore[union-attr]
+                    return at
+                stream.place = place
+                at = end
+        except IndexError:
+            stream.need = size - at + 1
+        except Incomplete as cut:
+            stream.need = cut.need - at
+        except RemoteProtocolError as error:
+            error.offset = stream.received + at
+            raise
+        return at
+
+    def _datagram(self, data: bytes) -> None:
+        """Process a datagram, or keep it until the connection is open."""
+        place = Place.DATAGRAM
+        at = 0
+        try:
+            while at < len(data):
+                kind = data[at]
+                if self.state is not ConnectionState.HANDSHAKE:
+                    place = self._next_place(place, kind)
+                if self._must_wait(kind):
+                    self._datagrams.append(data[at:])
+                    self.held += len(data) - at + 64  # 64: what keeping it costs, so that empty ones count as well
+                    return
+                if kind != FrameType.MESSAGE:
+                    _, at = decode_frame(data, at)
+                    continue
+                channel, number, attached, payload, end = decode_message(data, at, self.config.max_message)
+                receiver = self._route(channel, attached)
+                if receiver is not None:
+                    receiver.process_unreliable(number, attached, payload)
+                at = end
+            rule = ENDS[place]
+            if rule:
+                raise violation(rule)
+        except (IndexError, Incomplete):
+            raise violation("E-9", "datagram cut") from None
+        except RemoteProtocolError as error:
+            error.offset = at
+            raise
+
+    def _next_place(self, place: Place, kind: int) -> Place:
+        """Look up what may follow. Source: AQ-8, AQ-10, AQ-16, E-6, E-8, E-12, E-14."""
+        following = PLACES.get((place, kind))
+        if following is None:
+            if kind not in _KINDS:
+                raise violation("E-6", f"0x{kind:02x}")
+            if kind == FrameType.CONNECTION_CONTROL and place is Place.CONNECTION:
+                raise violation("E-12")
+            raise violation("E-8", f"{FrameType(kind).name} on {place.value}")
+        if kind != FrameType.VERSION and place in _BEGINNINGS and not self.client and not self._greeted():
+            raise violation("E-14", f"{FrameType(kind).name} on {place.value}")
+        return following
+
+    def _greeted(self) -> bool:
+        """Whether a client may know that the peer speaks Aqueduct. Source: AQ-16."""
+        return self.state in (ConnectionState.OPEN, ConnectionState.CLOSED)
+
+    def _must_wait(self, kind: int) -> bool:
+        """Whether a frame is held back. Source: AQ-17 (D-8), AQ-21 (D-11)."""
+        state = self.state
+        if state is ConnectionState.OPEN:
+            return False
+        return state is ConnectionState.HANDSHAKE or kind not in _GREETINGS
+
+    def _release(self) -> None:
+        """Process what was held back, in order in each stream."""
+        waiting, self._waiting = self._waiting, {}
+        for stream in waiting:
+            self.unblock(stream)
+        datagrams, self._datagrams = self._datagrams, []
+        for data in datagrams:
+            self.held -= len(data) + 64
+            try:
+                self._datagram(data)
+            except RemoteProtocolError as error:
+                self._excess = self._excess or error
+
+    def _route(self, channel: int, attached: tuple[int, ...]) -> ReceiverHalf | None:
+        """Find or create the receiver of a message; None if it is to be discarded. Source: AQ-27, AQ-31, E-18, E-19."""
+        if channel & FLOW != self._inward:
+            raise violation("E-18", f"channel {channel}")
+        for other in attached:
+            if other & MINTER == self._mine:
+                raise violation("E-19", f"channel {other}")
+        half = self.halves.get(channel)
+        if half is None and channel & MINTER != self._mine and channel >> 3 not in self._gone[channel & SPACES]:
+            return self._create_receiver(channel)
+        assert not isinstance(half, SenderHalf)
+        return half
+
+    def _handle(self, stream: Stream, frame: Frame) -> None:
+        """Process a frame that is no message."""
+        half = stream.half
+        match frame:
+            case ConnectionControl(headers):
+                self._greet(stream, headers)
+            case ChannelControl(channel):
+                self._attach(stream, channel)
+            case ClosedChannelLost(channel):
+                self._closed_channel_lost(channel)
+            case SentUnreliable(count) if isinstance(half, ReceiverHalf):
+                half.declared(count)
+            case FinishSender(count) if isinstance(half, ReceiverHalf):
+                half.finish_announced(count)
+            case AckReliable(runs) if isinstance(half, SenderHalf):
+                half.acked(runs)
+            case AckNackUnreliable(runs) if isinstance(half, SenderHalf):
+                half.settled_unreliable(runs)
+            case CloseReceiver(runs) if isinstance(half, SenderHalf):
+                half.receiver_closed(runs)
+            case _:
+                pass  # Version, which was compared when it was decoded
+        self._open_gate(stream)
+
+    def _open_gate(self, stream: Stream) -> None:
+        if not stream.gate_open:
+            stream.gate_open = True
+            if stream.half is not None:
+                stream.half.gate_opened()
+
+    def _greet(self, stream: Stream, headers: Headers) -> None:
+        """ConnectionControl came. Source: AQ-15, AQ-16, AQ-17, E-12."""
+        if self.peer_headers is not None:
+            raise violation("E-12")
+        self.peer_headers = headers
+        self.emit(HeadersReceived(headers))
+        if self.client:
+            self.streams.prefix = b""
+            self._go(ConnectionInput.SERVER_GREETED)
+            self._release()
+        else:
+            self._control = stream
+            self._go(ConnectionInput.CLIENT_GREETED)
+
+    def _attach(self, stream: Stream, channel: int) -> None:
+        """ChannelControl came. Source: AQ-10, AQ-25 (D-12), E-16, E-17."""
+        if channel & MINTER != self._mine:
+            raise violation("E-16", f"channel {channel}")
+        if channel >> 3 >= self._minted[channel & SPACES]:
+            raise violation("E-17", f"channel {channel}")
+        half = self.halves.get(channel)
+        if half is None or half.control is not None:
+            stream.reset(ResetCode.LOST)
+            stream.stop(ResetCode.LOST)
+            return
+        stream.place = Place.RECEIVER_FRAMES if isinstance(half, SenderHalf) else Place.SENDER_FRAMES
+        stream.half = half
+        half.attached(stream)
+
+    def _closed_channel_lost(self, channel: int) -> None:
+        """Source: AQ-49 (D-24), E-27."""
+        if channel & MINTER == self._mine:
+            raise violation("E-27", f"channel {channel}")
+        half = self.halves.get(channel)
+        if half is not None:
+            half.lose(told=True)
+            return
+        unclaimed = self.unclaimed.pop(channel, None)
+        if unclaimed is not None:
+            unclaimed.drop_mailbox(lost=True)
+        elif channel >> 3 in self._gone[channel & SPACES]:
+            return
+        self._record_gone(channel)
+        self._unhanded[channel & SPACES].add(channel >> 3)
+
+    def _finished(self, stream: Stream) -> None:
+        """The peer's direction has ended. Source: AQ-11, AQ-13, AQ-15."""
+        rule = ENDS[stream.place]
+        if stream.buffer:
+            rule = "E-9"
+            self.held -= len(stream.buffer)
+            stream.buffer.clear()
+        if rule:
+            error = violation(rule, stream.place.value)
+            error.offset = stream.received
+            raise error
+        stream.receives = False
+        stream.check()
+
+    def _reset(self, stream: Stream, code: int) -> None:
+        """The peer's direction was reset. Source: AQ-11, AQ-15, AQ-20 (D-10), AQ-25a, AQ-46, AQ-48."""
+        if stream is self._control:
+            raise violation("E-13", "reset")
+        self.held -= len(stream.buffer)
+        stream.buffer.clear()
+        stream.blocked = False
+        self._waiting.pop(stream, None)
+        stream.receives = False
+        half = stream.half
+        if isinstance(half, SenderHalf):
+            if code != ResetCode.LOST:
+                raise violation("E-15", f"{code} from a receiver")
+            half.lose(told=True)
+        elif half is not None:
+            if code not in (ResetCode.CANCELLED, ResetCode.LOST):
+                raise violation("E-15", f"{code} from a sender")
+            half.sender_reset(code)
+        elif stream.place is not Place.DISCARD and stream.sends:
+            stream.reset(ResetCode.LOST)
+        stream.check()
+
+    # ------------------------------------------------ channels
+
+    def _channels(self) -> int:
+        return len(self.halves) + len(self.unclaimed) + len(self.links.tombstones)
+
+    def _check_channels(self) -> None:
+        if self._channels() >= self.config.max_channels:
+            raise LimitExceeded(f"more than {self.config.max_channels} channels", rule="AQ-19")
+
+    def _create_receiver(self, channel: int) -> ReceiverHalf:
+        """Make a receiver that was minted there, and its control stream. Source: AQ-24."""
+        self._check_channels()
+        half = ReceiverHalf(self, channel, minted_here=False)
+        self._open_control(half, Place.SENDER)
+        return half
+
+    def _open_control(self, half: SenderHalf | ReceiverHalf, place: Place) -> None:
+        self.halves[half.id] = half
+        stream = self.streams.open(place)
+        stream.half = half
+        stream.write(b"\x02" + encode_int(half.id))
+        half.attached(stream)
+
+    def _attached_receiver(self, channel: int) -> ReceiverHalf:
+        space, index = channel & SPACES, channel >> 3
+        half = self.halves.get(channel) or self.unclaimed.pop(channel, None)
+        if half is None and index in self._unhanded[space]:
+            # Its loss has overtaken this message: a handle that is lost from the start.
+            self._unhanded[space].discard(index)
+            half = ReceiverHalf(self, channel, minted_here=False)
+            half.state = ReceiverState.LOST
+        elif half is None:
+            if index in self._gone[space]:
+                raise violation("E-23", f"channel {channel}")
+            half = self._create_receiver(channel)
+        assert isinstance(half, ReceiverHalf)
+        if half.claimed:
+            raise violation("E-23", f"channel {channel}")
+        half.claimed = True
+        return half
+
+    def _attached_sender(self, channel: int) -> SenderHalf:
+        if channel in self.halves or channel >> 3 in self._gone[channel & SPACES]:
+            raise violation("E-22", f"channel {channel}")
+        self._check_channels()
+        half = SenderHalf(self, channel, minted_here=False, reachable=True)
+        self._open_control(half, Place.RECEIVER)
+        return half
+
+    def _record_gone(self, channel: int) -> None:
+        record = self._gone[channel & SPACES]
+        record.add(channel >> 3)
+        if len(record) > self.config.max_ranges:
+            self._excess = LimitExceeded(f"{len(record)} holes in the record of channels", rule="AQ-31")
+
+    # ------------------------------------------------ the end
+
+    def _go(self, what: ConnectionInput) -> None:
+        self.state = CONNECTION[self.state, what]
+
+    def _finish_turn(self) -> list[Event]:
+        """Do what follows from what came, and see whether it was too much."""
+        self.links.run()
+        if self.state is not ConnectionState.CLOSED:
+            early = self.state is not ConnectionState.OPEN
+            limit = self.config.max_held_early if early else self.config.max_held
+            if self.held > limit:
+                self._excess = LimitExceeded(
+                    f"{self.held} octets held, at most {limit}", rule="AQ-17" if early else "AQ-40"
+                )
+            if self._excess is not None:
+                self._fail(self._excess)
+        return self.take_events()
+
+    def _fail(self, error: RemoteProtocolError) -> None:
+        code = CloseCode.LIMIT if isinstance(error, LimitExceeded) else CloseCode.PROTOCOL_ERROR
+        self._end(code, f"{error.rule}: {error.detail}", error, tell=True)
+
+    def _end(self, code: int, reason: str, error: RemoteProtocolError | None, *, tell: bool) -> None:
+        """Drop everything; nothing cascades and nothing more is written. Source: AQ-19, section 8."""
+        if self.state is ConnectionState.CLOSED:
+            return
+        self._go(ConnectionInput.CLOSED)
+        for half in list(self.halves.values()):
+            half.connection_lost()
+        self.unclaimed.clear()
+        self.links.todo.clear()
+        self.links.tombstones.clear()
+        self.streams = Streams(client=self.client, early=False)
+        self._waiting.clear()
+        self._datagrams.clear()
+        if tell:
+            self._close = CloseConnection(code, reason)
+        self.emit(ConnectionEnded(code, reason, error))

@@ -1,0 +1,457 @@
+"""Octets of the ten frames: var-len ints, header data, ranges, and each frame both ways.
+
+The rules of this file:
+
+* It knows the form of a frame and nothing of where it may occur; that is `state.PLACES`.
+* A decoder takes octets and a place in them. Octets that stop short raise `Incomplete`, which names how many would do for the next
+  attempt, so that a frame which comes in many pieces is not read again for each piece. Malformed octets raise `RemoteProtocolError`.
+* Lengths are compared with the limit before anybody waits for that many octets (AQ-3).
+* All ints are little-endian groups of seven bits, in their shortest form (AQ-1, AQ-2).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeAlias
+
+import attrs
+
+from .errors import LimitExceeded, violation
+
+__all__ = [
+    "ALPN",
+    "LARGEST",
+    "VERSION",
+    "AckNackUnreliable",
+    "AckReliable",
+    "ChannelControl",
+    "CloseReceiver",
+    "ClosedChannelLost",
+    "ConnectionControl",
+    "FinishSender",
+    "Frame",
+    "FrameType",
+    "Headers",
+    "Incomplete",
+    "Message",
+    "Octets",
+    "SentUnreliable",
+    "Version",
+    "decode_frame",
+    "decode_int",
+    "decode_message",
+    "encode_int",
+    "encode_ranges",
+    "split_runs",
+]
+
+Octets: TypeAlias = bytes | memoryview
+"""What a decoder reads."""
+Headers: TypeAlias = tuple[tuple[str, bytes], ...]
+"""Connection headers: a multimap whose order is kept; keys are ASCII and not empty."""
+
+ALPN: Final = "aqueduct"
+"""Protocol name in TLS; the specification has none. Source: AQ-14 (D-7)."""
+LARGEST: Final = 2**64 - 1
+"""Largest var-len int."""
+VERSION: Final = bytes.fromhex("ef505fa6600f408e") + b"AQUEDUCT" + b"\x0b0.0.0-AFTER"
+"""The whole Version frame: magic, text for humans, version. Source: AQ-8."""
+
+
+class FrameType(enum.IntEnum):
+    """First octet of a frame. Source: AQ-8."""
+
+    CONNECTION_CONTROL = 1
+    CHANNEL_CONTROL = 2
+    MESSAGE = 3
+    SENT_UNRELIABLE = 4
+    ACK_RELIABLE = 5
+    ACK_NACK_UNRELIABLE = 6
+    FINISH_SENDER = 7
+    CLOSE_RECEIVER = 8
+    CLOSED_CHANNEL_LOST = 9
+    VERSION = 239
+
+
+class Incomplete(Exception):
+    """More octets are wanted: at least `need` from the start of what was given."""
+
+    def __init__(self, need: int) -> None:
+        super().__init__(need)
+        self.need = need
+
+
+# ---------------------------------------------------------------- ints
+
+_SHORT = [bytes((n,)) for n in range(0x80)]
+
+
+def encode_int(value: int) -> bytes:
+    """Encode a var-len int, 0 to 2^64-1. Source: AQ-2."""
+    if value < 0x80:
+        return _SHORT[value]
+    if value < 0x4000:
+        return bytes((value & 0x7F | 0x80, value >> 7))
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def decode_int(data: Octets, at: int) -> tuple[int, int]:
+    """Decode the var-len int that begins at `at`; also return where it ends.
+
+    Raises:
+        IndexError: it is cut.
+        RemoteProtocolError: not minimal, or over 64 bits (E-1).
+
+    Source: AQ-2 (D-1).
+    """
+    octet = data[at]
+    if octet < 0x80:
+        return octet, at + 1
+    value = octet & 0x7F
+    shift = 7
+    while True:
+        at += 1
+        octet = data[at]
+        if shift == 63 and octet > 1:
+            raise violation("E-1", "over 64 bits")
+        value |= (octet & 0x7F) << shift
+        if octet < 0x80:
+            if not octet:
+                raise violation("E-1", f"{value} in more octets than needed")
+            return value, at + 1
+        shift += 7
+
+
+def _decode_ints(data: Octets, rule: str) -> tuple[int, ...]:
+    """Decode ints that fill an array to its end."""
+    values = []
+    at = 0
+    try:
+        while at < len(data):
+            value, at = decode_int(data, at)
+            values.append(value)
+    except IndexError:
+        raise violation(rule, "int cut by the end of its array") from None
+    return tuple(values)
+
+
+def _array(data: bytes) -> bytes:
+    """Put its length before an array. Source: AQ-3."""
+    return encode_int(len(data)) + data
+
+
+def _decode_array(data: Octets, at: int, limit: int) -> tuple[bytes, int]:
+    size, at = decode_int(data, at)
+    if size > limit:
+        raise LimitExceeded(f"array of {size} octets, at most {limit}", rule="AQ-3")
+    end = at + size
+    if end > len(data):
+        raise Incomplete(end)
+    return bytes(data[at:end]), end
+
+
+# ---------------------------------------------------------------- header data and ranges
+
+
+def _encode_headers(headers: Headers) -> bytes:
+    return b"".join(_array(key.encode("ascii")) + _array(value) for key, value in headers)
+
+
+def _decode_headers(data: bytes) -> Headers:
+    """Decode header data. Source: AQ-4, E-2."""
+    items = []
+    at = 0
+    while at < len(data):
+        try:
+            size, at = decode_int(data, at)
+        except IndexError:
+            raise violation("E-2", "length cut") from None
+        if at + size > len(data):
+            raise violation("E-2", "array past the end of the header data")
+        items.append(data[at : at + size])
+        at += size
+    if len(items) % 2:
+        raise violation("E-2", "key without a value")
+    keys = items[::2]
+    if not all(key and key.isascii() for key in keys):
+        raise violation("E-2", "a key is ASCII and not empty")
+    return tuple((key.decode("ascii"), value) for key, value in zip(keys, items[1::2], strict=True))
+
+
+def encode_ranges(runs: Iterable[int]) -> bytes:
+    """Encode lengths of runs, positive and negative in turn, as the array that they travel in. Source: AQ-5."""
+    return _array(b"".join(map(encode_int, runs)))
+
+
+def _decode_ranges(data: bytes) -> tuple[int, ...]:
+    """Decode ranges. Source: AQ-5, E-3, E-4."""
+    runs = _decode_ints(data, "E-3")
+    if 0 in runs[1:] or runs == (0,):
+        raise violation("E-3", "a run of no numbers")
+    if sum(runs) > LARGEST:
+        raise violation("E-4", f"{sum(runs)} numbers")
+    return runs
+
+
+# ---------------------------------------------------------------- frames
+
+
+@attrs.frozen
+class Version:
+    """Opens what a client sends before it knows that the server speaks Aqueduct."""
+
+    def encode(self) -> bytes:
+        """Encode the frame."""
+        return VERSION
+
+
+@attrs.frozen
+class ConnectionControl:
+    """What one side says about itself at the start."""
+
+    headers: Headers = ()
+    """Connection headers."""
+
+    def encode(self) -> bytes:
+        """Encode the frame."""
+        return b"\x01" + _array(_encode_headers(self.headers))
+
+
+@attrs.frozen
+class ChannelControl:
+    """Names the channel whose control stream this is."""
+
+    channel: int
+    """Channel id."""
+
+    def encode(self) -> bytes:
+        """Encode the frame."""
+        return b"\x02" + encode_int(self.channel)
+
+
+@attrs.frozen
+class Message:
+    """A message of a channel."""
+
+    channel: int
+    """Channel id."""
+    number: int
+    """Counted from 0, for streams and datagrams separately."""
+    attachments: tuple[int, ...] = ()
+    """Ids of the channels whose halves travel in it, by index."""
+    payload: bytes = b""
+    """What the application makes of it."""
+
+    def encode(self) -> bytes:
+        """Encode the frame."""
+        attached = b"".join(map(encode_int, self.attachments))
+        return (
+            b"\x03"
+            + encode_int(self.channel)
+            + encode_int(self.number)
+            + _array(attached)
+            + encode_int(len(self.payload))
+        ) + self.payload
+
+
+@attrs.frozen
+class SentUnreliable:
+    """How many datagrams were sent on the channel since the last such frame."""
+
+    count: int
+    """Messages; 0 is legal and says nothing."""
+
+    def encode(self) -> bytes:
+        """Encode the frame."""
+        return b"\x04" + encode_int(self.count)
+
+
+@attrs.frozen
+class AckReliable:
+    """Acks messages that came on streams, from the lowest that was not acked."""
+
+    runs: tuple[int, ...]
+    """Acked, not acked by this frame, acked, …"""
+
+    def encode(self) -> bytes:
+        """Encode the frame."""
+        return b"\x05" + encode_ranges(self.runs)
+
+
+@attrs.frozen
+class AckNackUnreliable:
+    """Settles messages that were sent as datagrams, from where the last such frame ended."""
+
+    runs: tuple[int, ...]
+    """Acked, nacked, acked, …"""
+
+    def encode(self) -> bytes:
+        """Encode the frame."""
+        return b"\x06" + encode_ranges(self.runs)
+
+
+@attrs.frozen
+class FinishSender:
+    """The sender sends no more."""
+
+    count: int
+    """Messages that were ever sent on streams."""
+
+    def encode(self) -> bytes:
+        """Encode the frame."""
+        return b"\x07" + encode_int(self.count)
+
+
+@attrs.frozen
+class CloseReceiver:
+    """The receiver ends; what is not acked now is nacked."""
+
+    runs: tuple[int, ...] = ()
+    """Acked, nacked, acked, …, from the lowest that was not acked; we send none."""
+
+    def encode(self) -> bytes:
+        """Encode the frame."""
+        return b"\x08" + encode_ranges(self.runs)
+
+
+@attrs.frozen
+class ClosedChannelLost:
+    """The other half of a channel that has already ended here was lost in transit."""
+
+    channel: int
+    """Channel id."""
+
+    def encode(self) -> bytes:
+        """Encode the frame."""
+        return b"\x09" + encode_int(self.channel)
+
+
+Frame: TypeAlias = (
+    Version
+    | ConnectionControl
+    | ChannelControl
+    | Message
+    | SentUnreliable
+    | AckReliable
+    | AckNackUnreliable
+    | FinishSender
+    | CloseReceiver
+    | ClosedChannelLost
+)
+
+
+def decode_message(data: Octets, at: int, max_message: int) -> tuple[int, int, tuple[int, ...], bytes, int]:
+    """Decode a Message frame without making an object of it, as this is what most octets are.
+
+    Returns:
+        Channel, number, attachments, payload, and where the frame ends.
+
+    Raises:
+        IndexError, Incomplete: the frame is cut.
+        RemoteProtocolError: it is malformed (E-1).
+        LimitExceeded: attachments or payload are larger than `max_message` octets.
+    """
+    # An int of one octet is read in place: 0.35 µs less of 1.2 for a small message.
+    channel = data[at + 1]
+    if channel < 0x80:
+        at += 2
+    else:
+        channel, at = decode_int(data, at + 1)
+    number = data[at]
+    if number < 0x80:
+        at += 1
+    else:
+        number, at = decode_int(data, at)
+    attachments: tuple[int, ...] = ()
+    if data[at]:
+        attached, at = _decode_array(data, at, max_message)
+        attachments = _decode_ints(attached, "E-1")
+    else:
+        at += 1
+    size = data[at]
+    if size < 0x80:
+        at += 1
+    else:
+        size, at = decode_int(data, at)
+        if size > max_message:
+            raise LimitExceeded(f"payload of {size} octets, at most {max_message}", rule="AQ-3")
+    end = at + size
+    if end > len(data):
+        raise Incomplete(end)
+    return channel, number, attachments, bytes(data[at:end]), end
+
+
+def decode_frame(data: Octets, at: int = 0, *, max_message: int = 2**24, max_control: int = 2**16) -> tuple[Frame, int]:
+    """Decode the frame that begins at `at`; also return where it ends.
+
+    Args:
+        data: octets of one stream or datagram.
+        at: where the frame begins.
+        max_message: largest payload, in octets.
+        max_control: largest header data or ranges, in octets.
+
+    Raises:
+        Incomplete: the frame is cut.
+        RemoteProtocolError: it is malformed (E-1 to E-3, E-6, E-7).
+        LimitExceeded: an array is larger than its limit (AQ-3).
+
+    Source: AQ-8, AQ-9.
+    """
+    try:
+        kind = data[at]
+        if kind == FrameType.MESSAGE:
+            channel, number, attachments, payload, end = decode_message(data, at, max_message)
+            return Message(channel, number, attachments, payload), end
+        if kind == FrameType.VERSION:
+            return _decode_version(data, at)
+        if kind not in _DECODERS:
+            raise violation("E-6", f"0x{kind:02x}")
+        make, holds = _DECODERS[kind]
+        if holds is None:
+            value, end = decode_int(data, at + 1)
+            return make(value), end
+        array, end = _decode_array(data, at + 1, max_control)
+        return make(holds(array)), end
+    except IndexError:
+        raise Incomplete(len(data) + 1) from None
+
+
+def _decode_version(data: Octets, at: int) -> tuple[Version, int]:
+    """Compare octet by octet, so that a stranger is refused at the first that differs (AQ-9, E-7)."""
+    got = bytes(data[at : at + len(VERSION)])
+    if got != VERSION[: len(got)]:
+        raise violation("E-7", f"got {got.hex()}")
+    if len(got) < len(VERSION):
+        raise Incomplete(len(data) + 1)
+    return Version(), at + len(VERSION)
+
+
+_DECODERS: Final[dict[int, tuple[Callable[[Any], Frame], Callable[[bytes], object] | None]]] = {
+    FrameType.CONNECTION_CONTROL: (ConnectionControl, _decode_headers),
+    FrameType.CHANNEL_CONTROL: (ChannelControl, None),
+    FrameType.SENT_UNRELIABLE: (SentUnreliable, None),
+    FrameType.ACK_RELIABLE: (AckReliable, _decode_ranges),
+    FrameType.ACK_NACK_UNRELIABLE: (AckNackUnreliable, _decode_ranges),
+    FrameType.FINISH_SENDER: (FinishSender, None),
+    FrameType.CLOSE_RECEIVER: (CloseReceiver, _decode_ranges),
+    FrameType.CLOSED_CHANNEL_LOST: (ClosedChannelLost, None),
+}
+
+
+def split_runs(numbers: Sequence[int], start: int) -> list[int]:
+    """Turn ascending numbers into lengths of runs from `start`; the last run is positive. Source: AQ-5."""
+    runs: list[int] = []
+    at = start
+    for number in numbers:
+        if number == at and runs:
+            runs[-1] += 1
+        else:
+            runs += (1,) if number == at else (0, number - at, 1) if not runs else (number - at, 1)
+        at = number + 1
+    return runs

@@ -1,0 +1,499 @@
+"""The sender's half of a channel: numbers, window, what became of each message, and the ways in which a channel ends.
+
+A message is *settled* once: acked or nacked, by a frame of the receiver or because the half is gone. Until then the sender keeps its
+record: size, the caller's token, its own stream if it has one; and in `links` the channels whose halves travel in it.
+
+The gate (AQ-45, D-22): QUIC delivers nothing of a stream after its reset. A reset that overtakes ChannelControl names nobody, and the
+peer's half would wait for ever. So whoever opened a control stream resets it only when the peer is known to have seen it, and makes
+the peer answer if it would not by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from levada.framework.errors import LocalProtocolError
+
+from .errors import ResetCode, violation
+from .events import DatagramData, Ended, Settled, Writable
+from .frames import LARGEST, encode_int
+from .ids import ONESHOT, Attach
+from .state import SENDER, Mode, Place, SenderInput, SenderState
+
+if TYPE_CHECKING:
+    from .core import AqueductCore
+    from .receiver import ReceiverHalf
+    from .streams import Stream
+
+__all__ = ["SenderHalf"]
+
+_Record: TypeAlias = "tuple[int, object, Stream | None]"
+
+_UNATTACHED, _OPEN, _FINISHING = SenderState.UNATTACHED, SenderState.OPEN, SenderState.FINISHING
+
+
+class SenderHalf:
+    """One local sender; made by the core, used by whoever holds the channel."""
+
+    __slots__ = (
+        "_base",
+        "_base_unreliable",
+        "_blocked",
+        "_code",
+        "_declared",
+        "_head",
+        "_inflight",
+        "_octets",
+        "_stream",
+        "_unreliable",
+        "acked_links",
+        "control",
+        "core",
+        "declaring",
+        "id",
+        "known",
+        "links",
+        "minted_here",
+        "reachable",
+        "sent",
+        "sent_unreliable",
+        "state",
+    )
+
+    def __init__(self, core: AqueductCore, channel: int, *, minted_here: bool, reachable: bool) -> None:
+        self.core = core
+        self.id = channel
+        """Channel id."""
+        self.state = _UNATTACHED
+        """Open, ending, or how it ended."""
+        self.minted_here = minted_here
+        self.reachable = reachable
+        """Whether the remote receiver is sure to be in reach of the remote application. Source: AQ-52."""
+        self.known = minted_here
+        """Whether the application has this handle, so that events about it make sense."""
+        self.control: Stream | None = None
+        self.sent = 0
+        """Messages sent on streams; the number of the next one."""
+        self.sent_unreliable = 0
+        """Messages sent as datagrams; the number of the next one."""
+        self.declaring = False
+        """Whether the core will make it declare its datagrams."""
+        self.links: dict[int, tuple[int, ...]] | None = None
+        """Channels attached to messages that are not settled, by number; ``~number`` for datagrams. Source: AQ-53."""
+        self.acked_links: list[int] | None = None
+        """Channels attached to messages that were acked while this sender was not reachable. Source: AQ-54."""
+        self._head = b"\x03" + encode_int(channel)
+        self._stream: Stream | None = None
+        self._inflight: dict[int, _Record] = {}
+        self._unreliable: dict[int, object] | None = None
+        self._octets = 0
+        self._base = 0
+        self._base_unreliable = 0
+        self._declared = 0
+        self._blocked = False
+        self._code = ResetCode.CANCELLED
+
+    def __repr__(self) -> str:
+        return f"<SenderHalf {self.id} {self.state.value}>"
+
+    # ------------------------------------------------ the application
+
+    @property
+    def oneshot(self) -> bool:
+        """Whether the channel carries at most one message."""
+        return bool(self.id & ONESHOT)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the half is gone."""
+        return self.id not in self.core.halves or self.core.halves[self.id] is not self
+
+    @property
+    def unsettled(self) -> int:
+        """Messages of which it is not known what became of them."""
+        return len(self._inflight) + len(self._unreliable or ())
+
+    def has_room(self, mode: Mode = Mode.ORDERED) -> bool:
+        """Whether the window lets another message out; if not, a `Writable` follows.
+
+        The message that makes the window full in octets may be of any size: nobody needs to know a size before asking.
+
+        Source: AQ-40 (D-20).
+        """
+        config = self.core.config
+        if (
+            len(self._inflight) < config.window
+            and self._octets < config.window_octets
+            and (mode is not Mode.UNRELIABLE or len(self._unreliable or ()) < config.unreliable_window)
+        ):
+            return True
+        self._blocked = True
+        return False
+
+    def send(
+        self,
+        payload: bytes,
+        attachments: Sequence[Attach] = (),
+        *,
+        mode: Mode = Mode.ORDERED,
+        token: object = None,
+    ) -> tuple[SenderHalf | ReceiverHalf, ...]:
+        """Send one message.
+
+        Args:
+            payload: octets; kept until they are written, so not to be changed.
+            attachments: what the peer gets with it, by index. The ids are minted here, in the same step (AQ-26).
+            mode: how it travels.
+            token: comes back in `Settled`; None if nobody wants to know.
+
+        Returns:
+            For each attachment the opposite half, which stays here and may be used at once.
+
+        Raises:
+            LocalProtocolError: finished, cancelled or ended; no room (`has_room`); a second message on a oneshot; a payload over
+                `AqueductConfig.max_message`; more channels than `AqueductConfig.max_channels`. Nothing was sent or minted.
+
+        Source: AQ-22, AQ-23, AQ-26, AQ-40.
+        """
+        core = self.core
+        if self.state is not _OPEN and self.state is not _UNATTACHED:
+            raise LocalProtocolError(f"send on a channel that is {self.state.value}", rule="AQ-41")
+        config = core.config
+        inflight = self._inflight
+        # `has_room` in place: a call less for each message.
+        if (
+            len(inflight) >= config.window or self._octets >= config.window_octets or mode is not Mode.ORDERED
+        ) and not self.has_room(mode):
+            raise LocalProtocolError("the window is full: wait for Writable", rule="AQ-40")
+        size = len(payload)
+        if size > config.max_message:
+            raise LocalProtocolError(f"payload of {size} octets, at most {config.max_message}", rule="AQ-3")
+        if mode is Mode.ORDERED and not attachments and not self.id & ONESHOT:
+            # The way of nearly all messages, spelled out: 0.7 µs less of 1.6.
+            number = self.sent
+            self.sent = number + 1
+            inflight[number] = (size, token, None)
+            self._octets += size
+            stream = self._stream or self._open_stream()
+            if not stream.fin and not stream.given_up:
+                stream.chunks += (self._head + encode_int(number) + b"\0" + encode_int(size), payload)
+                if not stream.dirty:
+                    stream.mark()
+            return ()
+        halves = core.mint(attachments)
+        self._send_frame(payload, tuple(half.id for half in halves), mode, token)
+        if self.id & ONESHOT:  # AQ-7: one message, then finished
+            self.finish()
+        return halves
+
+    def finish(self) -> None:
+        """Send no more; the channel ends when the peer has everything. Once more, or after the end, does nothing.
+
+        Raises:
+            LocalProtocolError: it was cancelled.
+
+        Source: AQ-41.
+        """
+        if self.ended:
+            return
+        if (self.state, SenderInput.FINISH) not in SENDER:
+            raise LocalProtocolError("finish() after cancel()", rule="AQ-41")
+        before = self.state
+        self._go(SenderInput.FINISH)
+        if before is _OPEN:
+            self._finish()
+
+    def cancel(self) -> None:
+        """Give the channel up: what was not delivered yet need not be. After the end it does nothing.
+
+        Source: AQ-45, AQ-47 (D-22, D-23).
+        """
+        if not self.ended:
+            self._cancel(ResetCode.CANCELLED)
+
+    def tear_down(self) -> None:
+        """End it because the message in which it came is discarded unread: the remote side hears *lost*. Source: AQ-50."""
+        if self.ended:
+            return
+        if self.control is None or self.control.gate_open:
+            self.lose()
+        else:
+            self._cancel(ResetCode.LOST)
+
+    # ------------------------------------------------ the control stream
+
+    def attached(self, control: Stream) -> None:
+        """The control stream is there. Source: section 8."""
+        self.control = control
+        before = self.state
+        self._go(SenderInput.ATTACHED)
+        if before is _UNATTACHED:
+            self.declare()
+        elif before is SenderState.FINISH_WAIT:
+            self._finish()
+        else:
+            control.reset(ResetCode.CANCELLED)
+
+    def gate_opened(self) -> None:
+        """The peer has seen the control stream. Source: AQ-45 (D-22)."""
+        if self.state is not SenderState.CANCEL_WAIT or self.control is None:
+            return
+        if self._code is ResetCode.LOST:
+            self.lose()
+            return
+        self._go(SenderInput.GATE_OPENED)
+        self.control.reset(ResetCode.CANCELLED)
+
+    def declare(self) -> None:
+        """Tell the receiver how many datagrams were sent. Source: AQ-37."""
+        count = self.sent_unreliable - self._declared
+        if count and self.control is not None:
+            self._declared = self.sent_unreliable
+            self.control.write(b"\x04" + encode_int(count))
+
+    def acked(self, runs: tuple[int, ...]) -> None:
+        """AckReliable came. Source: AQ-35, AQ-54."""
+        self._check(self._base, runs)
+        tokens: list[object] = []
+        at = self._base
+        for index, run in enumerate(runs):
+            if not index & 1:
+                if at + run > self.sent:
+                    raise violation("E-25", f"reliable {at + run - 1}, sent {self.sent}")
+                for number in range(at, at + run):
+                    if not self._acked(number, tokens):
+                        raise violation("E-24", f"reliable {number}")
+            at += run
+        self._advance()
+        self._report(tokens, delivered=True)
+
+    def settled_unreliable(self, runs: tuple[int, ...]) -> None:
+        """AckNackUnreliable came. Source: AQ-36, AQ-54, AQ-55."""
+        at = self._base_unreliable
+        end = self._check(at, runs)
+        if end > self.sent_unreliable:
+            raise violation("E-25", f"unreliable {end - 1}, sent {self.sent_unreliable}")
+        records = self._unreliable or {}
+        for index, run in enumerate(runs):
+            tokens = [records.pop(number) for number in range(at, at + run)]
+            for number in range(at, at + run):
+                self._resolve(~number, delivered=not index & 1)
+            self._report(tokens, delivered=not index & 1)
+            at += run
+        self._base_unreliable = at
+
+    def receiver_closed(self, runs: tuple[int, ...]) -> None:
+        """CloseReceiver came: the half is gone. Source: AQ-38, AQ-44, AQ-44a (D-19, D-21)."""
+        control = self.control
+        assert control is not None
+        end = self._check(self._base, runs)
+        if end > self.sent:
+            raise violation("E-25", f"reliable {end - 1}, sent {self.sent}")
+        tokens: list[object] = []
+        at = self._base
+        for index, run in enumerate(runs):
+            if not index & 1:
+                for number in range(at, at + run):
+                    self._acked(number, tokens)
+            at += run
+        self._report(tokens, delivered=True)
+        if not control.fin:
+            self.declare()
+            control.write(b"\x07" + encode_int(self.sent))
+            control.finish()
+        complete = not self._inflight
+        if self._stream is not None and complete:
+            self._stream.finish()
+        self._go(SenderInput.CLOSED_COMPLETE if complete else SenderInput.CLOSED)
+        self._gone(ResetCode.CANCELLED)
+        self.core.links.bury(self)
+
+    def lose(self, *, told: bool = False) -> None:
+        """It is lost, with everything that was attached to its messages. Source: AQ-48, AQ-56.
+
+        Args:
+            told: the peer said so; it need not be told of a half that it has already closed (D-25).
+        """
+        control = self.control
+        if control is not None:
+            if self.minted_here and not told and (control.fin or control.given_up):
+                self.core.streams.announce(b"\x09" + encode_int(self.id))
+            control.reset(ResetCode.LOST)
+        self._go(SenderInput.LOST)
+        self._gone(ResetCode.LOST)
+        if self.acked_links:
+            self.core.links.lose(self.acked_links)
+
+    def connection_lost(self) -> None:
+        """The connection is over; nothing is written and nothing cascades."""
+        self._go(SenderInput.CONNECTION_CLOSED)
+        self.links = None
+        self._gone(ResetCode.LOST)
+
+    # ------------------------------------------------ inside
+
+    def _go(self, what: SenderInput) -> None:
+        self.state = SENDER[self.state, what]
+
+    def _open_stream(self) -> Stream:
+        stream = self._stream = self.core.streams.open()
+        stream.sender = self
+        stream.kept = True
+        return stream
+
+    def _send_frame(self, payload: bytes, attached: tuple[int, ...], mode: Mode, token: object) -> None:
+        """Number a message and write it."""
+        core = self.core
+        ids = b"".join(map(encode_int, attached))
+        tail = encode_int(len(ids)) + ids + encode_int(len(payload)) + payload
+        if mode is Mode.UNRELIABLE:
+            datagram = core.streams.prefix + self._head + encode_int(self.sent_unreliable) + tail
+            # AQ-22: the numbers are those of the way that it takes, and one that is too large would stop all those behind it.
+            if len(datagram) <= core.datagram_limit:
+                key = ~self.sent_unreliable
+                self._count_unreliable(token)
+                core.streams.commands.append(DatagramData(datagram))
+                if not self.declaring:
+                    core.declare_soon(self)
+                self._link(key, attached)
+                return
+        if mode is Mode.ORDERED:
+            stream = self._stream or self._open_stream()
+            own = None
+        else:
+            stream = own = core.streams.open()
+            own.sender = self
+            own.kept = True
+        self._inflight[self.sent] = (len(payload), token, own)
+        self._octets += len(payload)
+        self._link(self.sent, attached)
+        stream.write(self._head + encode_int(self.sent) + tail)
+        if own is not None:
+            own.finish()
+        self.sent += 1
+
+    def _count_unreliable(self, token: object) -> None:
+        if self._unreliable is None:
+            self._unreliable = {}
+        self._unreliable[self.sent_unreliable] = token
+        self.sent_unreliable += 1
+
+    def _link(self, key: int, attached: tuple[int, ...]) -> None:
+        if attached:
+            if self.links is None:
+                self.links = {}
+            self.links[key] = attached
+
+    def _finish(self) -> None:
+        """Say that it was all. Source: AQ-41."""
+        assert self.control is not None
+        self.declare()
+        self.control.write(b"\x07" + encode_int(self.sent))
+        self.control.finish()
+        if self._stream is not None:
+            self._stream.finish()
+
+    def _cancel(self, code: ResetCode) -> None:
+        if (self.state, SenderInput.CANCEL_SHUT) not in SENDER:
+            return  # cancelled before
+        self._code = code
+        control = self.control
+        # AQ-47: after FinishSender the receiver waits for every message; a reset would leave it waiting.
+        if self.state is not _FINISHING:
+            self._reset_streams(code)
+        if control is not None and control.gate_open:
+            self._go(SenderInput.CANCEL)
+            control.reset(code)
+            return
+        if control is not None and self.state is _OPEN:
+            self.declare()
+            if not self._unreliable:  # a number without a datagram: the receiver must nack it, and so answers
+                self._count_unreliable(None)
+                self.declare()
+        self._go(SenderInput.CANCEL_SHUT)
+
+    def _reset_streams(self, code: ResetCode) -> None:
+        if self._stream is not None:
+            self._stream.reset(code)
+        for _, _, stream in self._inflight.values():
+            if stream is not None:
+                stream.reset(code)
+
+    @staticmethod
+    def _check(start: int, runs: tuple[int, ...]) -> int:
+        end = start + sum(runs)
+        if end > LARGEST:
+            raise violation("E-4", f"ranges from {start} to {end}")
+        return end
+
+    def _acked(self, number: int, tokens: list[object]) -> bool:
+        """Settle a message as processed; false if it was settled before."""
+        record = self._inflight.pop(number, None)
+        if record is None:
+            return False
+        size, token, stream = record
+        self._octets -= size
+        tokens.append(token)
+        if stream is not None:
+            stream.release()
+        if self.links:
+            self._resolve(number, delivered=True)
+        return True
+
+    def _advance(self) -> None:
+        base = self._base
+        inflight = self._inflight
+        while base < self.sent and base not in inflight:
+            base += 1
+        self._base = base
+
+    def _resolve(self, key: int, *, delivered: bool) -> None:
+        """Take out the link of a message and do what follows. Source: AQ-54, AQ-55."""
+        attached = self.links.pop(key, None) if self.links else None
+        if attached is None:
+            return
+        if not delivered:
+            self.core.links.lose(attached)
+        elif self.reachable:
+            self.core.links.reach(attached)
+        else:
+            self.acked_links = [*(self.acked_links or ()), *attached]
+
+    def _report(self, tokens: list[object], *, delivered: bool) -> None:
+        told = [token for token in tokens if token is not None]
+        if told:
+            self.core.emit(Settled(self, told, delivered))
+        if self._blocked and tokens and self.state in (_OPEN, _UNATTACHED):
+            self._blocked = False
+            if self.has_room(Mode.UNRELIABLE):
+                self.core.emit(Writable(self))
+
+    def _gone(self, code: ResetCode) -> None:
+        """Nack what is not settled, end the message streams, forget the half. The state has been set."""
+        inflight = [*self._inflight.values()]
+        if inflight:
+            self._reset_streams(code)
+        streams = [stream for _, _, stream in inflight if stream is not None]
+        for stream in [*streams, self._stream]:
+            if stream is not None:
+                stream.sender = None
+                stream.release()
+        tokens: list[object] = [token for _, token, _ in inflight]
+        tokens += (self._unreliable or {}).values()
+        self._inflight.clear()
+        self._unreliable = None
+        self._stream = None
+        self._octets = 0
+        if self.links:
+            for attached in self.links.values():
+                self.core.links.lose(attached)
+            self.links = None
+        self._report(tokens, delivered=False)
+        if self.control is not None:
+            self.control.half = None
+            if self.control.place is not Place.RECEIVER_DONE:
+                self.control.place = Place.DISCARD
+        self.core.forget(self)
+        if self.known:
+            self.core.emit(Ended(self))

@@ -1,0 +1,142 @@
+"""What is to be done at which moment, for all channels of a connection.
+
+A core reads no clock. Whoever has something to be done later says so at once, and it is dated at the end of the turn, when the owner
+takes the output and tells the time. Acks and declarations of all channels share one deadline each: one wake-up, one flush.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+import attrs
+
+from .config import AqueductConfig
+
+if TYPE_CHECKING:
+    from .receiver import ReceiverHalf
+    from .sender import SenderHalf
+
+__all__ = ["NackDue", "Timers"]
+
+
+@attrs.define(order=True)
+class NackDue:
+    """Datagrams of one channel that are settled at one moment."""
+
+    at: float
+    order: int
+    receiver: ReceiverHalf = attrs.field(order=False)
+    end: int = attrs.field(order=False)
+    """The number after the last that was declared in time for it."""
+
+
+class Timers:
+    """All deadlines of one connection."""
+
+    __slots__ = (
+        "_ack_at",
+        "_acking",
+        "_config",
+        "_declare_at",
+        "_declaring",
+        "_nacks",
+        "_order",
+        "_stops",
+        "_undated",
+        "_unstopped",
+    )
+
+    def __init__(self, config: AqueductConfig) -> None:
+        self._config = config
+        self._acking: list[ReceiverHalf] = []
+        self._ack_at: float | None = None
+        self._declaring: list[SenderHalf] = []
+        self._declare_at: float | None = None
+        self._undated: list[ReceiverHalf] = []
+        self._nacks: list[NackDue] = []
+        self._order = 0
+        self._unstopped: list[SenderHalf] = []
+        self._stops: list[tuple[float, SenderHalf]] = []
+
+    def ack(self, receiver: ReceiverHalf) -> None:
+        """Have a receiver ack within the ack delay."""
+        receiver.acking = True
+        self._acking.append(receiver)
+
+    def declare(self, sender: SenderHalf) -> None:
+        """Have a sender declare its datagrams within the declare delay."""
+        sender.declaring = True
+        self._declaring.append(sender)
+
+    def nack(self, receiver: ReceiverHalf) -> None:
+        """Have a receiver settle what has been declared when it had its time."""
+        self._undated.append(receiver)
+
+    def stopped(self, sender: SenderHalf) -> None:
+        """Have a sender whose message stream was stopped be over in time."""
+        self._unstopped.append(sender)
+
+    def date(self, now: float, round_trip: float) -> None:
+        """Give a deadline to what has none."""
+        config = self._config
+        if self._acking and self._ack_at is None:
+            self._ack_at = now + config.ack_delay
+        if self._declaring and self._declare_at is None:
+            self._declare_at = now + min(config.declare_delay, max(0.05, round_trip / 2))
+        if self._undated:
+            delay = max(config.nack_delay, 2 * round_trip)
+            for receiver in self._undated:
+                due = receiver.nack
+                # Declarations within an eighth of the delay share an entry, so that a flood of them needs nine at most. None of them
+                # is settled before its time.
+                if due is None or due.at < now + delay:
+                    self._order += 1
+                    due = receiver.nack = NackDue(now + delay * 1.125, self._order, receiver, receiver.total)
+                    heappush(self._nacks, due)
+                due.end = receiver.total
+            self._undated.clear()
+        if self._unstopped:
+            self._stops += [(now + config.stop_grace, sender) for sender in self._unstopped]
+            self._unstopped.clear()
+
+    def next(self) -> float | None:
+        """Return the next deadline."""
+        times = [at for at in (self._ack_at, self._declare_at) if at is not None]
+        if self._nacks:
+            times.append(self._nacks[0].at)
+        if self._stops:
+            times.append(self._stops[0][0])
+        return min(times, default=None)
+
+    def acks_due(self, now: float) -> list[ReceiverHalf]:
+        """Take the receivers that must ack now."""
+        if self._ack_at is None or now < self._ack_at:
+            return []
+        due, self._acking, self._ack_at = self._acking, [], None
+        for receiver in due:
+            receiver.acking = False
+        return due
+
+    def declarations_due(self, now: float) -> list[SenderHalf]:
+        """Take the senders that must declare now."""
+        if self._declare_at is None or now < self._declare_at:
+            return []
+        due, self._declaring, self._declare_at = self._declaring, [], None
+        for sender in due:
+            sender.declaring = False
+        return due
+
+    def nacks_due(self, now: float) -> Iterator[NackDue]:
+        """Take what must be settled now."""
+        while self._nacks and self._nacks[0].at <= now:
+            due = heappop(self._nacks)
+            if due.receiver.nack is due:
+                due.receiver.nack = None
+            yield due
+
+    def stops_due(self, now: float) -> Iterator[SenderHalf]:
+        """Take the senders whose time is over."""
+        while self._stops and self._stops[0][0] <= now:
+            yield self._stops.pop(0)[1]

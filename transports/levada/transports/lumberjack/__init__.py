@@ -1,0 +1,74 @@
+"""Lumberjack, versions 1 and 2, without I/O: what shippers of logs speak to those who take them in.
+
+`ReaderCore` is the side that receives and acks, `WriterCore` with its `SendQueue` the side that sends.
+"""
+
+from __future__ import annotations
+
+from levada.transports.lumberjack.config import ReaderConfig, WriterConfig
+from levada.transports.lumberjack.core import ReaderCore
+from levada.transports.lumberjack.errors import EventRejected
+from levada.transports.lumberjack.events import (
+    AckTimedOut,
+    Batch,
+    BatchDone,
+    EventsAcked,
+    Finished,
+    KeepaliveReceived,
+    PeerClosed,
+    ReaderEvent,
+    Refused,
+    UnitReady,
+    WriterEvent,
+)
+from levada.transports.lumberjack.frames import (
+    encode_ack,
+    encode_data,
+    encode_envelope,
+    encode_event,
+    encode_json,
+    encode_window,
+    flatten,
+)
+from levada.transports.lumberjack.state import (
+    READER_TRANSITIONS,
+    WRITER_TRANSITIONS,
+    ReaderInput,
+    ReaderState,
+    WriterInput,
+    WriterState,
+)
+from levada.transports.lumberjack.writer import SendQueue, WriterCore
+
+__all__ = [
+    "READER_TRANSITIONS",
+    "WRITER_TRANSITIONS",
+    "AckTimedOut",
+    "Batch",
+    "BatchDone",
+    "EventRejected",
+    "EventsAcked",
+    "Finished",
+    "KeepaliveReceived",
+    "PeerClosed",
+    "ReaderConfig",
+    "ReaderCore",
+    "ReaderEvent",
+    "ReaderInput",
+    "ReaderState",
+    "Refused",
+    "SendQueue",
+    "UnitReady",
+    "WriterConfig",
+    "WriterCore",
+    "WriterEvent",
+    "WriterInput",
+    "WriterState",
+    "encode_ack",
+    "encode_data",
+    "encode_envelope",
+    "encode_event",
+    "encode_json",
+    "encode_window",
+    "flatten",
+]

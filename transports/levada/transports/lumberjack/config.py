@@ -1,0 +1,148 @@
+"""Settings of both sides; every limit of the protocol's page has its field here."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import attrs
+from attrs import validators as v
+
+from levada.framework.errors import ConfigurationError
+
+__all__ = ["MAX_SEQUENCE", "ReaderConfig", "WriterConfig"]
+
+MAX_SEQUENCE = 2**32 - 1  # LJ-1: all integers are u32
+
+_size: Any = attrs.validators.and_(v.instance_of(int), v.ge(1))
+_count: Any = attrs.validators.and_(v.instance_of(int), v.ge(0))
+_seconds: Any = attrs.validators.and_(v.instance_of((int, float)), v.gt(0))
+_maybe_seconds: Any = v.optional(_seconds)
+_versions: Any = v.deep_iterable(v.in_((1, 2)), v.min_len(1))
+
+
+@attrs.frozen(kw_only=True)
+class ReaderConfig:
+    """How a Lumberjack reader behaves. Immutable; derive with `attrs.evolve`."""
+
+    versions: frozenset[int] = attrs.field(default=frozenset((1, 2)), converter=frozenset, validator=_versions)
+    """Versions of the protocol that are spoken, of 1 and 2; a peer of another one is refused (LJ-3)."""
+    on_bad_json: Literal["close", "deliver"] = attrs.field(default="close", validator=v.in_(("close", "deliver")))
+    """What to do with a J frame that holds no JSON: refuse the connection, or hand the text on as ``{"message": text, "tags":
+    ["_jsonparsefailure"]}`` (LJ-12)."""
+
+    # ------------------------------------------------------------ units and acks
+
+    max_window: int = attrs.field(default=65_536, validator=_size)
+    """Events after which a unit ends, however large a window the writer announced (LJ-23)."""
+    max_uncommitted_units: int = attrs.field(default=2, validator=_size)
+    """Units of one connection that may wait for the sink; then nothing more is read from it (LJ-25)."""
+    partial_ack_every: int | None = attrs.field(default=None, validator=v.optional(_size))
+    """Version 2 only: hand on, and ack, the events of a window in parts of so many; ``None``: whole windows (LJ-19)."""
+    idle_ack: float = attrs.field(default=1.0, validator=_seconds)
+    """Seconds without octets after which the events of an unfinished window are a unit of their own (LJ-18)."""
+    keepalive: float = attrs.field(default=3.0, validator=_seconds)
+    """Seconds between acks of 0 while the sink works; version 2 only (LJ-20)."""
+    commit_timeout: float | None = attrs.field(default=60.0, validator=_maybe_seconds)
+    """Seconds that the sink has for a unit of a version 1 peer, which knows no keepalive; ``None``: no limit (LJ-25a)."""
+    shutdown_grace: float = attrs.field(default=5.0, validator=_seconds)
+    """Seconds that units at the sink have to be committed, and acked, when the reader ends (LJ-28)."""
+    close_grace: float = attrs.field(default=1.0, validator=_seconds)
+    """Seconds that units before a broken rule have to be committed, and acked, before the connection is closed (LJ-46)."""
+
+    # ------------------------------------------------------------ clocks
+
+    idle_timeout: float | None = attrs.field(default=60.0, validator=_maybe_seconds)
+    """Seconds without octets either way, and with nothing unacked, after which a connection is closed; ``None``: never (LJ-29)."""
+    frame_timeout: float = attrs.field(default=30.0, validator=_seconds)
+    """Seconds for one frame, and one second more for each 256 KiB that it announces (LJ-29)."""
+    send_timeout: float = attrs.field(default=30.0, validator=_seconds)
+    """Seconds that a peer may leave acks unread once `send_buffer` is full (LJ-27)."""
+    linger: float = attrs.field(default=2.0, validator=_seconds)
+    """Seconds that what still comes is read and thrown away after a close, so that no ack is destroyed (LJ-28a)."""
+
+    # ------------------------------------------------------------ limits
+
+    max_frame: int = attrs.field(default=10 * 2**20, validator=_size)
+    """Octets of one D or J frame (LJ-36)."""
+    max_pairs: int = attrs.field(default=4_096, validator=_size)
+    """Pairs of one D frame (LJ-37)."""
+    max_key: int = attrs.field(default=64 * 1024, validator=_size)
+    """Octets of one key (LJ-38)."""
+    max_envelope: int = attrs.field(default=32 * 2**20, validator=_size)
+    """Octets of one envelope as it is sent (LJ-40)."""
+    max_unpacked: int = attrs.field(default=64 * 2**20, validator=_size)
+    """Octets that one envelope may unpack to, those inside it included (LJ-41)."""
+    max_cost: int = attrs.field(default=64 * 2**20, validator=_size)
+    """Cost of the events that one connection holds before it hands them on as a slice: their octets, 256 for each event and 128
+    for each pair; four times the octets for JSON (LJ-42)."""
+    max_depth: int = attrs.field(default=2, validator=_size)
+    """Envelopes one in another (LJ-32)."""
+    max_json_depth: int = attrs.field(default=500, validator=_size)
+    """Arrays and objects one in another (LJ-12)."""
+    send_buffer: int = attrs.field(default=64 * 1024, validator=_size)
+    """Octets of acks that may wait for a peer that does not read them (LJ-27)."""
+    max_connections: int = attrs.field(default=1_024, validator=_size)
+    """Peers of one listener; one more is closed at once and counted (LJ-43)."""
+    max_inflight_bytes: int = attrs.field(default=256 * 2**20, validator=_size)
+    """Octets and costs that all connections of one listener hold; above it the newest connections are not read (LJ-42b)."""
+
+
+@attrs.frozen(kw_only=True)
+class WriterConfig:
+    """How a Lumberjack writer behaves. Immutable; derive with `attrs.evolve`."""
+
+    version: Literal[1, 2] = attrs.field(default=2, validator=v.in_((1, 2)))
+    """Version of the protocol; Filebeat and Logstash of today speak 2."""
+    mode: Literal["batch", "stream"] = attrs.field(default="batch", validator=v.in_(("batch", "stream")))
+    """``"batch"``: a window is announced for each batch, the form that every reader takes. ``"stream"``: one window for the whole
+    connection, version 1 and our own reader only (LJ-48)."""
+    encoding: Literal["auto", "data", "json"] = attrs.field(default="auto", validator=v.in_(("auto", "data", "json")))
+    """Frames of events: D (version 1 only) or J; ``"auto"``: D in version 1, as most readers of it refuse J (LJ-10)."""
+    window: int = attrs.field(default=1_024, validator=[_size, v.le(MAX_SEQUENCE)])
+    """Events in a window; nothing more is sent than is acked and this (LJ-50, LJ-51)."""
+    max_bytes: int = attrs.field(default=2**20, validator=_size)
+    """Octets of frames, before packing, after which a window is sent although it has room (LJ-51)."""
+    linger: float = attrs.field(default=0.2, validator=v.ge(0))
+    """Seconds that a window waits for more events (LJ-51)."""
+    pipelining: int | None = attrs.field(default=None, validator=v.optional(_size))
+    """Windows in flight; ``None``: 2 in version 2, 1 in version 1 (LJ-50)."""
+    compression: int = attrs.field(default=3, validator=v.in_(range(10)))
+    """Level of zlib; 0 sends plain, and below 200 octets so does any level (LJ-34)."""
+    max_frame: int = attrs.field(default=10 * 2**20, validator=_size)
+    """Octets of one event's frame; a larger one is rejected to whoever sends it (LJ-59)."""
+    ack_timeout: float = attrs.field(default=30.0, validator=_seconds)
+    """Seconds without any ack after which the connection is given up (LJ-53)."""
+    queue: int = attrs.field(default=8, validator=_size)
+    """Windows that the queue holds; whoever sends waits, or events are dropped, when it is full (LJ-57)."""
+    drop: Literal["oldest", "newest"] | None = attrs.field(default=None, validator=v.in_((None, "oldest", "newest")))
+    """What a full queue does: ``None`` lets the sender wait, the others drop events that were never sent, and count them (LJ-57)."""
+    on_stuck: Literal["keep", "reject"] = attrs.field(default="keep", validator=v.in_(("keep", "reject")))
+    """``"reject"``: an event that alone ended five connections in a row is dropped and counted (LJ-59)."""
+    stamp: bool = attrs.field(default=False, validator=v.instance_of(bool))
+    """Give each event a field ``"@id"`` with the writer's id and a counter, by which a sink can drop duplicates (LJ-56)."""
+    lifetime: float | None = attrs.field(default=None, validator=_maybe_seconds)
+    """Seconds, a fifth more or less, after which a connection is drained and made anew; ``None``: never (LJ-58)."""
+    reconnect_min: float = attrs.field(default=1.0, validator=_seconds)
+    """Seconds of the first pause before connecting again, at most (LJ-54)."""
+    reconnect_max: float = attrs.field(default=60.0, validator=_seconds)
+    """Seconds of the longest pause (LJ-54)."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.mode == "stream" and self.version != 1:
+            raise ConfigurationError(
+                "mode 'stream' is of version 1: version 2 restarts its numbers with each window (LJ-48)"
+            )
+        if self.encoding == "data" and self.version != 1:
+            raise ConfigurationError("version 2 has no D frames: use encoding 'json' (LJ-4)")
+
+    @property
+    def json(self) -> bool:
+        """Whether events are sent as J frames."""
+        return self.version == 2 if self.encoding == "auto" else self.encoding == "json"
+
+    @property
+    def windows_in_flight(self) -> int:
+        """Windows that may be unacked at a time, see `pipelining`; one in stream mode."""
+        if self.mode == "stream":
+            return 1
+        return self.pipelining or self.version

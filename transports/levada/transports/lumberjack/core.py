@@ -1,0 +1,623 @@
+"""The reader's side, without I/O: units, acks, limits and clocks of one connection.
+
+Words:
+
+* A *unit* is what one ack acks: usually a window (LJ-16).  The *open* unit is the one that still grows.
+* A *piece* is what the sink gets at a time: a whole unit, or a slice of one that is too large to be held (LJ-42a).  Pieces go to the
+  sink in order and may be committed in any; acks are sent in order.  A piece without events is never shown to the sink; it holds the
+  place of an ack in the line.
+
+An envelope is handled in one of three ways (`_Phase`).  Its events are built while it is unpacked, and the pieces that close
+meanwhile are held back until its end, checksum and inner frames have proved right (LJ-31a); most envelopes end here.  If its events
+cost more than a connection may hold, the rest is only checked; then it is unpacked once more, what was built before is
+skipped, and the rest is built slice by slice, at the speed of the sink.  JSON that is none counts at its place in the line of
+units (LJ-12), so it too lets the rest be checked first.
+
+Clocks run only while the driver waits in a read (`reading`, `stop_reading`), since silence that nobody listened to says nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Mapping
+from enum import Enum, auto
+from typing import Any, Literal
+
+import attrs
+
+from levada.framework.errors import LocalProtocolError, RemoteProtocolError
+from levada.transports.lumberjack.config import ReaderConfig
+from levada.transports.lumberjack.envelope import Unpacker
+from levada.transports.lumberjack.events import Finished, PeerClosed, ReaderEvent, Refused, UnitReady
+from levada.transports.lumberjack.frames import encode_ack
+from levada.transports.lumberjack.parser import FrameParser, Stop
+from levada.transports.lumberjack.state import READER_TRANSITIONS, ReaderInput, ReaderState
+
+__all__ = ["ReaderCore"]
+
+_IMPLICIT_WINDOW = 1024  # LJ-22
+_ANNOUNCED_PER_SECOND = 256 * 1024  # LJ-29
+_UNBOUNDED = 2**63
+
+
+class _Phase(Enum):
+    BUILD = auto()
+    """First pass: events are built, pieces held back."""
+    CHECK = auto()
+    """First pass, rest: frames are only checked."""
+    SKIP = auto()
+    """Second pass: what the first one built is passed over."""
+    REST = auto()
+    """Second pass: the rest is built."""
+
+
+@attrs.define
+class _Piece:
+    unit: UnitReady | None
+    ack: int | None
+    """What is acked once this and all before are committed."""
+    events: int
+    cost: int
+    partial: bool = False
+    """More of the unit comes (LJ-19)."""
+    committed: bool = False
+    since: float = 0.0
+    """When the sink got it."""
+
+
+class ReaderCore:
+    """One connection of a Lumberjack reader, versions 1 and 2, without I/O.
+
+    The driver feeds octets while `wants_data`, calls `work` while `has_work` (letting others run in between, LJ-35), gives each
+    `UnitReady` to the sink and calls `commit` after its reply, and sends `data_to_send` after each call.
+
+    Args:
+        config: limits, clocks and policies.
+        now: the time; any clock that only goes forward.
+
+    Source: LJ-1 to LJ-47.
+    """
+
+    def __init__(self, config: ReaderConfig, *, now: float) -> None:
+        self.state = ReaderState.OPEN
+        self.version: int | None = None
+        """Fixed by the first octet (LJ-3); ``None`` before it."""
+        self.units = 0
+        """Units and slices made."""
+        self.events = 0
+        """Events received, as windows count them."""
+        self.octets_unpacked = 0
+        """What envelopes unpacked to."""
+        self.acks = 0
+        """A frames sent, keepalives not counted."""
+        self.keepalives = 0
+        """Acks of 0 that say that the sink is at work."""
+        self.late_commits = 0
+        """Units committed when there was nobody left to tell (LJ-26)."""
+        self._config = config
+        self._out: list[bytes] = []
+        # Input, and what it is in the midst of.
+        self._parser = FrameParser(1, config)
+        self._input: deque[bytes] = deque()
+        self._ended: Literal["closed", "lost"] | None = None
+        self._lost = False  # nothing can be sent any more
+        self._envelope: Unpacker | None = None
+        self._phase = _Phase.BUILD
+        self._payload = memoryview(b"")
+        self._built = 0  # events of the envelope that the first pass built
+        self._bad_json: RemoteProtocolError | None = None
+        # The open unit.
+        self._window = self._left = _IMPLICIT_WINDOW
+        self._since = 0  # its events
+        self._sequence = 0  # number of the last one
+        self._open: list[dict[str, Any]] = []  # those not handed on yet
+        self._open_count = 0
+        self._open_cost = 0
+        # Pieces, the oldest first: with the sink; waiting for it; waiting for the end of their envelope.
+        self._handed: deque[_Piece] = deque()
+        self._waiting: deque[_Piece] = deque()
+        self._held: list[_Piece] = []
+        self._uncommitted = 0
+        self._piece_cost = 0  # of those with the sink or waiting for it
+        self._held_cost = 0
+        self._partial_ack: int | None = None  # number of the last ack inside the unit whose acks are being sent
+        # Clocks.
+        self._now = now
+        self._reading_since: float | None = None
+        self._silence = 0.0  # seconds in reads without octets from the writer
+        self._quiet = 0.0  # the same, either way
+        self._frame = 0  # offset of the unfinished frame
+        self._frame_time = 0.0  # seconds in reads since it began
+        self._alive_at: float | None = None
+        self._grace_ends: float | None = None
+
+    # ------------------------------------------------------------ what the driver should do
+
+    @property
+    def wants_data(self) -> bool:
+        """Whether to read: false while work is left, or enough units wait for their commit (LJ-25)."""
+        return (
+            self.state is ReaderState.OPEN
+            and self._ended is None
+            and not self.has_work
+            and self._uncommitted + len(self._waiting) < self._config.max_uncommitted_units
+        )
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `work` can go on with what is here."""
+        return (
+            self.state is ReaderState.OPEN
+            and not self._waiting
+            and (self._envelope is not None or bool(self._input) or self._ended is not None or self._parser.has_data)
+        )
+
+    @property
+    def held(self) -> int:
+        """Octets, and costs of events, that this connection holds (LJ-42b)."""
+        return (
+            self._open_cost
+            + self._held_cost
+            + self._piece_cost
+            + self._parser.held
+            + sum(map(len, self._input))
+            + (self._envelope.held if self._envelope is not None else 0)
+        )
+
+    @property
+    def unacked(self) -> int:
+        """Events handed on, or about to be, whose commit has not come."""
+        return sum(piece.events for pieces in (self._handed, self._waiting) for piece in pieces)
+
+    @property
+    def oldest_uncommitted(self) -> float | None:
+        """Since when the sink has had the oldest unit that it has not committed."""
+        return next((piece.since for piece in self._handed if not piece.committed), None)
+
+    def data_to_send(self) -> bytes:
+        """Take the octets that are queued; empty if there are none."""
+        data = b"".join(self._out)
+        self._out.clear()
+        return data
+
+    # ------------------------------------------------------------ input
+
+    def receive_data(self, data: bytes, now: float) -> list[ReaderEvent]:
+        """Take octets from the writer; return what they, or the first of them, mean: go on with `work`.
+
+        Args:
+            data: any number of octets, cut anywhere; ``b""`` is the end of the writer's direction.
+            now: the time.
+
+        Raises:
+            LocalProtocolError: called when the connection does not take octets any more.
+        """
+        if self.state is not ReaderState.OPEN or self._ended is not None:
+            raise LocalProtocolError("receive_data() after the end")
+        self.stop_reading(now)
+        if data:
+            self._silence = self._quiet = 0.0
+            self._input.append(data)
+        else:
+            self._ended = "closed"
+        return self.work(now)
+
+    def connection_lost(self, now: float) -> list[ReaderEvent]:
+        """Take note that the carrier failed. What had come whole is still handed on, without ack (LJ-28); go on with `work`."""
+        if self.state is ReaderState.OPEN:
+            self._ended = "lost"
+            return self.work(now)
+        if self.state in (ReaderState.CLOSED, ReaderState.ORPHANED):
+            return []
+        self._lost = True
+        self._move(ReaderInput.LOST)
+        return self._tell([], now)
+
+    def work(self, now: float) -> list[ReaderEvent]:
+        """Go on with the octets that are here: one step of an envelope (LJ-35), or plain frames."""
+        events: list[ReaderEvent] = []
+        if self.has_work:
+            try:
+                self._step(now, events)
+            except RemoteProtocolError as error:
+                head = self._parser.head()
+                if self._payload:
+                    error.offset = self._parser.frame_offset - len(self._payload) - 6
+                    head = struct.pack(">2sI", b"%dC" % (self.version or 0), len(self._payload)) + self._payload[:26]
+                self._refuse(error, head, now, events)
+        return self._tell(events, now)
+
+    def _step(self, now: float, events: list[ReaderEvent]) -> None:
+        steps = 1
+        while not self._waiting:
+            if self._envelope is not None:
+                if not self._parse_envelope(self._envelope):
+                    if not steps:
+                        return
+                    steps -= 1
+                    before = self._envelope.unpacked
+                    self._envelope.unpack()
+                    self.octets_unpacked += self._envelope.unpacked - before
+                continue
+            stop = self._parser.parse(self._open, self._room(), self._cost_room())
+            self._count(self._parser)
+            if stop is Stop.WINDOW:
+                self._take_window(self._parser.window)
+            elif stop is Stop.ENVELOPE:
+                self._payload, self._parser.payload = self._parser.payload, memoryview(b"")
+                self._envelope = Unpacker(self.version or 0, self._payload, self._config)
+                self._phase, self._built, self._bad_json = _Phase.BUILD, 0, None
+            elif stop is Stop.NEED_DATA:
+                if self._input:
+                    self._feed(self._input.popleft())
+                else:
+                    if self._ended is not None:
+                        self._take_end(events)
+                    elif self._frame != self._parser.frame_offset:
+                        self._frame = self._parser.frame_offset
+                        self._frame_time = 0.0
+                    return
+
+    def _feed(self, data: bytes) -> None:
+        if self.version is None:
+            version = data[0] - ord("0")
+            if version not in self._config.versions:
+                rule, spoken = ("LJ-3" if version in (1, 2) else "LJ-2"), sorted(self._config.versions)
+                self._parser.feed(data)
+                raise RemoteProtocolError(f"expected version {spoken} in ASCII, got {data[:1]!r}", rule=rule)
+            self.version = version
+            self._parser = FrameParser(version, self._config)
+        self._parser.feed(data)
+
+    # ------------------------------------------------------------ envelopes
+
+    def _parse_envelope(self, envelope: Unpacker) -> bool:
+        """Look at what was unpacked; false if more has to be unpacked first."""
+        stop: Stop | None
+        if self._phase is _Phase.CHECK:
+            stop = envelope.parse(None, _UNBOUNDED, _UNBOUNDED)
+        elif self._phase is _Phase.SKIP:
+            stop = envelope.parse(None, self._built, _UNBOUNDED)
+            self._built -= envelope.count
+            if not self._built:
+                self._phase = _Phase.REST
+                return True
+        else:
+            try:
+                stop = envelope.parse(self._open, self._room(), self._cost_room())
+            except RemoteProtocolError as error:
+                if error.rule != "LJ-12" or self._phase is _Phase.REST:
+                    raise
+                self._bad_json = error
+                stop = Stop.FULL
+            self._built += envelope.count
+            self._count(envelope)
+            if stop is Stop.WINDOW:
+                self._take_window(envelope.window)
+            if self._phase is _Phase.BUILD and (self._bad_json is not None or self._cost_room() <= 0):
+                self._phase = _Phase.CHECK
+        if stop is None:
+            self._end_envelope()
+        return stop is not Stop.NEED_DATA
+
+    def _end_envelope(self) -> None:
+        """It is right: let go what was held back, and build what was only checked."""
+        self._envelope = None
+        self._waiting += self._held
+        self._piece_cost += self._held_cost
+        self._held = []
+        self._held_cost = 0
+        if self._phase is not _Phase.CHECK:
+            self._payload = memoryview(b"")
+            return
+        if self._bad_json is not None:
+            raise self._bad_json
+        self._slice()
+        self._envelope = Unpacker(self.version or 0, self._payload, self._config)
+        self._phase = _Phase.SKIP
+
+    # ------------------------------------------------------------ units
+
+    def _room(self) -> int:
+        """Events after which something is due."""
+        config = self._config
+        # LJ-23: in an envelope of version 1 a slice is due then, outside the end of the unit.
+        size = self._open_count if self.version == 1 and self._envelope is not None else self._since
+        room = min(self._left, max(1, config.max_window - size))
+        if config.partial_ack_every is not None and self.version == 2:
+            room = min(room, config.partial_ack_every - self._open_count)
+        return room
+
+    def _cost_room(self) -> int:
+        return self._config.max_cost - self._open_cost - self._held_cost
+
+    def _count(self, found: FrameParser | Unpacker) -> None:
+        """Count events that were parsed, and close what is full (LJ-16, LJ-23, LJ-42)."""
+        count = found.count
+        if not count:
+            return
+        config = self._config
+        self.events += count
+        self._sequence = found.sequence
+        self._since += count
+        self._left -= count
+        self._open_count += count
+        self._open_cost += found.cost
+        if self._left == 0:
+            self._left = self._window
+            self._close_unit()
+        elif self._since >= config.max_window and (self.version == 2 or self._envelope is None):
+            self._close_unit()
+        elif (
+            self._open_count >= config.max_window
+            or (self._open_cost >= config.max_cost and (self._envelope is None or self._phase is _Phase.REST))
+            or (self.version == 2 and self._open_count == config.partial_ack_every)
+        ):
+            self._slice()
+
+    def _take_window(self, size: int) -> None:
+        if self._since:
+            self._close_unit()
+        if size:
+            self._window = self._left = size
+        elif self.version == 2:
+            self._close_piece(0)  # LJ-21: in line behind the acks of earlier units
+
+    def _close_unit(self) -> None:
+        self._close_piece(self._sequence)
+        self._since = 0
+
+    def _slice(self) -> None:
+        """Hand on what there is of the open unit (LJ-42a); acked only if the settings say so (LJ-19)."""
+        if self._open_count:
+            partial = self.version == 2 and self._config.partial_ack_every is not None
+            self._close_piece(self._sequence if partial else None, partial=partial)
+
+    def _close_piece(self, ack: int | None, *, partial: bool = False) -> None:
+        unit = None
+        if self._open:
+            self.units += 1
+            unit = UnitReady(
+                number=self.units,
+                events=self._open,
+                count=self._open_count,
+                sequence=self._sequence,
+                whole=ack is not None and not partial,
+                cost=self._open_cost,
+            )
+        piece = _Piece(unit, ack, self._open_count, self._open_cost, partial)
+        if self._envelope is not None and self._phase is _Phase.BUILD:
+            self._held.append(piece)
+            self._held_cost += self._open_cost
+        else:
+            self._waiting.append(piece)
+            self._piece_cost += self._open_cost
+        self._drop_open()
+
+    def _drop_open(self) -> None:
+        self._open = []
+        self._open_count = self._open_cost = 0
+
+    def _drop_input(self) -> None:
+        """Forget the open unit and all octets that were not worked off."""
+        self._drop_open()
+        self._since = 0
+        self._input.clear()
+        self._envelope = None
+        self._payload = memoryview(b"")
+        self._held = []
+        self._held_cost = 0
+        self._parser = FrameParser(self.version or 1, self._config)
+
+    # ------------------------------------------------------------ commits and acks
+
+    def commit(self, number: int, now: float) -> list[ReaderEvent]:
+        """Take note that the events of a unit are safe; queues the acks that are due now, in order (LJ-17).
+
+        Args:
+            number: `UnitReady.number`.
+            now: the time.
+
+        Raises:
+            LocalProtocolError: no such unit waits for its commit.
+        """
+        for piece in self._handed:
+            if piece.unit is not None and piece.unit.number == number and not piece.committed:
+                piece.committed = True
+                break
+        else:
+            raise LocalProtocolError(f"no unit {number} waits for its commit", rule="LJ-25")
+        self._uncommitted -= 1
+        self.late_commits += self._lost or self.state is ReaderState.CLOSED
+        return self._tell([], now)
+
+    def _tell(self, events: list[ReaderEvent], now: float) -> list[ReaderEvent]:
+        """Hand on pieces, queue acks, and see whether it is over."""
+        if self.state is ReaderState.CLOSED:
+            return events
+        limit = self._config.max_uncommitted_units
+        while self._waiting and (self._waiting[0].unit is None or self._uncommitted < limit):
+            piece = self._waiting.popleft()
+            self._handed.append(piece)
+            if piece.unit is None:
+                piece.committed = True
+            else:
+                self._uncommitted += 1
+                piece.since = now
+                events.append(piece.unit)
+        self._queue_acks()
+        if not self._uncommitted:
+            self._alive_at = None
+        elif self._alive_at is None and self.version == 2:
+            self._alive_at = now + self._config.keepalive
+        if not self._handed and not self._waiting and (self.state, ReaderInput.SETTLED) in READER_TRANSITIONS:
+            self._finish(ReaderInput.SETTLED, events)
+        return events
+
+    def _queue_acks(self) -> None:
+        while self._handed and self._handed[0].committed:
+            piece = self._handed.popleft()
+            self._piece_cost -= piece.cost
+            if piece.ack is None:
+                continue
+            again = piece.ack == self._partial_ack  # LJ-19: no number twice
+            if piece.partial:
+                if piece.ack == 0:
+                    continue  # it would be a keepalive
+                self._partial_ack = piece.ack
+            else:
+                self._partial_ack = None
+            if not again and not self._lost:
+                self._out.append(encode_ack(self.version or 1, piece.ack))
+                self._quiet = 0.0
+                self.acks += 1
+
+    def sink_failed(self) -> list[ReaderEvent]:
+        """Take note that a unit will not be committed: the connection ends without its ack (LJ-25)."""
+        events: list[ReaderEvent] = []
+        if self.state is not ReaderState.CLOSED:
+            self._drop_input()
+            self._finish(ReaderInput.SINK_FAILED, events)
+        return events
+
+    def hand_on(self, now: float) -> list[ReaderEvent]:
+        """Hand on the open unit as a slice, as nothing is read for a while (LJ-42b)."""
+        if self.state is ReaderState.OPEN and self._envelope is None:
+            self._slice()
+        return self._tell([], now)
+
+    # ------------------------------------------------------------ the end
+
+    def _take_end(self, events: list[ReaderEvent]) -> None:
+        """End of input, and all of it is worked off (LJ-6, LJ-28)."""
+        lost = self._ended == "lost"
+        clean = not lost and not self._parser.in_frame
+        if clean and self._since:
+            self._close_unit()
+        elif self._open_count:
+            self._close_piece(None)
+        self._drop_input()
+        events.append(PeerClosed(clean))
+        self._lost = lost
+        self._move(ReaderInput.LOST if lost else ReaderInput.PEER_ENDED)
+
+    def _refuse(self, error: RemoteProtocolError, head: bytes, now: float, events: list[ReaderEvent]) -> None:
+        self._drop_input()
+        self._move(ReaderInput.BROKEN_RULE)
+        self._grace_ends = now + self._config.close_grace
+        events.append(Refused(error, head))
+
+    def shut_down(self, now: float) -> list[ReaderEvent]:
+        """End this side: units at the sink may still be committed and acked for `shutdown_grace`; the rest comes again (LJ-28)."""
+        if self.state in (ReaderState.CLOSED, ReaderState.STOPPING):
+            return []
+        if self.state is not ReaderState.REFUSING:
+            self._grace_ends = now + self._config.shutdown_grace
+        self._move(ReaderInput.SHUT_DOWN)
+        self._drop_input()
+        self._piece_cost -= sum(piece.cost for piece in self._waiting)
+        self._waiting.clear()
+        return self._tell([], now)
+
+    def _finish(self, what: ReaderInput, events: list[ReaderEvent]) -> None:
+        reason: Literal["peer_closed", "refused", "idle", "shutdown", "sink_failed", "lost"]
+        reason = "sink_failed" if what is ReaderInput.SINK_FAILED else _REASONS[self.state]
+        self._move(what)
+        self._alive_at = self._grace_ends = None
+        events.append(Finished(reason, self.unacked))
+
+    def _move(self, what: ReaderInput) -> None:
+        self.state = READER_TRANSITIONS[self.state, what]
+
+    # ------------------------------------------------------------ time
+
+    def reading(self, now: float) -> None:
+        """Say that the driver begins to wait for octets."""
+        self._reading_since = now
+
+    def stop_reading(self, now: float) -> None:
+        """Say that it does not wait any more, without octets; `receive_data` says so by itself."""
+        if self._reading_since is not None:
+            waited = now - self._reading_since
+            self._reading_since = None
+            self._silence += waited
+            self._quiet += waited
+            self._frame_time += waited
+
+    def next_deadline(self) -> float | None:
+        """Return when `handle_timeout` wants to be called; ``None``: not at all as things are. Changes with each call of the others."""
+        if self.state is ReaderState.CLOSED:
+            return None
+        return min((when for when, _ in self._deadlines()), default=None)
+
+    def _deadlines(self) -> list[tuple[float, _Clock]]:
+        clocks: list[tuple[float, _Clock]] = []
+        if self._alive_at is not None:
+            clocks.append((self._alive_at, _Clock.KEEPALIVE))
+        if self._grace_ends is not None:
+            clocks.append((self._grace_ends, _Clock.GRACE))
+        since, config = self._reading_since, self._config
+        asked = self.oldest_uncommitted
+        # LJ-25a: keepalives hold a writer of version 2 for as long as the sink takes.
+        if asked is not None and self.version == 1 and config.commit_timeout is not None:
+            clocks.append((asked + config.commit_timeout, _Clock.COMMIT))
+        if since is None or self.state is not ReaderState.OPEN:
+            return clocks
+        if self._parser.in_frame:
+            clocks.append((since + self._frame_limit() - self._frame_time, _Clock.FRAME))
+        elif self._since:
+            clocks.append((since + config.idle_ack - self._silence, _Clock.IDLE_ACK))
+        elif config.idle_timeout is not None and not self._handed and not self._waiting:
+            clocks.append((since + config.idle_timeout - self._quiet, _Clock.IDLE))
+        return clocks
+
+    def _frame_limit(self) -> float:
+        return self._config.frame_timeout + self._parser.announced / _ANNOUNCED_PER_SECOND
+
+    def handle_timeout(self, now: float) -> list[ReaderEvent]:
+        """Say that it is `now`; does what is due."""
+        events: list[ReaderEvent] = []
+        if self.state is ReaderState.CLOSED:
+            return events
+        due = {clock for when, clock in self._deadlines() if when <= now}
+        if _Clock.KEEPALIVE in due:
+            self._alive_at = now + self._config.keepalive
+            self._quiet = 0.0
+            if not self._lost:
+                self._out.append(encode_ack(2, 0))
+                self.keepalives += 1
+        if _Clock.GRACE in due:
+            self._finish(ReaderInput.TIME_OUT, events)
+        elif _Clock.COMMIT in due:
+            events += self.sink_failed()
+        elif _Clock.FRAME in due:
+            limit = self._frame_limit()
+            error = RemoteProtocolError(
+                f"a frame took longer than {limit:.0f} s", rule="LJ-29", offset=self._parser.frame_offset
+            )
+            self._refuse(error, self._parser.head(), now, events)
+        elif _Clock.IDLE_ACK in due:
+            self._close_unit()
+            self._silence = 0.0
+        elif _Clock.IDLE in due:
+            self._finish(ReaderInput.IDLE, events)
+        return self._tell(events, now)
+
+
+class _Clock(Enum):
+    KEEPALIVE = auto()
+    GRACE = auto()
+    COMMIT = auto()
+    FRAME = auto()
+    IDLE_ACK = auto()
+    IDLE = auto()
+
+
+_REASONS: Mapping[ReaderState, Literal["peer_closed", "refused", "idle", "shutdown", "lost"]] = {
+    ReaderState.OPEN: "idle",
+    ReaderState.DRAINING: "peer_closed",
+    ReaderState.REFUSING: "refused",
+    ReaderState.STOPPING: "shutdown",
+    ReaderState.ORPHANED: "lost",
+}

@@ -1,0 +1,126 @@
+"""Unpacking envelopes in steps, so that neither memory nor time depends on what a peer claims (LJ-30, LJ-32, LJ-35, LJ-41)."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+from levada.framework.errors import RemoteProtocolError
+from levada.transports.lumberjack.config import ReaderConfig
+from levada.transports.lumberjack.parser import FrameParser, Stop
+
+__all__ = ["STEP", "Unpacker"]
+
+STEP = 64 * 1024  # octets unpacked at a time (LJ-35)
+_PIECE = (
+    16 * 1024
+)  # octets given to zlib at a time: it copies what it could not take at each step, so all at once would be quadratic
+
+
+class _Layer:
+    """One envelope: what is left to unpack, and the frames in it."""
+
+    __slots__ = ("at", "inflater", "parser", "payload", "tail")
+
+    def __init__(self, payload: memoryview, parser: FrameParser) -> None:
+        self.payload = payload
+        self.parser = parser
+        self.inflater = zlib.decompressobj()
+        self.at = 0
+        self.tail: bytes | memoryview = b""
+
+
+class Unpacker:
+    """The frames in an outer envelope and in those inside it, as if they stood one after another (LJ-31).
+
+    Args:
+        version: of the connection.
+        payload: of the C frame.
+        config: the limits, which count over the whole of it.
+    """
+
+    def __init__(self, version: int, payload: memoryview, config: ReaderConfig) -> None:
+        self._version = version
+        self._config = config
+        self._unpacked = 0
+        self._layers = [_Layer(payload, FrameParser(version, config, depth=1))]
+        self.count = self.cost = self.sequence = self.window = 0  # as in `FrameParser`
+
+    @property
+    def unpacked(self) -> int:
+        """Octets unpacked so far."""
+        return self._unpacked
+
+    @property
+    def held(self) -> int:
+        """Octets and costs kept for unfinished frames, and what is still packed."""
+        return sum(len(layer.payload) + layer.parser.held for layer in self._layers)
+
+    def parse(self, out: list[dict[str, Any]] | None, room: int, cost_room: int) -> Stop | None:
+        """As `FrameParser.parse`; NEED_DATA asks for `unpack`, ``None`` is the end of the envelope.
+
+        Raises:
+            RemoteProtocolError: as there, or an envelope that is nested too deep or ends inside a frame.
+        """
+        self.count = self.cost = 0
+        while True:
+            layer = self._layers[-1]
+            parser = layer.parser
+            try:
+                stop = parser.parse(out, room - self.count, cost_room - self.cost)
+            finally:
+                if parser.count:
+                    self.count += parser.count
+                    self.cost += parser.cost
+                    self.sequence = parser.sequence
+            if stop is Stop.ENVELOPE:
+                self._layers.append(
+                    _Layer(parser.payload, FrameParser(self._version, self._config, depth=len(self._layers) + 1))
+                )
+                parser.payload = memoryview(b"")
+            elif stop is Stop.WINDOW:
+                self.window = parser.window
+                return stop
+            elif stop is Stop.FULL or not self._ended(layer):
+                return stop
+            elif parser.in_frame:
+                raise RemoteProtocolError("an envelope ends inside a frame", rule="LJ-30")
+            else:
+                self._layers.pop()
+                if not self._layers:
+                    return None
+
+    def _ended(self, layer: _Layer) -> bool:
+        if not layer.inflater.eof:
+            return False
+        if layer.inflater.unused_data or layer.at < len(layer.payload):
+            raise RemoteProtocolError("octets after the end of the zlib stream of an envelope", rule="LJ-30")
+        return True
+
+    def unpack(self) -> None:
+        """Unpack up to `STEP` octets for the next `parse`.
+
+        Raises:
+            RemoteProtocolError: no zlib stream, a wrong checksum, a stream cut short, or too many octets.
+        """
+        layer = self._layers[-1]
+        data = b""
+        while not data and not layer.inflater.eof:
+            if not layer.tail:
+                layer.tail = layer.payload[layer.at : layer.at + _PIECE]
+                layer.at += len(layer.tail)
+            given = len(layer.tail)
+            try:
+                data = layer.inflater.decompress(layer.tail, min(STEP, self._config.max_unpacked - self._unpacked + 1))
+            except zlib.error as error:
+                raise RemoteProtocolError(f"an envelope without a zlib stream: {error}", rule="LJ-30") from None
+            layer.tail = layer.inflater.unconsumed_tail
+            if not given and not data and not layer.inflater.eof:
+                raise RemoteProtocolError("the zlib stream of an envelope is cut short", rule="LJ-30")
+        self._unpacked += len(data)
+        if self._unpacked > self._config.max_unpacked:
+            raise RemoteProtocolError(
+                f"an envelope of more than {self._config.max_unpacked} octets unpacked (raise max_unpacked)",
+                rule="LJ-41",
+            )
+        layer.parser.feed(data)

@@ -1,0 +1,146 @@
+"""Frames of the writer and of the reader as octets; taking them apart is `parser`.
+
+A frame is a version octet, a type octet and a payload; all integers are unsigned and big-endian (LJ-1, LJ-2, LJ-4).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from levada.transports.lumberjack.config import WriterConfig
+from levada.transports.lumberjack.errors import EventRejected
+
+__all__ = [
+    "encode_ack",
+    "encode_data",
+    "encode_envelope",
+    "encode_event",
+    "encode_json",
+    "encode_window",
+    "flatten",
+]
+
+_HEAD = struct.Struct(">2sI")
+_U32 = struct.Struct(">I")
+
+_dump_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+def encode_window(version: int, size: int) -> bytes:
+    """Return a W frame: so many events come before the writer waits for an ack (LJ-14)."""
+    return _HEAD.pack(b"%dW" % version, size)
+
+
+def encode_ack(version: int, sequence: int) -> bytes:
+    """Return an A frame: everything up to this number is safe (LJ-15)."""
+    return _HEAD.pack(b"%dA" % version, sequence)
+
+
+def encode_envelope(version: int, packed: bytes) -> bytes:
+    """Return a C frame around a zlib stream of frames (LJ-30)."""
+    return _HEAD.pack(b"%dC" % version, len(packed)) + packed
+
+
+def encode_data(version: int, sequence: int, pairs: Mapping[str, str]) -> bytes:
+    """Return a D frame (LJ-7)."""
+    return _HEAD.pack(b"%dD" % version, sequence) + _data_body(pairs)
+
+
+def encode_json(version: int, sequence: int, value: Any) -> bytes:
+    """Return a J frame.
+
+    Raises:
+        TypeError, ValueError, RecursionError: the value is not JSON.
+    """
+    return _HEAD.pack(b"%dJ" % version, sequence) + _json_body(value)
+
+
+def encode_event(event: Mapping[str, Any], config: WriterConfig) -> bytes:
+    """Return an event's frame without its first six octets, for `SendQueue.put`.
+
+    Args:
+        event: D takes any values, see `flatten`; J takes what JSON can hold.
+        config: the version, the kind of frame, and how large it may be.
+
+    Raises:
+        EventRejected: it cannot be encoded, or is too large (LJ-59).
+    """
+    try:
+        body = _json_body(event) if config.json else _data_body(flatten(event))
+    except (TypeError, ValueError, RecursionError, AttributeError) as error:
+        raise EventRejected(f"cannot encode the event: {error}", rule="LJ-59") from error
+    size = _HEAD.size + len(body)
+    if size > config.max_frame:
+        raise EventRejected(
+            f"event of {size} octets, at most {config.max_frame} (raise max_frame, here and at the reader)",
+            rule="LJ-59",
+            size=size,
+            limit=config.max_frame,
+        )
+    return body
+
+
+def flatten(event: Mapping[str, Any]) -> dict[str, str]:
+    """Turn an event into text to text, as D needs it (LJ-9).
+
+    Numbers become decimal text, booleans ``true`` and ``false``, maps inside are joined to their keys with ``.``, lists become
+    JSON text, ``None`` is left out.
+
+    Raises:
+        ValueError: NaN or infinity in a list, or a map that contains itself.
+        TypeError: a value of any other class.
+        RecursionError: maps nested too deep.
+
+    Example:
+        >>> flatten({"line": "hi", "offset": 7, "ok": True, "tags": ["a"], "host": {"name": "web"}, "none": None})
+        {'line': 'hi', 'offset': '7', 'ok': 'true', 'tags': '["a"]', 'host.name': 'web'}
+    """
+    flat: dict[str, str] = {}
+    _flatten_into(flat, "", event)
+    return flat
+
+
+def _flatten_into(flat: dict[str, str], prefix: str, values: Mapping[str, Any]) -> None:
+    for key, value in values.items():
+        if not isinstance(key, str):
+            raise TypeError(f"keys are text, not {key!r}")
+        name = prefix + key
+        if isinstance(value, str):
+            flat[name] = value
+        elif value is None:
+            continue
+        elif isinstance(value, bool):
+            flat[name] = "true" if value else "false"
+        elif isinstance(value, int | float):
+            flat[name] = str(value)
+        elif isinstance(value, Mapping):
+            _flatten_into(flat, name + ".", value)
+        elif isinstance(value, list | tuple):
+            flat[name] = _dump_json(value)
+        else:
+            raise TypeError(f"field {name!r} is a {type(value).__name__}")
+
+
+def _data_body(pairs: Mapping[str, str]) -> bytes:
+    u32 = _U32.pack
+    parts = [u32(len(pairs))]
+    for key, value in pairs.items():
+        # LJ-7: what came with escaped octets leaves with the same octets.
+        octets = key.encode("utf-8", "surrogateescape")
+        parts += (u32(len(octets)), octets)
+        octets = value.encode("utf-8", "surrogateescape")
+        parts += (u32(len(octets)), octets)
+    return b"".join(parts)
+
+
+def _json_body(value: Any) -> bytes:
+    text = _dump_json(value)
+    try:
+        octets = text.encode()
+    except UnicodeEncodeError:
+        # Surrogates, escaped octets among them, are not UTF-8; as JSON escapes they are legal.
+        octets = json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+    return _U32.pack(len(octets)) + octets

@@ -1,0 +1,328 @@
+"""Taking frames apart: octets in, events and control frames out, in time linear in the octets (LJ-5).
+
+How that is kept:
+
+* Octets are looked at where they came in.  Only what is left of an unfinished item (a header, a pair, the payload of J or C) is kept, and
+  nothing is looked at again before as many octets as the item needs are there.  So each octet is copied at most twice, however
+  small the pieces are in which it comes.
+* A D frame may stop after any pair and goes on at the next one; its pairs are not looked at twice.
+* A length is compared with its limit as soon as its four octets are there, before anything of that size is made or waited for (LJ-45).
+
+`parse` either builds events or only checks and counts them (`out=None`), which envelopes need (LJ-31a, LJ-42).
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import Enum, auto
+from typing import Any
+
+from levada.framework.errors import RemoteProtocolError
+from levada.transports.lumberjack.config import ReaderConfig
+from levada.transports.lumberjack.json_text import parse_json
+
+__all__ = ["EVENT_COST", "PAIR_COST", "FrameParser", "Stop"]
+
+EVENT_COST = 256  # LJ-42: what an event takes beside its octets
+PAIR_COST = 128
+_JSON_COST = 4
+_HEAD = struct.Struct(">2sI")
+_EVENT_HEAD = struct.Struct(">2sII")
+_U32 = struct.Struct(">I")
+_A, _C, _D, _J, _W = b"ACDJW"
+_KEYS = 256  # texts of keys that are remembered, of up to _KEY octets each
+_KEY = 64
+
+
+class Stop(Enum):
+    """Why `FrameParser.parse` came back."""
+
+    NEED_DATA = auto()
+    FULL = auto()
+    """`room` events were found, or their cost reached `cost_room`."""
+    WINDOW = auto()
+    """A W frame: `FrameParser.window`."""
+    ENVELOPE = auto()
+    """A C frame: `FrameParser.payload`."""
+
+
+class FrameParser:
+    """Frames of a writer, one after another.
+
+    Args:
+        version: 1 or 2; a frame of another one is an error (LJ-3).
+        config: the limits.
+        depth: envelopes that these frames are in.
+    """
+
+    __slots__ = (
+        "_at",
+        "_base",
+        "_config",
+        "_data",
+        "_depth",
+        "_fields",
+        "_keys",
+        "_left",
+        "_need",
+        "_number",
+        "_pairs",
+        "_tail",
+        "_types",
+        "_used",
+        "_version",
+        "cost",
+        "count",
+        "payload",
+        "sequence",
+        "window",
+    )
+
+    def __init__(self, version: int, config: ReaderConfig, *, depth: int = 0) -> None:
+        self._version = version
+        self._config = config
+        self._depth = depth
+        self._types = (b"1D" if version == 1 else b"none", b"%dJ" % version)
+        self._data = b""
+        self._at = 0
+        self._base = 0  # octets before `_data`
+        self._tail = bytearray()  # an unfinished item
+        self._need = 1  # octets that it needs
+        self._left = -1  # pairs of an unfinished D frame; -1 at its header
+        self._number = 0
+        self._pairs = 0
+        self._used = 0  # octets of it that are done with
+        self._fields: dict[str, str] = {}
+        self._keys: dict[bytes, str] = {}
+        self.count = 0
+        """Events that the last `parse` found."""
+        self.cost = 0
+        """What they cost (LJ-42)."""
+        self.sequence = 0
+        """Number of the last event."""
+        self.window = 0
+        """Of the last W frame."""
+        self.payload = memoryview(b"")
+        """Of the last C frame."""
+
+    @property
+    def in_frame(self) -> bool:
+        """Whether a part of a frame is held."""
+        return bool(self._tail) or self._left >= 0
+
+    @property
+    def has_data(self) -> bool:
+        """Whether `parse` has octets that it has not looked at."""
+        return self._at < len(self._data)
+
+    @property
+    def announced(self) -> int:
+        """Octets that the unfinished frame has announced so far."""
+        return self._used + self._need
+
+    @property
+    def held(self) -> int:
+        """Octets and costs kept for an unfinished frame."""
+        return len(self._tail) + len(self._data) - self._at + self._used + PAIR_COST * len(self._fields)
+
+    @property
+    def frame_offset(self) -> int:
+        """Octets before the unfinished, or next, frame."""
+        return self._base + self._at - self._used
+
+    def head(self) -> bytes:
+        """Return what there is of the first 32 octets at the place where `parse` stopped."""
+        start = max(0, self._at - self._used)
+        return self._data[start : start + 32] or bytes(self._tail[:32])
+
+    def feed(self, data: bytes) -> None:
+        """Give octets, after `parse` has asked for them."""
+        if self._tail:
+            self._tail += data
+            if len(self._tail) < self._need:
+                return
+            data = bytes(self._tail)
+            self._tail = bytearray()
+        self._data = data
+
+    def parse(self, out: list[dict[str, Any]] | None, room: int, cost_room: int) -> Stop:
+        """Find events until there is a reason to stop.
+
+        Args:
+            out: where events go; ``None`` checks their frames, but not the JSON in them, and counts.
+            room: events at most.
+            cost_room: stop after the event that brings the cost to this.
+
+        Raises:
+            RemoteProtocolError: a frame breaks a rule; `head` is its beginning. For JSON, and only for that (LJ-12), parsing
+                may go on with ``out=None``.
+        """
+        if self._tail:  # still not enough
+            self.count = self.cost = 0
+            return Stop.NEED_DATA
+        data = self._data
+        at = self._at
+        end = len(data)
+        data_type, json_type = self._types
+        config = self._config
+        max_frame, max_key = config.max_frame, config.max_key
+        keys = self._keys
+        event_head, u32 = _EVENT_HEAD.unpack_from, _U32.unpack_from
+        count = cost = 0
+        sequence = self.sequence
+        # The unfinished D frame, if there is one: its number, its start, and how many of its pairs are still to come.
+        fields, number, pairs, left = self._fields, self._number, self._pairs, self._left
+        start = at - self._used
+        stop = Stop.FULL
+        try:
+            while count < room and cost < cost_room:
+                if left < 0:
+                    start = at
+                    kind, number, length = event_head(data, at) if end - at >= 10 else (b"", 0, 0)
+                    if kind == json_type:
+                        if length > max_frame - 10:
+                            raise self._large("J frame", length + 10, "max_frame", "LJ-36", at)
+                        frame_end = at + 10 + length
+                        if frame_end > end:
+                            self._need = 10 + length
+                            stop = Stop.NEED_DATA
+                            break
+                        if out is not None:
+                            self._json(data[at + 10 : frame_end], out, at)
+                        sequence = number
+                        cost += _JSON_COST * length + EVENT_COST
+                        count += 1
+                        at = frame_end
+                        continue
+                    if kind != data_type:
+                        stop = self._control(data, at, end)
+                        at = self._at
+                        break
+                    if length > config.max_pairs:
+                        raise self._large("pairs", length, "max_pairs", "LJ-37", at)
+                    pairs = left = length
+                    fields = {}
+                    at += 10
+                while left:
+                    if end - at < 4:
+                        self._need = 4
+                        break
+                    (length,) = u32(data, at)
+                    if length > max_key:
+                        raise self._large("key", length, "max_key", "LJ-38", at)
+                    value_at = at + 8 + length
+                    if value_at - start > max_frame:
+                        raise self._large("D frame", value_at - start, "max_frame", "LJ-36", at)
+                    if value_at > end:
+                        self._need = 8 + length
+                        break
+                    (length,) = u32(data, value_at - 4)
+                    value_end = value_at + length
+                    if value_end - start > max_frame:
+                        raise self._large("value in a D frame", length, "max_frame", "LJ-39", at)
+                    if value_end > end:
+                        self._need = value_end - at
+                        break
+                    if out is not None:
+                        name = data[at + 4 : value_at - 4]
+                        key = keys.get(name)
+                        if key is None:
+                            key = self._key(name)
+                        fields[key] = str(data[value_at:value_end], "utf-8", "surrogateescape")
+                    at = value_end
+                    left -= 1
+                else:
+                    if out is not None:
+                        out.append(fields)
+                    sequence = number
+                    cost += at - start + EVENT_COST + PAIR_COST * pairs
+                    count += 1
+                    left = -1
+                    continue
+                stop = Stop.NEED_DATA
+                break
+        finally:
+            self.count, self.cost, self.sequence = count, cost, sequence
+            self._fields = fields if left >= 0 else {}
+            self._number, self._pairs, self._left = number, pairs, left
+            self._used = at - start if left >= 0 else 0
+            self._at = at
+        if stop is Stop.NEED_DATA:
+            self._tail = bytearray(memoryview(data)[at:])
+            self._base += at
+            self._data = b""
+            self._at = 0
+        return stop
+
+    def _control(self, data: bytes, at: int, end: int) -> Stop:
+        """Take a frame that is no event, or the beginning of any frame; leaves its end in `_at` if it is whole."""
+        self._at = at
+        self._need = 2 if end - at == 1 else 1
+        if at == end:
+            return Stop.NEED_DATA
+        if data[at] != ord(b"0") + self._version:
+            if data[at] in b"12":
+                raise self._broken(
+                    f"version {data[at : at + 1]!r} on a connection of version {self._version}", "LJ-3", at
+                )
+            raise self._broken(f"expected version {self._version}, got {data[at : at + 1]!r}", "LJ-2", at)
+        if end - at == 1:
+            return Stop.NEED_DATA
+        kind = data[at + 1]
+        if kind == _J or (kind == _D and self._version == 1):
+            self._need = 10
+            return Stop.NEED_DATA
+        if kind == _D:
+            raise self._broken("a D frame in version 2", "LJ-4", at)
+        if kind == _A:
+            raise self._broken("an ack from the writer", "LJ-24", at)
+        if kind not in (_W, _C):
+            raise self._broken(f"no type of frame: {data[at + 1 : at + 2]!r}", "LJ-2", at)
+        self._need = 6
+        if end - at < 6:
+            return Stop.NEED_DATA
+        (value,) = _U32.unpack_from(data, at + 2)
+        if kind == _W:
+            self.window = value
+            self._at = at + 6
+            return Stop.WINDOW
+        if self._depth >= self._config.max_depth:
+            raise self._broken(f"envelopes nested deeper than {self._config.max_depth}", "LJ-32", at)
+        if value > self._config.max_envelope:
+            raise self._large("envelope", value, "max_envelope", "LJ-40", at)
+        self._need = 6 + value
+        if end - at < self._need:
+            return Stop.NEED_DATA
+        self.payload = memoryview(data)[at + 6 : at + 6 + value]
+        self._at = at + 6 + value
+        return Stop.ENVELOPE
+
+    def _key(self, octets: bytes) -> str:
+        key = str(octets, "utf-8", "surrogateescape")
+        if len(octets) <= _KEY:
+            if len(self._keys) == _KEYS:
+                self._keys.clear()
+            self._keys[octets] = key
+        return key
+
+    def _json(self, octets: bytes, out: list[dict[str, Any]], at: int) -> None:
+        """Append what a J frame holds (LJ-11)."""
+        try:
+            value = parse_json(octets, self._config.max_json_depth)
+        except ValueError as error:
+            if self._config.on_bad_json == "close":
+                raise self._broken(f"a J frame without JSON: {error}", "LJ-12", at) from None
+            value = {"message": str(octets, "utf-8", "surrogateescape"), "tags": ["_jsonparsefailure"]}
+        if isinstance(value, dict):
+            out.append(value)
+        elif isinstance(value, list) and self._version == 1:
+            out += [item if isinstance(item, dict) else {"value": item} for item in value]
+        else:
+            out.append({"value": value})
+
+    def _large(self, what: str, size: int, limit: str, rule: str, at: int) -> RemoteProtocolError:
+        allowed = getattr(self._config, limit)
+        return self._broken(f"{what}: {size}, at most {allowed} (raise {limit})", rule, at)
+
+    def _broken(self, detail: str, rule: str, at: int) -> RemoteProtocolError:
+        return RemoteProtocolError(detail, rule=rule, offset=self._base + at)

@@ -1,0 +1,433 @@
+"""The writer's side, without I/O: what is on one connection (`WriterCore`), and what waits for one (`SendQueue`).
+
+An event is in exactly one place until it is acked: among the new ones of the queue, in a batch that came back from a lost
+connection, or in a batch in flight on one core.  It leaves the last of these only by an ack.  So "at least once" (LJ-55) needs no
+bookkeeping of its own: a driver whose connection ended gives `WriterCore.unacked` back to the queue, which hands out what is
+oldest first.
+
+Numbers exist only on the wire.  In batch mode each window counts from 1 (LJ-49), so an ack is a count of the oldest window's events.
+In stream mode numbers run on and wrap, so an ack is a distance mod 2**32 from the last one.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from bisect import insort
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from levada.framework.errors import LocalProtocolError, RemoteProtocolError
+from levada.transports.lumberjack.config import WriterConfig
+from levada.transports.lumberjack.events import (
+    AckTimedOut,
+    Batch,
+    BatchDone,
+    EventsAcked,
+    KeepaliveReceived,
+    PeerClosed,
+    Refused,
+    WriterEvent,
+)
+from levada.transports.lumberjack.frames import encode_window
+from levada.transports.lumberjack.state import WRITER_TRANSITIONS, WriterInput, WriterState
+
+__all__ = ["SendQueue", "WriterCore"]
+
+_HEAD = struct.Struct(">2sI")
+_PLAIN_BELOW = 200  # LJ-34: octets of frames that are not worth an envelope
+_STUCK_AFTER = 5  # LJ-59
+_MODULUS = 2**32
+
+
+class _InFlight:
+    """A batch on the wire: how many of its events there were, and where its octets end among all that were queued."""
+
+    __slots__ = ("batch", "ends", "number", "size")
+
+    def __init__(self, batch: Batch, ends: int) -> None:
+        self.batch = batch
+        self.size = len(batch.bodies)
+        self.ends = ends
+        self.number = 0  # acked of it
+
+
+class WriterCore:
+    """One connection of a Lumberjack writer, versions 1 and 2, without I/O.
+
+    Args:
+        config: version, mode, windows and clocks.
+        now: the time; any clock that only goes forward.
+        first_sequence: number of the first event in stream mode.
+
+    Source: LJ-48 to LJ-53.
+    """
+
+    def __init__(self, config: WriterConfig, *, now: float, first_sequence: int = 1) -> None:
+        self.state = WriterState.OPEN
+        self._config = config
+        self._version = b"%d" % config.version
+        self._event = self._version + (b"J" if config.json else b"D")
+        self._ack = self._version + b"A"
+        self._stream = config.mode == "stream"
+        self._in = bytearray()
+        self._offset = 0
+        self._out: list[bytes] = []
+        self._queued = 0  # octets ever queued
+        self._taken = 0  # octets of them that the carrier has
+        self._flights: deque[_InFlight] = deque()
+        self._unacked = 0
+        self._next = first_sequence % _MODULUS
+        self._last_ack = (first_sequence - 1) % _MODULUS if self._stream else 0
+        self._announced = False
+        self._clock = now
+
+    @property
+    def room(self) -> int:
+        """Events that may be sent now (LJ-50); 0 after the end."""
+        if self.state is not WriterState.OPEN:
+            return 0
+        if self._stream:
+            return self._config.window - self._unacked
+        return self._config.window if len(self._flights) < self._config.windows_in_flight else 0
+
+    @property
+    def in_flight(self) -> int:
+        """Events sent and not acked."""
+        return self._unacked
+
+    def send_batch(self, batch: Batch, now: float) -> None:
+        """Queue a window of events; in stream mode, more of the one window (LJ-48).
+
+        Args:
+            batch: at most `room` events; it belongs to the core until it is done, or is among `unacked`.
+            now: the time.
+
+        Raises:
+            LocalProtocolError: more events than `room`, or none.
+        """
+        count = len(batch.bodies)
+        if not 0 < count <= self.room:
+            raise LocalProtocolError(f"{count} events, between 1 and {self.room} may be sent now", rule="LJ-50")
+        if not self._flights:
+            self._clock = now
+        out: list[bytes] = []
+        if self._stream:
+            if not self._announced:
+                self._announced = True
+                out.append(encode_window(self._config.version, self._config.window))
+            first, self._next = self._next, (self._next + count) % _MODULUS
+        else:
+            out.append(encode_window(self._config.version, count))
+            first = 1
+        out.append(self._pack(batch.bodies, first))
+        for part in out:
+            self._queued += len(part)
+        self._out += out
+        self._flights.append(_InFlight(batch, self._queued))
+        self._unacked += count
+
+    def _pack(self, bodies: list[bytes], first: int) -> bytes:
+        """Number the frames and put them into one envelope if that pays (LJ-33, LJ-34)."""
+        head, event = _HEAD.pack, self._event
+        parts: list[bytes] = []
+        for number, body in enumerate(bodies, first):
+            parts.append(head(event, number % _MODULUS))
+            parts.append(body)
+        frames = b"".join(parts)
+        if not self._config.compression or len(frames) < _PLAIN_BELOW:
+            return frames
+        packed = zlib.compress(frames, self._config.compression)
+        return _HEAD.pack(self._version + b"C", len(packed)) + packed
+
+    def data_to_send(self) -> bytes:
+        """Take the octets that are queued; empty if there are none."""
+        data = b"".join(self._out)
+        self._out.clear()
+        return data
+
+    def octets_taken(self, count: int, now: float) -> None:
+        """Note that the carrier has taken so many more octets; a slow line is no dead one (LJ-53)."""
+        if self._flights and self._taken < self._flights[0].ends:
+            self._clock = now
+        self._taken += count
+
+    # ------------------------------------------------------------ acks
+
+    def receive_data(self, data: bytes | bytearray, now: float) -> list[WriterEvent]:
+        """Take octets from the reader; return what they mean.
+
+        Args:
+            data: any number of octets, cut anywhere; ``b""`` is end of stream.
+            now: the time.
+
+        Raises:
+            LocalProtocolError: called after the end.
+
+        Source: LJ-2, LJ-4 to LJ-6, LJ-52.
+        """
+        if self.state is not WriterState.OPEN:
+            raise LocalProtocolError("receive_data() after the end")
+        if not data:
+            self._move(WriterInput.PEER_ENDED)
+            return [PeerClosed(clean=not self._in)]
+        self._in += data
+        events: list[WriterEvent] = []
+        at = 0
+        try:
+            while len(self._in) - at >= _HEAD.size:
+                kind, number = _HEAD.unpack_from(self._in, at)
+                if kind != self._ack:
+                    raise self._broken(f"expected an ack of version {self._config.version}, got {kind!r}", "LJ-52", at)
+                self._acked(number, at, now, events)
+                at += _HEAD.size
+            head = bytes(self._in[at : at + 2])
+            if not self._ack.startswith(head):
+                raise self._broken(f"expected an ack of version {self._config.version}, got {head!r}", "LJ-52", at)
+        except RemoteProtocolError as error:
+            self._move(WriterInput.BROKEN_RULE)
+            events.append(Refused(error, bytes(self._in[at : at + 32])))
+            return events
+        del self._in[:at]
+        self._offset += at
+        return events
+
+    def _broken(self, detail: str, rule: str, at: int) -> RemoteProtocolError:
+        return RemoteProtocolError(detail, rule=rule, offset=self._offset + at)
+
+    def _acked(self, number: int, at: int, now: float, events: list[WriterEvent]) -> None:
+        if self._stream:
+            count = (number - self._last_ack) % _MODULUS
+            if count == 0:
+                return
+            if count > self._unacked:
+                raise self._broken(f"ack {number} is beyond the last event sent, {self._next - 1}", "LJ-52", at)
+        elif not self._flights:
+            if number not in (0, self._last_ack):
+                raise self._broken(f"ack {number}, and nothing is in flight", "LJ-52", at)
+            return
+        else:
+            oldest = self._flights[0]
+            if number > oldest.size:
+                raise self._broken(f"ack {number} for a window of {oldest.size}", "LJ-52", at)
+            if number == 0:
+                self._clock = now
+                events.append(KeepaliveReceived())
+                return
+            count = number - oldest.number
+            if count <= 0:
+                return
+        self._clock = now
+        self._last_ack = number
+        self._unacked -= count
+        while count:
+            flight = self._flights[0]
+            batch = flight.batch
+            safe = min(count, len(batch.bodies))
+            tokens = batch.tokens[:safe]
+            octets = sum(map(len, batch.bodies[:safe])) + _HEAD.size * safe
+            del batch.bodies[:safe], batch.tokens[:safe]
+            count -= safe
+            flight.number += safe
+            events.append(EventsAcked(batch, tokens, octets))
+            if not batch.bodies:
+                self._flights.popleft()
+                events.append(BatchDone(batch))
+
+    # ------------------------------------------------------------ time, and the end
+
+    def next_deadline(self) -> float | None:
+        """Return when `handle_timeout` wants to be called; ``None`` while nothing is in flight."""
+        if self.state is not WriterState.OPEN or not self._flights:
+            return None
+        return self._clock + self._config.ack_timeout
+
+    def handle_timeout(self, now: float) -> list[WriterEvent]:
+        """Say that it is `now`; tells whether the reader has taken too long (LJ-53)."""
+        deadline = self.next_deadline()
+        if deadline is None or now < deadline:
+            return []
+        self._move(WriterInput.TIME_OUT)
+        return [AckTimedOut(self._config.ack_timeout)]
+
+    def connection_lost(self) -> list[WriterEvent]:
+        """Take note that the carrier failed; harmless after the end."""
+        if self.state is not WriterState.OPEN:
+            return []
+        self._move(WriterInput.PEER_ENDED)
+        return [PeerClosed(clean=False)]
+
+    def unacked(self) -> list[Batch]:
+        """End the connection if it is open, and take the batches that must be sent again, oldest first (LJ-55).
+
+        Those of which nothing was acked have one failure more.
+        """
+        if self.state is WriterState.OPEN:
+            self._move(WriterInput.GIVEN_UP)
+        for flight in self._flights:
+            flight.batch.failures += flight.number == 0
+        batches = [flight.batch for flight in self._flights]
+        self._flights.clear()
+        self._unacked = 0
+        self._out.clear()
+        return batches
+
+    def _move(self, what: WriterInput) -> None:
+        self.state = WRITER_TRANSITIONS[self.state, what]
+
+
+class SendQueue:
+    """Events that wait for a connection or for an ack; shared by all connections of a writer.
+
+    Args:
+        config: windows, bounds and policies.
+
+    Source: LJ-51, LJ-55, LJ-57, LJ-59.
+    """
+
+    def __init__(self, config: WriterConfig) -> None:
+        self._config = config
+        self._new: deque[tuple[bytes, Any, float]] = deque()
+        self._new_octets = 0
+        self._again: list[Batch] = []  # by age
+        self._next_age = 0
+        self._events = 0
+        self._octets = 0
+        self.dropped = 0
+        """Events that a full queue dropped."""
+        self.rejected = 0
+        """Events given up because they alone ended one connection after another."""
+        self.stuck_windows = 0
+        """Windows that ended five connections with no event acked."""
+        self._stuck = False
+
+    def __len__(self) -> int:
+        """Events not acked yet, those in flight included."""
+        return self._events
+
+    @property
+    def full(self) -> bool:
+        """Whether a sender has to wait: `WriterConfig.queue` windows of events, or of octets, are here."""
+        config = self._config
+        return self._events >= config.queue * config.window or self._octets >= config.queue * config.max_bytes
+
+    @property
+    def waiting(self) -> int:
+        """Events in no window now."""
+        return len(self._new) + sum(len(batch.bodies) for batch in self._again)
+
+    @property
+    def in_flight_limit(self) -> int | None:
+        """Windows that all connections together may have in flight; 1 while a window is stuck, else ``None`` (LJ-59)."""
+        return 1 if self._stuck else None
+
+    def put(self, body: bytes, token: Any, now: float) -> list[Any]:
+        """Take an encoded event, see `encode_event`.
+
+        Returns:
+            Tokens of what was dropped for it, or its own.
+
+        Raises:
+            LocalProtocolError: the queue is full and nothing may be dropped.
+        """
+        dropped: list[Any] = []
+        if self.full:
+            if self._config.drop is None:
+                raise LocalProtocolError("the queue of the writer is full", rule="LJ-57")
+            self.dropped += 1
+            if self._config.drop == "newest" or not self._new:
+                return [token]
+            old, old_token, _ = self._new.popleft()
+            self._new_octets -= len(old) + 6
+            self._gone(1, len(old) + 6)
+            dropped.append(old_token)
+        self._new.append((body, token, now))
+        self._new_octets += len(body) + 6
+        self._events += 1
+        self._octets += len(body) + 6
+        return dropped
+
+    def _gone(self, events: int, octets: int) -> None:
+        self._events -= events
+        self._octets -= octets
+
+    def next_batch(self, now: float, room: int, *, flush: bool = False) -> Batch | None:
+        """Take what to send next: what came back first, then new events once there are enough or they waited long enough.
+
+        Args:
+            now: the time.
+            room: events at most, see `WriterCore.room`.
+            flush: do not wait for more events.
+        """
+        if room < 1:
+            return None
+        if self._again:
+            return self._old_batch(room)
+        new = self._new
+        config = self._config
+        if not new or not (
+            flush
+            or len(new) >= min(room, config.window)
+            or self._new_octets >= config.max_bytes
+            or now >= new[0][2] + config.linger
+        ):
+            return None
+        bodies: list[bytes] = []
+        tokens: list[Any] = []
+        octets = 0
+        while new and len(bodies) < min(room, config.window):
+            size = len(new[0][0]) + 6
+            if bodies and octets + size > config.max_bytes:
+                break
+            octets += size
+            body, token, _ = new.popleft()
+            bodies.append(body)
+            tokens.append(token)
+        self._new_octets -= octets
+        batch = Batch(bodies, tokens, (self._next_age,))
+        self._next_age += 1
+        return batch
+
+    def _old_batch(self, room: int) -> Batch:
+        batch = self._again.pop(0)
+        limit = min(room, max(1, len(batch.bodies) // 2)) if self._stuck else room
+        if len(batch.bodies) > limit:
+            # Nothing newer can come between the two halves: ages compare from the left.
+            rest = Batch(batch.bodies[limit:], batch.tokens[limit:], (*batch.age, 1), batch.failures)
+            del batch.bodies[limit:], batch.tokens[limit:]
+            batch.age = (*batch.age, 0)
+            self._again.insert(0, rest)
+            if limit == 1:
+                batch.failures = 0  # from here on it is this event alone that fails
+        return batch
+
+    def acked(self, event: EventsAcked) -> None:
+        """Forget events that are safe."""
+        self._gone(len(event.tokens), event.octets)
+        event.batch.failures = 0
+        self._stuck = False
+
+    def give_back(self, batches: Iterable[Batch]) -> list[Any]:
+        """Take what `WriterCore.unacked` gave; it goes before everything newer (LJ-55).
+
+        Returns:
+            Tokens of events given up, by `WriterConfig.on_stuck` only.
+        """
+        rejected: list[Any] = []
+        for batch in batches:
+            if batch.failures >= _STUCK_AFTER:
+                if batch.failures == _STUCK_AFTER:
+                    self.stuck_windows += 1
+                self._stuck = True
+                if len(batch.bodies) == 1 and self._config.on_stuck == "reject":
+                    self.rejected += 1
+                    rejected += batch.tokens
+                    self._gone(1, batch.size)
+                    continue
+            insort(self._again, batch, key=lambda each: each.age)
+        return rejected
+
+    def next_deadline(self) -> float | None:
+        """Return when the oldest new event has waited long enough; ``None`` if there is none."""
+        return self._new[0][2] + self._config.linger if self._new else None

@@ -1,0 +1,63 @@
+"""States of a connection and of a stream, and the two tables that are all their transitions. A missing key is no transition.
+
+A connection goes through the states of RSocket, less those of resumption, which this dialect does not have (RX-60).  A stream has the
+states of RSocket too, and other transitions: here the responder's end is the end of both directions (RX-56).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import Final
+
+from levada.transports.rsocket.state import CONNECTION as RSOCKET_CONNECTION
+from levada.transports.rsocket.state import ConnectionInput, ConnectionState, StreamState
+
+__all__ = ["CONNECTION", "STREAM", "ConnectionInput", "ConnectionState", "StreamInput", "StreamState"]
+
+
+class StreamInput(Enum):
+    """What ends a direction, or the stream."""
+
+    SEND_COMPLETE = "send complete"
+    """By the requester of a channel."""
+    RECEIVE_COMPLETE = "receive complete"
+    """From the requester of a channel."""
+    STOP_RECEIVING = "stop receiving"
+    """The responder of a channel, for itself, takes no further payloads."""
+    RESPONDER_COMPLETE = "responder complete"
+    ERROR = "error"
+    """From either side, or made here."""
+    CANCEL = "cancel"
+    """By the requester."""
+
+
+def _stream_table() -> Mapping[tuple[StreamState, StreamInput], StreamState]:
+    s, i = StreamState, StreamInput
+    table = {
+        # RX-56: C of a channel's requester does not end the stream.
+        (s.BOTH, i.SEND_COMPLETE): s.RECEIVING,
+        (s.BOTH, i.RECEIVE_COMPLETE): s.SENDING,
+        (s.BOTH, i.STOP_RECEIVING): s.SENDING,
+    }
+    for live in (s.BOTH, s.SENDING, s.RECEIVING):
+        # RX-50, RX-52, RX-56: C of the responder ends a channel too, whether or not its requester has completed.
+        for ending in (i.RESPONDER_COMPLETE, i.ERROR, i.CANCEL):
+            table[live, ending] = s.ENDED
+    return MappingProxyType(table)
+
+
+STREAM: Final = _stream_table()
+
+
+def _without_resumption() -> Mapping[tuple[ConnectionState, ConnectionInput], ConnectionState]:
+    i, s = ConnectionInput, ConnectionState
+    inputs = {i.RECEIVE_SETUP, i.ACCEPT, i.DRAIN, i.END}
+    states = {s.AWAITING_SETUP, s.DECIDING, s.OPENING, s.OPEN, s.DRAINING}
+    return MappingProxyType(
+        {(state, by): to for (state, by), to in RSOCKET_CONNECTION.items() if state in states and by in inputs}
+    )
+
+
+CONNECTION: Final = _without_resumption()

@@ -1,0 +1,21 @@
+"""RSocket 1.0 and 0.2: the protocol without I/O. What runs it is in `levada.actors.rsocket`."""
+
+from __future__ import annotations
+
+from levada.transports.rsocket.config import CoreConfig, LeaseGrant
+from levada.transports.rsocket.core import RSocketCore
+from levada.transports.rsocket.errors import ErrorCode, StreamIdsExhausted
+from levada.transports.rsocket.payload import Payload
+from levada.transports.rsocket.resumption import Sessions
+from levada.transports.rsocket.state import ConnectionState
+
+__all__ = [
+    "ConnectionState",
+    "CoreConfig",
+    "ErrorCode",
+    "LeaseGrant",
+    "Payload",
+    "RSocketCore",
+    "Sessions",
+    "StreamIdsExhausted",
+]

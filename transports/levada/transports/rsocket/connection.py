@@ -1,0 +1,741 @@
+"""The connection itself: set-up, lease, keepalive, drain, sessions and their carriers; all that has stream 0.
+
+`core.py` adds the streams.  The rules of this file:
+
+* `_state` changes in `_move` only, by the table in `state.py`.
+* Octets go out through `_put` (streams) and `_put_control` (stream 0, which goes first).  With resumption `_put` also keeps the frame, and
+  while there is no carrier it does only that; so nobody else needs to know whether there is one.
+* The end comes through `_end` only: it gives every stream its last event, then the connection its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final, Self
+
+import attrs
+
+from levada.framework.errors import ConfigurationError, LocalProtocolError
+from levada.transports.rsocket.config import MAX_FRAME, MAX_U31, CoreConfig
+from levada.transports.rsocket.errors import SETUP_CODES, ErrorCode, InvalidFrame
+from levada.transports.rsocket.events import (
+    ConnectionDraining,
+    ConnectionEnded,
+    EndReason,
+    Event,
+    ExtensionReceived,
+    FailedBy,
+    KeepaliveReceived,
+    LeaseGranted,
+    MetadataPushed,
+    PeerFellSilent,
+    ResumeReceived,
+    SessionResumed,
+    SessionSuspended,
+    SetupAccepted,
+    SetupReceived,
+    StreamCancelled,
+    StreamFailed,
+)
+from levada.transports.rsocket.frames import (
+    IGNORE,
+    ErrorFrame,
+    ExtensionFrame,
+    Frame,
+    KeepaliveFrame,
+    LeaseFrame,
+    MetadataPushFrame,
+    ResumeFrame,
+    ResumeOkFrame,
+    SetupFrame,
+    UnknownFrame,
+    decode,
+)
+from levada.transports.rsocket.lease import Allowance
+from levada.transports.rsocket.resumption import Replay, Sessions
+from levada.transports.rsocket.state import CONNECTION, ConnectionInput, ConnectionState
+from levada.transports.rsocket.streams import PendingRequest, Stream
+
+__all__ = ["CoreStatistics", "RSocketConnection"]
+
+_VERSIONS: Final = ((1, 0), (0, 2))  # RS-41
+_REFUSALS: Final = SETUP_CODES - {ErrorCode.REJECTED_RESUME}
+_LIVE: Final = (ConnectionState.OPENING, ConnectionState.OPEN, ConnectionState.DRAINING)
+_WITHOUT_CARRIER: Final = (ConnectionState.SUSPENDED, ConnectionState.RESUMING)
+
+
+@attrs.frozen(kw_only=True)
+class CoreStatistics:
+    """What a core holds now, a snapshot."""
+
+    streams: int
+    """Live ones, of both sides."""
+    peer_streams: int
+    """Those that the peer opened."""
+    requests_waiting: int
+    """For a lease."""
+    octets_gathered: int
+    """Of unfinished payloads."""
+    octets_unread: int
+    """Received and not understood yet: part of a frame, or what waits for `accept_setup`."""
+    octets_unsent: int
+    """Queued for `data_to_send` or `messages_to_send`."""
+    octets_kept: int
+    """Of sent frames, for a resumption."""
+
+
+class RSocketConnection:
+    """What `RSocketCore` is made of, without its streams; see there for the arguments."""
+
+    def __init__(
+        self,
+        config: CoreConfig,
+        *,
+        client: bool,
+        framed: bool,
+        now: float,
+        random_bytes: Callable[[int], bytes],
+        sessions: Sessions[Any] | None = None,  # of the class that is made of this one
+    ) -> None:
+        if config.resume and not client and sessions is None:
+            raise ConfigurationError("a server that resumes needs sessions, shared by the cores of one listener")
+        self._config = config
+        self._client = client
+        self._framed = framed
+        self._sessions = sessions
+        self._state = ConnectionState.OPENING if client else ConnectionState.AWAITING_SETUP
+        self._streams: dict[int, Stream] = {}
+        self._waiting: OrderedDict[int, PendingRequest] = OrderedDict()
+        self._peer_streams = 0
+        self._gathered = 0
+
+        # Octets in: what is left of the last call, and how many there must be before it is worth looking again.
+        self._tail: list[bytes] = []
+        self._tail_size = 0
+        self._need = 0
+        self._offset = 0  # octets received before those in hand
+        self._fault = 0  # where the frame in hand began
+        self._received = 0  # RS-92: position in the peer's direction
+        # Octets out.
+        self._control: list[bytes] = []
+        self._out: list[bytes] = []
+        self._replay: Replay | None = None
+        self._plain = not framed  # a byte carrier, and nothing is kept: no frame is needed in one piece
+        self._asked_position = False
+        # Leases.
+        self._leasing = False
+        self._was_accepted = False  # client
+        self._allowed = Allowance()  # by the peer
+        self._granted = Allowance(config.lease_grace)  # to the peer
+        self._granted_on_carrier = False
+        # Time.
+        self._now = now
+        self._heard = now
+        self._silence_reported = -math.inf
+        self._interval = config.keepalive_interval
+        self._lifetime = config.max_lifetime
+        self._keepalive_at = now + config.keepalive_interval if client else math.inf
+        self._until = now + config.setup_timeout  # of the state: set-up, drain or session without carrier
+        self._ended_by = EndReason.CLOSED  # what the end of a drain will be
+        self._token: bytes | None = None
+        self._version = config.version
+        self._resume_frame: ResumeFrame | None = None
+        if client:
+            self._send_setup(random_bytes)
+
+    @property
+    def state(self) -> ConnectionState:
+        """Where the connection stands; it moves by `levada.transports.rsocket.state.CONNECTION` only."""
+        return self._state
+
+    def statistics(self) -> CoreStatistics:
+        """Return what is held now."""
+        return CoreStatistics(
+            streams=len(self._streams),
+            peer_streams=self._peer_streams,
+            requests_waiting=len(self._waiting),
+            octets_gathered=self._gathered,
+            octets_unread=self._tail_size,
+            octets_unsent=sum(map(len, self._control)) + sum(map(len, self._out)),
+            octets_kept=0 if self._replay is None else self._replay.kept,
+        )
+
+    def _move(self, cause: ConnectionInput) -> None:
+        self._state = CONNECTION[self._state, cause]
+
+    # ---------------------------------------------------------------- octets out
+
+    def data_to_send(self) -> bytes:
+        """Take the queued octets, for a byte carrier; frames of stream 0 go first (RS-70)."""
+        data = b"".join(self._control + self._out) if self._control else b"".join(self._out)
+        self._control.clear()
+        self._out.clear()
+        return data
+
+    def messages_to_send(self) -> list[bytes]:
+        """Take the queued frames, one for each message, for a framed carrier; frames of stream 0 go first (RS-70)."""
+        messages = self._control + self._out
+        self._control.clear()
+        self._out.clear()
+        return messages
+
+    def _put(self, frame: bytes) -> None:
+        """Queue a frame of a stream, whole and without length field."""
+        replay = self._replay
+        if replay is not None:
+            replay.keep(frame)
+            if self._state in _WITHOUT_CARRIER:
+                return  # RS-102: it is sent when there is a carrier again
+            # The peer tells what it has in its KEEPALIVEs only. Half full is the time to ask, once, before frames go (RS-94).
+            if replay.kept * 2 > self._config.resume_buffer and not self._asked_position:
+                self._asked_position = True
+                self._put_control(KeepaliveFrame(respond=True, position=self._received))
+        if not self._framed:
+            self._out.append(len(frame).to_bytes(3))  # RS-2
+        self._out.append(frame)
+
+    def _put_control(self, frame: Frame, *, behind: bool = False) -> None:
+        """Queue a frame of stream 0; ERROR goes `behind` what is queued, so that nothing of it comes too late."""
+        octets = frame.encode()
+        queue = self._out if behind else self._control
+        if not self._framed:
+            queue.append(len(octets).to_bytes(3))
+        queue.append(octets)
+
+    def _forget_octets(self) -> None:
+        """Drop what was half read and half sent on a carrier that is gone."""
+        self._control.clear()
+        self._out.clear()
+        self._tail.clear()
+        self._tail_size = self._need = 0
+
+    # ---------------------------------------------------------------- the end
+
+    def _end(
+        self,
+        events: list[Event],
+        reason: EndReason,
+        code: int = 0,
+        text: str = "",
+        rule: str = "",
+        *,
+        tell: bool = False,
+    ) -> list[Event]:
+        """End the connection; `tell` the peer by an ERROR frame with this code."""
+        if tell and self._state is not ConnectionState.SUSPENDED:
+            self._put_control(ErrorFrame(0, code, text.encode()[:65_536]), behind=True)
+        self._move(ConnectionInput.END)
+        # RS-30, RS-71: requests fail, responders are cancelled. Of a request that is not whole yet nobody has heard.
+        shown = code or ErrorCode.CONNECTION_ERROR
+        for stream_id, stream in self._streams.items():
+            if stream.requester:
+                events.append(StreamFailed(stream_id, shown, text.encode(), FailedBy.CONNECTION))
+            elif stream.gathering is None or not stream.gathering.is_request:
+                events.append(StreamCancelled(stream_id))
+        events += [StreamFailed(stream_id, shown, text.encode(), FailedBy.CONNECTION) for stream_id in self._waiting]
+        self._streams.clear()
+        self._waiting.clear()
+        self._peer_streams = self._gathered = 0
+        self._tail.clear()
+        self._tail_size = self._need = 0
+        self._replay = None
+        if self._sessions is not None and self._token is not None:
+            self._sessions.remove(self._token)
+        offset = self._fault if rule else 0
+        events.append(ConnectionEnded(reason, code, text, rule, offset))
+        return events
+
+    def _fail(self, events: list[Event], rule: str, text: str) -> None:
+        """The peer broke a rule: ERROR[CONNECTION_ERROR], and the end (RS-30)."""
+        self._end(events, EndReason.PROTOCOL, ErrorCode.CONNECTION_ERROR, text, rule, tell=True)
+
+    def _refuse(self, events: list[Event], code: ErrorCode, text: str, rule: str = "") -> list[Event]:
+        """Server: SETUP or RESUME is not accepted; the ERROR goes out, then the carrier is closed (RS-47)."""
+        return self._end(events, EndReason.REFUSED, code, text, rule, tell=True)
+
+    def _end_if_drained(self, events: list[Event]) -> list[Event]:
+        if self._state is ConnectionState.DRAINING and not self._streams:
+            self._end(events, self._ended_by, ErrorCode.CONNECTION_CLOSE, "every stream has ended")
+        return events
+
+    def _require(self, *states: ConnectionState) -> None:
+        if self._state not in states:
+            raise LocalProtocolError(f"not possible while the connection is {self._state.value}")
+
+    # ---------------------------------------------------------------- set-up
+
+    def _send_setup(self, random_bytes: Callable[[int], bytes]) -> None:
+        config = self._config
+        self._leasing = config.lease is not None
+        if config.resume:
+            # RS-104: unguessable, and ours to choose.
+            self._token = config.resume_token if config.resume_token is not None else random_bytes(16)
+            self._keep_frames()
+        setup = SetupFrame(
+            version=config.version,
+            keepalive_ms=round(config.keepalive_interval * 1000),
+            lifetime_ms=round(config.max_lifetime * 1000),
+            token=self._token,
+            metadata_mime_type=config.metadata_mime_type,
+            data_mime_type=config.data_mime_type,
+            payload=config.setup_payload,
+            lease=self._leasing,
+        )
+        if len(setup.encode()) > MAX_FRAME:
+            raise ConfigurationError("setup_payload does not fit into a frame, and SETUP cannot be fragmented")
+        self._put_control(setup)
+
+    def _keep_frames(self) -> None:
+        self._replay = Replay(self._config.resume_buffer)
+        self._plain = False
+
+    def _first_frame(self, octets: bytes, events: list[Event]) -> None:
+        """Server: SETUP or RESUME on stream 0 and nothing else (RS-40, RS-48)."""
+        try:
+            frame = decode(octets)
+        except InvalidFrame as error:
+            # RS-12, RS-42: a first frame that is damaged is refused in the words of what it wanted to be.
+            is_resume = octets[4] >> 2 == 0x0D
+            code = ErrorCode.REJECTED_RESUME if is_resume else ErrorCode.INVALID_SETUP
+            self._refuse(events, code, error.detail, "RS-12" if is_resume else "RS-42")
+            return
+        match frame:
+            case SetupFrame(stream_id=0):
+                self._on_first_setup(frame, events)
+            case ResumeFrame(stream_id=0):
+                self._on_first_resume(frame, events)
+            case _:
+                text = "the first frame must be SETUP or RESUME on stream 0"
+                self._refuse(events, ErrorCode.INVALID_SETUP, text, "RS-48")
+
+    def _on_first_setup(self, setup: SetupFrame, events: list[Event]) -> None:
+        config = self._config
+        if setup.version not in _VERSIONS:
+            text = "version {}.{} is not supported; 1.0 and 0.2 are".format(*setup.version)
+            self._refuse(events, ErrorCode.INVALID_SETUP, text, "RS-41")
+        elif setup.keepalive_ms == 0 or setup.lifetime_ms == 0:
+            self._refuse(events, ErrorCode.INVALID_SETUP, "keepalive interval and lifetime must be above 0", "RS-42")
+        elif setup.token is not None and not config.resume:
+            self._refuse(events, ErrorCode.REJECTED_SETUP, "sessions cannot be resumed here", "RS-43")
+        elif setup.token == b"":
+            self._refuse(events, ErrorCode.INVALID_SETUP, "the resume token is empty", "RS-44")
+        elif setup.lease and config.lease is None:
+            self._refuse(events, ErrorCode.UNSUPPORTED_SETUP, "leases are not supported here", "RS-45")
+        elif setup.token is not None and not self._register(setup.token):
+            self._refuse(events, ErrorCode.REJECTED_SETUP, "the resume token is in use, or too many sessions", "RS-44")
+        else:
+            self._leasing = setup.lease
+            self._lifetime = setup.lifetime_ms / 1000  # RS-107
+            self._version = setup.version
+            self._move(ConnectionInput.RECEIVE_SETUP)
+            events.append(
+                SetupReceived(
+                    version=setup.version,
+                    keepalive_interval=setup.keepalive_ms / 1000,
+                    max_lifetime=setup.lifetime_ms / 1000,
+                    metadata_mime_type=setup.metadata_mime_type,
+                    data_mime_type=setup.data_mime_type,
+                    payload=setup.payload,
+                    lease=setup.lease,
+                    resume_token=setup.token,
+                )
+            )
+
+    def _register(self, token: bytes) -> bool:
+        if self._sessions is None or not self._sessions.add(token, self):
+            return False
+        self._token = token
+        self._keep_frames()
+        return True
+
+    def accept_setup(self, now: float) -> list[Event]:
+        """Server: accept the client, after `SetupReceived`; return what it sent in the meantime.
+
+        With leases, LEASE with `CoreConfig.lease` is queued (RS-54).
+        """
+        self._require(ConnectionState.DECIDING)
+        self._move(ConnectionInput.ACCEPT)
+        self._now = self._heard = now
+        self._grant_on_carrier()
+        events: list[Event] = []
+        self._read_tail(events)
+        return events
+
+    def reject_setup(self, text: str = "", code: int = ErrorCode.REJECTED_SETUP) -> list[Event]:
+        """Server: refuse the client, after `SetupReceived` (RS-46)."""
+        self._require(ConnectionState.DECIDING)
+        if code not in _REFUSALS:
+            raise LocalProtocolError(f"{code:#x} is no code of a refused SETUP", rule="RS-47")
+        return self._refuse([], ErrorCode(code), text)
+
+    def _setup_accepted(self, events: list[Event]) -> None:
+        """Client: the server has shown it (RS-53)."""
+        self._move(ConnectionInput.ACCEPT)
+        self._was_accepted = True
+        events.append(SetupAccepted())
+
+    # ---------------------------------------------------------------- calls of the caller
+
+    def send_metadata_push(self, metadata: bytes) -> None:
+        """Send metadata of the connection as a whole; needs neither lease nor credit (RS-26)."""
+        self._require(*_LIVE)
+        if len(metadata) > MAX_FRAME - 6:
+            raise LocalProtocolError(f"metadata of {len(metadata)} octets does not fit into a frame", rule="RS-3")
+        self._put_control(MetadataPushFrame(metadata))
+
+    def send_lease(self, ttl: float, n: int, now: float, metadata: bytes | None = None) -> None:
+        """Allow the peer `n` requests within `ttl` seconds, instead of what was allowed before (RS-130).
+
+        Raises:
+            LocalProtocolError: no leases were agreed on in SETUP, or a value is out of range.
+        """
+        self._require(*_LIVE)
+        ttl_ms = round(ttl * 1000)
+        if not (
+            self._leasing and 0 <= n <= MAX_U31 and 0 <= ttl_ms <= MAX_U31 and len(metadata or b"") <= MAX_FRAME - 14
+        ):
+            raise LocalProtocolError("leases were not agreed on in SETUP, or a value is out of range", rule="RS-130")
+        self._granted.replace(ttl, n, now)
+        self._granted_on_carrier = True
+        self._put_control(LeaseFrame(ttl_ms, n, metadata))
+
+    def send_keepalive(self, data: bytes = b"") -> None:
+        """Ask the peer for a sign of life, which comes as `KeepaliveReceived` (RS-105); a client does so by itself."""
+        self._require(*_LIVE)
+        if len(data) > MAX_FRAME - 14:
+            raise LocalProtocolError(f"{len(data)} octets do not fit into a frame", rule="RS-3")
+        self._put_control(KeepaliveFrame(respond=True, position=self._position(), data=data))
+
+    def send_extension(self, stream_id: int, extended_type: int, data: bytes, *, ignorable: bool = True) -> None:
+        """Send an EXT frame; a peer that does not know the type drops it if `ignorable`, and may close the connection else (RS-11).
+
+        Raises:
+            LocalProtocolError: a number is out of range, the data does not fit into a frame, or a stream of a session that can be
+                resumed is named, since peers do not agree on whether such a frame has a position (RS-91).
+        """
+        self._require(*_LIVE)
+        if not (0 <= stream_id <= MAX_U31 and 0 < extended_type <= MAX_U31 and len(data) <= MAX_FRAME - 10):
+            raise LocalProtocolError("no such stream or extended type, or too much data for a frame", rule="RS-11")
+        if stream_id and self._replay is not None:
+            raise LocalProtocolError("no EXT on a stream of a session that can be resumed", rule="RS-91")
+        frame = ExtensionFrame(stream_id=stream_id, extended_type=extended_type, data=data, ignore=ignorable)
+        if stream_id:
+            self._put(frame.encode())
+        else:
+            self._put_control(frame)
+
+    def start_drain(self, text: str, now: float) -> list[Event]:
+        """Announce the end by CONNECTION_CLOSE: no new requests; the connection ends with its last stream (RS-31).
+
+        A connection that is not set up, or has no carrier, ends at once.
+
+        Look at `next_deadline` after each call that may have ended a stream: it is in the past when the last one is gone.
+        """
+        events: list[Event] = []
+        match self._state:
+            case ConnectionState.OPENING | ConnectionState.OPEN:
+                self._put_control(ErrorFrame(0, ErrorCode.CONNECTION_CLOSE, text.encode()), behind=True)
+                self._drain(events, EndReason.CLOSED, now)
+            case ConnectionState.AWAITING_SETUP | ConnectionState.DECIDING:
+                self._end(events, EndReason.CLOSED, ErrorCode.REJECTED_SETUP, text, tell=True)
+            case ConnectionState.SUSPENDED | ConnectionState.RESUMING:
+                self._end(events, EndReason.CLOSED, ErrorCode.CONNECTION_ERROR, text, tell=True)  # RS-99
+            case _:
+                pass
+        return events
+
+    def _drain(self, events: list[Event], ends_by: EndReason, now: float) -> None:
+        self._move(ConnectionInput.DRAIN)
+        self._ended_by = ends_by
+        self._until = now + self._config.drain_timeout
+        for stream_id in self._waiting:  # RS-31: they would be new requests
+            events.append(StreamFailed(stream_id, ErrorCode.REJECTED, b"the connection is draining", FailedBy.LOCAL))
+        self._waiting.clear()
+        self._end_if_drained(events)
+
+    def close(self, text: str = "", code: int = ErrorCode.CONNECTION_ERROR) -> list[Event]:
+        """End the connection now: an ERROR frame with `code` is queued, all streams fail. Nothing if it has ended already."""
+        if self._state is ConnectionState.ENDED:
+            return []
+        return self._end([], EndReason.CLOSED, code, text, tell=True)
+
+    # ---------------------------------------------------------------- frames of stream 0
+
+    def _connection_frame(self, frame: Frame, events: list[Event]) -> None:
+        """Act on a frame of a connection that is set up; what makes no sense here is ignored (RS-113)."""
+        match frame:
+            case KeepaliveFrame(stream_id=0):
+                self._on_keepalive(frame, events)
+            case ErrorFrame(stream_id=0):
+                self._on_connection_error(frame, events)
+            case LeaseFrame(stream_id=0):
+                self._on_lease(frame, events)
+            case MetadataPushFrame(stream_id=0):
+                events.append(MetadataPushed(frame.metadata))
+            case ResumeFrame(stream_id=0) if not self._client:
+                self._on_late_resume(events)
+            case ExtensionFrame():
+                if frame.extended_type in self._config.extensions:
+                    events.append(ExtensionReceived(frame.stream_id, frame.extended_type, frame.data, frame.metadata))
+                elif not frame.ignore:
+                    self._fail(events, "RS-11", f"EXT type {frame.extended_type:#x} is not known")
+            case UnknownFrame():
+                if not frame.flags & IGNORE:
+                    self._fail(events, "RS-11", f"frame type {frame.type:#04x} is not known")
+            case _:
+                # RS-126, RS-129: SETUP, RESUME, RESUME_OK that nobody asked for. RS-26, RS-125, RS-129: METADATA_PUSH, KEEPALIVE and
+                # LEASE on a stream.
+                pass
+
+    def _on_connection_error(self, frame: ErrorFrame, events: list[Event]) -> None:
+        text = frame.data.decode("utf-8", "replace")  # RS-28
+        if frame.code in SETUP_CODES:
+            if self._state is ConnectionState.OPENING:
+                self._end(events, EndReason.REFUSED, frame.code, text)  # RS-53
+            # else RS-127, RS-128: ignored
+        elif frame.code == ErrorCode.CONNECTION_CLOSE:
+            if self._state is not ConnectionState.DRAINING:
+                events.append(ConnectionDraining(text))
+                self._drain(events, EndReason.CLOSED_BY_PEER, self._now)
+        else:
+            # RS-29: codes of streams, and unknown ones, count as CONNECTION_ERROR here.
+            self._end(events, EndReason.FAILED_BY_PEER, frame.code, text)
+
+    # ---------------------------------------------------------------- leases
+
+    def _on_lease(self, frame: LeaseFrame, events: list[Event]) -> None:
+        if not self._leasing:
+            return  # RS-135
+        if self._state is ConnectionState.OPENING:
+            self._setup_accepted(events)
+        self._allowed.replace(frame.ttl_ms / 1000, frame.n, self._now)
+        events.append(LeaseGranted(frame.ttl_ms / 1000, frame.n, frame.metadata))
+        if self._client:
+            self._grant_on_carrier()  # RS-55
+        self._release_waiting(self._now)
+
+    def _grant_on_carrier(self) -> None:
+        """Send the first LEASE on this carrier (RS-54, RS-55, RS-103)."""
+        grant = self._config.lease
+        if self._leasing and grant is not None and not self._granted_on_carrier:
+            self.send_lease(grant.ttl, grant.n, self._now, grant.metadata)
+
+    def _release_waiting(self, now: float) -> None:
+        raise NotImplementedError
+
+    # ---------------------------------------------------------------- keepalive and time
+
+    def _position(self) -> int:
+        return 0 if self._replay is None else self._received
+
+    def _on_keepalive(self, frame: KeepaliveFrame, events: list[Event]) -> None:
+        if self._replay is not None:
+            self._asked_position = False
+            if not self._replay.release(frame.position):
+                self._fail(events, "RS-93", f"position {frame.position} is none that a frame of this side ends at")
+                return
+        if frame.respond:
+            # RS-106: the same data back.
+            self._put_control(KeepaliveFrame(respond=False, position=self._position(), data=frame.data))
+        else:
+            events.append(KeepaliveReceived(frame.data))
+
+    def touch(self, now: float) -> None:
+        """Do not judge the peer by its silence until now: this side has not been reading."""
+        self._heard = max(self._heard, now)
+
+    def next_deadline(self) -> float | None:
+        """Return when `handle_timeout` is due; in the past if something is due at once (a drained connection ends so)."""
+        silent = max(self._heard, self._silence_reported) + self._lifetime
+        match self._state:
+            case ConnectionState.OPEN | ConnectionState.OPENING:
+                return min(silent, self._keepalive_at)
+            case ConnectionState.DRAINING:
+                return min(silent, self._keepalive_at, self._until) if self._streams else -math.inf
+            case ConnectionState.AWAITING_SETUP | ConnectionState.SUSPENDED:
+                return self._until
+            case ConnectionState.RESUMING:
+                return min(silent, self._until)
+            case _:
+                return None
+
+    def handle_timeout(self, now: float) -> list[Event]:
+        """Do what is due: keepalive, silence of the peer, set-up and drain and resume time-outs."""
+        events: list[Event] = []
+        self._now = now
+        deadline = self.next_deadline()
+        if deadline is None or now < deadline:
+            return events
+        match self._state:
+            case ConnectionState.AWAITING_SETUP:
+                self._end(events, EndReason.TIMED_OUT, text="no first frame in time")  # RS-49: without a word
+            case ConnectionState.SUSPENDED | ConnectionState.RESUMING if now >= self._until:
+                self._end(events, EndReason.TIMED_OUT, text="the session was not resumed in time")  # RS-102
+            case ConnectionState.RESUMING:
+                self._suspend(events, "no answer to RESUME", now)
+            case _:
+                self._end_if_drained(events)
+                if self._state is ConnectionState.DRAINING and now >= self._until:
+                    self._end(
+                        events, self._ended_by, ErrorCode.CONNECTION_CLOSE, "streams were open after the drain timeout"
+                    )
+                elif self._state is not ConnectionState.ENDED:
+                    self._live_timeout(events, now)
+        return events
+
+    def _live_timeout(self, events: list[Event], now: float) -> None:
+        if now >= self._keepalive_at:
+            self._keepalive_at = now + self._interval  # RS-105
+            self._put_control(KeepaliveFrame(respond=True, position=self._position()))
+        if now < max(self._heard, self._silence_reported) + self._lifetime:
+            return
+        # RS-107, RS-110.
+        if not self._config.close_when_silent:
+            self._silence_reported = now
+            events.append(PeerFellSilent(now - self._heard))
+        elif not self._lose_carrier(events, "the peer is silent", now):
+            self._end(
+                events, EndReason.TIMED_OUT, ErrorCode.CONNECTION_ERROR, "nothing heard for the lifetime", tell=True
+            )
+
+    # ---------------------------------------------------------------- carriers come and go
+
+    def carrier_lost(self, now: float, text: str = "") -> list[Event]:
+        """The carrier is gone: ends the connection, or suspends the session (RS-71, RS-102)."""
+        events: list[Event] = []
+        if self._state in (ConnectionState.ENDED, ConnectionState.SUSPENDED):
+            return events
+        if not self._lose_carrier(events, text, now):
+            self._end(events, EndReason.LOST, text=text or "the carrier ended")
+        return events
+
+    def _lose_carrier(self, events: list[Event], text: str, now: float) -> bool:
+        """Suspend the session, if there is one that can be resumed in this state (RS-101)."""
+        if self._replay is None or (self._state, ConnectionInput.LOSE_CARRIER) not in CONNECTION:
+            return False
+        self._suspend(events, text, now)
+        return True
+
+    def _suspend(self, events: list[Event], text: str, now: float) -> None:
+        if self._state is not ConnectionState.RESUMING:  # RS-98: another attempt has what is left of the time
+            self._until = now + self._config.resume_timeout
+        self._move(ConnectionInput.LOSE_CARRIER)
+        self._forget_octets()
+        self._allowed.replace(0, 0, now)  # RS-103: requests wait for a lease on the next carrier
+        events.append(SessionSuspended(self._until, text))
+
+    def resume(self, *, framed: bool, now: float) -> None:
+        """Client: begin on a new carrier; RESUME is queued and nothing else until the server answers (RS-95).
+
+        Raises:
+            LocalProtocolError: the session is not suspended, or not this client's.
+        """
+        self._require(ConnectionState.SUSPENDED)
+        if not self._client or self._replay is None or self._token is None:
+            raise LocalProtocolError("the client resumes; a server waits for ResumeReceived", rule="RS-95")
+        self._move(ConnectionInput.SEND_RESUME)
+        self._framed = framed
+        self._heard = now
+        frame = ResumeFrame(
+            version=self._config.version,
+            token=self._token,
+            server_position=self._received,
+            client_position=self._replay.first,
+        )
+        self._put_control(frame)
+
+    def _resuming_frame(self, frame: Frame, events: list[Event]) -> None:
+        """Client: the first frame on a new carrier."""
+        match frame:
+            case ResumeOkFrame(stream_id=0) if self._replay is not None:
+                position = frame.client_position
+                # RS-97.
+                if position < self._replay.first or not self._replay.release(position):
+                    self._fail(events, "RS-97", f"this side cannot send again from position {position}")
+                    return
+                self._move(ConnectionInput.RESUME)
+                if not self._was_accepted:
+                    self._was_accepted = True
+                    events.append(SetupAccepted())
+                self._go_on(events)
+            case ErrorFrame(stream_id=0, code=ErrorCode.REJECTED_RESUME):
+                text = frame.data.decode("utf-8", "replace")
+                self._end(events, EndReason.REFUSED, frame.code, text)  # RS-98
+            case ErrorFrame(stream_id=0):
+                self._suspend(events, frame.data.decode("utf-8", "replace"), self._now)  # RS-98
+            case _:
+                if frame.stream_id:
+                    # It has a position that this side cannot know before RESUME_OK.
+                    self._fail(events, "RS-95", "a frame of a stream before RESUME_OK")
+
+    def _on_first_resume(self, frame: ResumeFrame, events: list[Event]) -> None:
+        """Server: a carrier for a session, perhaps (RS-96)."""
+        session = self._sessions.find(frame.token) if self._sessions is not None else None
+        resumable = (ConnectionState.OPEN, ConnectionState.SUSPENDED)
+        if session is None or session._version != frame.version or session._state not in resumable:
+            # The same words for all three, as a token is a secret.
+            self._refuse(events, ErrorCode.REJECTED_RESUME, "no such session", "RS-96")
+            return
+        self._move(ConnectionInput.RECEIVE_RESUME)
+        self._resume_frame = frame
+        events.append(ResumeReceived(session))
+
+    def resume_on(self, carrier: Self, now: float) -> list[Event]:
+        """Server: take over the carrier of the core that reported `ResumeReceived`, and what came on it; that core is done.
+
+        The old carrier, if there still is one, is to be closed; nothing more goes to it (RS-102).
+
+        Raises:
+            LocalProtocolError: this session has ended or drains by now: `close` the carrier's core with `ErrorCode.REJECTED_RESUME`.
+        """
+        self._require(ConnectionState.OPEN, ConnectionState.SUSPENDED)
+        frame, replay = carrier._resume_frame, self._replay
+        if frame is None or replay is None or carrier._state is not ConnectionState.HANDED_OVER:
+            raise LocalProtocolError("that core reported no ResumeReceived", rule="RS-96")
+        self._forget_octets()
+        self._framed = carrier._framed
+        self._tail, self._tail_size, self._offset = carrier._tail, carrier._tail_size, carrier._offset
+        carrier._tail, carrier._tail_size = [], 0
+        carrier._move(ConnectionInput.END)
+        self._move(ConnectionInput.RESUME)
+        self._now = now
+        events: list[Event] = []
+        position = frame.server_position
+        # RS-96; the order matters, `release` drops what the client has.
+        if frame.client_position > self._received or position < replay.first or not replay.release(position):
+            return self._refuse(events, ErrorCode.REJECTED_RESUME, "what is missing is no longer there", "RS-96")
+        self._put_control(ResumeOkFrame(self._received))
+        self._go_on(events)
+        self._grant_on_carrier()
+        self._read_tail(events)
+        return events
+
+    def _go_on(self, events: list[Event]) -> None:
+        """The session has a carrier again: send what the peer has not, all later frames go behind it (RS-96, RS-97)."""
+        assert self._replay is not None
+        for frame in self._replay.frames():
+            if not self._framed:
+                self._out.append(len(frame).to_bytes(3))
+            self._out.append(frame)
+        self._asked_position = False
+        # RS-103: leases do not carry over, keepalive starts afresh.
+        self._allowed.replace(0, 0, self._now)
+        self._granted.replace(0, 0, self._now)
+        self._granted_on_carrier = False
+        self._heard = self._now
+        if self._client:
+            self._keepalive_at = self._now + self._interval
+        events.append(SessionResumed(self._replay.kept))
+
+    def _on_late_resume(self, events: list[Event]) -> None:
+        """Server: RESUME on a carrier that has a connection: ERROR, and the carrier is over, but not its session (RS-100)."""
+        text = "RESUME must be the first frame of a carrier"
+        if not self._lose_carrier(events, text, self._now):
+            self._fail(events, "RS-100", text)
+            return
+        self._put_control(ErrorFrame(0, ErrorCode.CONNECTION_ERROR, text.encode()))
+
+    def _read_tail(self, events: list[Event]) -> None:
+        raise NotImplementedError

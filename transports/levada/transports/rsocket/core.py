@@ -1,0 +1,723 @@
+"""RSocket without I/O: octets and calls in, events and octets out.
+
+This file has the way of octets in, and the streams; `connection.py` has the connection around them.
+
+Theory of the hot path: an item of a stream costs what its frame costs here, so the frames of `_FRAMES_OF_STREAMS` are built and read with
+structs, without frame classes, and an item that is whole and expected is taken in the loop of `_read` itself.  `Stream.demand` and
+`Stream.credit` are 0 while their direction is closed; one comparison then says whether an item may come or go.
+
+A stream's state changes in `_advance` only, by the table in `state.py`, and it is forgotten there: late frames find no stream, and are
+ignored like those of a stream that never was (RS-21, RS-120).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from levada.framework.errors import LocalProtocolError
+from levada.transports.rsocket.config import MAX_FRAME, MAX_U31, CoreConfig
+from levada.transports.rsocket.connection import RSocketConnection
+from levada.transports.rsocket.errors import STREAM_CODES, ErrorCode, InvalidFrame
+from levada.transports.rsocket.events import (
+    CreditGranted,
+    Event,
+    FailedBy,
+    Interaction,
+    PayloadReceived,
+    RequestReceived,
+    SendingStopped,
+    StreamCancelled,
+    StreamCompleted,
+    StreamFailed,
+)
+from levada.transports.rsocket.fragments import Gathering, split
+from levada.transports.rsocket.frames import (
+    COMPLETE,
+    FOLLOWS,
+    HEADER,
+    IGNORE,
+    METADATA,
+    NEXT,
+    PREFIXED_HEADER,
+    U32,
+    CancelFrame,
+    ErrorFrame,
+    FrameType,
+    RequestNFrame,
+    decode,
+    metadata_length,
+    payload_at,
+)
+from levada.transports.rsocket.payload import Payload
+from levada.transports.rsocket.resumption import Sessions
+from levada.transports.rsocket.state import STREAM, ConnectionState, StreamInput, StreamState
+from levada.transports.rsocket.streams import UNBOUNDED, PendingRequest, Stream, StreamIds, add_credit
+
+__all__ = ["RSocketCore"]
+
+# Members of enums under names of this module: an attribute of an enum costs 0.1 us, a global 0.01, and a frame needs several.
+_RESPONSE: Final = Interaction.REQUEST_RESPONSE
+_FNF: Final = Interaction.FIRE_AND_FORGET
+_STREAM: Final = Interaction.REQUEST_STREAM
+_CHANNEL: Final = Interaction.REQUEST_CHANNEL
+_BOTH: Final = StreamState.BOTH
+_SENDING: Final = StreamState.SENDING
+_RECEIVING: Final = StreamState.RECEIVING
+_ENDED: Final = StreamState.ENDED
+_SEND_COMPLETE: Final = StreamInput.SEND_COMPLETE
+_RECEIVE_COMPLETE: Final = StreamInput.RECEIVE_COMPLETE
+_AWAITING_SETUP: Final = ConnectionState.AWAITING_SETUP
+_OPENING: Final = ConnectionState.OPENING
+_OPEN: Final = ConnectionState.OPEN
+_DRAINING: Final = ConnectionState.DRAINING
+_RESUMING: Final = ConnectionState.RESUMING
+
+_KINDS: Final = {
+    FrameType.REQUEST_RESPONSE.value: _RESPONSE,
+    FrameType.REQUEST_FNF.value: _FNF,
+    FrameType.REQUEST_STREAM.value: _STREAM,
+    FrameType.REQUEST_CHANNEL.value: _CHANNEL,
+}
+_REQUEST_WORDS: Final = {kind: number << 10 for number, kind in _KINDS.items()}
+_PAYLOAD: Final = FrameType.PAYLOAD.value << 10
+_ITEM: Final = _PAYLOAD | NEXT
+_ITEM_MASK: Final = 0x3F << 10 | FOLLOWS | COMPLETE | NEXT
+_PREFIX: Final = 3  # octets of the frame length (RS-2)
+_SMALLEST: Final = HEADER.size  # RS-5
+
+_DEAF: Final = (ConnectionState.ENDED, ConnectionState.SUSPENDED)
+_HELD_BACK: Final = (ConnectionState.DECIDING, ConnectionState.HANDED_OVER)
+_REQUESTING: Final = (
+    _OPEN,
+    _OPENING,
+    ConnectionState.SUSPENDED,
+    _RESUMING,
+)
+_NO_STREAMS: Final[dict[int, Stream]] = {}
+
+
+class RSocketCore(RSocketConnection):
+    """One side of a connection, or of a session that outlives its carriers; requester and responder at once.
+
+    A client's core has its SETUP queued from the start (RS-40), and requests may follow at once (RS-50).
+
+    What the peer does wrong never raises: the ERROR frame is queued and the last event is `ConnectionEnded`; send what is queued, then
+    close the carrier.  What the caller does wrong raises `LocalProtocolError` and changes nothing.  After `ConnectionEnded` octets of the
+    peer are ignored (RS-7) and every ``send_…`` raises.
+
+    Args:
+        config: see `CoreConfig`.
+        client: this side opened the connection.
+        framed: the carrier keeps message boundaries (WebSocket), so frames have no length field (RS-2).
+        now: seconds, on any clock that does not jump; the same clock for every `now`.
+        random_bytes: where tokens come from.
+        sessions: server with ``config.resume``: the sessions of this listener, shared by its cores.
+    """
+
+    def __init__(
+        self,
+        config: CoreConfig,
+        *,
+        client: bool,
+        framed: bool,
+        now: float,
+        random_bytes: Callable[[int], bytes],
+        sessions: Sessions[RSocketCore] | None = None,
+    ) -> None:
+        super().__init__(config, client=client, framed=framed, now=now, random_bytes=random_bytes, sessions=sessions)
+        self._parity = 1 if client else 0  # RS-18: of this side's ids
+        self._ids = StreamIds(1 if client else 2, reuse=config.reuse_stream_ids)
+        # RS-86: `fragment_size` counts the length field on every carrier. RS-3.
+        self._max_sent = MAX_FRAME if config.fragment_size is None else min(config.fragment_size - _PREFIX, MAX_FRAME)
+        self._max_taken = config.max_frame_size
+
+    # ---------------------------------------------------------------- octets in
+
+    def receive_data(self, data: bytes, now: float) -> list[Event]:
+        """Take octets from the carrier (framed: exactly one message) and return what they mean; ``b""`` is `carrier_lost`.
+
+        On a framed carrier an empty message is a malformed frame; call `carrier_lost` for its end (RS-6).
+        """
+        state = self._state
+        events: list[Event] = []
+        if state in _DEAF:
+            return events  # RS-7
+        if not data and not self._framed:
+            return self.carrier_lost(now, "the peer ended the carrier")
+        self._now = self._heard = now  # RS-107: whatever came, the peer lives
+        if self._framed:
+            if state in _HELD_BACK:
+                self._hold(data, events)
+            else:
+                self._read_message(data, events)
+        else:
+            if self._tail or state in _HELD_BACK:
+                self._hold(data, events)
+                if self._tail_size < self._need or self._state in _HELD_BACK or self._state in _DEAF:
+                    return events
+                data = b"".join(self._tail)
+                self._tail.clear()
+                self._tail_size = 0
+            self._read(data, events)
+        if self._state is _DRAINING:
+            self._end_if_drained(events)
+        return events
+
+    def _hold(self, data: bytes, events: list[Event]) -> None:
+        """Keep octets that cannot be read yet: part of a frame, or what came behind SETUP while the application decides (RS-52)."""
+        self._tail.append(data)
+        self._tail_size += len(data)
+        if self._state in _HELD_BACK and self._tail_size > self._config.max_setup_backlog:
+            self._refuse(events, ErrorCode.REJECTED_SETUP, "too much was sent behind SETUP")
+
+    def _read_tail(self, events: list[Event]) -> None:
+        held, self._tail = self._tail, []
+        self._tail_size = 0
+        if not self._framed:
+            self._read(b"".join(held), events)
+            return
+        for message in held:
+            if self._state in _DEAF:
+                return
+            self._read_message(message, events)
+
+    def _read_message(self, message: bytes, events: list[Event]) -> None:
+        size = len(message)
+        self._fault = self._offset
+        if not _SMALLEST <= size <= self._max_taken:
+            self._fail(events, "RS-5", f"a frame of {size} octets, {_SMALLEST} to {self._max_taken} wanted")
+            return
+        stream_id, word = HEADER.unpack_from(message)
+        stream_id &= MAX_U31
+        if stream_id:
+            self._received += size
+        self._take(stream_id, word, message, _SMALLEST, size, events)
+        self._offset += size
+
+    def _read(self, data: bytes, events: list[Event]) -> None:
+        """Read all whole frames in `data`, and hold the rest (RS-4)."""
+        unpack = PREFIXED_HEADER.unpack_from
+        state = self._state
+        # Items are taken in the loop once the connection is open; before, whatever comes may mean more than it says (RS-53).
+        streams = self._streams if state is _OPEN else _NO_STREAMS
+        max_taken = self._max_taken
+        received = self._received
+        at, size = 0, len(data)
+        while size - at >= _PREFIX + _SMALLEST:
+            high, low, stream_id, word = unpack(data, at)
+            length = high << 16 | low
+            end = at + _PREFIX + length
+            if end > size or not _SMALLEST <= length <= max_taken:
+                break
+            body = at + _PREFIX + _SMALLEST
+            if word & _ITEM_MASK == _ITEM:
+                stream = streams.get(stream_id)
+                if stream is not None and stream.demand and stream.gathering is None and not word & METADATA:
+                    stream.demand -= 1
+                    received += length
+                    events.append(PayloadReceived(stream_id, Payload(data[body:end]), False))
+                    at = end
+                    continue
+            stream_id &= MAX_U31  # RS-9
+            if stream_id:
+                received += length  # RS-91: what is ignored counts all the same
+            self._received = received
+            self._fault = self._offset + at
+            at = end
+            handler = _FRAMES_OF_STREAMS.get(word >> 10)
+            if handler is not None and state is _OPEN and stream_id:
+                try:
+                    handler(self, stream_id, word, data, body, end, events)
+                except InvalidFrame as error:
+                    self._invalid(word, error, events)
+            else:
+                self._take(stream_id, word, data, body, end, events)
+            if self._state is not state:
+                state = self._state
+                if state in _DEAF:
+                    return
+                if state in _HELD_BACK:
+                    break
+                streams = self._streams if state is _OPEN else _NO_STREAMS
+        self._received = received
+        self._offset += at
+        if at < size:
+            self._keep_rest(data, at, events)
+
+    def _keep_rest(self, data: bytes, at: int, events: list[Event]) -> None:
+        rest = len(data) - at
+        self._need = _PREFIX
+        if self._state not in _HELD_BACK and rest >= _PREFIX:
+            length = int.from_bytes(data[at : at + _PREFIX])
+            if not _SMALLEST <= length <= self._max_taken:
+                # RS-5: judged by the announced length, before anything of that size is gathered.
+                self._fault = self._offset
+                self._fail(events, "RS-5", f"a frame of {length} octets, {_SMALLEST} to {self._max_taken} wanted")
+                return
+            self._need = _PREFIX + length
+        self._hold(data[at:], events)
+
+    def _take(self, stream_id: int, word: int, data: bytes, at: int, end: int, events: list[Event]) -> None:
+        """Act on one frame, whose octets behind the header are `at` to `end` of `data`."""
+        state = self._state
+        if state is _AWAITING_SETUP:
+            self._first_frame(data[at - _SMALLEST : end], events)
+            return
+        try:
+            handler = _FRAMES_OF_STREAMS.get(word >> 10)
+            if state is _RESUMING:
+                self._resuming_frame(decode(data[at - _SMALLEST : end]), events)
+            elif handler is not None and stream_id:
+                handler(self, stream_id, word, data, at, end, events)
+            else:
+                frame = decode(data[at - _SMALLEST : end])
+                self._connection_frame(frame, events)  # RS-122, RS-124: frames of streams on stream 0 are ignored there
+        except InvalidFrame as error:
+            self._invalid(word, error, events)
+
+    def _invalid(self, word: int, error: InvalidFrame, events: list[Event]) -> None:
+        if not word & IGNORE:  # RS-11, RS-12, RS-15
+            self._fail(events, error.rule, error.detail)
+
+    # ---------------------------------------------------------------- frames of streams
+
+    def _on_request(self, stream_id: int, word: int, data: bytes, at: int, end: int, events: list[Event]) -> None:
+        kind = _KINDS[word >> 10]
+        n = 0
+        if kind >= _STREAM:
+            if end - at < U32.size:
+                raise InvalidFrame("a request without its initial n")
+            n = U32.unpack_from(data, at)[0] & MAX_U31
+            at += U32.size
+        payload = payload_at(data, at, end, word)
+        if stream_id & 1 == self._parity or stream_id in self._streams:
+            return  # RS-22; RS-88, RS-121
+        if self._state is _OPENING:
+            self._setup_accepted(events)
+        if self._refused(stream_id, kind, n):
+            return
+        channel = kind is _CHANNEL
+        complete = not channel or bool(word & COMPLETE)
+        if word & FOLLOWS:
+            # RS-84: the application hears of it when it is whole.
+            stream = self._add_responder(stream_id, kind, n, complete=not channel)
+            stream.gathering = Gathering(is_request=True, complete=complete)
+            self._gather(stream_id, stream, payload, events)
+            return
+        if kind is not _FNF:  # RS-62: that one is over already
+            self._add_responder(stream_id, kind, n, complete=complete)
+        events.append(RequestReceived(kind, stream_id, payload, n, complete))
+
+    def _refused(self, stream_id: int, kind: Interaction, n: int) -> bool:
+        """Refuse a request that cannot be honoured; fire-and-forget without a word (RS-62)."""
+        code = ErrorCode.REJECTED
+        if self._leasing and not self._granted.take(self._now):
+            text = b"no lease"  # RS-134
+        elif self._state is _DRAINING:
+            text = b"the connection is draining"  # RS-31
+        elif self._peer_streams >= self._config.max_streams:
+            text = b"too many streams are open"
+        elif n == 0 and kind >= _STREAM:
+            code, text = ErrorCode.INVALID, b"initial n is 0"  # RS-74
+        else:
+            return False
+        if kind is not _FNF:
+            self._put(ErrorFrame(stream_id, code, text).encode())
+        return True
+
+    def _add_responder(self, stream_id: int, kind: Interaction, n: int, *, complete: bool) -> Stream:
+        # RS-61: the answer of a request-response needs no credit; it is one payload.
+        credit = 1 if kind is _RESPONSE else add_credit(0, n)
+        state = _SENDING if complete else _BOTH
+        stream = self._streams[stream_id] = Stream(kind, False, state, credit, 0)
+        self._peer_streams += 1
+        return stream
+
+    def _on_payload(self, stream_id: int, word: int, data: bytes, at: int, end: int, events: list[Event]) -> None:
+        payload = payload_at(data, at, end, word)
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            return  # RS-124
+        if self._state is _OPENING and stream.requester:
+            self._setup_accepted(events)
+        complete = bool(word & COMPLETE)
+        follows = bool(word & FOLLOWS) and not complete  # RS-81: with C it is the last fragment
+        gathering = stream.gathering
+        if gathering is not None:
+            gathering.complete |= complete
+            if self._gather(stream_id, stream, payload, events) and not follows:
+                self._gathered -= len(gathering)
+                stream.gathering = None
+                self._deliver(stream_id, stream, gathering, events)
+            return
+        if stream.state is _SENDING:
+            return  # RS-113: behind its own C, or behind this side's CANCEL
+        response = stream.kind is _RESPONSE
+        complete = complete or response  # RS-61
+        if not (word & NEXT or follows):
+            if complete:  # RS-24: C alone, whatever octets it has
+                self._advance(stream_id, stream, _RECEIVE_COMPLETE)
+                events.append(StreamCompleted(stream_id))
+            return
+        if stream.demand <= 0:
+            # RS-77: more than was asked for.
+            self._give_up(stream_id, stream, "more payloads than were requested", events)
+            return
+        stream.demand -= 1  # RS-73: one for all fragments
+        if follows:
+            stream.gathering = Gathering(is_request=False, complete=complete)
+            self._gather(stream_id, stream, payload, events)
+            return
+        if complete:
+            self._advance(stream_id, stream, _RECEIVE_COMPLETE)
+        events.append(PayloadReceived(stream_id, payload, complete))
+
+    def _gather(self, stream_id: int, stream: Stream, part: Payload, events: list[Event]) -> bool:
+        """Add a fragment; false if the payload became too large, and the stream ended (RS-85)."""
+        gathering = stream.gathering
+        assert gathering is not None
+        size = len(part.data) + len(part.metadata or b"")
+        config = self._config
+        if len(gathering) + size > config.max_payload_size or self._gathered + size > config.max_reassembly:
+            self._give_up(stream_id, stream, "the payload is too large", events)
+            return False
+        self._gathered += size
+        gathering.add(part)
+        return True
+
+    def _deliver(self, stream_id: int, stream: Stream, whole: Gathering, events: list[Event]) -> None:
+        payload = whole.payload()
+        if not whole.is_request:
+            if whole.complete:
+                self._advance(stream_id, stream, _RECEIVE_COMPLETE)
+            events.append(PayloadReceived(stream_id, payload, whole.complete))
+            return
+        kind = stream.kind
+        n = 0 if kind is _RESPONSE else stream.credit  # RS-84: what REQUEST_N added meanwhile counts
+        if kind is _FNF:
+            self._advance(stream_id, stream, _SEND_COMPLETE)
+        elif kind is _CHANNEL and whole.complete:
+            self._advance(stream_id, stream, _RECEIVE_COMPLETE)
+        events.append(RequestReceived(kind, stream_id, payload, min(n, MAX_U31), whole.complete))
+
+    def _give_up(self, stream_id: int, stream: Stream, text: str, events: list[Event]) -> None:
+        """End a stream whose peer went too far with it: CANCEL by the requester, ERROR[INVALID] by the responder (RS-77, RS-85)."""
+        heard_of = stream.gathering is None or not stream.gathering.is_request
+        if stream.requester:
+            self._put(CancelFrame(stream_id).encode())
+            self._advance(stream_id, stream, StreamInput.SEND_CANCEL)
+        else:
+            if stream.kind is not _FNF:
+                self._put(ErrorFrame(stream_id, ErrorCode.INVALID, text.encode()).encode())
+            self._advance(stream_id, stream, StreamInput.SEND_ERROR)
+        if heard_of:
+            events.append(StreamFailed(stream_id, ErrorCode.INVALID, text.encode(), FailedBy.LOCAL))
+
+    def _on_request_n(self, stream_id: int, word: int, data: bytes, at: int, end: int, events: list[Event]) -> None:
+        if end - at < U32.size:
+            raise InvalidFrame("REQUEST_N without its n")
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            return  # RS-129
+        if self._state is _OPENING and stream.requester:
+            self._setup_accepted(events)
+        n = U32.unpack_from(data, at)[0] & MAX_U31
+        # RS-74: 0 is ignored. RS-76: so is it where this side has nothing further to send, and on a request-response.
+        if n == 0 or stream.state is _RECEIVING or stream.kind <= _FNF:
+            return
+        stream.credit = add_credit(stream.credit, n)
+        if stream.gathering is None or not stream.gathering.is_request:
+            events.append(CreditGranted(stream_id, n))
+
+    def _on_cancel(self, stream_id: int, word: int, data: bytes, at: int, end: int, events: list[Event]) -> None:
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            return  # RS-122
+        gathering = stream.gathering
+        if not stream.requester:
+            self._advance(stream_id, stream, StreamInput.RECEIVE_CANCEL)
+            if gathering is None or not gathering.is_request:  # RS-83: else it was never started
+                events.append(StreamCancelled(stream_id))
+            return
+        if self._state is _OPENING:
+            self._setup_accepted(events)
+        if stream.kind is _CHANNEL:
+            if stream.state is not _RECEIVING:
+                self._advance(stream_id, stream, StreamInput.RECEIVE_STOP)  # RS-69
+                events.append(SendingStopped(stream_id))
+        elif gathering is not None:
+            # RS-83: the responder broke off in the middle of its answer.
+            self._advance(stream_id, stream, StreamInput.RECEIVE_ERROR)
+            events.append(StreamFailed(stream_id, ErrorCode.CANCELED, b"canceled by the responder", FailedBy.LOCAL))
+
+    def _on_error(self, stream_id: int, word: int, data: bytes, at: int, end: int, events: list[Event]) -> None:
+        if end - at < U32.size:
+            raise InvalidFrame("ERROR without its code")
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            return  # RS-123
+        if self._state is _OPENING and stream.requester:
+            self._setup_accepted(events)
+        heard_of = stream.gathering is None or not stream.gathering.is_request
+        self._advance(stream_id, stream, StreamInput.RECEIVE_ERROR)
+        if heard_of:
+            # RS-29: whatever the code, it ends just this stream, and the code is kept.
+            code = U32.unpack_from(data, at)[0]
+            events.append(StreamFailed(stream_id, code, data[at + U32.size : end]))
+
+    def _advance(self, stream_id: int, stream: Stream, cause: StreamInput) -> None:
+        state = stream.state = STREAM[stream.state, cause]
+        if state is _ENDED:
+            del self._streams[stream_id]
+            stream.credit = stream.demand = 0
+            if not stream.requester:
+                self._peer_streams -= 1
+            if stream.gathering is not None:
+                self._gathered -= len(stream.gathering)
+                stream.gathering = None
+        elif state is _SENDING:
+            stream.demand = 0
+        else:
+            stream.credit = 0
+
+    # ---------------------------------------------------------------- requests
+
+    def send_request_response(self, payload: Payload, now: float) -> int:
+        """Request one answer and return the stream's id.
+
+        With leases the request waits here, in order, until one allows it (RS-133); cancelling it then sends nothing.
+
+        Raises:
+            LocalProtocolError: not possible now: draining, ended, a server before `accept_setup`, or too many wait for a lease.
+            StreamIdsExhausted: open a new connection.
+        """
+        return self._request(_RESPONSE, payload, 1, now)
+
+    def send_fire_and_forget(self, payload: Payload, now: float) -> int:
+        """Send a request that nothing answers (RS-62); the id is of use only to cancel it while it waits for a lease.
+
+        Raises:
+            LocalProtocolError, StreamIdsExhausted: as `send_request_response`.
+        """
+        return self._request(_FNF, payload, 1, now)
+
+    def send_request_stream(self, payload: Payload, n: int, now: float) -> int:
+        """Request a stream, of which `n` payloads (1 to 2**31-1) may come until `send_request_n`.
+
+        Raises:
+            LocalProtocolError, StreamIdsExhausted: as `send_request_response`; or `n` is out of range (RS-74).
+        """
+        return self._request(_STREAM, payload, n, now)
+
+    def send_request_channel(self, payload: Payload, n: int, now: float, *, complete: bool = False) -> int:
+        """Open a channel with its first payload; `complete`: there will be no other one.
+
+        Raises:
+            LocalProtocolError, StreamIdsExhausted: as `send_request_stream`.
+        """
+        return self._request(_CHANNEL, payload, n, now, complete)
+
+    def send_request_subscription(self, payload: Payload, n: int, now: float) -> int:
+        """ReactiveSocket only.
+
+        Raises:
+            LocalProtocolError: always.
+        """
+        raise LocalProtocolError("RSocket has no subscriptions; request a stream")
+
+    def _request(self, kind: Interaction, payload: Payload, n: int, now: float, complete: bool = False) -> int:
+        if self._state not in _REQUESTING:
+            raise LocalProtocolError(f"no requests while the connection is {self._state.value}")  # RS-31, RS-51, RS-52
+        if not 0 < n <= MAX_U31:
+            raise LocalProtocolError(f"n must be 1 to {MAX_U31}, got {n}", rule="RS-74")
+        if self._leasing and (self._waiting or not self._allowed.take(now)):
+            # RS-54, RS-133: whoever came first goes first.
+            if len(self._waiting) >= self._config.max_pending:
+                raise LocalProtocolError(f"{len(self._waiting)} requests wait for a lease already", rule="RS-133")
+            stream_id = self._ids.take(self._streams, self._waiting)
+            self._waiting[stream_id] = PendingRequest(kind, payload, n, complete)
+            return stream_id
+        stream_id = self._ids.take(self._streams, self._waiting)
+        self._start(stream_id, kind, payload, n, complete)
+        return stream_id
+
+    def _start(self, stream_id: int, kind: Interaction, payload: Payload, n: int, complete: bool) -> None:
+        word = _REQUEST_WORDS[kind]
+        if kind is _FNF:
+            self._put_payload(stream_id, word, b"", payload)
+            return
+        state = _RECEIVING
+        fixed = b""
+        if kind is not _RESPONSE:
+            fixed = U32.pack(n)
+            if kind is _CHANNEL:
+                if complete:
+                    word |= COMPLETE
+                else:
+                    state = _BOTH
+        self._streams[stream_id] = Stream(kind, True, state, 0, add_credit(0, n))
+        self._put_payload(stream_id, word, fixed, payload)
+
+    def _release_waiting(self, now: float) -> None:
+        while self._waiting and self._allowed.take(now):
+            stream_id, waiting = self._waiting.popitem(last=False)
+            self._start(stream_id, waiting.kind, waiting.payload, waiting.n, waiting.complete)
+
+    # ---------------------------------------------------------------- streams
+
+    def send_request_n(self, stream_id: int, n: int) -> None:
+        """Let the peer send `n` payloads more; ignored if it has completed or the stream is over.
+
+        Raises:
+            LocalProtocolError: `n` is not 1 to 2**31-1.
+        """
+        if not 0 < n <= MAX_U31:
+            raise LocalProtocolError(f"n must be 1 to {MAX_U31}, got {n}", rule="RS-74")
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            waiting = self._waiting.get(stream_id)
+            if waiting is not None and waiting.kind >= _STREAM:
+                waiting.n = min(waiting.n + n, MAX_U31)
+            return
+        if stream.state is _SENDING or stream.kind is _RESPONSE:
+            return
+        if stream.demand < UNBOUNDED // 2:  # RS-75: what is unbounded needs no more
+            stream.demand = add_credit(stream.demand, n)
+            self._put(RequestNFrame(stream_id, n).encode())
+
+    def send_payload(self, stream_id: int, payload: Payload, *, complete: bool = False) -> None:
+        """Send an item, or the answer of a request-response, which it completes; `complete`: the last one of this direction.
+
+        Raises:
+            LocalProtocolError: no such stream, this direction is complete, or there is no credit (wait for `CreditGranted`).
+        """
+        stream = self._streams.get(stream_id)
+        if stream is None or stream.credit <= 0:
+            raise self._why_not(stream_id, stream)
+        stream.credit -= 1  # RS-73
+        if complete or stream.kind is _RESPONSE:
+            self._put_payload(stream_id, _ITEM | COMPLETE, b"", payload)
+            self._advance(stream_id, stream, _SEND_COMPLETE)
+        else:
+            self._put_payload(stream_id, _ITEM, b"", payload)
+
+    def _why_not(self, stream_id: int, stream: Stream | None) -> LocalProtocolError:
+        if stream is None:
+            return LocalProtocolError(f"stream {stream_id} is not open")
+        if stream.state is _RECEIVING:
+            return LocalProtocolError(f"this side of stream {stream_id} is complete", rule="RS-67")
+        return LocalProtocolError(f"no credit on stream {stream_id}; wait for CreditGranted", rule="RS-73")
+
+    def send_complete(self, stream_id: int) -> None:
+        """End this direction of a stream; needs no credit.
+
+        Raises:
+            LocalProtocolError: no such stream, or this direction is complete already.
+        """
+        waiting = self._waiting.get(stream_id)
+        if waiting is not None and waiting.kind is _CHANNEL and not waiting.complete:
+            waiting.complete = True
+            return
+        stream = self._streams.get(stream_id)
+        if stream is None or stream.state is _RECEIVING:
+            raise self._why_not(stream_id, stream)
+        self._put(HEADER.pack(stream_id, _PAYLOAD | COMPLETE))
+        self._advance(stream_id, stream, _SEND_COMPLETE)
+
+    def send_error(self, stream_id: int, code: int = ErrorCode.APPLICATION_ERROR, data: bytes = b"") -> None:
+        """End a stream in both directions by an error of this side (RS-68). NULs at the end of the data are left out (RS-28).
+
+        Raises:
+            LocalProtocolError: no such stream, the requester of anything but a channel (use `send_cancel`), a code that is not for
+                streams (RS-27), or more data than a frame has room for.
+        """
+        stream = self._streams.get(stream_id)
+        waiting = self._waiting.get(stream_id)
+        kind = stream.kind if stream is not None else waiting.kind if waiting is not None else None
+        if kind is None:
+            raise self._why_not(stream_id, None)
+        if (stream is None or stream.requester) and kind is not _CHANNEL:
+            raise LocalProtocolError("a requester without further payloads has no errors; cancel", rule="RS-68")
+        if code not in STREAM_CODES and not 0x301 <= code <= 0xFFFFFFFE:
+            raise LocalProtocolError(f"{code:#x} is no code for a stream", rule="RS-27")
+        if len(data) > MAX_FRAME - HEADER.size - U32.size:
+            raise LocalProtocolError(f"error data of {len(data)} octets does not fit into a frame", rule="RS-3")
+        if stream is None:
+            del self._waiting[stream_id]  # the peer has not heard of it
+            return
+        self._put(ErrorFrame(stream_id, code, data.rstrip(b"\0")).encode())
+        self._advance(stream_id, stream, StreamInput.SEND_ERROR)
+
+    def send_cancel(self, stream_id: int) -> None:
+        """Requester: end the stream. Responder of a channel: take no further payloads (RS-69). Harmless if it is over.
+
+        Raises:
+            LocalProtocolError: the responder of anything but a channel; use `send_error`.
+        """
+        if self._waiting.pop(stream_id, None) is not None:
+            return  # RS-133: nothing was sent, nothing is
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            return
+        if stream.requester:
+            self._put(CancelFrame(stream_id).encode())
+            self._advance(stream_id, stream, StreamInput.SEND_CANCEL)
+        elif stream.kind is not _CHANNEL:
+            raise LocalProtocolError("a responder cancels channels only; use send_error", rule="RS-69")
+        elif stream.state is not _SENDING:
+            self._put(CancelFrame(stream_id).encode())
+            self._advance(stream_id, stream, StreamInput.SEND_STOP)
+
+    def credit(self, stream_id: int) -> int:
+        """Return how many payloads may be sent now on this stream; 0 if it is not open for sending."""
+        stream = self._streams.get(stream_id)
+        return 0 if stream is None else min(stream.credit, MAX_U31)
+
+    def has_stream(self, stream_id: int) -> bool:
+        """Return whether the stream is live; a fire-and-forget request is only while it waits for a lease."""
+        return stream_id in self._streams or stream_id in self._waiting
+
+    # ---------------------------------------------------------------- octets out
+
+    def _put_payload(self, stream_id: int, word: int, fixed: bytes, payload: Payload) -> None:
+        """Queue a REQUEST_* or PAYLOAD, in fragments if it is too large for a frame (RS-78)."""
+        data, metadata = payload.data, payload.metadata
+        size = _SMALLEST + len(fixed) + len(data)
+        if metadata is not None:
+            size += 3 + len(metadata)
+            word |= METADATA
+        if size > self._max_sent:
+            self._put_fragments(stream_id, word, fixed, payload)
+        elif self._plain:
+            self._out.append(PREFIXED_HEADER.pack(size >> 16, size & 0xFFFF, stream_id, word) + fixed)
+            if metadata is not None:
+                self._out += (metadata_length(metadata), metadata)
+            self._out.append(data)
+        elif metadata is None:
+            self._put(b"".join((HEADER.pack(stream_id, word), fixed, data)))
+        else:
+            self._put(b"".join((HEADER.pack(stream_id, word), fixed, metadata_length(metadata), metadata, data)))
+
+    def _put_fragments(self, stream_id: int, word: int, fixed: bytes, payload: Payload) -> None:
+        complete = word & COMPLETE
+        word &= ~(COMPLETE | METADATA)
+        room = self._max_sent - _SMALLEST
+        # All at once, so that nothing of the same stream comes in between (RS-82).
+        for part, follows in split(payload, room - len(fixed), room):
+            parts = [fixed, part.data]
+            flags = FOLLOWS if follows else complete  # RS-80: C on the last one only
+            if part.metadata is not None:
+                flags |= METADATA
+                parts[1:1] = (metadata_length(part.metadata), part.metadata)
+            self._put(b"".join((HEADER.pack(stream_id, word | flags), *parts)))
+            word, fixed = _ITEM, b""
+
+
+_Handler = Callable[[RSocketCore, int, int, bytes, int, int, list[Event]], None]
+_FRAMES_OF_STREAMS: Final[Mapping[int, _Handler]] = {
+    FrameType.PAYLOAD.value: RSocketCore._on_payload,
+    FrameType.REQUEST_N.value: RSocketCore._on_request_n,
+    FrameType.CANCEL.value: RSocketCore._on_cancel,
+    FrameType.ERROR.value: RSocketCore._on_error,
+} | dict.fromkeys(_KINDS, RSocketCore._on_request)

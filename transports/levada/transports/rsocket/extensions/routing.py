@@ -1,0 +1,66 @@
+"""Routing metadata: which handler a request is for (EXT-2)."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Self
+
+import attrs
+
+from levada.framework.errors import DecodeError
+
+__all__ = ["Routing"]
+
+
+@attrs.frozen(init=False)
+class Routing:
+    """A route, and perhaps further tags.
+
+    Args:
+        tags: each at most 255 octets of UTF-8; the first one is the route.
+
+    Source: routing metadata (EXT-2).
+    """
+
+    MIME_TYPE: ClassVar[str] = "message/x.rsocket.routing.v0"
+    """What this kind of metadata is called in composite metadata."""
+
+    tags: tuple[str, ...]
+    """All tags, the route first; a peer may send none at all."""
+
+    def __init__(self, *tags: str) -> None:
+        for tag in tags:
+            if not isinstance(tag, str):
+                raise TypeError(f"a tag must be str, got {type(tag).__name__}")
+            if len(tag.encode()) > 255:
+                raise ValueError(f"a tag of {len(tag.encode())} octets, at most 255: {tag[:40]!r}")
+        object.__setattr__(self, "tags", tags)
+
+    @property
+    def route(self) -> str | None:
+        """The first tag; ``None`` if there is none."""
+        return self.tags[0] if self.tags else None
+
+    def encode(self) -> bytes:
+        """Return the octets."""
+        encoded = [tag.encode() for tag in self.tags]
+        return b"".join(bytes((len(tag),)) + tag for tag in encoded)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """Read tags to the end.
+
+        Raises:
+            DecodeError: the last tag is cut off, or one is not UTF-8.
+        """
+        tags: list[str] = []
+        at = 0
+        while at < len(data):
+            end = at + 1 + data[at]
+            if len(data) < end:
+                raise DecodeError(f"a tag of {data[at]} octets, {len(data) - at - 1} left", path=f"tags[{len(tags)}]")
+            try:
+                tags.append(data[at + 1 : end].decode())
+            except UnicodeDecodeError as error:
+                raise DecodeError(f"not UTF-8: {error.reason}", path=f"tags[{len(tags)}]") from error
+            at = end
+        return cls(*tags)

@@ -1,0 +1,472 @@
+"""Frames of RSocket: their layout, octets to classes and back.
+
+A frame here is what follows the 24-bit length field of byte carriers; with message carriers it is the whole message (RS-2).  `decode` judges
+what one frame alone can show: lengths.  What a frame means, and whether it may come now, is the core's business.
+
+The core builds and reads the frames of every item, REQUEST_*, REQUEST_N, CANCEL and PAYLOAD, with the structs of this file and without
+these classes, which would double the cost of an item.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import Final
+
+import attrs
+
+from levada.transports.rsocket.config import MAX_U31
+from levada.transports.rsocket.errors import InvalidFrame
+from levada.transports.rsocket.payload import Payload
+
+__all__ = [
+    "COMPLETE",
+    "FOLLOWS",
+    "HEADER",
+    "IGNORE",
+    "LEASE",
+    "METADATA",
+    "NEXT",
+    "PREFIXED_HEADER",
+    "RESPOND",
+    "RESUME",
+    "U32",
+    "CancelFrame",
+    "ErrorFrame",
+    "ExtensionFrame",
+    "Frame",
+    "FrameType",
+    "KeepaliveFrame",
+    "LeaseFrame",
+    "MetadataPushFrame",
+    "PayloadFrame",
+    "RequestFrame",
+    "RequestNFrame",
+    "ResumeFrame",
+    "ResumeOkFrame",
+    "SetupFrame",
+    "UnknownFrame",
+    "decode",
+    "metadata_length",
+    "payload_at",
+]
+
+
+class FrameType(IntEnum):
+    """The upper 6 bits of a frame's type-and-flags word (reference, section 3)."""
+
+    SETUP = 0x01
+    LEASE = 0x02
+    KEEPALIVE = 0x03
+    REQUEST_RESPONSE = 0x04
+    REQUEST_FNF = 0x05
+    REQUEST_STREAM = 0x06
+    REQUEST_CHANNEL = 0x07
+    REQUEST_N = 0x08
+    CANCEL = 0x09
+    PAYLOAD = 0x0A
+    ERROR = 0x0B
+    METADATA_PUSH = 0x0C
+    RESUME = 0x0D
+    RESUME_OK = 0x0E
+    EXT = 0x3F
+
+
+# The lower 10 bits; the same bit means different things on different types (reference, section 1.1).
+IGNORE: Final = 0x200
+METADATA: Final = 0x100
+FOLLOWS: Final = 0x080  # REQUEST_*, PAYLOAD
+RESUME: Final = 0x080  # SETUP
+RESPOND: Final = 0x080  # KEEPALIVE
+COMPLETE: Final = 0x040  # REQUEST_CHANNEL, PAYLOAD
+LEASE: Final = 0x040  # SETUP
+NEXT: Final = 0x020  # PAYLOAD
+
+HEADER: Final = struct.Struct(">IH")  # stream id, type and flags
+PREFIXED_HEADER: Final = struct.Struct(">BHIH")  # the 24-bit frame length in two parts, then the header (RS-2)
+U32: Final = struct.Struct(">I")
+_U64: Final = struct.Struct(">Q")
+_SETUP: Final = struct.Struct(">HHII")  # version, keepalive ms, lifetime ms
+_VERSION: Final = struct.Struct(">HH")
+_POSITIONS: Final = struct.Struct(">QQ")
+
+_MAX_U63: Final = 2**63 - 1
+
+_REQUESTS_WITH_N: Final = (FrameType.REQUEST_STREAM, FrameType.REQUEST_CHANNEL)
+
+
+def metadata_length(metadata: bytes) -> bytes:
+    """Return the 24-bit length field of metadata (RS-13)."""
+    return len(metadata).to_bytes(3)
+
+
+def payload_at(frame: bytes, at: int, end: int, flags: int) -> Payload:
+    """Read metadata and data from octets `at` to `end` of a buffer; the flags say whether there is metadata (RS-13, RS-16).
+
+    Raises:
+        InvalidFrame: the metadata length exceeds what is left (RS-15).
+    """
+    if not flags & METADATA:
+        return Payload(frame[at:end])
+    start = at + 3
+    data = start + int.from_bytes(frame[at:start])
+    if start > end or data > end:
+        raise InvalidFrame("metadata longer than its frame", rule="RS-15")
+    return Payload(frame[data:end], frame[start:data])
+
+
+def _payload_octets(payload: Payload) -> bytes:
+    if payload.metadata is None:
+        return payload.data
+    return b"".join((metadata_length(payload.metadata), payload.metadata, payload.data))
+
+
+def _header(frame_type: FrameType, flags: int = 0, stream_id: int = 0) -> bytes:
+    return HEADER.pack(stream_id, frame_type << 10 | flags)
+
+
+def _flag(payload: Payload) -> int:
+    return 0 if payload.metadata is None else METADATA
+
+
+@attrs.frozen(kw_only=True)
+class SetupFrame:
+    """SETUP: what the client wants of the connection."""
+
+    version: tuple[int, int]
+    keepalive_ms: int
+    lifetime_ms: int
+    token: bytes | None = None
+    """With a token the session can be resumed."""
+    metadata_mime_type: str
+    data_mime_type: str
+    payload: Payload
+    lease: bool = False
+    stream_id: int = 0
+
+    def encode(self) -> bytes:
+        """Return the frame's octets."""
+        flags = _flag(self.payload) | (RESUME if self.token is not None else 0) | (LEASE if self.lease else 0)
+        parts = [
+            _header(FrameType.SETUP, flags, self.stream_id),
+            _SETUP.pack(*self.version, self.keepalive_ms, self.lifetime_ms),
+        ]
+        if self.token is not None:
+            parts += (len(self.token).to_bytes(2), self.token)
+        for mime_type in (self.metadata_mime_type, self.data_mime_type):
+            octets = mime_type.encode("utf-8", "surrogateescape")
+            parts += (len(octets).to_bytes(1), octets)
+        return b"".join((*parts, _payload_octets(self.payload)))
+
+
+@attrs.frozen
+class LeaseFrame:
+    """LEASE: so many requests in so much time."""
+
+    ttl_ms: int
+    n: int
+    metadata: bytes | None = None
+    stream_id: int = 0
+
+    def encode(self) -> bytes:
+        """Return the frame's octets."""
+        # RS-14: only metadata follows, so it has no length field.
+        flags = 0 if self.metadata is None else METADATA
+        header = _header(FrameType.LEASE, flags, self.stream_id)
+        return b"".join((header, U32.pack(self.ttl_ms), U32.pack(self.n), self.metadata or b""))
+
+
+@attrs.frozen
+class KeepaliveFrame:
+    """KEEPALIVE: a sign of life, and the position up to which its sender has received."""
+
+    respond: bool
+    position: int
+    data: bytes = b""
+    stream_id: int = 0
+
+    def encode(self) -> bytes:
+        """Return the frame's octets."""
+        header = _header(FrameType.KEEPALIVE, RESPOND if self.respond else 0, self.stream_id)
+        return b"".join((header, _U64.pack(self.position), self.data))
+
+
+@attrs.frozen(kw_only=True)
+class RequestFrame:
+    """REQUEST_RESPONSE, REQUEST_FNF, REQUEST_STREAM or REQUEST_CHANNEL."""
+
+    type: FrameType
+    stream_id: int
+    n: int | None = None
+    """Initial credit; ``None`` for request-response and fire-and-forget, which have no such field."""
+    payload: Payload
+    follows: bool = False
+    complete: bool = False
+    """REQUEST_CHANNEL only."""
+
+    def encode(self) -> bytes:
+        """Return the frame's octets."""
+        flags = _flag(self.payload) | (FOLLOWS if self.follows else 0) | (COMPLETE if self.complete else 0)
+        n = b"" if self.n is None else U32.pack(self.n)
+        return b"".join((_header(self.type, flags, self.stream_id), n, _payload_octets(self.payload)))
+
+
+@attrs.frozen
+class RequestNFrame:
+    """REQUEST_N: credit for further payloads."""
+
+    stream_id: int
+    n: int
+
+    def encode(self) -> bytes:
+        """Return the frame's octets."""
+        return _header(FrameType.REQUEST_N, stream_id=self.stream_id) + U32.pack(self.n)
+
+
+@attrs.frozen
+class CancelFrame:
+    """CANCEL: no further payloads, please."""
+
+    stream_id: int
+
+    def encode(self) -> bytes:
+        """Return the frame's octets."""
+        return _header(FrameType.CANCEL, stream_id=self.stream_id)
+
+
+@attrs.frozen(kw_only=True)
+class PayloadFrame:
+    """PAYLOAD: an item, a completion, both, or a fragment."""
+
+    stream_id: int
+    payload: Payload
+    next: bool = False
+    complete: bool = False
+    follows: bool = False
+
+    def encode(self) -> bytes:
+        """Return the frame's octets."""
+        flags = _flag(self.payload) | (FOLLOWS if self.follows else 0)
+        flags |= (COMPLETE if self.complete else 0) | (NEXT if self.next else 0)
+        return _header(FrameType.PAYLOAD, flags, self.stream_id) + _payload_octets(self.payload)
+
+
+@attrs.frozen
+class ErrorFrame:
+    """ERROR: of a stream, or of the connection on stream 0."""
+
+    stream_id: int
+    code: int
+    data: bytes = b""
+
+    def encode(self) -> bytes:
+        """Return the frame's octets."""
+        return b"".join((_header(FrameType.ERROR, stream_id=self.stream_id), U32.pack(self.code), self.data))
+
+
+@attrs.frozen
+class MetadataPushFrame:
+    """METADATA_PUSH: metadata of the connection; M is always set, and there is no length field (RS-14, RS-26)."""
+
+    metadata: bytes
+    stream_id: int = 0
+
+    def encode(self) -> bytes:
+        """Return the frame's octets."""
+        return _header(FrameType.METADATA_PUSH, METADATA, self.stream_id) + self.metadata
+
+
+@attrs.frozen(kw_only=True)
+class ResumeFrame:
+    """RESUME: the client comes back on a new carrier."""
+
+    version: tuple[int, int]
+    token: bytes
+    server_position: int
+    """Up to here the client has received."""
+    client_position: int
+    """From here on the client can send again."""
+    stream_id: int = 0
+
+    def encode(self) -> bytes:
+        """Return the frame's octets."""
+        parts = (
+            _header(FrameType.RESUME, stream_id=self.stream_id),
+            _VERSION.pack(*self.version),
+            len(self.token).to_bytes(2),
+            self.token,
+            _POSITIONS.pack(self.server_position, self.client_position),
+        )
+        return b"".join(parts)
+
+
+@attrs.frozen
+class ResumeOkFrame:
+    """RESUME_OK: the session goes on."""
+
+    client_position: int
+    """Up to here the server has received."""
+    stream_id: int = 0
+
+    def encode(self) -> bytes:
+        """Return the frame's octets."""
+        return _header(FrameType.RESUME_OK, stream_id=self.stream_id) + _U64.pack(self.client_position)
+
+
+@attrs.frozen(kw_only=True)
+class ExtensionFrame:
+    """EXT: a type of frame that both sides agreed on elsewhere."""
+
+    stream_id: int
+    extended_type: int
+    data: bytes
+    ignore: bool = False
+    """A receiver that does not know the type drops the frame."""
+    metadata: bool = False
+    """The M flag; what it means is the extension's business."""
+
+    def encode(self) -> bytes:
+        """Return the frame's octets."""
+        flags = (IGNORE if self.ignore else 0) | (METADATA if self.metadata else 0)
+        return b"".join((_header(FrameType.EXT, flags, self.stream_id), U32.pack(self.extended_type), self.data))
+
+
+@attrs.frozen
+class UnknownFrame:
+    """A type that the text does not have, 0x00 included."""
+
+    stream_id: int
+    type: int
+    flags: int
+    rest: bytes
+
+    def encode(self) -> bytes:
+        """Return the frame's octets."""
+        return HEADER.pack(self.stream_id, self.type << 10 | self.flags) + self.rest
+
+
+Frame = (
+    SetupFrame
+    | LeaseFrame
+    | KeepaliveFrame
+    | RequestFrame
+    | RequestNFrame
+    | CancelFrame
+    | PayloadFrame
+    | ErrorFrame
+    | MetadataPushFrame
+    | ResumeFrame
+    | ResumeOkFrame
+    | ExtensionFrame
+    | UnknownFrame
+)
+
+
+def decode(frame: bytes) -> Frame:
+    """Read one whole frame, without the length field of byte carriers.
+
+    Reserved bits are masked off (RS-9), flags that a type does not have are not looked at (RS-10), octets behind frames of a fixed size
+    are ignored (RS-23).
+
+    Raises:
+        InvalidFrame: too short for its type (RS-12; below 6 octets RS-5), or its metadata length is wrong (RS-15).
+
+    Source: RSocket, frame header and frame types.
+    """
+    if len(frame) < HEADER.size:
+        raise InvalidFrame(f"a frame of {len(frame)} octets, at least {HEADER.size} wanted", rule="RS-5")
+    stream_id, word = HEADER.unpack_from(frame)
+    stream_id &= MAX_U31
+    flags = word & 0x3FF
+    try:
+        return _decode_type(frame, stream_id, word >> 10, flags)
+    except (struct.error, IndexError):
+        raise InvalidFrame(f"a frame of {len(frame)} octets is too short for type {word >> 10:#04x}") from None
+
+
+def _decode_type(frame: bytes, stream_id: int, kind: int, flags: int) -> Frame:
+    match kind:
+        case FrameType.PAYLOAD:
+            return PayloadFrame(
+                stream_id=stream_id,
+                payload=payload_at(frame, 6, len(frame), flags),
+                next=bool(flags & NEXT),
+                complete=bool(flags & COMPLETE),
+                follows=bool(flags & FOLLOWS),
+            )
+        case FrameType.REQUEST_RESPONSE | FrameType.REQUEST_FNF | FrameType.REQUEST_STREAM | FrameType.REQUEST_CHANNEL:
+            with_n = kind in _REQUESTS_WITH_N
+            return RequestFrame(
+                type=FrameType(kind),
+                stream_id=stream_id,
+                n=U32.unpack_from(frame, 6)[0] & MAX_U31 if with_n else None,
+                payload=payload_at(frame, 10 if with_n else 6, len(frame), flags),
+                follows=bool(flags & FOLLOWS),
+                complete=kind == FrameType.REQUEST_CHANNEL and bool(flags & COMPLETE),
+            )
+        case FrameType.REQUEST_N:
+            return RequestNFrame(stream_id, U32.unpack_from(frame, 6)[0] & MAX_U31)
+        case FrameType.CANCEL:
+            return CancelFrame(stream_id)
+        case FrameType.ERROR:
+            return ErrorFrame(stream_id, U32.unpack_from(frame, 6)[0], frame[10:])
+        case FrameType.KEEPALIVE:
+            position = _U64.unpack_from(frame, 6)[0] & _MAX_U63
+            return KeepaliveFrame(bool(flags & RESPOND), position, frame[14:], stream_id)
+        case FrameType.LEASE:
+            ttl_ms, n = (value & MAX_U31 for value in struct.unpack_from(">II", frame, 6))
+            return LeaseFrame(ttl_ms, n, frame[14:] if flags & METADATA else None, stream_id)
+        case FrameType.METADATA_PUSH:
+            return MetadataPushFrame(frame[6:], stream_id)  # RS-26: M clear is read as set
+        case FrameType.SETUP:
+            return _decode_setup(frame, stream_id, flags)
+        case FrameType.RESUME:
+            token, at = _counted(frame, 10, 2)
+            server, client = (value & _MAX_U63 for value in _POSITIONS.unpack_from(frame, at))
+            version: tuple[int, int] = _VERSION.unpack_from(frame, 6)
+            return ResumeFrame(
+                version=version, token=token, server_position=server, client_position=client, stream_id=stream_id
+            )
+        case FrameType.RESUME_OK:
+            return ResumeOkFrame(_U64.unpack_from(frame, 6)[0] & _MAX_U63, stream_id)
+        case FrameType.EXT:
+            return ExtensionFrame(
+                stream_id=stream_id,
+                extended_type=U32.unpack_from(frame, 6)[0] & MAX_U31,
+                data=frame[10:],
+                ignore=bool(flags & IGNORE),
+                metadata=bool(flags & METADATA),
+            )
+        case _:
+            return UnknownFrame(stream_id, kind, flags, frame[6:])
+
+
+def _decode_setup(frame: bytes, stream_id: int, flags: int) -> SetupFrame:
+    major, minor, keepalive_ms, lifetime_ms = _SETUP.unpack_from(frame, 6)
+    at = 6 + _SETUP.size
+    token = None
+    if flags & RESUME:
+        token, at = _counted(frame, at, 2)
+    metadata_mime_type, at = _counted(frame, at, 1)
+    data_mime_type, at = _counted(frame, at, 1)
+    return SetupFrame(
+        version=(major, minor),
+        keepalive_ms=keepalive_ms & MAX_U31,
+        lifetime_ms=lifetime_ms & MAX_U31,
+        token=token,
+        # Own names are allowed and not judged, so whatever came goes back unchanged (RS-17).
+        metadata_mime_type=metadata_mime_type.decode("utf-8", "surrogateescape"),
+        data_mime_type=data_mime_type.decode("utf-8", "surrogateescape"),
+        payload=payload_at(frame, at, len(frame), flags),
+        lease=bool(flags & LEASE),
+        stream_id=stream_id,
+    )
+
+
+def _counted(frame: bytes, at: int, width: int) -> tuple[bytes, int]:
+    """Return the octets behind a length field of `width` octets, and where they end."""
+    start = at + width
+    end = start + int.from_bytes(frame[at:start])
+    if end > len(frame):
+        raise IndexError
+    return frame[start:end], end

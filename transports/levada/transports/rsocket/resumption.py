@@ -1,0 +1,95 @@
+"""What lets a session outlive its carriers: the frames kept to be sent again, and the server's register of sessions.
+
+Theory:
+
+* A position is the number of octets of *positioned* frames sent, or received, so far in one direction; the length field does not count
+  (RS-90).  Positioned is every frame with a stream id above 0 (RS-91).
+* The sender keeps each positioned frame until the peer says, by a KEEPALIVE or while resuming, that it has it.  So whatever a lost carrier
+  swallowed is sent again, from a frame's first octet; and as the receiver counts whole frames only, nothing comes twice.
+* `Replay` is bounded: when it is full the oldest frames go, and a peer that still needs them cannot resume (RS-94).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Generic, TypeVar
+
+__all__ = ["Replay", "Sessions"]
+
+S = TypeVar("S")
+
+
+class Replay:
+    """Frames of one direction that the peer may not have yet."""
+
+    __slots__ = ("_bound", "_frames", "first", "kept", "reported", "sent")
+
+    def __init__(self, bound: int) -> None:
+        self._bound = bound
+        self._frames: deque[bytes] = deque()
+        self.first = 0
+        """Position of the oldest frame kept."""
+        self.sent = 0
+        """Position behind the newest frame."""
+        self.kept = 0
+        """Octets kept; never more than the bound."""
+        self.reported = 0
+        """The highest position that the peer has said to have."""
+
+    def keep(self, frame: bytes) -> None:
+        """Add a frame; the oldest go if the bound is passed (RS-94)."""
+        frames = self._frames
+        frames.append(frame)
+        self.sent += len(frame)
+        self.kept += len(frame)
+        while self.kept > self._bound:
+            self._drop(frames.popleft())
+
+    def release(self, position: int) -> bool:
+        """Drop what ends at or before the peer's position; false if the position cannot be (RS-93)."""
+        if not self.reported <= position <= self.sent:
+            return False
+        frames = self._frames
+        while frames and self.first + len(frames[0]) <= position:
+            self._drop(frames.popleft())
+        self.reported = position
+        # Below `first` only if the bound made frames go; a position inside a frame leaves `first` below it.
+        return position <= self.first
+
+    def frames(self) -> list[bytes]:
+        """Return the frames kept, oldest first."""
+        return list(self._frames)
+
+    def _drop(self, frame: bytes) -> None:
+        self.first += len(frame)
+        self.kept -= len(frame)
+
+
+class Sessions(Generic[S]):
+    """The sessions of one listener that can be resumed, by token (RS-104).
+
+    Args:
+        limit: sessions at once, those without carrier included; a SETUP that asks for one more is refused.
+    """
+
+    def __init__(self, limit: int = 1_000) -> None:
+        self._limit = limit
+        self._sessions: dict[bytes, S] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def add(self, token: bytes, session: S) -> bool:
+        """Register a session; false if the token is in use (RS-44) or there are too many."""
+        if token in self._sessions or len(self._sessions) >= self._limit:
+            return False
+        self._sessions[token] = session
+        return True
+
+    def find(self, token: bytes) -> S | None:
+        """Return the session of this token, if it lives."""
+        return self._sessions.get(token)
+
+    def remove(self, token: bytes) -> None:
+        """Forget a session that is over."""
+        self._sessions.pop(token, None)

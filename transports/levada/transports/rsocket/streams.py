@@ -1,0 +1,97 @@
+"""What a core knows about a stream, and where the ids of new ones come from."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Final
+
+import attrs
+
+from levada.transports.rsocket.config import MAX_U31
+from levada.transports.rsocket.errors import StreamIdsExhausted
+from levada.transports.rsocket.events import Interaction
+from levada.transports.rsocket.fragments import Gathering
+from levada.transports.rsocket.payload import Payload
+from levada.transports.rsocket.state import StreamState
+
+__all__ = ["UNBOUNDED", "PendingRequest", "Stream", "StreamIds", "add_credit"]
+
+# RS-75: credit of 2**31-1 and more is never used up. Counting down from here takes some 10,000 years at 10,000,000 payloads a second,
+# and an item costs no extra test.
+UNBOUNDED: Final = 2**62
+
+
+def add_credit(credit: int, n: int) -> int:
+    """Return the credit after `n` more (RS-72)."""
+    total = credit + n
+    return total if total < MAX_U31 else UNBOUNDED
+
+
+class Stream:
+    """One live stream.
+
+    `credit` and `demand` are 0 while their direction is not open, so that one comparison tells whether a payload may go or come.
+    """
+
+    __slots__ = ("credit", "demand", "gathering", "kind", "requester", "state")
+
+    def __init__(self, kind: Interaction, requester: bool, state: StreamState, credit: int, demand: int) -> None:
+        self.kind = kind
+        self.requester = requester
+        """This side opened it."""
+        self.state = state
+        self.credit = credit
+        """Payloads that this side may send; 1 for the answer of a request-response, which needs no credit."""
+        self.demand = demand
+        """Payloads that the peer may send; 1 for the answer of a request-response."""
+        self.gathering: Gathering | None = None
+
+
+@attrs.define
+class PendingRequest:
+    """A request that waits for a lease; the peer has not heard of it."""
+
+    kind: Interaction
+    payload: Payload
+    n: int
+    complete: bool
+
+
+class StreamIds:
+    """Ids for the streams that this side opens: odd ones for the client, even ones for the server (RS-18).
+
+    Args:
+        first: 1 or 2.
+        reuse: begin again at `first` after the highest id, skipping those in use (RS-20).
+        start: the next id, where it is not `first`.
+    """
+
+    __slots__ = ("_first", "_next", "_reuse", "_wrapped")
+
+    def __init__(self, first: int, *, reuse: bool, start: int | None = None) -> None:
+        self._first = first
+        self._reuse = reuse
+        self._next = first if start is None else start
+        self._wrapped = False
+
+    def take(self, *in_use: Container[int]) -> int:
+        """Return the next id that is in none of the collections given.
+
+        Raises:
+            StreamIdsExhausted: there is none.
+        """
+        stream_id = self._next
+        if stream_id > MAX_U31 and self._reuse:
+            self._wrapped = True
+            stream_id = self._first
+        if self._wrapped:
+            start = stream_id
+            while any(stream_id in ids for ids in in_use):
+                stream_id = stream_id + 2 if stream_id + 2 <= MAX_U31 else self._first
+                if stream_id == start:
+                    raise StreamIdsExhausted("every stream id is in use; open another connection", rule="RS-20")
+        elif stream_id > MAX_U31:
+            text = "every stream id was used; open another connection, or set reuse_stream_ids"
+            raise StreamIdsExhausted(text, rule="RS-20")
+        self._next = stream_id + 2
+        return stream_id

@@ -1,0 +1,94 @@
+"""Two protocol cores wired to each other, without I/O: a test decides what arrives, when, in which pieces, and what is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+__all__ = ["CorePair"]
+
+C = TypeVar("C")
+
+
+def _receive(core: Any, data: bytes, now: float) -> list[Any]:
+    return list(core.receive_data(data, now))
+
+
+class CorePair(Generic[C]):
+    """Client and server of one protocol, the octets between them, and a clock that moves when the test says so.
+
+    Args:
+        client: the one end; `data_to_send` and `receive_data` are used, with `framed` also `messages_to_send`.
+        server: the other end.
+        framed: messages are delivered whole, as a WebSocket does.
+        receive: how a core takes octets, if not by ``core.receive_data(data, now)``.
+    """
+
+    def __init__(
+        self,
+        client: C,
+        server: C,
+        *,
+        framed: bool = False,
+        receive: Callable[[C, bytes, float], list[Any]] = _receive,
+    ) -> None:
+        self.client = client
+        self.server = server
+        self.framed = framed
+        self.now = 0.0
+        """Handed to the cores; the same for both."""
+        self.octets_in_flight = {"client": bytearray(), "server": bytearray()}
+        """Sent and not delivered yet, by the end that they go to; of a framed pair see `messages_in_flight`."""
+        self.messages_in_flight: dict[str, list[bytes]] = {"client": [], "server": []}
+        self._receive = receive
+
+    def collect(self) -> None:
+        """Put on the wire what both cores have queued."""
+        for sender, to in ((self.client, "server"), (self.server, "client")):
+            core: Any = sender
+            if self.framed:
+                self.messages_in_flight[to] += core.messages_to_send()
+            else:
+                self.octets_in_flight[to] += core.data_to_send()
+
+    def to_server(self, size: int | None = None) -> list[Any]:
+        """Deliver to the server up to `size` octets (framed: messages; ``None``: all) and return its events."""
+        return self._deliver(self.server, "server", size)
+
+    def to_client(self, size: int | None = None) -> list[Any]:
+        """Deliver to the client up to `size` octets (framed: messages; ``None``: all) and return its events."""
+        return self._deliver(self.client, "client", size)
+
+    def settle(self) -> tuple[list[Any], list[Any]]:
+        """Deliver in both directions until nothing is under way; return the events of the client and of the server."""
+        of_client: list[Any] = []
+        of_server: list[Any] = []
+        while True:
+            self.collect()
+            if not any((*self.octets_in_flight.values(), *self.messages_in_flight.values())):
+                return of_client, of_server
+            of_server += self.to_server()
+            of_client += self.to_client()
+
+    def cut(self) -> None:
+        """Lose what the cores have queued and what is under way, as a carrier that breaks does."""
+        self.collect()
+        for octets in self.octets_in_flight.values():
+            octets.clear()
+        for messages in self.messages_in_flight.values():
+            messages.clear()
+
+    def _deliver(self, core: C, name: str, size: int | None) -> list[Any]:
+        self.collect()
+        events: list[Any] = []
+        if self.framed:
+            messages = self.messages_in_flight[name]
+            taken = messages[:size]
+            del messages[:size]
+            for message in taken:
+                events += self._receive(core, message, self.now)
+            return events
+        octets = self.octets_in_flight[name]
+        data = bytes(octets[:size])
+        del octets[:size]
+        return self._receive(core, data, self.now) if data else events
