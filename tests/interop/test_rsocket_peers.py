@@ -110,10 +110,11 @@ async def call(peer: Peer) -> AsyncIterator[tuple[str, Any]]:
         return (await peer.request_response(data, route=route)).data.decode()
 
     async def settled(route: str, wanted: str) -> str:
-        for _ in range(200):
-            if (got := await ask(route)) == wanted:
-                break
-            await trio.sleep(0.01)  # the other program counts in its own time
+        got = await ask(route)
+        with trio.move_on_after(5):
+            while got != wanted:
+                await trio.sleep(0.01)  # the other program counts in its own time
+                got = await ask(route)
         return got
 
     async def items(route: str, data: bytes, window: int) -> list[bytes]:

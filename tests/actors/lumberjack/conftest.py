@@ -1,13 +1,20 @@
-"""A small reader that acks what it gets, for tests of what writes."""
+"""A small reader that acks what it gets, for tests of what writes; and certificates."""
 
 from __future__ import annotations
 
+import datetime
+import ipaddress
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import Any, cast
 
+import attrs
 import pytest
 import trio
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from levada.framework.errors import CarrierError
 from levada.transports.carriers import ByteStream, Listener, listen
@@ -73,3 +80,49 @@ async def open_small_reader(url: str = "memory://small", config: Any = None) -> 
 @pytest.fixture
 def small_reader() -> Callable[..., AbstractAsyncContextManager[SmallReader]]:
     return open_small_reader
+
+
+@attrs.frozen
+class Authority:
+    """A certificate authority of one's own; `ca` is its certificate's file."""
+
+    ca: Path
+    key: ec.EllipticCurvePrivateKey
+
+    def issue(self, name: str, *hosts: str, hours: int = 24) -> Path:
+        """Write a file with a certificate, for 127.0.0.1 unless other hosts are given, and its key."""
+        own = ec.generate_private_key(ec.SECP256R1())
+        names: list[x509.GeneralName] = [x509.DNSName(host) for host in hosts]
+        names = names or [x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        made = _certificate(name, self.ca.stem, own.public_key(), hours)
+        made = made.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        file = self.ca.with_name(f"{name}.pem")
+        pem = serialization.Encoding.PEM
+        secret = own.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        file.write_bytes(secret + made.sign(self.key, hashes.SHA256()).public_bytes(pem))
+        return file
+
+
+def _certificate(subject: str, issuer: str, public: ec.EllipticCurvePublicKey, hours: int) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return x509.CertificateBuilder(
+        *(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]) for name in (issuer, subject)),
+        public,
+        x509.random_serial_number(),
+        now - datetime.timedelta(hours=48),
+        now + datetime.timedelta(hours=hours),
+    )
+
+
+@pytest.fixture(scope="session")
+def authorities(tmp_path_factory: pytest.TempPathFactory) -> tuple[Authority, Authority]:
+    """Two that do not know each other."""
+    made = []
+    for name in ("one", "other"):
+        key = ec.generate_private_key(ec.SECP256R1())
+        ca = tmp_path_factory.mktemp(name) / f"{name}.pem"
+        top = _certificate(name, name, key.public_key(), 24)
+        top = top.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        ca.write_bytes(top.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+        made.append(Authority(ca, key))
+    return made[0], made[1]

@@ -448,6 +448,7 @@ async def test_a_registry_that_cannot_be_written_is_tried_again(tmp_path: Path, 
         append(log, "two\n")
         await until(lambda: followed.status().save_errors)
         (registry / "registry.new").rmdir()
+        await until(lambda: followed.status().lines_acked == 2)
     assert offsets(registry) == {"app.log": 8}
 
 

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from trio._core import _run as trio_run
 
 from levada.transports.carriers.simnet import SimNet
-from levada.transports.quic import QuicConfig, QuicConnection, QuicListener, dial, listen
+from levada.transports.quic import DatagramPort, QuicConfig, QuicConnection, QuicListener, dial, listen
 
 
 @attrs.frozen
@@ -101,8 +101,11 @@ class Lab:
 
     @asynccontextmanager
     async def listening(self, net: SimNet, **changes: Any) -> AsyncIterator[QuicListener]:
-        async with listen("quic://server:4433", self.server(**changes), port=net.port("server", 4433)) as listener:
+        async with self.listening_at(net.port("server", 4433), **changes) as listener:
             yield listener
+
+    def listening_at(self, port: DatagramPort, **changes: Any) -> AbstractAsyncContextManager[QuicListener]:
+        return listen("quic://server:4433", self.server(**changes), port=port)
 
     def dialling(
         self, net: SimNet, *, early: bool = False, host: str = "client", **changes: Any

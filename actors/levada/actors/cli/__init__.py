@@ -29,7 +29,7 @@ __all__ = ["COMMANDS", "Command", "Subparsers", "main"]
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
-COMMANDS: tuple[str, ...] = ("demo", "interop", "ship", "receive", "bench", "top")
+COMMANDS: tuple[str, ...] = ("demo", "call", "interop", "explain", "ship", "receive", "bench", "top")
 """Names of the subcommands, which are also their modules' names, in the order of ``levada --help``."""
 
 

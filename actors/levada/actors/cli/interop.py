@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import signal
-import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -17,7 +16,7 @@ from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
 from levada.transports.carriers import TlsConfig
 
-from . import Subparsers
+from . import Subparsers, stdin
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -120,8 +119,8 @@ async def _then(wait: Callable[[], Awaitable[object]], end: Callable[[], None]) 
 
 
 async def _stdin_closed() -> None:
-    # The thread is left behind when a signal comes first; it holds nothing up, as the process ends.
-    await trio.to_thread.run_sync(sys.stdin.buffer.read, abandon_on_cancel=True)
+    async for _ in stdin.chunks():
+        pass
 
 
 def _certificate(args: argparse.Namespace) -> TlsConfig | None:

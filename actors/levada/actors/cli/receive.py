@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import signal
 import sys
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import trio
 
-from levada.framework import ActorSystem
+from levada.framework import ActorSystem, restart
+from levada.framework.errors import ConfigurationError
 
 from . import Subparsers
 from .ship import warnings_on_stderr
 
+if TYPE_CHECKING:
+    from levada.actors.lumberjack import Reader, Unit
+
 __all__ = ["add_parser", "run"]
+
+# Windows has neither; a signal of number 0 never comes.
+_COUNT = getattr(signal, "SIGUSR1", 0)
+_RELOAD = getattr(signal, "SIGHUP", 0)
+_SIGNALS = [number for number in (signal.SIGINT, signal.SIGTERM, _COUNT, _RELOAD) if number]
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -26,7 +37,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="print or spool what Filebeat, Logstash's forwarders or `levada ship` send",
         description="Listen for writers that speak Lumberjack, version 1 or 2, and print the lines that they send, or write them to a folder. "
         "An event is acknowledged when it is printed and flushed, or on the disk. "
-        "The number of events is told on stderr at the end and on SIGUSR1.",
+        "The number of events is told on stderr at the end and on SIGUSR1; SIGHUP reads the certificate again.",
         epilog="Exit codes: 0 after SIGTERM or when nobody reads the output any more; 2 a mistake in the arguments; 130 after Ctrl-C.",
     )
     parser.add_argument(
@@ -48,3 +59,117 @@ def run(args: argparse.Namespace) -> int:
     """Receive until SIGTERM, Ctrl-C, or until nobody reads the output."""
     with warnings_on_stderr():
         return trio.run(_receive, args)
+
+
+async def _receive(args: argparse.Namespace) -> int:
+    # Not at the top: `levada --help` imports this module.
+    from levada.actors.lumberjack import serve
+    from levada.transports.carriers import TlsConfig
+
+    if (args.cert is not None) != args.url.startswith("lumberjack+tls:"):
+        raise ConfigurationError("--cert and a URL with lumberjack+tls:// belong together")
+    carrier = None
+    if args.cert is not None:
+        carrier = TlsConfig(
+            certificate=args.cert,
+            key=args.key,
+            ca=args.client_ca,
+            client_certificates="none" if args.client_ca is None else "required",
+        )
+    last = 0
+    with trio.open_signal_receiver(*_SIGNALS) as signals:
+        async with ActorSystem("receive") as system:
+            output = _Printer(as_json=args.json) if args.spool is None else _Spooler(system, args.spool)
+            async with serve(system, args.url, output.take, carrier=carrier) as reader, trio.open_nursery() as nursery:
+                print(f"listening on {reader.url}", file=sys.stderr, flush=True)
+                nursery.start_soon(_when_closed, output, nursery.cancel_scope)
+                async for last in signals:
+                    if last == _COUNT:
+                        output.tell_count()
+                    elif last == _RELOAD:
+                        _reload(reader)
+                    else:
+                        nursery.cancel_scope.cancel()
+        output.tell_count()
+    return 130 if last == signal.SIGINT else 0
+
+
+class _Output:
+    """Takes units, and counts the events that are safe."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.closed = trio.Event()
+
+    async def take(self, unit: Unit) -> None:
+        await self.put(unit)
+        self.count += len(unit.events)
+
+    async def put(self, unit: Unit) -> None:
+        raise NotImplementedError
+
+    def tell_count(self) -> None:
+        print(f"{self.count} events", file=sys.stderr, flush=True)
+
+
+class _Printer(_Output):
+    """Prints events; safe is what was flushed."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        super().__init__()
+        self._as_json = as_json
+        self._turn = trio.Lock()
+
+    async def put(self, unit: Unit) -> None:
+        data = "".join(map(self._line, unit.events)).encode("utf-8", "surrogateescape")
+        async with self._turn:
+            try:
+                # In a thread, as whoever reads the output may be slow; left behind at the end, which it must not hold up.
+                await trio.to_thread.run_sync(_write, data, abandon_on_cancel=True)
+            except OSError:
+                self.closed.set()
+                raise
+
+    def _line(self, event: dict[str, Any]) -> str:
+        text = event.get("line", event.get("message"))
+        if self._as_json or not isinstance(text, str):
+            return json.dumps(event, separators=(",", ":")) + "\n"
+        return text + "\n"
+
+
+class _Spooler(_Output):
+    """Writes each unit to a file; safe is what is on the disk."""
+
+    def __init__(self, system: ActorSystem, folder: str) -> None:
+        from levada.actors.lumberjack import SpoolSink
+
+        super().__init__()
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(f"cannot write to {folder}: {error.strerror or error}") from error
+        # While the disk refuses, writers are refused, again and again, and keep what they have.
+        always = restart("permanent", max=1_000_000, within=3600.0, backoff=(0.1, 5.0))
+        self._sink = system.spawn(functools.partial(SpoolSink, Path(folder)), supervise=always)
+
+    async def put(self, unit: Unit) -> None:
+        await self._sink.ask(unit, timeout=None)
+
+
+def _write(data: bytes) -> None:
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+async def _when_closed(output: _Output, scope: trio.CancelScope) -> None:
+    await output.closed.wait()
+    # The interpreter flushes it once more at its end.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    scope.cancel()
+
+
+def _reload(reader: Reader) -> None:
+    try:
+        reader.reload()
+    except ConfigurationError as error:
+        print(f"levada: {error}", file=sys.stderr, flush=True)

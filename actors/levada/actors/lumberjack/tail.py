@@ -440,20 +440,37 @@ class _Tailer(Actor[_Drain | Down]):
             for key, file in here.items()
             if key not in self.readers and key not in self.done and shared.left.get(key) != file.size
         ]
-        for at, (key, file) in enumerate(missing):
-            shared.waiting = len(missing) - at
-            shared.crowded = len(self.readers) >= shared.config.max_files
-            if shared.crowded or self.drained is not None:
-                return
-            await self.take_in_file(key, file)
-        shared.waiting = 0
+        taken: list[tuple[Key, OpenFile, FileEntry]] = []
+        try:
+            for at, (key, file) in enumerate(missing):
+                shared.waiting = len(missing) - at
+                shared.crowded = len(self.readers) + len(taken) >= shared.config.max_files
+                if shared.crowded or self.drained is not None:
+                    break
+                opened, entry = await self.take_in_file(key, file)
+                if opened is not None and entry is not None:
+                    taken.append((key, opened, entry))
+            else:
+                shared.waiting = 0
+            if taken:
+                # Before anything is read: killed now and the file renamed then, the next shipper would not know that it must look for it.
+                await self.write_registry()
+        except BaseException:
+            for _, opened, _ in taken:
+                opened.close()
+            raise
+        for key, opened, entry in taken:
+            self.readers[key] = reader = self.spawn(_FileReader, opened, entry, shared)
+            self.watch(reader, key)
+        shared.files = len(self.readers)
         now = time.time()
         for entry in registry.entries:
             if (entry.device, entry.inode) in here:
                 entry.seen = now
         registry.forget_old(now)
 
-    async def take_in_file(self, key: Key, file: Found) -> None:
+    async def take_in_file(self, key: Key, file: Found) -> tuple[OpenFile | None, FileEntry | None]:
+        """Open a file and see to it that it has an entry; nothing if it cannot be read, or not yet."""
         shared, registry = self.shared, self.shared.registry
         try:
             opened, entry = await trio.to_thread.run_sync(self.identify, file, list(registry.entries))
@@ -467,12 +484,12 @@ class _Tailer(Actor[_Drain | Down]):
                 )
             if shared.config.once:
                 self.done.add(key)
-            return
+            return None, None
         if opened is None:
-            return
+            return None, None
         if (opened.device, opened.inode) != key:
             opened.close()  # another file has taken its place just now
-            return
+            return None, None
         if entry is None:
             entry = FileEntry(path=file.path, device=file.device, inode=file.inode)
             if shared.config.start == "end" and registry.is_new and not self.looked:
@@ -484,9 +501,7 @@ class _Tailer(Actor[_Drain | Down]):
             registry.add(entry)
         entry.path = file.path
         shared.left.pop(key, None)
-        self.readers[key] = reader = self.spawn(_FileReader, opened, entry, shared)
-        shared.files = len(self.readers)
-        self.watch(reader, key)
+        return opened, entry
 
     def identify(self, file: Found, entries: list[FileEntry]) -> tuple[OpenFile | None, FileEntry | None]:
         """Open a file and find its entry, see the rules of the registry; no file if it should be looked at again later. Blocks."""

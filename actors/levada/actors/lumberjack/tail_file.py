@@ -128,7 +128,7 @@ def find_files(patterns: Iterable[str], exclude: Sequence[str]) -> list[Found]:
 
 
 def find_moved(entries: Iterable[FileEntry]) -> list[Found]:
-    """Find files of the registry that were renamed while nobody looked to a name that no pattern matches, in their old folders."""
+    """Find files of the registry that no pattern names any more, in the folders where they were, if something of them was not shipped."""
     wanted = {(entry.device, entry.inode): entry for entry in entries}
     found: list[Found] = []
     for folder in {os.path.dirname(entry.path) for entry in wanted.values()}:
@@ -137,7 +137,7 @@ def find_moved(entries: Iterable[FileEntry]) -> list[Found]:
                 for item in items:
                     status = item.stat(follow_symlinks=False)
                     key = (status.st_dev, status.st_ino)
-                    if key in wanted and stat.S_ISREG(status.st_mode) and item.path != wanted[key].path:
+                    if key in wanted and stat.S_ISREG(status.st_mode) and status.st_size != wanted[key].offset:
                         found.append(Found(item.path, *key, status.st_size))
         except OSError:
             continue

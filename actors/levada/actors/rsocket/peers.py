@@ -58,6 +58,9 @@ class Peer(ABC):
         ConfigurationError, TypeError, ValueError: what was given cannot be sent.
     """
 
+    _chosen: Connection | None = None
+    """The connection for each request, if there is no choice."""
+
     @abstractmethod
     async def _choose(self) -> Connection:
         """Give the connection for the next request, waiting for one if that is wanted."""
@@ -77,7 +80,7 @@ class Peer(ABC):
             the request is cancelled at the peer. It may have been processed.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        connection = await self._choose()
+        connection = self._chosen or await self._choose()
         answer = await connection.call(connection.encoding.request(x, route, metadata))
         return connection.encoding.decode(answer, expected_reply(x)) if is_message(x) else answer
 
@@ -88,7 +91,7 @@ class Peer(ABC):
             nothing was sent.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        connection = await self._choose()
+        connection = self._chosen or await self._choose()
         await connection.fire(connection.encoding.request(x, route, metadata))
 
     @overload
@@ -195,14 +198,13 @@ class ConnectedPeer(Peer):
     """The other side of one connection (with resumption: of one session). It does not come back once it has ended."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+        self._connection = self._chosen = connection
         self.setup: SetupReceived | None = None
         """What the client said when it connected; ``None`` on the client itself."""
         self.principal: Any = None
         """What the server's `authenticate` hook made of the client's credentials."""
 
     async def _choose(self) -> Connection:
-        self._connection.check_open()
         return self._connection
 
     @property

@@ -480,6 +480,8 @@ class Answer(_Producing):
             self.running = True
             await flushing(self._answer(), self.connection.flush_soon)
         self.request = None
+        # A ContextVar that the user's code has set must not be seen by the next stream's.
+        self.fit = self.fit and self._cell._context is None
         self.connection.rest(self)
 
     async def _answer(self) -> None:

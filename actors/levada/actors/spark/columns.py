@@ -35,14 +35,14 @@ from uuid import UUID
 import attrs
 import pyarrow as pa
 
-from levada.framework import Codec, schema_fingerprint
+from levada.framework import Codec, message, schema_fingerprint
 from levada.framework.errors import ConfigurationError, LevadaError
 from levada.framework.message import field_types, tag_of
 
 from .errors import SchemaMismatch
 from .schema import fit, with_default
 
-__all__ = ["CODEC", "Columns", "columns_of"]
+__all__ = ["CODEC", "Columns", "Envelope", "columns_of"]
 
 M = TypeVar("M")
 
@@ -175,6 +175,23 @@ def columns_of(cls: type[M]) -> Columns[M]:
         [Tick(symbol='EURUSD', bid=1.08), Tick(symbol='USDJPY', bid=None)]
     """
     return Columns(cls)
+
+
+@message("levada.Envelope", frozen=True)
+class Envelope:
+    """Row of a mailbox that takes messages of any class."""
+
+    ts: dt.datetime
+    """When it was sent."""
+    key: str | None = None
+    """Decides about the partition."""
+    sender: str | None = None
+    """Path of the actor that sent it."""
+    kind: str | None = None
+    """Tag of the message class."""
+    headers: dict[str, bytes] | None = None
+    value: bytes | None = None
+    """The message, encoded."""
 
 
 @attrs.frozen(eq=False)

@@ -59,7 +59,7 @@ class Partition:
         """Make the folder and an empty segment, unless they are there already."""
         self.folder.mkdir(mode=0o700, exist_ok=True)
         if not any(self.folder.glob("*.segment")):
-            self._start_segment(0)
+            self._make_segment(0).close()
         sync_folder(self.folder.parent)
 
     def open(self, committed: int) -> int:
@@ -83,17 +83,24 @@ class Partition:
         ]
         if not found:
             raise JournalDamaged("the segments of this partition are gone", path=str(self.folder))
-        cut = found[-1].recover(committed)
-        # Segments that hold nothing but a transaction that was not committed. One that is empty for another reason goes as well: the
-        # one before ends where it begins. The last one stays, as its name says at which offset to go on.
+        state = found[-1].examine(committed)
+        cut = 0
+        # A transaction that was not committed may have begun in a segment before, if there is nothing else in the last one. An empty
+        # one stays otherwise: its name says at which offset to go on.
         while found[-1].end == found[-1].first and len(found) > 1:
-            if found[-2].end_by_scan(committed) == found[-1].first and found[-1].fingerprint != found[-2].fingerprint:
-                break  # the columns have grown and nothing was written since
-            gone = found.pop()
-            gone.close()
-            gone.path.unlink()
+            last, before = found[-1], found[-2]
+            state = before.examine(committed)
+            if state != "uncommitted":
+                if state == "torn" or before.end != last.first:
+                    raise JournalDamaged(
+                        f"ends with offset {before.end}; the next segment begins with {last.first}", path=str(before.path)
+                    )
+                break
+            # First the later file: should this be cut short, the same is found again next time.
+            found.pop().path.unlink()
             sync_folder(self.folder)
-            cut += found[-1].recover(committed)
+            cut += last.size
+        cut += found[-1].settle()
         self.segments = tuple(found)
         for before, after in zip(found, found[1:], strict=False):
             before.close()
@@ -132,17 +139,17 @@ class Partition:
         return first
 
     def roll(self) -> None:
-        """Seal the last segment, which is synced, and begin a new one."""
+        """Seal the last segment, which is synced, and begin a new one; it takes the place of one without rows."""
         last = self.segments[-1]
         last.sync()
-        self._start_segment(last.end)
+        kept = self.segments if last.end > last.first else self.segments[:-1]
+        self.segments = (*kept, self._make_segment(last.end))
         last.close()
 
-    def _start_segment(self, first: int) -> None:
-        segment = Segment.create(
+    def _make_segment(self, first: int) -> Segment:
+        return Segment.create(
             self.folder, partition=self.number, first=first, schema=self.schema, journal=self._journal
         )
-        self.segments = (*self.segments, segment)
 
     def sync(self) -> None:
         """Bring what was written to the disk."""
@@ -151,7 +158,7 @@ class Partition:
     def publish(self) -> None:
         """Let readers see what was written."""
         last = self.segments[-1]
-        for segment in self.segments[len(self._published.segments) - 1 :]:
+        for segment in self.segments[max(0, len(self._published.segments) - 1) :]:
             segment.publish()
         self.end = last.end
         self._published = _Published(self.segments, last.size, last.end)
@@ -188,38 +195,34 @@ class Partition:
             OffsetGone: `start` is older than what is kept.
             JournalDamaged: a block is damaged.
         """
-        end = min(end, self.end)
-        left = max_bytes
+        end, used = min(end, self.end), 0
         while start < end:
             segment, following = self._segment_of(start)
             stop = end if following is None else min(end, following)
             try:
                 segment.index(stop if following is None else following)
-                for block in segment.read(start, stop, left):
+                for block in segment.read(start, stop, max_bytes, used):
                     yield block
                     start = block.end
-                    left -= block.octets.size
+                    used += block.octets.size
             except FileNotFoundError:
                 raise self._gone(start) from None
-            if start < stop or left <= 0:
+            if start < stop:
                 return
 
-    def offset_within(self, start: int, octets: int) -> int:
-        """Find the offset that one reaches from `start` with so many octets of messages: at least one block, if there is one."""
-        used = 0
-        while start < self.end:
+    def offset_within(self, start: int, end: int, max_bytes: int) -> int:
+        """Find the offset at which `read` with the same arguments would end, without reading any row."""
+        end, used = min(end, self.end), 0
+        while start < end:
             segment, following = self._segment_of(start)
-            stop = self.end if following is None else following
+            stop = end if following is None else min(end, following)
             try:
-                segment.index(stop)
-                reached, more = segment.offset_within(start, stop, octets - used)
+                segment.index(stop if following is None else following)
+                start, used = segment.offset_within(start, stop, max_bytes, used)
             except FileNotFoundError:
                 raise self._gone(start) from None
-            if used and used + more > octets:
-                return start
-            start, used = reached, used + more
-            if start < stop or used >= octets:
-                return start
+            if start < stop:
+                break
         return start
 
     def _segment_of(self, offset: int) -> tuple[Segment, int | None]:

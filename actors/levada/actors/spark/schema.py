@@ -14,12 +14,14 @@ from typing import Any
 
 import pyarrow as pa
 
+from levada.framework.errors import ConfigurationError
+
 from .errors import SchemaMismatch
 
 __all__ = [
     "DEFAULT",
-    "ENVELOPE",
     "check_growth",
+    "check_schema",
     "conform",
     "differences",
     "fingerprint",
@@ -31,19 +33,6 @@ __all__ = [
 DEFAULT = b"levada.default"
 """Key of the metadata of a field that holds its default: one row as an Arrow IPC message, in base64."""
 
-ENVELOPE = pa.schema(
-    [
-        pa.field("ts", pa.timestamp("us", tz="UTC"), nullable=False),
-        pa.field("key", pa.string()),
-        pa.field("sender", pa.string()),
-        pa.field("kind", pa.string()),
-        pa.field("headers", pa.map_(pa.string(), pa.binary())),
-        pa.field("value", pa.binary()),
-    ]
-)
-"""Columns of a mailbox that takes messages of any kind: moment, key, path of the sender, tag, headers, and the encoded message."""
-
-
 def fingerprint(schema: pa.Schema) -> bytes:
     """Sixteen octets that change with the name, place, type or nullability of a column; metadata does not count.
 
@@ -53,6 +42,27 @@ def fingerprint(schema: pa.Schema) -> bytes:
     """
     text = "\n".join(f"{field.name}: {_type_text(field)}" for field in schema)
     return hashlib.sha256(text.encode()).digest()[:16]
+
+
+def check_schema(schema: pa.Schema) -> None:
+    """Require that a journal can keep these columns.
+
+    Raises:
+        ConfigurationError: there are none, two have one name, or one is of a type whose values are not all in a record batch's message.
+    """
+    if not len(schema):
+        raise ConfigurationError("a journal has one column or more")
+    if len(set(schema.names)) < len(schema):
+        raise ConfigurationError(f"each column has a name of its own: {', '.join(schema.names)}")
+    for field in schema:
+        if any(map(pa.types.is_dictionary, _types(field.type))):
+            raise ConfigurationError(f"{field.name}: dictionaries are not kept, cast it to {field.type.value_type} first")
+
+
+def _types(kind: pa.DataType) -> Iterator[pa.DataType]:
+    yield kind
+    for place in range(kind.num_fields):
+        yield from _types(kind.field(place).type)
 
 
 def differences(wanted: pa.Schema, got: pa.Schema) -> list[str]:

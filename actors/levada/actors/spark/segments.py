@@ -27,6 +27,7 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import attrs
 import pyarrow as pa
@@ -140,7 +141,8 @@ class Segment:
         self.newest = 0.0
         self.indexed = True
         """Whether the fields above and the index are those of the file; false for a sealed segment that nobody has read yet."""
-        self._start = start
+        self.start = start
+        """Octets of the header."""
         self._offsets: list[int] = []
         self._positions: list[int] = []
         self._checked = (0, 0)  # blocks between these positions have passed their checksum
@@ -149,8 +151,10 @@ class Segment:
     # ------------------------------------------------------------ opening
 
     @classmethod
-    def create(cls, folder: Path, *, partition: int, first: int, schema: pa.Schema, journal: bytes) -> Segment:
-        """Make a new, empty segment file, open for writing; it is on the disk when this returns.
+    def create(
+        cls, folder: Path, *, partition: int, first: int, schema: pa.Schema, journal: bytes, durable: bool = True
+    ) -> Segment:
+        """Make a new, empty segment file, open for writing; if `durable`, it is on the disk when this returns.
 
         Raises:
             OSError: it cannot be made; there is no file under its name then.
@@ -166,9 +170,11 @@ class Segment:
         descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             _write_all(descriptor, [octets], 0)
-            os.fdatasync(descriptor)
+            if durable:
+                os.fdatasync(descriptor)
             beside.rename(path)
-            sync_folder(folder)
+            if durable:
+                sync_folder(folder)
         except BaseException:
             os.close(descriptor)
             raise
@@ -237,7 +243,7 @@ class Segment:
         if self.indexed:
             return
         view = _map(self.path, 0, self.size)
-        at, size = self._start, len(view)
+        at, size = self.start, len(view)
         offset, offsets, positions = self.first, list[int](), list[int]()
         oldest = newest = 0
         while at < size:
@@ -256,27 +262,26 @@ class Segment:
         self._offsets, self._positions = offsets, positions
         self.indexed = True
 
-    def recover(self, committed: int) -> int:
-        """Check all of the last segment of a partition; cut off a torn tail and what belongs to no committed transaction.
+    def examine(self, committed: int) -> Literal["whole", "torn", "uncommitted"]:
+        """Check all of one of the last segments of a partition; from then on it ends before what has to go, but the file is as it was.
 
         Args:
-            committed: number of the last transaction that was committed; blocks of a later one go.
+            committed: number of the last transaction that was committed; blocks of a later one have to go.
 
         Returns:
-            Octets cut off.
+            What there is behind the end: nothing, a torn tail, or blocks of a transaction that was not committed.
 
         Raises:
-            JournalDamaged: see the rules above; the file is as it was.
+            JournalDamaged: see the rules above.
         """
         view = _map(self.path, 0, self.size)
-        size = len(view)
         self._clear()
-        at, offset, pending = self._start, self.first, False
-        while at < size:
+        at, offset, pending = self.start, self.first, False
+        while at < len(view):
             header = _header(view, at, offset)
             if header is None or not header.fits(view[at + _BLOCK.size : at + _BLOCK.size + header.length]):
                 self._require_torn(view, at, offset)
-                break
+                return "uncommitted" if pending else "torn"
             if header.transaction > committed + 1 or (pending and header.transaction <= committed):
                 raise JournalDamaged(
                     f"offset {offset} is of transaction {header.transaction}, but the ledger ends with {committed}: "
@@ -288,9 +293,13 @@ class Segment:
             if not pending:
                 self._note(header)
             at, offset = at + header.size, offset + header.rows
-        self._checked = (self._start, self.size)
-        cut = size - self.size
+        return "uncommitted" if pending else "whole"
+
+    def settle(self) -> int:
+        """Open the file for writing, cut off what has to go, and sync the rest; return the octets cut off."""
         self.open_for_writing()
+        self._checked = (self.start, self.size)
+        cut = os.fstat(self._descriptor).st_size - self.size
         if cut:
             self.cut_to(self.size, self.end)
         else:
@@ -300,7 +309,8 @@ class Segment:
         return cut
 
     def _clear(self) -> None:
-        self.size, self.end, self.synced = self._start, self.first, 0
+        self.size = self.visible = self.start
+        self.end, self.synced = self.first, 0
         self.oldest = self.newest = 0.0
         self._offsets, self._positions = [], []
         self.indexed = True
@@ -386,10 +396,10 @@ class Segment:
 
     # ------------------------------------------------------------ reading
 
-    def read(self, start: int, end: int, max_bytes: int) -> Iterator[Block]:
-        """Yield the blocks that hold the rows from `start` up to `end`, at least one, and more while they fit in `max_bytes`.
+    def read(self, start: int, end: int, max_bytes: int, used: int) -> Iterator[Block]:
+        """Yield the blocks that hold the rows from `start` up to `end` while they fit in `max_bytes`, of which some are `used`.
 
-        The segment is indexed, and ``first <= start < end``, with `end` at most what was published.
+        Where none are used, one block is yielded however large it is. The segment is indexed, and ``first <= start < end``, with `end` at most what was published.
 
         Raises:
             JournalDamaged: a block does not have its checksum.
@@ -397,7 +407,6 @@ class Segment:
         """
         at = self._positions[bisect_right(self._offsets, start) - 1]
         window = max_bytes + STRIDE
-        yielded = 0
         while start < end:
             view = _map(self.path, at, min(self.visible, at + window))
             here = 0
@@ -410,11 +419,11 @@ class Segment:
                 if last > start:
                     if header.first > start:
                         raise self._damaged(at + here, start)
-                    if yielded and yielded + header.length > max_bytes:
+                    if used and used + header.length > max_bytes:
                         return
                     octets = view[here + _BLOCK.size : here + _BLOCK.size + header.length]
                     self._check(header, at + here, octets)
-                    yielded += header.length
+                    used += header.length
                     rows, skip = min(last, end) - start, start - header.first
                     message = pa.py_buffer(octets)
                     yield Block(self.partition, start, rows, skip, message, self.schema, header.time / 1e6)
@@ -441,14 +450,9 @@ class Segment:
             raise self._damaged(at, header.first)
         self._checked = (low, at + header.size) if at == high else (at, at + header.size)
 
-    def offset_within(self, start: int, end: int, octets: int) -> tuple[int, int]:
-        """Find how far one gets from `start` towards `end` with so many octets of blocks; at least one block.
-
-        Returns:
-            The offset, and the octets of the blocks up to there.
-        """
+    def offset_within(self, start: int, end: int, max_bytes: int, used: int) -> tuple[int, int]:
+        """Find how far `read` would get; return the offset, and the octets used by then."""
         at = self._positions[bisect_right(self._offsets, start) - 1]
-        used = 0
         view = _map(self.path, at, self.visible)
         here = 0
         while start < end:
@@ -457,7 +461,7 @@ class Segment:
                 raise self._damaged(at + here, start)
             last = header.first + header.rows
             if last > start:
-                if used and used + header.length > octets:
+                if used and used + header.length > max_bytes:
                     break
                 used += header.length
                 start = min(last, end)

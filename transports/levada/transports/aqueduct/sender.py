@@ -321,6 +321,7 @@ class SenderHalf:
                 self.core.streams.announce(b"\x09" + encode_int(self.id))
             control.reset(ResetCode.LOST)
         self._go(SenderInput.LOST)
+        self._reset_streams(ResetCode.LOST)
         self._gone(ResetCode.LOST)
         if self.acked_links:
             self.core.links.lose(self.acked_links)

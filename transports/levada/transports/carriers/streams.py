@@ -191,6 +191,7 @@ class JoinedStream:
         self._work = Waiter()
         self._has_writer = False
         self._progress: trio.Event | None = None
+        self._drained = True
         self._last_straight = 0.0
         self._unyielded = 0  # octets written straight since this stream let other tasks run
         self._octets_sent = self._octets_received = self._writes = self._reads = 0
@@ -367,10 +368,11 @@ class JoinedStream:
             return b""
         self._receiving = True
         try:
-            data = await self._raw.receive_some(self._config.receive_size if max_bytes is None else max_bytes)
+            size = self._config.receive_size if max_bytes is None else max_bytes
+            data = await (self._read_straight(size) if self._straight else self._raw.receive_some(size))
         except trio.ClosedResourceError as error:
             raise ConnectionClosed("this side closed the stream") from error
-        except trio.BrokenResourceError as error:
+        except (trio.BrokenResourceError, OSError) as error:
             self._receive_error = lost(error)
             raise again(self._receive_error) from self._receive_error.__cause__
         finally:
@@ -383,6 +385,24 @@ class JoinedStream:
             return data if isinstance(data, bytes) else bytes(data)
         self._ended = True
         return b""
+
+    async def _read_straight(self, size: int) -> bytes:
+        """Read from the kernel; a socket that was empty after the last time is waited for first.
+
+        trio's own stream tries first, waits, tries again, and yields after a success: 18 us, where this takes 8.
+        """
+        if self._drained:
+            await trio.lowlevel.wait_readable(self._socket)
+        else:
+            await trio.lowlevel.checkpoint()
+        while True:
+            try:
+                data = os.read(self._socket.fileno(), size)
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(self._socket)
+            else:
+                self._drained = len(data) < size
+                return data
 
     # ---------------------------------------------------------------- the end
 

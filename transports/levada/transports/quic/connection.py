@@ -344,9 +344,7 @@ class QuicConnection:
             self._endpoint.add_dirty(self)
 
     def send_promptly(self, octets: int) -> None:
-        """Something complete was queued: a datagram, the end of a stream. If it looks like the one answer to the one thing that came,
-        it leaves at once.
-        """
+        """Something complete was queued, a datagram or the end of a stream; as the one answer to the one thing that came it leaves at once."""
         if self._lonely and not self.dirty and octets <= _PROMPT:
             self._endpoint.send_for(self)
         else:
@@ -444,7 +442,7 @@ class QuicConnection:
         if not self.is_over:
             self._end(CloseReason(1, why, lost=True), lambda: ConnectionLost(f"connection to {self._info.peer}: {why}"))
         self.engine.terminate(1, why)
-        self.settle()
+        self._endpoint.forget(self)
 
     def reset_by_peer(self) -> None:
         """A stateless reset arrived."""

@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Any, Self
 import trio
 from aioquic.tls import SessionTicket
 
+from levada.transports.carriers.streams import plain_nursery
+
 from .config import QuicConfig
 from .connection import QuicConnection
 from .engine import EngineSettings, engine_class
@@ -43,6 +45,8 @@ CID_LENGTH = 8
 _YIELDS = 3  # rounds of the scheduler that a flush gives to tasks that can run
 _SMALLEST_RESET = 21  # octets, RFC 9000 section 10.3
 _LARGEST_RESET = 43
+_OUTBOX = 1_024  # datagrams that wait for a socket whose buffer is full; further ones are lost, as on any full network
+_TIMERS_LEFT = 64  # entries of connections that are gone; each keeps its connection in memory until the idle time-out
 _RESETS_PER_SECOND = 100
 
 
@@ -76,7 +80,6 @@ class QuicEndpoint:
         self._reset_seen = 0.0
         self._deserted = trio.Event()
         self._manager: Any = None
-        self._nursery: trio.Nursery | None = None
 
     @property
     def address(self) -> Address:
@@ -91,17 +94,15 @@ class QuicEndpoint:
     # ---------------------------------------------------------------- life
 
     async def __aenter__(self) -> Self:
-        self._manager = trio.open_nursery()
+        self._manager = plain_nursery()
         nursery: trio.Nursery = await self._manager.__aenter__()
         nursery.start_soon(self._receive_loop, name="levada quic receive")
         nursery.start_soon(self._flush_loop, name="levada quic flush")
-        self._nursery = nursery
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        assert self._nursery is not None
         try:
             for connection in self.connections:
                 connection.close()
@@ -109,11 +110,8 @@ class QuicEndpoint:
             if self.config.linger and kind is None and self._connections:
                 await self._linger()
         finally:
-            self._nursery.cancel_scope.cancel()
-            # An error of the block passes by, so that it is not wrapped in a group; a cancellation must go through, as it may be the nursery's.
-            passing = isinstance(error, Exception)
             try:
-                await self._manager.__aexit__(*((None, None, None) if passing else (kind, error, traceback)))
+                await self._manager.__aexit__(kind, error, traceback)
             finally:
                 self._port.close()
 
@@ -207,6 +205,11 @@ class QuicEndpoint:
         for token in connection.reset_tokens:
             self._reset_tokens.pop(token, None)
         connection.reset_tokens.clear()
+        if len(self._timers) > 2 * len(self._connections) + _TIMERS_LEFT:
+            self._timers = [
+                entry for entry in self._timers if entry[0] == entry[2].timer_at and entry[2] in self._connections
+            ]
+            heapq.heapify(self._timers)
         if not self._connections:
             self._deserted.set()
             self._deserted = trio.Event()
@@ -250,7 +253,7 @@ class QuicEndpoint:
     def send(self, datagrams: Sequence[tuple[bytes, Address]]) -> None:
         """Send datagrams that need no connection."""
         if self._outbox:
-            self._outbox += datagrams
+            self._outbox += datagrams[: max(0, _OUTBOX - len(self._outbox))]
         else:
             taken = self._port.send(datagrams)
             if taken < len(datagrams):
@@ -284,8 +287,14 @@ class QuicEndpoint:
             self._fire_timers(now)
         self._flush(now)
         while self._outbox:
-            await self._port.writable()
-            taken = self._port.send(self._outbox)
+            port = self._port
+            try:
+                await port.writable()
+            except trio.ClosedResourceError:
+                if port is self._port:
+                    raise
+                continue  # `rebind` has closed it: go on with the new one
+            taken = port.send(self._outbox)
             del self._outbox[:taken]
 
     def _flusher_interrupted(self, _: Any) -> trio.lowlevel.Abort:
@@ -374,19 +383,23 @@ class QuicEndpoint:
         for data, address in batch:
             connection = self._route(data, address, now)
             if connection is not None:
-                try:
-                    connection.receive(data, address, now)
-                except Exception as error:  # noqa: BLE001 - whatever a peer sends ends its own connection at most
-                    self._engine_failed(connection, error)
+                self.feed(connection, data, address, now)
                 touched[connection] = None
         for connection in touched:
             self.touch(connection, now)
+
+    def feed(self, connection: QuicConnection, data: bytes, address: Address, now: float) -> None:
+        """Give a connection a datagram of its peer; `touch` comes after the last one."""
+        try:
+            connection.receive(data, address, now)
+        except Exception as error:  # noqa: BLE001 - whatever a peer sends ends its own connection at most
+            self._engine_failed(connection, error)
 
     def touch(self, connection: QuicConnection, now: float) -> None:
         """Let a connection that was fed tell what happened, and answer."""
         try:
             connection.settle()
-        except Exception as error:  # noqa: BLE001 - as in _received
+        except Exception as error:  # noqa: BLE001 - as in feed
             self._engine_failed(connection, error)
         if connection.engine.has_something_to_send(now):
             connection.mark_dirty()

@@ -33,6 +33,7 @@ from .tokens import AddressTokens
 __all__ = ["QuicIncoming", "QuicListener"]
 
 _PACKETS_KEPT = 10  # of a client that is not accepted yet: a large hello and early data
+_OCTETS_KEPT = 65_535  # at least the one datagram that made it known
 _CLOSE_FRAME = 25
 
 
@@ -79,7 +80,7 @@ class QuicIncoming:
 
     def keep(self, data: bytes) -> None:
         """Keep a packet until it is accepted."""
-        if len(self._packets) < _PACKETS_KEPT:
+        if len(self._packets) < _PACKETS_KEPT and sum(map(len, self._packets)) + len(data) <= _OCTETS_KEPT:
             self._packets.append(data)
 
     def accept(self) -> QuicConnection:
@@ -154,6 +155,7 @@ class QuicListener:
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         while True:
+            self._expire()
             while self._queue:
                 incoming = self._queue.popleft()
                 if not incoming.decided:
@@ -196,7 +198,7 @@ class QuicListener:
         endpoint.adopt(connection, incoming.destination_cid, engine.host_cid)
         self._handshakes[connection] = None
         for data in packets:
-            connection.receive(data, address, now)
+            endpoint.feed(connection, data, address, now)
         endpoint.touch(connection, now)
         return connection
 
@@ -282,10 +284,11 @@ class QuicListener:
 
     def _expire(self) -> None:
         now = trio.current_time()
-        while self._queue and (self._queue[0].decided or self._queue[0].expires_at <= now):
-            incoming = self._queue.popleft()
-            if not incoming.decided:
-                incoming.ignore()
+        # The oldest first, also those that `accept` has handed out.
+        while self._pending and (oldest := next(iter(self._pending.values()))).expires_at <= now:
+            oldest.ignore()
+        while self._queue and self._queue[0].decided:
+            self._queue.popleft()
 
     def send_retry(self, version: int, source_cid: bytes, destination_cid: bytes, address: Address) -> None:
         """Make a client prove its address."""

@@ -348,7 +348,6 @@ class ConnectionCore(ABC):
         if self._state is _OPENING:
             self._enter(ConnectionInput.ACCEPT)
             events.append(SetupAccepted())
-            self._send_first_lease()
 
     # ---------------------------------------------------------------- leases
 
@@ -382,6 +381,8 @@ class ConnectionCore(ABC):
         (ttl_ms, n), metadata, _ = parsed
         self._held.replace(ttl_ms / 1000, n, self._now)  # RX-65: from reception on
         events.append(LeaseGranted(ttl_ms / 1000, n, metadata))
+        if self._client:
+            self._send_first_lease()
         self._lease_came()
 
     # ---------------------------------------------------------------- metadata and extensions

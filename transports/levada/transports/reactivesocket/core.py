@@ -15,8 +15,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-import attrs
-
 from levada.framework.errors import LocalProtocolError
 from levada.transports.reactivesocket import frames as f
 from levada.transports.reactivesocket.connection import ConnectionCore, Parsed
@@ -40,7 +38,7 @@ from levada.transports.rsocket.events import (
 )
 from levada.transports.rsocket.fragments import Gathering, split
 from levada.transports.rsocket.payload import Payload
-from levada.transports.rsocket.streams import Stream, StreamIds, add_credit
+from levada.transports.rsocket.streams import PendingRequest, Stream, StreamIds, add_credit
 
 __all__ = ["ReactiveSocketCore"]
 
@@ -60,16 +58,6 @@ _FRAME_OF: Final = {
     _SUBSCRIPTION: f.REQUEST_SUB,
 }
 _INTERACTION_OF: Final = {kind: interaction for interaction, kind in _FRAME_OF.items()}
-
-
-@attrs.define
-class _Waiting:
-    """A request that waits for a lease; the peer has not heard of it."""
-
-    kind: Interaction
-    payload: Payload
-    n: int
-    complete: bool
 
 
 class ReactiveSocketCore(ConnectionCore):
@@ -103,7 +91,7 @@ class ReactiveSocketCore(ConnectionCore):
         super().__init__(config, client=client, framed=framed, now=now)
         self._max_out = config.max_frame_size if config.fragment_size is None else config.fragment_size
         self._streams: dict[int, Stream] = {}
-        self._waiting: OrderedDict[int, _Waiting] = OrderedDict()
+        self._waiting: OrderedDict[int, PendingRequest] = OrderedDict()
         self._ids = StreamIds(2 if client else 1, reuse=True)  # RX-14, RX-16
         self._peer_parity = 1 if client else 0  # RX-14
         self._highest = 0  # RX-16: all that is remembered of ended ids
@@ -383,10 +371,10 @@ class ReactiveSocketCore(ConnectionCore):
                 raise LocalProtocolError(
                     f"{len(self._waiting)} requests wait for a lease (see max_pending)", rule="RX-66"
                 )
-            stream_id = self._ids.take(self.has_stream)
-            self._waiting[stream_id] = _Waiting(kind, payload, n, complete)
+            stream_id = self._ids.take(self._streams, self._waiting)
+            self._waiting[stream_id] = PendingRequest(kind, payload, n, complete)
             return stream_id
-        stream_id = self._ids.take(self.has_stream)
+        stream_id = self._ids.take(self._streams, self._waiting)
         self._open(stream_id, kind, payload, n, complete)
         return stream_id
 

@@ -1,0 +1,83 @@
+"""``levada explain``: print what the octets of a capture mean."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol, cast
+
+from levada.actors.explain import Line
+from levada.framework.errors import ConfigurationError
+
+from . import Subparsers
+
+__all__ = ["PROTOCOLS", "Explainer", "add_parser", "run"]
+
+PROTOCOLS = ("rsocket", "reactivesocket", "lumberjack")
+"""Protocols, which are also the modules of `levada.actors.explain`."""
+
+
+class Explainer(Protocol):
+    """What a module of `levada.actors.explain` offers."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add arguments of its own."""
+        ...
+
+    def explain(self, octets: bytes, args: argparse.Namespace) -> Iterator[Line]:
+        """Explain the octets of one direction."""
+        ...
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Describe the arguments."""
+    parser = subparsers.add_parser(
+        "explain",
+        help="print what the octets of a capture mean",
+        description="Print the frames in a capture: the octets of one direction of a connection, from its beginning or from the start of "
+        "a frame, as Wireshark's 'Follow stream' saves them ('raw').",
+        epilog="Exit codes: 0 all is well-formed; 1 something in it is not; 2 a mistake.",
+    )
+    protocols = parser.add_subparsers(title="protocols", dest="protocol", metavar="PROTOCOL", required=True)
+    for name in PROTOCOLS:
+        explainer = _explainer(name)
+        own = protocols.add_parser(name)
+        own.add_argument("file", metavar="FILE", help="the capture; - for standard input")
+        own.add_argument("--hex", action="store_true", help="the file holds hexadecimal digits and white space")
+        own.add_argument("--json", action="store_true", help="print a line of JSON for each frame")
+        explainer.add_arguments(own)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a line for each frame."""
+    damaged = False
+    for line in _explainer(args.protocol).explain(_read(args), args):
+        damaged = damaged or line.damaged
+        if args.json:
+            print(
+                json.dumps({"offset": line.offset, "length": line.length, "text": line.text, "damaged": line.damaged})
+            )
+        else:
+            print(f"{line.offset:>10,} {line.length:>8,}  {line.text}")
+    return 1 if damaged else 0
+
+
+def _read(args: argparse.Namespace) -> bytes:
+    try:
+        octets = sys.stdin.buffer.read() if args.file == "-" else Path(args.file).read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {args.file}: {error.strerror}") from error
+    if not args.hex:
+        return octets
+    try:
+        return bytes.fromhex(octets.decode("ascii"))
+    except ValueError as error:
+        raise ConfigurationError(f"{args.file} holds more than hexadecimal digits: {error}") from error
+
+
+def _explainer(protocol: str) -> Explainer:
+    return cast("Explainer", importlib.import_module(f"levada.actors.explain.{protocol}"))

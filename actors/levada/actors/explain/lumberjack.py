@@ -1,0 +1,102 @@
+"""Frames of Lumberjack, of both versions, those in envelopes too."""
+
+from __future__ import annotations
+
+import argparse
+import struct
+import zlib
+from collections.abc import Iterator
+
+from . import Line, shown
+
+__all__ = ["add_arguments", "explain"]
+
+UNPACKED = 64 * 1024 * 1024  # octets of an envelope that are unpacked at most (LJ-41)
+DEPTH = 2  # envelopes in envelopes (LJ-32)
+_U32 = struct.Struct(">I")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add nothing: the octets say it all, whichever side sent them."""
+
+
+def explain(octets: bytes, args: argparse.Namespace) -> Iterator[Line]:
+    """Explain the frames of a writer, or the acks of a reader (LJ-2, LJ-4)."""
+    return _frames(octets, 0)
+
+
+def _frames(octets: bytes, depth: int) -> Iterator[Line]:
+    at = 0
+    while at < len(octets):
+        head = octets[at : at + 2]
+        try:
+            end, text = _frame(octets, at, head)
+        except (IndexError, struct.error):
+            yield Line(at, len(octets) - at, f"{depth * '    '}an unfinished frame", damaged=True)
+            return
+        if end == at:
+            yield Line(at, len(octets) - at, f"{depth * '    '}no frame: {text}", damaged=True)
+            return
+        yield Line(at, end - at, f"{depth * '    '}{text}")
+        if head[1:] == b"C":
+            yield from _envelope(octets[at + 6 : end], at, depth + 1)
+        at = end
+
+
+def _frame(octets: bytes, at: int, head: bytes) -> tuple[int, str]:
+    """Give the end of a frame and what it says; its own start as the end if it is none."""
+    version, kind = head[:1].decode("latin-1"), head[1:].decode("latin-1")
+    if version not in ("1", "2"):
+        return at, f"version {head[:1]!r}, expected b'1' or b'2' (LJ-2)"
+    (first,) = _U32.unpack_from(octets, at + 2)
+    match kind:
+        case "W":
+            return at + 6, f"v{version} WINDOW {first}"
+        case "A":
+            return at + 6, f"v{version} ACK {first}"
+        case "C":
+            return _within(octets, at + 6 + first), f"v{version} ENVELOPE {first:,} octets"
+        case "J":
+            (length,) = _U32.unpack_from(octets, at + 6)
+            end = _within(octets, at + 10 + length)
+            return end, f"v{version} JSON {first} {shown(octets[at + 10 : end])}"
+        case "D":
+            end, fields = at + 10, []
+            (pairs,) = _U32.unpack_from(octets, at + 6)
+            for _ in range(pairs):
+                key, end = _text(octets, end)
+                value, end = _text(octets, end)
+                fields.append(f"{shown(key)}: {shown(value)}")
+            return end, f"v{version} DATA {first} {{{', '.join(fields)}}}"
+    return at, f"type {head[1:]!r}, expected W, D, J, C or A (LJ-2)"
+
+
+def _text(octets: bytes, at: int) -> tuple[bytes, int]:
+    (length,) = _U32.unpack_from(octets, at)
+    end = _within(octets, at + 4 + length)
+    return octets[at + 4 : end], end
+
+
+def _within(octets: bytes, end: int) -> int:
+    if end > len(octets):
+        raise IndexError
+    return end
+
+
+def _envelope(packed: bytes, at: int, depth: int) -> Iterator[Line]:
+    """Explain what is in an envelope; the offsets are those within it."""
+    indent = depth * "    "
+    if depth > DEPTH:
+        yield Line(at, len(packed), f"{indent}not unpacked: more than {DEPTH} envelopes deep (LJ-32)", damaged=True)
+        return
+    unpacker = zlib.decompressobj()
+    try:
+        octets = unpacker.decompress(packed, UNPACKED)
+    except zlib.error as error:
+        yield Line(at, len(packed), f"{indent}cannot be unpacked: {error} (LJ-30)", damaged=True)
+        return
+    yield from _frames(octets, depth)
+    if not unpacker.eof:
+        yield Line(at, len(packed), f"{indent}cut off, or more than {UNPACKED:,} octets (LJ-30, LJ-41)", damaged=True)
+    elif unpacker.unused_data:
+        yield Line(at, len(packed), f"{indent}{len(unpacker.unused_data)} octets behind its end (LJ-30)", damaged=True)

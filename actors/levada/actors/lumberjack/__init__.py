@@ -1,0 +1,44 @@
+"""Lumberjack, the protocol of log shippers: `serve` takes logs in, `connect` sends them, `tail` follows files.
+
+The rules of the protocol are in `levada.transports.lumberjack`; here are the actors that run them.
+"""
+
+from __future__ import annotations
+
+from levada.transports.lumberjack import EventRejected, ReaderConfig, WriterConfig
+
+from .balance import HostConfig
+from .disk_spool import SpoolConfig
+from .load import ReaderStatistics
+from .logging_handler import LumberjackHandler
+from .reader import Reader, serve
+from .relay import relay
+from .spool import SpoolSink
+from .tail import Deliver, Tail, TailConfig, TailStatus, tail
+from .unit import Origin, Sink, Unit
+from .writer import Writer, WriterStatistics, connect
+
+__all__ = [
+    "Deliver",
+    "EventRejected",
+    "HostConfig",
+    "LumberjackHandler",
+    "Origin",
+    "Reader",
+    "ReaderConfig",
+    "ReaderStatistics",
+    "Sink",
+    "SpoolConfig",
+    "SpoolSink",
+    "Tail",
+    "TailConfig",
+    "TailStatus",
+    "Unit",
+    "Writer",
+    "WriterConfig",
+    "WriterStatistics",
+    "connect",
+    "relay",
+    "serve",
+    "tail",
+]

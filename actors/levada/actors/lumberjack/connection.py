@@ -1,0 +1,275 @@
+"""The actor of one writer's connection: moves octets, asks the sink, keeps the clock; what it all means is in `ReaderCore`.
+
+Tasks, all in the actor's nursery: one that reads, unpacks and watches the clock (`_read_loop`), and one for each unit at the sink
+(`_ask`).  Acks are queued at the carrier, whose own writer sends them, so the sink never waits for a writer that does not
+read (LJ-27).
+
+A commit may move the core's deadline, or let a stopped reader go on, while the loop waits; so whoever calls the core ends with `_nudge`.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import uuid
+from math import inf
+from typing import Any
+
+import attrs
+import trio
+
+from levada.framework import Actor, Ref
+from levada.framework.errors import CarrierError
+from levada.transports.carriers import ByteStream
+from levada.transports.lumberjack import (
+    Finished,
+    PeerClosed,
+    ReaderCore,
+    ReaderEvent,
+    ReaderState,
+    Refused,
+    UnitReady,
+)
+
+from .load import Load
+from .unit import Origin, Sink, Unit
+
+__all__ = ["Connection"]
+
+logger = logging.getLogger("levada.actors.lumberjack.reader")
+
+_LATE = 60.0  # seconds after its end in which a connection still counts commits (LJ-26)
+_LATE_LOG = 60.0  # seconds between log lines about them
+
+
+class Connection(Actor[Any]):
+    """One writer, from the first octet to the last commit. Started by `serve`.
+
+    Args:
+        stream: the connection; it is closed at the end.
+        sink: see `Sink`.
+        load: of the reader.
+    """
+
+    stream: ByteStream
+    sink: Sink
+    load: Load
+    core: ReaderCore = attrs.field(init=False)
+    _sink: Ref[Unit] = attrs.field(init=False)
+    _origin: Origin | None = attrs.field(init=False, default=None)
+    _asks: trio.Nursery = attrs.field(init=False)
+    _asked: trio.Event | None = attrs.field(init=False, default=None)  # set once the last unit is in the sink's mailbox
+    _open_asks: int = attrs.field(init=False, default=0)
+    _wait: trio.CancelScope | None = attrs.field(init=False, default=None)  # what the loop waits in
+    _reading: bool = attrs.field(init=False, default=False)  # it waits for octets
+    _paused: bool = attrs.field(init=False, default=False)
+    _finished: Finished | None = attrs.field(init=False, default=None)
+    _done: trio.Event = attrs.field(init=False, factory=trio.Event)
+
+    def started(self) -> None:
+        """Begin to read, in a task of this actor."""
+        self.core = ReaderCore(self.load.config, now=trio.current_time())
+        try:
+            self._sink = self.sink if isinstance(self.sink, Ref) else self.spawn(self.sink)
+        except BaseException:
+            self.stream.abort()
+            raise
+        self.load.add(self)
+        self.start_soon(self._run)
+
+    def end(self) -> None:
+        """See `Pausable`: running commits have their time, then the connection is closed (LJ-28)."""
+        self._take(self.core.shut_down(trio.current_time()))
+
+    async def stopping(self, _: object) -> None:
+        """End in order, within the time that the system gives."""
+        self.end()
+        await self._done.wait()
+
+    async def _run(self) -> None:
+        try:
+            async with self.stream, trio.open_nursery() as self._asks:
+                self._log(logging.DEBUG, "connected", "connected")
+                await self._read_loop()
+                await self.stream.aclose()
+                if self._finished is not None and self._finished.reason != "shutdown":
+                    with trio.move_on_after(_LATE):
+                        await self._all_answered()
+                self._asks.cancel_scope.cancel()
+        finally:
+            self.load.remove(self)
+            self._done.set()
+            self.stop()
+
+    # ------------------------------------------------------------ reading
+
+    async def _read_loop(self) -> None:
+        core = self.core
+        while self._finished is None:
+            if core.has_work and not self._paused:
+                self._take(core.work(trio.current_time()))
+                await trio.lowlevel.checkpoint()  # LJ-35: others have a turn between steps
+            elif self.stream.unsent > self.load.config.send_buffer:
+                await self._wait_for_room()
+            else:
+                await self._wait_for_something()
+
+    async def _wait_for_something(self) -> None:
+        """Wait for octets if they are wanted, until the core's deadline, or a nudge."""
+        core = self.core
+        self._reading = core.wants_data and not self._paused
+        if self._reading:
+            core.reading(trio.current_time())
+        data: bytes | None = None
+        with trio.CancelScope(deadline=_deadline(core)) as self._wait:
+            try:
+                if self._reading:
+                    data = await self.stream.receive_some()
+                else:
+                    await trio.sleep_forever()
+            except CarrierError as error:
+                self._reading = False
+                core.stop_reading(trio.current_time())
+                self._lost(error)
+                return
+            finally:
+                self._reading = False
+                self._wait = None
+        now = trio.current_time()
+        if data is None:
+            core.stop_reading(now)
+            self._take(core.handle_timeout(now))
+            return
+        self.load.octets_received += len(data)
+        self._take(core.receive_data(data, now))
+
+    async def _wait_for_room(self) -> None:
+        """The writer leaves its acks unread: wait, but not for ever (LJ-27)."""
+        try:
+            with trio.move_on_after(self.load.config.send_timeout) as scope:
+                await self.stream.send_all(b"")
+        except CarrierError as error:
+            self._lost(error)
+            return
+        if scope.cancelled_caught:
+            self._log(logging.WARNING, "no_room", "does not read its acks")
+            self.stream.abort()
+            self._take(self.core.connection_lost(trio.current_time()))
+
+    def _lost(self, error: CarrierError) -> None:
+        now = trio.current_time()
+        if isinstance(error.__cause__, ssl.SSLError) and self.core.state is ReaderState.OPEN:
+            # LJ-6, LJ-63: no close_notify, which many writers leave out. The core knows whether a frame was cut.
+            self._take(self.core.receive_data(b"", now))
+        else:
+            self._log(logging.DEBUG, "lost", "lost: %s", error)
+            self._take(self.core.connection_lost(now))
+
+    # ------------------------------------------------------------ what the core tells
+
+    def _take(self, events: list[ReaderEvent]) -> None:
+        """Do what the core tells, send what it has to send, and let the loop see what changed."""
+        for event in events:
+            match event:
+                case UnitReady():
+                    before, self._asked = self._asked, trio.Event()
+                    self._open_asks += 1
+                    self._asks.start_soon(self._ask, event, before, self._asked)
+                case Refused():
+                    self.load.protocol_errors[event.error.rule] += 1
+                    self._log(logging.WARNING, "refused", "refused: %s; it begins with %r", event.error, event.head)
+                case PeerClosed():
+                    if not event.clean and self.core.state is ReaderState.DRAINING:
+                        self._log(logging.ERROR, "cut", "ended inside a frame, which is dropped")
+                case Finished():
+                    self._finished = event
+                    self.load.events_unacked += event.unacked
+                    self.load.sink_failures += event.reason == "sink_failed"
+                    self._log(logging.DEBUG, "finished", "finished: %s", event.reason)
+        data = self.core.data_to_send()
+        if data:
+            try:
+                self.stream.send_nowait(data)
+            except CarrierError:
+                self._take(self.core.connection_lost(trio.current_time()))
+        self.load.report(self)
+        self._nudge()
+
+    def _nudge(self) -> None:
+        wait = self._wait
+        if wait is None:
+            return
+        if self._finished is None and self._reading and self.core.wants_data and not self._paused:
+            wait.deadline = _deadline(self.core)
+        else:
+            wait.cancel()
+
+    def pause(self) -> None:
+        """See `Pausable`; the open unit is handed on, so that it does not wait with us (LJ-42b)."""
+        self._paused = True
+        self._take(self.core.hand_on(trio.current_time()))
+
+    def resume(self) -> None:
+        """See `Pausable`."""
+        self._paused = False
+        self._nudge()
+
+    # ------------------------------------------------------------ the sink
+
+    async def _ask(self, ready: UnitReady, before: trio.Event | None, asked: trio.Event) -> None:
+        if before is not None:
+            await before.wait()
+        asked.set()  # an ask enters the mailbox, or the line before it, without a yield: so the next one comes behind
+        try:
+            await self._sink.ask(self._unit(ready), timeout=None)
+        except Exception as error:  # noqa: BLE001 - whatever a sink fails with means the same: the unit is not safe
+            self._open_asks -= 1
+            if self._finished is None:
+                self._log(logging.WARNING, "sink_failed", "closed, as the sink failed: %s", error)
+            self._take(self.core.sink_failed())
+        else:
+            self._open_asks -= 1
+            late = self.core.late_commits
+            self._take(self.core.commit(ready.number, trio.current_time()))
+            if self.core.late_commits > late:
+                self._note_late_commit()
+        if self._wait is not None and self._finished is not None:
+            self._wait.cancel()
+
+    def _unit(self, ready: UnitReady) -> Unit:
+        if self._origin is None:
+            info = self.stream.info
+            self._origin = Origin(
+                connection=uuid.uuid4().hex,
+                peer=info.peer,
+                version=self.core.version or 0,
+                subject=info.peer_subject,
+                names=info.peer_names,
+            )
+        return Unit(ready.events, self._origin, ready.number, ready.whole)
+
+    async def _all_answered(self) -> None:
+        while self._open_asks:
+            with trio.CancelScope() as self._wait:
+                await trio.sleep_forever()
+            self._wait = None
+
+    def _note_late_commit(self) -> None:
+        now = trio.current_time()
+        if now >= self.load.late_log_at:
+            self.load.late_log_at = now + _LATE_LOG
+            text = "the sink took longer than the writer waits: what it has just committed comes again; put a spool before it"
+            self._log(logging.WARNING, "late_commit", text)
+
+    def _log(self, level: int, event: str, text: str, *arguments: object) -> None:
+        extra = {"protocol": "lumberjack", "connection_id": self._peer, "actor": self.ref.path, "event": event}
+        logger.log(level, "%s %s", self._peer, text % arguments if arguments else text, extra=extra)
+
+    @property
+    def _peer(self) -> str:
+        return self.stream.info.peer
+
+
+def _deadline(core: ReaderCore) -> float:
+    deadline = core.next_deadline()
+    return inf if deadline is None else deadline

@@ -1,0 +1,164 @@
+"""What all connections of one reader share: counters, and the bound on what they hold together (LJ-42b).
+
+A connection reports what it holds after each step.  When all together hold too much, the newest that still reads is
+paused, one at each report, but never the oldest that holds anything: it can always go on until its events are committed, so the
+sum falls, and the others are let on, the oldest first.  A paused connection neither reads nor unpacks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import inf
+from typing import Protocol
+
+import attrs
+import trio
+
+from levada.transports.lumberjack import ReaderConfig, ReaderCore
+
+__all__ = ["Load", "Pausable", "ReaderStatistics"]
+
+
+@attrs.frozen(kw_only=True)
+class ReaderStatistics:
+    """Counters of a reader since it began; a snapshot."""
+
+    connections: int
+    """Open now."""
+    connections_accepted: int
+    connections_refused: int
+    """Closed at once, as there were too many (LJ-43)."""
+    connections_paused: int
+    """Not read now, as all together hold too much (LJ-42b)."""
+    units: int
+    """Units and slices given to the sink."""
+    events: int
+    """Received, as windows count them."""
+    octets_received: int
+    octets_unpacked: int
+    acks: int
+    keepalives: int
+    late_commits: int
+    """Units committed when their connection was over, so that they come again (LJ-26)."""
+    sink_failures: int
+    """Connections closed because the sink failed or took too long (LJ-25)."""
+    events_unacked: int
+    """Handed on, and their connection ended before the ack; they come again."""
+    protocol_errors: dict[str, int]
+    """Connections closed by the rule that they broke (LJ-46)."""
+    octets_held: int
+    """Octets, and costs of events, of all connections now."""
+    oldest_unacked: float
+    """Seconds that the sink has had the oldest unit; 0 if it has none."""
+
+
+class Pausable(Protocol):
+    """A connection, as its reader's load sees it."""
+
+    core: ReaderCore
+
+    def pause(self) -> None:
+        """Stop reading and unpacking."""
+
+    def resume(self) -> None:
+        """Go on."""
+
+    def end(self) -> None:
+        """End in order."""
+
+
+class Load:
+    """The connections of one reader, the oldest first, and their sums.
+
+    Args:
+        config: bounds.
+    """
+
+    def __init__(self, config: ReaderConfig) -> None:
+        self.config = config
+        self.accepted = self.refused = self.sink_failures = self.events_unacked = 0
+        self.octets_received = 0
+        self.late_log_at = -inf  # when the next log line about late commits may come
+        self.protocol_errors: Counter[str] = Counter()
+        self._held: dict[Pausable, int] = {}
+        self._total = 0
+        self._paused: dict[Pausable, None] = {}
+        self._past: Counter[str] = Counter()  # of connections that ended
+        self._empty: trio.Event | None = None
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, connection: Pausable) -> None:
+        """Take in a new connection."""
+        self.accepted += 1
+        self._held[connection] = 0
+
+    def remove(self, connection: Pausable) -> None:
+        """Forget a connection that ended; its counters stay."""
+        self._total -= self._held.pop(connection)
+        self._paused.pop(connection, None)
+        for name in _COUNTERS:
+            self._past[name] += getattr(connection.core, name)
+        self._balance()
+        if not self._held and self._empty is not None:
+            self._empty.set()
+
+    def drain(self) -> None:
+        """Let every connection end (LJ-28)."""
+        for connection in list(self._held):
+            connection.end()
+
+    async def empty(self) -> None:
+        """Wait until no connection is left."""
+        if self._held:
+            self._empty = self._empty or trio.Event()
+            await self._empty.wait()
+
+    def report(self, connection: Pausable) -> None:
+        """Look at what a connection holds now, and at what that means for all."""
+        held = connection.core.held
+        self._total += held - self._held[connection]
+        self._held[connection] = held
+        if self._paused or self._total > self.config.max_inflight_bytes:
+            self._balance()
+
+    def _balance(self) -> None:
+        first = next((each for each, held in self._held.items() if held), None)
+        if first in self._paused:
+            self._resume(first)
+        if self._total > self.config.max_inflight_bytes:
+            for each in reversed(self._held):
+                if each is not first and each not in self._paused:
+                    self._paused[each] = None
+                    each.pause()
+                    return
+        elif self._paused:
+            self._resume(next(each for each in self._held if each in self._paused))
+
+    def _resume(self, connection: Pausable | None) -> None:
+        if connection is not None:
+            del self._paused[connection]
+            connection.resume()
+
+    def statistics(self, now: float) -> ReaderStatistics:
+        """Return the counters as they are at `now`."""
+        cores = [each.core for each in self._held]
+        sums = {name: self._past[name] + sum(getattr(core, name) for core in cores) for name in _COUNTERS}
+        asked = [since for core in cores if (since := core.oldest_uncommitted) is not None]
+        return ReaderStatistics(
+            connections=len(self._held),
+            connections_accepted=self.accepted,
+            connections_refused=self.refused,
+            connections_paused=len(self._paused),
+            octets_received=self.octets_received,
+            sink_failures=self.sink_failures,
+            events_unacked=self.events_unacked,
+            protocol_errors=dict(self.protocol_errors),
+            octets_held=self._total,
+            oldest_unacked=now - min(asked, default=now),
+            **sums,
+        )
+
+
+_COUNTERS = ("units", "events", "octets_unpacked", "acks", "keepalives", "late_commits")

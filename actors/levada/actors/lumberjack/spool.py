@@ -1,0 +1,87 @@
+"""A sink that writes each unit to disk before it is acked, as JSON lines that any tool can read.
+
+One unit is one file, named like `Unit.name`, and the file is there whole or not at all: it is written under a hidden name,
+synced, renamed, and then the folder is synced.  Only after that comes the answer, and with it the ack.  So after a crash at any
+moment no acked event is missing; a unit that was in the folder and not acked comes again, in another file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from levada.framework import Actor, blocking, handles
+
+from .unit import Unit
+
+__all__ = ["SpoolSink"]
+
+_encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+
+
+class SpoolSink(Actor[Unit]):
+    """Writes units into a folder; `functools.partial(SpoolSink, folder)` is a sink for `serve`.
+
+    A file is ``<connection>-<number>.jsonl``: one event a line, ASCII only; what is not ASCII, surrogate escapes for octets
+    that were not UTF-8 among them, is a JSON escape.  A number that JSON cannot hold, which a writer can make by ``1e999``,
+    becomes text.  Names that begin with a dot are files being written, or left by a crash: ignore or remove them.
+
+    Args:
+        folder: made if it is not there.
+    """
+
+    folder: Path
+
+    def started(self) -> None:
+        """Make the folder."""
+        self.folder = Path(self.folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    @handles
+    @blocking
+    def store(self, unit: Unit) -> str:
+        """Write a unit; the answer is the file's name."""
+        name = f"{unit.name}.jsonl"
+        hidden = self.folder / f".{name}.tmp"
+        try:
+            with open(hidden, "xb") as file:
+                file.writelines(map(_line, unit.events))
+                file.flush()
+                os.fsync(file.fileno())
+            hidden.rename(self.folder / name)
+        except BaseException:
+            hidden.unlink(missing_ok=True)
+            raise
+        _sync(self.folder)
+        return name
+
+
+def _line(event: dict[str, Any]) -> bytes:
+    try:
+        text = _encode(event)
+    except ValueError:
+        text = _encode(_finite(event))
+    return text.encode("ascii") + b"\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _sync(folder: Path) -> None:
+    """Let a rename in the folder survive a loss of power; a folder cannot be opened everywhere."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

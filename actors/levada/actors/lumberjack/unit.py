@@ -1,0 +1,53 @@
+"""What a sink is asked: a unit of events, and where they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+
+from levada.framework import Actor, Asks, Ref, message
+
+__all__ = ["Origin", "Sink", "Unit"]
+
+
+@message("levada.lumberjack.Origin", frozen=True)
+class Origin:
+    """The connection that events came over."""
+
+    connection: str
+    """A name that no other connection has or had, also after a restart of the program."""
+    peer: str
+    """The writer's address."""
+    version: int
+    """Of the protocol."""
+    subject: str | None = None
+    """Subject of the writer's certificate, if it showed one that was verified (LJ-61)."""
+    names: tuple[str, ...] = ()
+    """Subject alternative names of that certificate, as in ``"DNS:web-01"``."""
+
+
+@message("levada.lumberjack.Unit")
+class Unit(Asks[object]):
+    """Events that are acked together: any answer says that they are safe (LJ-25).
+
+    A failure, or no answer, closes the connection, and its writer sends the events again.  So what has been answered is
+    never lost, and anything may come twice, also in another order (LJ-55, LJ-56).
+    """
+
+    events: list[dict[str, Any]]
+    """What the writer sent, in order; see `levada.transports.lumberjack.UnitReady.events`."""
+    origin: Origin
+    number: int
+    """Counts the units of the connection from 1, in the order in which they are asked."""
+    whole: bool = True
+    """False for a slice of a larger unit, whose ack comes with the rest of it (LJ-42a)."""
+
+    @property
+    def name(self) -> str:
+        """Connection and number: one name for one unit, usable for a file."""
+        return f"{self.origin.connection}-{self.number:06d}"
+
+
+Sink: TypeAlias = Ref[Unit] | Callable[[], Actor[Unit]] | Callable[[Unit], Awaitable[object]]
+"""An actor that handles `Unit`, shared by all connections; or an actor class or an async function of one unit, of which each
+connection has its own actor."""

@@ -1,0 +1,664 @@
+"""`Journal`: the actor that keeps a journal, and the questions that it answers.
+
+All that writes is done by one thread at a time, in the order in which it was asked. While the disk is busy with one group of appends, those
+that come meanwhile form the next one, so many small appends share one sync, and none waits for more than two. Groups' offsets and
+retention go before waiting appends, as they are what makes room.
+
+When the journal is full, appends and deliveries wait, in order, and are answered when there is room again; that is how senders are held back.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Literal, TypeVar, cast
+
+import attrs
+import pyarrow as pa
+import trio
+
+from levada.framework import Actor, Asks, Failed, Killed, Reason, Reply, handles
+from levada.framework.errors import ActorError, ConfigurationError
+
+from .columns import Columns, columns_of
+from .errors import JournalError, JournalFull, JournalUnwritable, SchemaMismatch
+from .ledger import Delivered
+from .segments import Block
+from .store import Appended, Extent, JournalConfig, Stage, Store, StoreStatistics
+
+__all__ = [
+    "Append",
+    "AwaitRows",
+    "CommitGroup",
+    "DeclareGroup",
+    "Deliver",
+    "DiscardStaged",
+    "ForgetGroup",
+    "GetExtent",
+    "GetGroups",
+    "GetJournalStatistics",
+    "GetSchema",
+    "Journal",
+    "JournalStatistics",
+    "OffsetWithin",
+    "Read",
+    "StageRows",
+]
+
+T = TypeVar("T")
+
+logger = logging.getLogger("levada.actors.spark")
+
+GROUP_APPENDS = 4096
+"""Appends that share one sync at most."""
+GROUP_OCTETS = 32 << 20
+"""Octets that share one sync at most, unless one append is larger."""
+ROW_OCTETS = 256
+"""What a message counts before it is in columns and its size known."""
+READERS = 4
+"""Threads that read at a time."""
+
+
+# ---------------------------------------------------------------- questions
+
+
+@attrs.frozen
+class Append(Asks[Appended]):
+    """Append rows; answered when they are on the disk (`JournalConfig.sync`).
+
+    Fails with `SchemaMismatch` if they do not fit the columns, `JournalError` if there are none or too many at once, `JournalUnwritable` if
+    the disk refuses, `JournalFull` if the journal is full and `max_waiting` others wait already. A failed one has not been written; one whose
+    asker was cancelled may have been.
+    """
+
+    rows: pa.RecordBatch | Sequence[Any]
+    """A record batch, or messages of the journal's class."""
+    partition: int | None = None
+    """None: by `key`."""
+    key: str | bytes | None = None
+    """Rows of one key are in one partition, in order. None: partitions take turns."""
+
+
+@attrs.frozen
+class StageRows(Asks[int]):
+    """Put rows of a batch aside until `Deliver`; answered with the number of rows of this part so far. Readers never see them before.
+
+    Fails with `JournalFull` if too much is staged, with `SchemaMismatch` and `JournalUnwritable` as `Append`.
+    """
+
+    query: str
+    batch: int
+    part: int
+    """Which part of the batch: for Spark the task's partition."""
+    attempt: int
+    """Which try at this part; each has rows of its own."""
+    rows: pa.RecordBatch | Sequence[Any]
+
+
+@attrs.frozen
+class Deliver(Asks[Delivered]):
+    """Append a batch that was staged, exactly once: asked again, also after a crash, it is answered ``already``.
+
+    All that was staged for this batch is gone afterwards. Fails with `JournalError` if a winner was not staged or the batch is larger than
+    the journal can ever take, with `JournalUnwritable` as `Append`.
+    """
+
+    query: str
+    batch: int
+    winners: Mapping[int, int] = attrs.field(factory=dict[int, int])
+    """For each part that has rows, the attempt that counts. Part n goes to partition n modulo the number of partitions."""
+
+
+@attrs.frozen
+class DiscardStaged(Asks[int]):
+    """Drop what was staged and not delivered; answered with the number of parts dropped."""
+
+    query: str
+    batch: int
+    part: int | None = None
+    """None: all parts."""
+    attempt: int | None = None
+    """None: all attempts."""
+
+
+@attrs.frozen
+class DeclareGroup(Asks[Mapping[int, int]]):
+    """Have nothing deleted that this group has not read; answered with how far it has come."""
+
+    group: str
+    at: Literal["first", "end"] = "first"
+    """Where a group begins that was not known."""
+
+
+@attrs.frozen
+class CommitGroup(Asks[None]):
+    """Note how far a group has come. Fails with `JournalError` for an unknown group or an offset beyond the end."""
+
+    group: str
+    offsets: Mapping[int, int]
+    """For some partitions, the offset behind the last row done with."""
+
+
+@attrs.frozen
+class ForgetGroup(Asks[None]):
+    """Let a group hold up no retention any more."""
+
+    group: str
+
+
+@attrs.frozen
+class GetGroups(Asks[Mapping[str, Mapping[int, int]]]):
+    """Ask how far each group has come."""
+
+
+@attrs.frozen
+class GetExtent(Asks[Extent]):
+    """Ask what there is to read."""
+
+
+@attrs.frozen
+class GetSchema(Asks[pa.Schema]):
+    """Ask for the columns."""
+
+
+@attrs.frozen
+class AwaitRows(Asks[Extent]):
+    """Ask what there is to read, to be answered when there are so many rows behind some offsets; the ask's own time-out ends the wait."""
+
+    after: Mapping[int, int]
+    """For each partition, the offset from which on rows count; from the oldest one for a partition that is not named."""
+    rows: int = 1
+
+
+@attrs.frozen
+class Read(Asks[list[Block]]):
+    """Read blocks of one partition, as `Store.read`: go on at the end of the last one; an empty list means that there are no more."""
+
+    partition: int
+    start: int
+    end: int | None = None
+    max_bytes: int = 4 << 20
+
+
+@attrs.frozen
+class OffsetWithin(Asks[int]):
+    """Ask at which offset `Read` with the same arguments would end."""
+
+    partition: int
+    start: int
+    end: int
+    max_bytes: int
+
+
+@attrs.frozen(kw_only=True)
+class JournalStatistics:
+    """Counters of a journal."""
+
+    store: StoreStatistics
+    appends_waiting: int
+    """Appends and deliveries that are not answered yet."""
+    octets_waiting: int
+    full: bool
+    """Whether they wait for room."""
+    appends_refused: int
+    """Because the journal was full and too many waited."""
+    readers_waiting: int
+    """For rows (`AwaitRows`)."""
+
+
+@attrs.frozen
+class GetJournalStatistics(Asks[JournalStatistics]):
+    """Ask for `JournalStatistics`."""
+
+
+@attrs.frozen
+class _Clean:
+    """Time to look at what may be deleted."""
+
+
+# ---------------------------------------------------------------- the actor
+
+
+@attrs.frozen(eq=False)
+class _Job:
+    """Something for the thread that writes."""
+
+    run: Callable[[], Any]
+    reply: Reply[Any] | None
+    append: Append | None = None
+    octets: int = 0
+
+    @property
+    def wanted(self) -> bool:
+        """Whether nobody has given it up."""
+        return self.reply is None or self.reply.wanted
+
+    def answer(self, value: Any) -> None:
+        if self.reply is not None:
+            self.reply.send(value)
+
+    def fail(self, error: Exception) -> None:
+        if self.reply is not None:
+            self.reply.fail(error)
+        else:
+            logger.error("rows were told, not asked, and are lost: %s", error, extra={"event": "rows_lost"})
+
+
+class Journal(
+    Actor[
+        Append
+        | AwaitRows
+        | CommitGroup
+        | DeclareGroup
+        | Deliver
+        | DiscardStaged
+        | ForgetGroup
+        | GetExtent
+        | GetGroups
+        | GetJournalStatistics
+        | GetSchema
+        | OffsetWithin
+        | Read
+        | StageRows
+        | _Clean
+    ]
+):
+    """Keeps a journal. Supervise it: when the ledger refuses, only a new start tells what was committed, and the actor fails for that.
+
+    Stopped in order (`Ref.stop`), it writes what was asked for, unless it is full; killed, what waits fails with `ActorStopped`.
+
+    Args:
+        directory: made if it is not there.
+        columns: a message class (see `columns_of`), an Arrow schema, or None for the columns that are there, or those of `Envelope`.
+        config: how it is kept.
+        max_waiting: appends that wait while the journal is full.
+        max_octets: octets that wait for the disk before the next append is looked at; the mailbox fills meanwhile, so give it a bound.
+        clean_every: seconds between looks at what retention may delete, and at whether a full disk has room again.
+        clock: seconds since 1970.
+
+    Raises:
+        JournalError: in `started`, see `Store.open`.
+
+    Example:
+        >>> import tempfile
+        >>> from levada.framework import ActorSystem, bounded
+        >>> from levada.actors.spark import Envelope
+        >>> from datetime import datetime, UTC
+        >>> async def main(directory: str) -> None:
+        ...     async with ActorSystem() as system:
+        ...         journal = system.spawn(Journal, directory, mailbox=bounded(256))
+        ...         print(await journal.ask(Append([Envelope(datetime.now(UTC), value=b"hello")])))
+        ...         [block] = await journal.ask(Read(0, 0))
+        ...         print(block.batch().column("value")[0])
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     trio.run(main, directory)
+        Appended(partition=0, first=0, count=1)
+        b'hello'
+    """
+
+    directory: str | os.PathLike[str]
+    columns: type | pa.Schema | None = None
+    config: JournalConfig = attrs.field(factory=JournalConfig, kw_only=True)
+    max_waiting: int = attrs.field(default=1024, kw_only=True)
+    max_octets: int = attrs.field(default=64 << 20, kw_only=True)
+    clean_every: float = attrs.field(default=1.0, kw_only=True)
+    clock: Callable[[], float] = attrs.field(default=time.time, kw_only=True)
+
+    # ------------------------------------------------------------ life
+
+    async def started(self) -> None:
+        """Open the journal and start the task that writes."""
+        self._columns: Columns[Any] | None = columns_of(self.columns) if isinstance(self.columns, type) else None
+        schema = self._columns.schema if self._columns is not None else self.columns
+        self._waiting: deque[_Job] = deque()
+        self._urgent: deque[_Job] = deque()
+        self._octets = 0
+        self._full = False
+        self._refused = 0
+        self._staged: dict[tuple[str, int], dict[tuple[int, int], Stage]] = {}
+        self._watchers: list[tuple[AwaitRows, Reply[Extent]]] = []
+        self._wake = trio.Event()
+        self._progress = trio.Event()
+        self._writing = trio.CapacityLimiter(1)
+        self._reading = trio.CapacityLimiter(READERS)
+        opening = functools.partial(Store.open, self.directory, schema, self.config, clock=self.clock)
+        self._store = await self.enter(_opened(opening))
+        self.start_soon(self._write)
+        self.timers.every("clean", self.clean_every, _Clean())
+
+    async def stopping(self, reason: Reason) -> None:
+        """Write what was asked for, as far as there is room."""
+        if hasattr(self, "_store") and not isinstance(reason, Failed | Killed):
+            while self._octets and not self._full:
+                await self._progress.wait()
+
+    # ------------------------------------------------------------ what writes
+
+    @handles
+    async def append(self, m: Append) -> None:
+        """Queue rows for the next group."""
+        octets = m.rows.nbytes if isinstance(m.rows, pa.RecordBatch) else ROW_OCTETS * len(m.rows)
+        # Not while it is full: what makes room comes by the same mailbox.
+        while self._octets >= self.max_octets and not self._full:
+            await self._progress.wait()
+        self._queue(_Job(functools.partial(self._prepare, m), self._reply(), m, octets + 1))
+
+    @handles
+    def deliver(self, m: Deliver) -> None:
+        """Queue a batch behind the appends that wait."""
+        self._queue(_Job(functools.partial(self._deliver, m), self._reply(), None, 1))
+
+    def _queue(self, job: _Job) -> None:
+        if self._full and len(self._waiting) >= self.max_waiting:
+            self._refused += 1
+            job.fail(
+                JournalFull(
+                    f"it is full, and {self.max_waiting} appends wait already (max_waiting)", path=str(self.directory)
+                )
+            )
+            return
+        self._waiting.append(job)
+        self._octets += job.octets
+        self._wake.set()
+
+    def _reply(self) -> Reply[Any] | None:
+        try:
+            return self.reply_later()
+        except ActorError:  # told, not asked
+            return None
+
+    @handles
+    def stage(self, m: StageRows) -> None:
+        """Put rows aside."""
+        self._do_soon(self._stage, m)
+
+    @handles
+    def discard(self, m: DiscardStaged) -> None:
+        """Drop what was put aside."""
+        self._do_soon(self._discard, m)
+
+    @handles
+    def declare(self, m: DeclareGroup) -> None:
+        """Declare a group."""
+        self._do_soon(self._store.declare_group, m.group, m.at)
+
+    @handles
+    def commit(self, m: CommitGroup) -> None:
+        """Note how far a group has come."""
+        self._do_soon(self._store.commit_group, m.group, m.offsets)
+
+    @handles
+    def forget(self, m: ForgetGroup) -> None:
+        """Drop a group."""
+        self._do_soon(self._store.forget_group, m.group)
+
+    @handles
+    def groups(self, m: GetGroups) -> None:
+        """Say how far groups have come, behind the commits that were asked for before."""
+        self._do_soon(self._store.groups)
+
+    @handles
+    def clean(self, _: _Clean) -> None:
+        """Delete what may go, and try again if it was full."""
+        if self._full or self.config.retain_time is not None or self.config.segment_time is not None:
+            self._do_soon(self._store.retain)
+
+    def _do_soon(self, function: Callable[..., Any], *args: Any) -> None:
+        self._urgent.append(_Job(functools.partial(function, *args), self._reply()))
+        self._wake.set()
+
+    # ------------------------------------------------------------ the task that writes
+
+    async def _write(self) -> None:
+        while True:
+            if self._urgent:
+                job = self._urgent.popleft()
+                if job.wanted:
+                    await self._run(job)
+                # Whatever it was, it may have made room.
+                self._full = False
+            elif self._waiting and not self._full:
+                await (self._run_group() if self._waiting[0].append is not None else self._run_first())
+                self._tell_watchers()
+                self._progress.set()
+                self._progress = trio.Event()
+            else:
+                self._wake = trio.Event()
+                await self._wake.wait()
+
+    async def _run(self, job: _Job) -> None:
+        try:
+            job.answer(await self._in_thread(job.run))
+        except (JournalError, OSError) as error:
+            if job.reply is not None:
+                job.fail(error)
+            else:
+                logger.warning("%s: %s", self.directory, error, extra={"event": "clean"})
+            self._require_store(error)
+
+    async def _run_first(self) -> None:
+        job = self._waiting[0]
+        try:
+            if job.wanted:
+                job.answer(await self._in_thread(job.run))
+        except JournalFull as error:
+            self._note_full(error)
+            return
+        except (JournalError, OSError) as error:
+            job.fail(error)
+            self._require_store(error)
+        self._done(job)
+
+    async def _run_group(self) -> None:
+        jobs: list[_Job] = []
+        octets = 0
+        for job in self._waiting:
+            if job.append is None or len(jobs) >= GROUP_APPENDS or (jobs and octets + job.octets > GROUP_OCTETS):
+                break
+            jobs.append(job)
+            octets += job.octets
+        for job in [job for job in jobs if not job.wanted]:
+            jobs.remove(job)
+            self._done(job)
+        if not jobs:
+            return
+        answers, error = await self._in_thread(functools.partial(self._append, jobs))
+        for job, answer in answers:
+            if isinstance(answer, Appended):
+                job.answer(answer)
+            else:
+                job.fail(answer)
+            self._done(job)
+        if isinstance(error, JournalFull):
+            self._note_full(error)
+        elif error is not None:
+            self._require_store(error)
+
+    def _done(self, job: _Job) -> None:
+        self._waiting.remove(job)
+        self._octets -= job.octets
+
+    def _note_full(self, error: JournalFull) -> None:
+        if not self._full:
+            logger.warning("%s: appends wait: %s", self.directory, error.detail, extra={"event": "journal_full"})
+        self._full = True
+
+    def _require_store(self, error: Exception) -> None:
+        """Fail if the store can do no more, so that a new start finds out what is on the disk."""
+        if self._store.broken:
+            raise error
+
+    async def _in_thread(self, function: Callable[[], T]) -> T:
+        return await trio.to_thread.run_sync(function, limiter=self._writing)
+
+    # ------------------------------------------------------------ in the thread that writes
+
+    def _prepare(self, m: Append) -> tuple[int, pa.RecordBatch]:
+        """Partition and columns of an append."""
+        number = m.partition if m.partition is not None else self._store.choose_partition(m.key)
+        return self._store.prepare(number, self._batch(m.rows))
+
+    def _batch(self, rows: pa.RecordBatch | Sequence[Any]) -> pa.RecordBatch:
+        if isinstance(rows, pa.RecordBatch):
+            return rows
+        if self._columns is None:
+            # A journal without a class of its own takes any class whose columns it has.
+            if not rows:
+                raise SchemaMismatch("an append has one row or more")
+            try:
+                return columns_of(type(rows[0])).encode(rows)
+            except (TypeError, ConfigurationError) as error:
+                raise SchemaMismatch(f"rows are a record batch or messages: {error}") from error
+        return self._columns.encode(rows)
+
+    def _append(self, jobs: list[_Job]) -> tuple[list[tuple[_Job, Appended | Exception]], Exception | None]:
+        """Write a group; answers for those that are done with, and what stopped the rest."""
+        answers: list[tuple[_Job, Appended | Exception]] = []
+        parts: list[tuple[int, pa.RecordBatch]] = []
+        good: list[_Job] = []
+        for job in jobs:
+            try:
+                parts.append(job.run())
+                good.append(job)
+            except JournalError as error:
+                answers.append((job, error))
+        if not good:
+            return answers, None
+        try:
+            appended = self._store.append(parts)
+        except JournalFull as error:
+            return answers, error
+        except (JournalError, OSError) as error:
+            return answers + [(job, error) for job in good], error
+        answers += zip(good, appended, strict=False)
+        return answers, None
+
+    def _stage(self, m: StageRows) -> int:
+        stages = self._staged.setdefault((m.query, m.batch), {})
+        stage = stages.get((m.part, m.attempt))
+        if stage is None:
+            stage = stages[m.part, m.attempt] = self._store.stage()
+        stage.append(self._batch(m.rows))
+        return stage.rows
+
+    def _discard(self, m: DiscardStaged) -> int:
+        stages = self._staged.get((m.query, m.batch), {})
+        chosen = [
+            key for key in stages if m.part in (None, key[0]) and m.attempt in (None, key[1])
+        ]
+        for key in chosen:
+            stages.pop(key).discard()
+        if not stages:
+            self._staged.pop((m.query, m.batch), None)
+        return len(chosen)
+
+    def _deliver(self, m: Deliver) -> Delivered:
+        stages = self._staged.get((m.query, m.batch), {})
+        missing = [part for part, attempt in m.winners.items() if (part, attempt) not in stages]
+        done = self._store.delivered(m.query, m.batch)
+        if done is None and missing:
+            raise JournalError(
+                f"parts {missing} of batch {m.batch} of {m.query} were not staged, or the journal has started anew since",
+                path=str(self.directory),
+            )
+        if done is None:
+            partitions = self.config.partitions
+            done = self._store.deliver(
+                m.query,
+                m.batch,
+                (
+                    (part % partitions, message)
+                    for part, attempt in sorted(m.winners.items())
+                    for message in stages[part, attempt].messages()
+                ),
+            )
+        self._discard(DiscardStaged(m.query, m.batch))
+        return done
+
+    # ------------------------------------------------------------ what reads
+
+    @handles
+    def read(self, m: Read) -> None:
+        """Read in a thread."""
+        self._read_soon(lambda: list(self._store.read(m.partition, m.start, m.end, max_bytes=m.max_bytes)))
+
+    @handles
+    def measure(self, m: OffsetWithin) -> None:
+        """Measure in a thread."""
+        self._read_soon(lambda: self._store.offset_within(m.partition, m.start, m.end, max_bytes=m.max_bytes))
+
+    def _read_soon(self, function: Callable[[], Any]) -> None:
+        reply = self._reply()
+        if reply is not None:
+            self.start_soon(self._read, function, reply)
+
+    async def _read(self, function: Callable[[], Any], reply: Reply[Any]) -> None:
+        try:
+            async with self._reading:
+                if reply.wanted:
+                    reply.send(await trio.to_thread.run_sync(function))
+        except (JournalError, OSError) as error:
+            reply.fail(error)
+
+    @handles
+    def extent(self, m: GetExtent) -> Extent:
+        """Say what there is."""
+        return self._store.extent()
+
+    @handles
+    def schema(self, m: GetSchema) -> pa.Schema:
+        """Say which columns there are."""
+        return self._store.schema
+
+    @handles
+    def await_rows(self, m: AwaitRows) -> Extent | None:
+        """Answer now, or when rows come."""
+        extent = self._store.extent()
+        if _has_rows(extent, m):
+            return extent
+        reply = cast("Reply[Extent] | None", self._reply())
+        if reply is not None:
+            self._watchers = [each for each in self._watchers if each[1].wanted]
+            self._watchers.append((m, reply))
+        return None
+
+    def _tell_watchers(self) -> None:
+        if self._watchers:
+            extent, waiting = self._store.extent(), self._watchers
+            self._watchers = [each for each in waiting if not _has_rows(extent, each[0])]
+            for question, reply in waiting:
+                if _has_rows(extent, question):
+                    reply.send(extent)
+
+    @handles
+    def count(self, m: GetJournalStatistics) -> JournalStatistics:
+        """Count."""
+        return JournalStatistics(
+            store=self._store.statistics(),
+            appends_waiting=len(self._waiting),
+            octets_waiting=self._octets,
+            full=self._full,
+            appends_refused=self._refused,
+            readers_waiting=sum(reply.wanted for _, reply in self._watchers),
+        )
+
+
+def _has_rows(extent: Extent, wanted: AwaitRows) -> bool:
+    rows = sum(max(0, end - wanted.after.get(number, extent.first[number])) for number, end in extent.end.items())
+    return rows >= wanted.rows
+
+
+@asynccontextmanager
+async def _opened(opening: Callable[[], Store]) -> AsyncIterator[Store]:
+    # Neither thread can be interrupted: cancelled meanwhile, it is opened and closed again.
+    store = await trio.to_thread.run_sync(opening)
+    try:
+        yield store
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(store.close)

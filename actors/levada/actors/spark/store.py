@@ -1,0 +1,770 @@
+"""The journal on the disk: partitions of segments, the ledger beside them, and who may write.
+
+One writer at a time: `Store` holds a lock on the directory, and its methods that write belong to one thread at a time. Methods that read may be
+called from any thread; they see whole appends only, and only what has been synced.
+
+The order of writes, which is all that the guarantees rest on:
+
+    append      blocks → sync → seen by readers, answered
+    deliver     blocks marked with transaction n + 1 → sync → the ledger's line, synced → seen by readers, answered
+    new segment written aside → synced → renamed; the segment before it is synced first
+    group       rows synced → the ledger's line
+
+So after a crash at any point, what the ledger knows is in the segments, and what is in the segments behind it is either an append that nobody
+was told about, which stays, or a transaction without a line, which is cut off. Where one of these does not hold, the disk has lost what it
+had taken, and opening raises `JournalDamaged` rather than going on.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import sqlite3
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import attrs
+import pyarrow as pa
+from attrs import validators as v
+
+from levada.framework.errors import ConfigurationError
+
+from .columns import Envelope, columns_of
+from .errors import JournalDamaged, JournalError, JournalFull, JournalLocked, JournalUnwritable
+from .ledger import Delivered, Ledger
+from .partitions import Partition
+from .schema import check_growth, check_schema, conform, fingerprint, fit
+from .segments import Block, Message, Segment
+
+__all__ = ["Appended", "Extent", "JournalConfig", "Stage", "Store", "StoreStatistics", "partition_of"]
+
+_SIZE = [v.instance_of(int), v.ge(1)]
+_SECONDS = v.optional([v.instance_of((int, float)), v.gt(0)])  # type: ignore[arg-type]  # a list is taken, the stubs say otherwise
+
+
+@attrs.frozen(kw_only=True)
+class JournalConfig:
+    """How a journal is kept. Immutable; sizes in octets, times in seconds.
+
+    Raises:
+        ConfigurationError: `max_bytes` has no room for what is always kept.
+    """
+
+    partitions: int = attrs.field(default=1, validator=_SIZE)
+    """Fixed when the journal is made. Order holds within a partition."""
+    segment_bytes: int = attrs.field(default=128 << 20, validator=_SIZE)
+    """Size at which a segment is sealed, and the most that one append may hold."""
+    segment_time: float | None = attrs.field(default=None, validator=_SECONDS)
+    """Age at which a segment is sealed, however small it is; None: never."""
+    block_rows: int = attrs.field(default=16_384, validator=_SIZE)
+    """Rows of one block at most. Appends of fewer rows that are written together share blocks."""
+    block_bytes: int = attrs.field(default=4 << 20, validator=_SIZE)
+    """Size of one block at most, unless a single row is larger."""
+    max_bytes: int = attrs.field(default=4 << 30, validator=_SIZE)
+    """Size of all segments at most; then appends wait until something may be deleted."""
+    retain_bytes: int | None = attrs.field(default=1 << 30, validator=v.optional(_SIZE))  # type: ignore[arg-type]
+    """What all groups have read is deleted once there is this much besides it."""
+    retain_time: float | None = attrs.field(default=None, validator=_SECONDS)
+    """What all groups have read is deleted at this age. Without this and `retain_bytes`: at once, but nothing as long as there is no group."""
+    max_staged_bytes: int = attrs.field(default=1 << 30, validator=_SIZE)
+    """Size at most of batches that were staged and not delivered yet."""
+    sync: Literal["group", "never"] = attrs.field(default="group", validator=v.in_(("group", "never")))
+    """``group``: what is written together is synced before anybody is answered. ``never``: it is left to the operating system, so a power
+    failure may take the newest appends back; deliveries and what groups have read are synced all the same."""
+
+    def __attrs_post_init__(self) -> None:
+        """Check what belongs together."""
+        if self.block_bytes > self.segment_bytes:
+            raise ConfigurationError(f"block_bytes is {self.block_bytes}, more than segment_bytes, {self.segment_bytes}")
+        # One segment of each partition is always there, and one more is the room for the next append.
+        wanted = (self.retain_bytes or 0) + (self.partitions + 1) * self.segment_bytes
+        if self.max_bytes < wanted:
+            raise ConfigurationError(
+                f"max_bytes is {self.max_bytes}, less than {wanted}: retain_bytes and a segment for each partition and one more; "
+                "raise it, or lower retain_bytes or segment_bytes"
+            )
+
+
+@attrs.frozen
+class Appended:
+    """Where rows went."""
+
+    partition: int
+    first: int
+    """Offset of the first row; the others follow without gaps."""
+    count: int
+
+
+@attrs.frozen
+class Extent:
+    """What a journal holds."""
+
+    epoch: str
+    """Names this journal: a directory that was deleted and made anew has another one, and offsets of the old one mean nothing in it."""
+    first: Mapping[int, int]
+    """For each partition, the offset of the oldest row."""
+    end: Mapping[int, int]
+    """For each partition, the offset behind the newest row."""
+
+
+@attrs.frozen(kw_only=True)
+class StoreStatistics:
+    """Counters since the store was opened, and sizes of this moment."""
+
+    appends: int
+    rows_appended: int
+    octets_appended: int
+    """On the disk, headers included."""
+    syncs: int
+    """Of segments; many appends share one."""
+    batches_delivered: int
+    batches_repeated: int
+    """Deliveries that had been done before."""
+    octets: int
+    """Of all segments now."""
+    segments: int
+    segments_deleted: int
+    octets_cut: int
+    """Torn or never committed, cut off when the store was opened."""
+    octets_staged: int
+    """Of batches that are staged now."""
+
+
+def partition_of(key: str | bytes, partitions: int) -> int:
+    """Choose the partition of a key; the same in every process.
+
+    Example:
+        >>> partition_of("host-1/syslog", 8)
+        3
+    """
+    return zlib.crc32(key.encode() if isinstance(key, str) else key) % partitions
+
+
+class Store:
+    """An open journal. Made by `Store.open`; a context manager that closes it."""
+
+    def __init__(
+        self, directory: Path, schema: pa.Schema, config: JournalConfig, lock: int, clock: Callable[[], float]
+    ) -> None:
+        self.directory = directory
+        self.config = config
+        self.schema: pa.Schema = schema
+        """Columns of every batch that is appended, and of those that `batches` gives."""
+        self._lock = lock
+        self._clock = clock
+        self._ledger: Ledger
+        self._partitions: list[Partition] = []
+        self._turn = 0
+        self._stages: set[Stage] = set()
+        self._stage_number = 0
+        self._staged = 0
+        self.broken = ""
+        """Why this store can do no more until it is opened again; empty if it can."""
+        self._appends = self._rows = self._octets = self._syncs = 0
+        self._delivered = self._repeated = self._deleted = self._cut = 0
+
+    # ------------------------------------------------------------ opening and closing
+
+    @classmethod
+    def open(
+        cls,
+        directory: str | os.PathLike[str],
+        schema: pa.Schema | None = None,
+        config: JournalConfig | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> Store:
+        """Open the journal in a directory, or make one; what a crash has left is put in order. Blocks.
+
+        Args:
+            directory: made if it is not there.
+            schema: columns; it may have grown since the last time. None: those it has, or those of `Envelope` for a new one.
+            config: None: the defaults.
+            clock: seconds since 1970.
+
+        Raises:
+            JournalLocked: somebody else has it open.
+            JournalDamaged: rows that were promised are not there; nothing was changed.
+            SchemaMismatch: the columns are others, or fewer; says which.
+            ConfigurationError: it has another number of partitions, or these columns cannot be kept.
+            OSError: the directory cannot be made or read.
+        """
+        config = config or JournalConfig()
+        if schema is not None:
+            check_schema(schema)
+        path = Path(directory)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(lock)
+            raise JournalLocked("another process, or this one, has this journal open", path=str(path)) from error
+        store = cls(path, schema or columns_of(Envelope).schema, config, lock, clock)
+        try:
+            store._recover(grown=schema is not None)
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    def _recover(self, *, grown: bool) -> None:
+        path = self.directory / "ledger.sqlite"
+        folders = [self.directory / f"partition-{number:04d}" for number in range(self.config.partitions)]
+        if not path.exists() and any(self.directory.glob("partition-*/*.segment")):
+            raise JournalDamaged("there are segments, but their ledger is gone: restore it", path=str(path))
+        ledger = self._ledger = Ledger.open(path, partitions=self.config.partitions)
+        if ledger.partitions != self.config.partitions:
+            raise ConfigurationError(
+                f"{self.directory} has {ledger.partitions} partitions, which is for ever, not {self.config.partitions}"
+            )
+        partitions = [
+            Partition(
+                folder,
+                number,
+                journal=ledger.journal,
+                schema=self.schema,
+                segment_bytes=self.config.segment_bytes,
+            )
+            for number, folder in enumerate(folders)
+        ]
+        self._partitions = partitions
+        if not ledger.ready:
+            for partition in partitions:
+                partition.create()
+            ledger.set_ready()
+        ends = ledger.ends()
+        for partition in partitions:
+            self._cut += partition.open(ledger.transaction)
+            if partition.end < ends[partition.number]:
+                raise JournalDamaged(
+                    f"ends with offset {partition.end}, but rows up to {ends[partition.number]} were promised: restore the segments",
+                    path=str(partition.folder),
+                )
+        # Partitions may differ if the last attempt to add columns was cut short: the one with most columns is the truth.
+        newest = max((partition.segments[-1].schema for partition in partitions), key=len)
+        if not grown:
+            self.schema = newest
+        for partition in partitions:
+            check_growth(partition.segments[-1].schema, self.schema, where=str(self.directory))
+        mark = fingerprint(self.schema)
+        for partition in partitions:
+            partition.schema = self.schema
+            if partition.segments[-1].fingerprint != mark:
+                partition.roll()
+                partition.publish()
+        staging = self.directory / "staging"
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(mode=0o700, exist_ok=True)
+
+    def close(self) -> None:
+        """Let go of everything; blocks that were read stay valid. Closing twice is fine."""
+        for stage in list(self._stages):
+            stage.discard()
+        for partition in self._partitions:
+            partition.close()
+        if hasattr(self, "_ledger"):
+            self._ledger.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+        self.broken = self.broken or "this journal is closed"
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ appending
+
+    def choose_partition(self, key: str | bytes | None = None) -> int:
+        """Choose a partition: that of the key, or without one the next in turn."""
+        if key is not None:
+            return partition_of(key, len(self._partitions))
+        self._turn = (self._turn + 1) % len(self._partitions)
+        return self._turn
+
+    def prepare(self, number: int, batch: pa.RecordBatch) -> tuple[int, pa.RecordBatch]:
+        """Check one part of an append, and give the batch the schema of the journal.
+
+        Raises:
+            SchemaMismatch: columns are not those of the journal.
+            JournalError: it is empty, larger than `segment_bytes`, or for a partition that there is not.
+        """
+        self._partition(number)
+        if not batch.num_rows:
+            raise JournalError("an append has one row or more", path=str(self.directory))
+        conformed, limit = conform(batch, self.schema), self.config.segment_bytes
+        if batch.nbytes > limit:
+            raise JournalError(
+                f"an append of {batch.nbytes} octets, at most {limit} (segment_bytes): send fewer rows at a time",
+                path=str(self.directory),
+            )
+        return number, conformed
+
+    def append(self, parts: Sequence[tuple[int, pa.RecordBatch]]) -> list[Appended]:
+        """Write batches, each to a partition, and sync them together. Either all that are answered are there, or none.
+
+        Returns:
+            Where each one went; fewer than were given if there was no room for the others.
+
+        Raises:
+            JournalFull: there was no room for the first one.
+            SchemaMismatch, JournalError: as `prepare`.
+            JournalUnwritable: the disk refuses.
+            In each case nothing was written.
+        """
+        self._require_usable()
+        conformed = [self.prepare(number, batch) for number, batch in parts]
+        packed = self._packed(conformed)
+        if not self._has_room(packed.values()):
+            self.retain()
+            if not self._has_room(packed.values()):
+                conformed, packed = self._prefix(conformed)
+        ends = {number: self._partitions[number].end for number in packed}
+        self._write(packed)
+        answers = []
+        for number, batch in conformed:
+            answers.append(Appended(number, ends[number], batch.num_rows))
+            ends[number] += batch.num_rows
+        self._appends += len(answers)
+        return answers
+
+    def _packed(self, parts: Iterable[tuple[int, pa.RecordBatch]]) -> dict[int, list[Message]]:
+        by_partition: dict[int, list[pa.RecordBatch]] = {}
+        for number, batch in parts:
+            by_partition.setdefault(number, []).append(batch)
+        return {number: list(self.pack(batches)) for number, batches in by_partition.items()}
+
+    def _prefix(
+        self, parts: list[tuple[int, pa.RecordBatch]]
+    ) -> tuple[list[tuple[int, pa.RecordBatch]], dict[int, list[Message]]]:
+        """As many of the first parts as there is room for."""
+        packed: dict[int, list[Message]] = {}
+        for count, (number, batch) in enumerate(parts):
+            messages = list(self.pack([batch]))
+            if not self._has_room([*packed.values(), messages]):
+                if not count:
+                    raise self._full(sum(message.size for message in messages))
+                return parts[:count], packed
+            packed.setdefault(number, []).extend(messages)
+        return parts, packed
+
+    def pack(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Message]:
+        """Make messages of batches with the columns of the journal: large ones in pieces, small ones together."""
+        run: list[pa.RecordBatch] = []
+        rows = octets = 0
+        for batch in batches:
+            for piece in self._pieces(batch):
+                size = piece.nbytes
+                if run and (rows + piece.num_rows > self.config.block_rows or octets + size > self.config.block_bytes):
+                    yield _message(run)
+                    run, rows, octets = [], 0, 0
+                run.append(piece)
+                rows += piece.num_rows
+                octets += size
+        if run:
+            yield _message(run)
+
+    def _pieces(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        rows, size, limit = batch.num_rows, batch.nbytes, self.config.block_bytes
+        if rows <= self.config.block_rows and (size <= limit or rows == 1):
+            yield batch
+            return
+        step = max(1, min(self.config.block_rows, rows * limit // size, (rows + 1) // 2))
+        for start in range(0, rows, step):
+            yield from self._pieces(batch.slice(start, step))
+
+    def _write(self, packed: Mapping[int, Sequence[Message]]) -> None:
+        now = self._clock()
+        touched = [self._partitions[number] for number in packed]
+        with _Undone(self, touched):
+            for partition in touched:
+                partition.write(packed[partition.number], transaction=0, time=now)
+            if self.config.sync == "group":
+                self._sync(touched)
+        for number, messages in packed.items():
+            self._partitions[number].publish()
+            self._rows += sum(message.rows for message in messages)
+            self._octets += sum(message.size for message in messages)
+
+    def _sync(self, partitions: Iterable[Partition]) -> None:
+        for partition in partitions:
+            partition.sync()
+            self._syncs += 1
+
+    # ------------------------------------------------------------ delivering batches of a sink
+
+    def deliver(self, query: str, batch: int, parts: Iterable[tuple[int, Message]]) -> Delivered:
+        """Append a batch exactly once, whole: readers see all of it or nothing, and a batch that was delivered is not written again.
+
+        Args:
+            query: whose batch.
+            batch: its number; those of a query grow.
+            parts: partitions and messages (of `pack`, or of a `Stage`); not looked at if the batch has been delivered.
+
+        Raises:
+            JournalFull: no room. Nothing was written; try again.
+            JournalError: the batch is larger than the journal can ever take.
+            JournalUnwritable: the disk refuses, and nothing was written; or the ledger does, and then only opening the journal again
+                tells whether the batch was delivered.
+        """
+        self._require_usable()
+        done = self.delivered(query, batch)
+        if done is not None:
+            self._repeated += 1
+            return done
+        now, transaction = self._clock(), self._ledger.transaction + 1
+        begun: dict[int, int] = {}
+        rows = size = 0
+        with _Undone(self, self._partitions):
+            for number, message in parts:
+                partition = self._partition(number)
+                size += message.size
+                rows += message.rows
+                self._require_room_for_batch(size, message.size)
+                begun.setdefault(number, partition.end)
+                partition.write([message], transaction=transaction, time=now)
+            touched = [self._partitions[number] for number in begun]
+            self._sync(touched)
+            # From here to the end of the method the ledger decides, and an error at any point leaves that to whoever opens it again.
+            self.broken = f"the delivery of batch {batch} of {query} was cut short, open the journal again"
+        ranges = {number: (first, self._partitions[number].segments[-1].end) for number, first in begun.items()}
+        try:
+            self._ledger.deliver(query, batch, ranges)
+        except sqlite3.Error as error:
+            raise JournalUnwritable(f"{self.broken}: {error}", path=str(self.directory)) from error
+        for partition in touched:
+            partition.publish()
+        self.broken = ""
+        self._delivered += 1
+        self._rows += rows
+        self._octets += size
+        return Delivered(already=False, ranges=ranges)
+
+    def delivered(self, query: str, batch: int) -> Delivered | None:
+        """Look up whether a batch has been delivered; None if not."""
+        self._require_usable()
+        return self._ledger.delivered(query, batch)
+
+    def _require_room_for_batch(self, size: int, more: int) -> None:
+        config = self.config
+        most = config.max_bytes - (config.retain_bytes or 0) - config.partitions * config.segment_bytes
+        if size > most:
+            raise JournalError(
+                f"a batch of more than {most} octets never fits: raise max_bytes, or let batches be smaller",
+                path=str(self.directory),
+            )
+        if self.size + more > config.max_bytes:
+            raise self._full(size)
+
+    def stage(self) -> Stage:
+        """Begin a file of rows that belong to no batch yet; it is gone when the store is closed or opened again."""
+        self._require_usable()
+        self._stage_number += 1
+        segment = Segment.create(
+            self.directory / "staging",
+            partition=0,
+            first=self._stage_number,
+            schema=self.schema,
+            journal=self._ledger.journal,
+            durable=False,
+        )
+        stage = Stage(self, segment)
+        self._stages.add(stage)
+        return stage
+
+    # ------------------------------------------------------------ groups and retention
+
+    def groups(self) -> dict[str, dict[int, int]]:
+        """For each group, how far it has come in each partition."""
+        return self._ledger.groups()
+
+    def declare_group(self, name: str, at: Literal["first", "end"] = "first") -> dict[int, int]:
+        """Have nothing deleted that this group has not read; return how far it has come.
+
+        Args:
+            name: a group that is known already stays where it is.
+            at: where a new one begins.
+        """
+        self._require_usable()
+        known = self._ledger.groups().get(name)
+        if known is not None:
+            return known
+        offsets = {p.number: p.first if at == "first" else p.end for p in self._partitions}
+        self._set_group(name, offsets)
+        return offsets
+
+    def commit_group(self, name: str, offsets: Mapping[int, int]) -> None:
+        """Note how far a group has come; it may go back, as far as there are rows.
+
+        Args:
+            name: a group that was declared.
+            offsets: for some partitions, the offset behind the last row that the group has done with.
+
+        Raises:
+            JournalError: the group is unknown, or an offset is beyond the end.
+            JournalUnwritable: the ledger cannot be written.
+        """
+        self._require_usable()
+        if name not in self._ledger.groups():
+            raise JournalError(f"no group {name!r}: declare it first", path=str(self.directory))
+        for number, offset in offsets.items():
+            self._partition(number).check_offset(offset)
+        self._set_group(name, offsets)
+        self.retain()
+
+    def _set_group(self, name: str, offsets: Mapping[int, int]) -> None:
+        try:
+            self._sync(self._partitions[number] for number in offsets if self.config.sync == "never")
+            self._ledger.set_group(name, offsets)
+        except (sqlite3.Error, OSError) as error:
+            raise JournalUnwritable(f"the ledger cannot be written: {error}", path=str(self.directory)) from error
+
+    def forget_group(self, name: str) -> None:
+        """Let a group hold nothing up any more; harmless if there is none."""
+        self._require_usable()
+        try:
+            self._ledger.forget_group(name)
+        except sqlite3.Error as error:
+            raise JournalUnwritable(f"the ledger cannot be written: {error}", path=str(self.directory)) from error
+        self.retain()
+
+    def retain(self) -> int:
+        """Seal segments that are old enough, delete what may go; return how many were deleted.
+
+        Raises:
+            JournalUnwritable: a file cannot be made or deleted.
+        """
+        self._require_usable()
+        now, deleted = self._clock(), 0
+        try:
+            for partition in self._partitions:
+                last = partition.segments[-1]
+                age = self.config.segment_time
+                if age is not None and last.end > last.first and now - last.oldest >= age:
+                    partition.roll()
+                    partition.publish()
+            while (leaving := self._next_to_go(now)) is not None:
+                leaving.drop_oldest()
+                deleted += 1
+        except OSError as error:
+            raise _refused(error, self.directory) from error
+        finally:
+            self._deleted += deleted
+        return deleted
+
+    def _next_to_go(self, now: float) -> Partition | None:
+        """The partition with the oldest segment that may be deleted."""
+        config, groups = self.config, self._ledger.groups().values()
+        found: tuple[float, Partition] | None = None
+        for partition in self._partitions:
+            if len(partition.segments) < 2:
+                continue
+            oldest, following = partition.segments[:2]
+            if any(offsets.get(partition.number, 0) < following.first for offsets in groups):
+                continue
+            if config.retain_bytes is None and config.retain_time is None:
+                if groups:
+                    return partition
+                continue
+            oldest.index(following.first)
+            large = config.retain_bytes is not None and self.size - oldest.size >= config.retain_bytes
+            aged = config.retain_time is not None and now - oldest.newest >= config.retain_time
+            if (large or aged) and (found is None or oldest.newest < found[0]):
+                found = oldest.newest, partition
+        return found[1] if found is not None else None
+
+    # ------------------------------------------------------------ reading
+
+    @property
+    def epoch(self) -> str:
+        """Names this journal, see `Extent.epoch`."""
+        return self._ledger.journal.hex()
+
+    @property
+    def size(self) -> int:
+        """Octets of all segments."""
+        return sum(partition.size for partition in self._partitions)
+
+    def extent(self) -> Extent:
+        """Say what there is to read."""
+        return Extent(
+            self.epoch, {p.number: p.first for p in self._partitions}, {p.number: p.end for p in self._partitions}
+        )
+
+    def read(
+        self, partition: int, start: int, end: int | None = None, *, max_bytes: int = 4 << 20
+    ) -> Iterator[Block]:
+        """Yield rows from `start` on as the blocks that they are in, without copying: at least one, if there is a row, and up to `max_bytes`.
+
+        Go on at the `Block.end` of the last one. The same offsets always give the same rows.
+
+        Args:
+            partition: its number.
+            start: offset of the first row.
+            end: offset behind the last one; None: what there is.
+            max_bytes: octets of messages.
+
+        Raises:
+            OffsetGone: retention has deleted the row at `start`.
+            JournalDamaged: a block does not have its checksum.
+            JournalError: `start` is beyond the end.
+        """
+        source = self._partition(partition)
+        source.check_offset(start)
+        return source.read(start, source.end if end is None else end, max_bytes)
+
+    def batches(self, partition: int, start: int, end: int | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield the offset of the first row and the rows, in the columns of `schema`, up to `end` or what there is now; raises as `read`."""
+        source = self._partition(partition)
+        source.check_offset(start)
+        stop = min(source.end, source.end if end is None else end)
+        while start < stop:
+            for block in source.read(start, stop, self.config.block_bytes):
+                yield block.first, fit(block.batch(), self.schema)
+                start = block.end
+
+    def offset_within(self, partition: int, start: int, end: int, *, max_bytes: int) -> int:
+        """Find the offset at which `read` with the same arguments would end, without reading rows. The same at each call; raises as `read`."""
+        source = self._partition(partition)
+        source.check_offset(start)
+        return source.offset_within(start, end, max_bytes)
+
+    def statistics(self) -> StoreStatistics:
+        """Count what was done."""
+        return StoreStatistics(
+            appends=self._appends,
+            rows_appended=self._rows,
+            octets_appended=self._octets,
+            syncs=self._syncs,
+            batches_delivered=self._delivered,
+            batches_repeated=self._repeated,
+            octets=self.size,
+            segments=sum(len(partition.segments) for partition in self._partitions),
+            segments_deleted=self._deleted,
+            octets_cut=self._cut,
+            octets_staged=self._staged,
+        )
+
+    # ------------------------------------------------------------ checks
+
+    def _partition(self, number: int) -> Partition:
+        if not isinstance(number, int) or not 0 <= number < len(self._partitions):
+            raise JournalError(
+                f"there are partitions 0 to {len(self._partitions) - 1}, not {number!r}", path=str(self.directory)
+            )
+        return self._partitions[number]
+
+    def _has_room(self, packed: Iterable[Sequence[Message]]) -> bool:
+        return self.size + sum(message.size for messages in packed for message in messages) <= self.config.max_bytes
+
+    def _full(self, needed: int) -> JournalFull:
+        limit = self.config.max_bytes
+        return JournalFull(
+            f"holds {self.size} octets, at most {limit} (max_bytes), and {needed} more were to come; nothing may be deleted "
+            f"before the groups have read it ({', '.join(self.groups()) or 'there are none'})",
+            path=str(self.directory),
+            needed=needed,
+            limit=limit,
+        )
+
+    def _require_usable(self) -> None:
+        if self.broken:
+            raise JournalError(self.broken, path=str(self.directory))
+
+
+class _Undone:
+    """Takes back what was written to partitions if the block fails."""
+
+    __slots__ = ("_store", "_touched")
+
+    def __init__(self, store: Store, touched: Sequence[Partition]) -> None:
+        self._store, self._touched = store, touched
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            return
+        try:
+            for partition in self._touched:
+                partition.rollback()
+        except BaseException:
+            self._store.broken = "what was half written cannot be taken back, open the journal again"
+            raise
+        if isinstance(error, OSError):
+            raise _refused(error, self._store.directory) from error
+
+
+class Stage:
+    """Rows on the disk that wait to become part of a batch. Made by `Store.stage`; methods belong to the thread that writes."""
+
+    def __init__(self, store: Store, segment: Segment) -> None:
+        self._store = store
+        self._segment = segment
+        self.rows = 0
+        """Rows that were staged."""
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        """Add rows; nothing is synced.
+
+        Raises:
+            SchemaMismatch: columns are not those of the journal.
+            JournalFull: all stages together would be larger than `max_staged_bytes`, or the disk is full.
+            JournalUnwritable: the disk refuses.
+        """
+        store, segment = self._store, self._segment
+        messages = list(store.pack([conform(batch, store.schema)]))
+        size, limit = sum(message.size for message in messages), store.config.max_staged_bytes
+        if store._staged + size > limit:
+            raise JournalFull(
+                f"batches that are not delivered yet hold {store._staged} octets, at most {limit} (max_staged_bytes), and "
+                f"{size} more were to come",
+                path=os.fspath(segment.path),
+                needed=size,
+                limit=limit,
+            )
+        before = segment.size, segment.end
+        try:
+            segment.write(messages, transaction=0, time=0.0)
+        except OSError as error:
+            segment.cut_to(*before)
+            raise _refused(error, segment.path) from error
+        segment.publish()
+        store._staged += size
+        self.rows += batch.num_rows
+
+    def messages(self) -> Iterator[Message]:
+        """Yield what was staged, without copying it."""
+        segment = self._segment
+        for block in segment.read(segment.first, segment.end, segment.size, 0):
+            yield Message(block.octets, block.rows)
+
+    def discard(self) -> None:
+        """Delete it; harmless if it is gone."""
+        if self in self._store._stages:
+            self._store._stages.remove(self)
+            self._store._staged -= self._segment.size - self._segment.start
+            self._segment.close()
+            self._segment.path.unlink(missing_ok=True)
+
+
+def _message(run: list[pa.RecordBatch]) -> Message:
+    batch = run[0]
+    if len(run) > 1:
+        [batch] = pa.Table.from_batches(run).combine_chunks().to_batches()
+    return Message(batch.serialize(), batch.num_rows)
+
+
+def _refused(error: OSError, path: Path) -> JournalError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return JournalFull(f"the disk is full ({error.strerror}); nothing of this was written", path=str(path))
+    return JournalUnwritable(f"the disk refuses ({error}); nothing of this was written", path=str(path))

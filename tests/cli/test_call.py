@@ -1,0 +1,211 @@
+"""``levada call`` against ``levada interop``, each a process of its own or, where only the output counts, in this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from levada.actors import cli
+
+pytestmark = pytest.mark.loopback
+
+LEVADA = (sys.executable, "-m", "levada.actors")
+
+
+class Endpoint:
+    """``levada interop`` as a process."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [*LEVADA, "interop", *arguments, "--until-stdin-closes"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        word, self.host, self.port, self.carrier = self.process.stdout.readline().split()
+        assert word == "LISTENING"
+
+    def end(self) -> tuple[int, str]:
+        """End it by closing its standard input; gives the exit code and what it said on stderr."""
+        _, said = self.process.communicate(timeout=20)
+        return self.process.returncode, said
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    endpoint = Endpoint("rsocket")
+    yield f"rsocket+tcp://127.0.0.1:{endpoint.port}"
+    assert endpoint.end() == (0, "")
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = cli.main(["call", *arguments])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_one_answer_is_printed_as_text(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, url, "--route", "echo", "--data", "hällo") == (0, "hällo\n", "")
+
+
+def test_json_has_data_and_metadata(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, url, "--route", "echo", "--data", "x", "--metadata-type", "text/plain", "--json")
+    assert (code, json.loads(out)) == (0, {"data": "x", "metadata": "echo"})
+
+
+def test_octets_that_are_no_text_stay_as_they_are(
+    url: str, capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path
+) -> None:
+    (tmp_path / "octets").write_bytes(b"\xff\x00\n")
+    assert cli.main(["call", url, "--route", "echo", "--data", f"@{tmp_path / 'octets'}"]) == 0
+    assert capsysbinary.readouterr().out == b"\xff\x00\n"
+    assert cli.main(["call", url, "--route", "echo", "--data", f"@{tmp_path / 'octets'}", "--json"]) == 0
+    assert json.loads(capsysbinary.readouterr().out)["data_base64"] == "/wAK"
+
+
+def test_a_stream_is_a_line_for_each_answer(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, url, "--route", "count", "--data", "5", "--stream") == (0, "0\n1\n2\n3\n4\n", "")
+
+
+def test_a_limit_cancels_a_stream(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(
+        capsys, url, "--route", "count", "--data", "100000000", "--stream", "--limit", "3", "--window", "2"
+    )
+    assert (code, out) == (0, "0\n1\n2\n")
+
+
+def test_a_channel_takes_each_data(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, url, "--route", "chan", "--channel", "--data", "a", "--data", "b") == (0, "a\nb\n", "")
+
+
+def test_a_channel_takes_lines_of_standard_input(url: str) -> None:
+    done = subprocess.run(
+        [*LEVADA, "call", url, "--route", "chan", "--channel"],
+        input=b"one\ntwo\nthree",
+        capture_output=True,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == (b"one\ntwo\nthree\n", b"")
+
+
+def test_fire_and_forget_prints_nothing(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _, before, _ = call(capsys, url, "--route", "fnf-count")
+    assert call(capsys, url, "--route", "fnf", "--fnf") == (0, "", "")
+    after = before
+    while after == before:  # the server counts in its own time
+        _, after, _ = call(capsys, url, "--route", "fnf-count")
+    assert int(after) == int(before) + 1
+
+
+def test_an_error_of_the_responder_is_exit_code_1(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, url, "--route", "fail", "--data", "no") == (1, "", "levada: APPLICATION_ERROR: no\n")
+    assert call(capsys, url, "--route", "fail", "--data", "no", "--stream") == (
+        1,
+        "",
+        "levada: APPLICATION_ERROR: no\n",
+    )
+    assert call(capsys, url, "--route", "nowhere") == (1, "", "levada: APPLICATION_ERROR: unknown route: nowhere\n")
+
+
+def test_no_answer_in_time_is_exit_code_1(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = call(capsys, url, "--route", "slow", "--timeout", "0.05")
+    assert (code, out, err) == (1, "", "levada: no answer, or not all of them, within 0.05 s\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["http://localhost:80"], "expected a URL like rsocket+tcp://host:port, got 'http://localhost:80'"),
+        (["rsocket+udp://localhost:80"], "no carrier for 'udp://localhost:80'"),
+        (["rsocket+tcp://localhost:80", "--ca", "x"], "--ca: tcp has no TLS (use rsocket+tls, +wss or +quic)"),
+        (["rsocket+tcp://localhost:80", "--data", "a", "--data", "b"], "only a channel takes more than one --data"),
+        (["rsocket+tcp://localhost:80", "--push"], "--push needs --metadata, and takes no --data"),
+        (["rsocket+tcp://localhost:80", "--user", "me"], "--user needs --token-file FILE with the password"),
+        (["rsocket+tcp://localhost:80", "--route", "a", "--metadata", "b"], "--metadata takes the place of --route"),
+        (["rsocket+tcp://localhost:80", "--data", "@/no/such/file"], "cannot read /no/such/file"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], complaint: str
+) -> None:
+    code, out, err = call(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"levada: {complaint}")
+    assert err.count("\n") == 1
+
+
+def test_ctrl_c_cancels_the_request(url: str) -> None:
+    process = subprocess.Popen(
+        [*LEVADA, "call", url, "--route", "chan", "--channel"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("begun\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 130
+    assert process.communicate() == ("", "")
+
+
+@pytest.mark.parametrize("carrier", ["tls", "ws", "wss", "quic", "unix"])
+@pytest.mark.parametrize("protocol", ["rsocket", "reactivesocket"])
+def test_every_carrier_of_both_dialects(
+    protocol: str, carrier: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secure = carrier in ("tls", "wss", "quic")
+    path = os.path.relpath(tmp_path / "s") if carrier == "unix" else ""
+    endpoint = Endpoint(
+        protocol,
+        *["--carrier", carrier],
+        *(["--self-signed", str(tmp_path / "made")] if secure else []),
+        *(["--path", path] if path else []),
+    )
+    try:
+        assert endpoint.carrier == carrier
+        where = endpoint.host if path else f"{endpoint.host}:{endpoint.port}"
+        trusted = ["--ca", str(tmp_path / "made" / "ca.pem")] if secure else []
+        got = call(capsys, f"{protocol}+{carrier}://{where}", "--route", "len", "--data", "1234567", *trusted)
+        assert got == (0, "7\n", "")
+    finally:
+        assert endpoint.end() == (0, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_interop_ends_by_signals(number: signal.Signals) -> None:
+    endpoint = Endpoint("rsocket")
+    endpoint.process.send_signal(number)
+    endpoint.process.wait(20)  # it does not wait for the end of standard input
+    assert endpoint.end() == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--carrier", "tls"], "--carrier tls needs --cert FILE, or --self-signed DIR to make one"),
+        (["--carrier", "unix"], "--carrier unix needs --path SOCKET"),
+        (["--key", "k"], "--key needs --cert"),
+        (["--self-signed", "d", "--cert", "c"], "either --self-signed or --cert and --key"),
+        (["--host", "203.0.113.1"], "cannot listen at"),
+    ],
+)
+def test_mistakes_in_the_arguments_of_interop(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], complaint: str
+) -> None:
+    assert cli.main(["interop", "rsocket", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"levada: {complaint}")
+    assert err.count("\n") == 1
