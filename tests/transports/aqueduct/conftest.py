@@ -21,8 +21,10 @@ from levada.transports.aqueduct import (
     OpenStream,
     Output,
     ReceiverHalf,
+    ReceiverState,
     ResetStream,
     SenderHalf,
+    SenderState,
     StopStream,
     StreamData,
     StreamDone,
@@ -41,10 +43,17 @@ def frames_of(data: bytes) -> list[Frame]:
     return frames
 
 
+def state_of(half: SenderHalf | ReceiverHalf) -> SenderState | ReceiverState:
+    """Look at a state that a type checker believes to know."""
+    return half.state
+
+
 class Wire:
     """One core; the test is its peer, frame by frame."""
 
-    def __init__(self, *, client: bool, config: AqueductConfig | None = None, greet: bool = True, **options: Any) -> None:
+    def __init__(
+        self, *, client: bool, config: AqueductConfig | None = None, greet: bool = True, **options: Any
+    ) -> None:
         self.core = AqueductCore(client=client, config=config, **options)
         self.now = 0.0
         self.events: list[Event] = []
@@ -170,7 +179,6 @@ class _Direction:
     fin: bool = False
     reset: int | None = None
     over: bool = False
-    priority: float = 1.0
 
 
 class Side:
@@ -334,7 +342,9 @@ class Pair:
         """Let time pass and everything arrive."""
         end = self.now + seconds
         self.run()
-        while (at := min((t for s in self.sides if (t := s.core.next_deadline()) is not None), default=None)) is not None:
+        while (
+            at := min((t for s in self.sides if (t := s.core.next_deadline()) is not None), default=None)
+        ) is not None:
             if at > end:
                 break
             self.now = max(at, self.now)

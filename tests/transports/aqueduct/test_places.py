@@ -71,7 +71,9 @@ def test_aq10_bidirectional_streams() -> None:
         assert {k for k, v in first.items() if v} == {FrameType.VERSION, FrameType.CHANNEL_CONTROL}
         wanted = {FrameType.CHANNEL_CONTROL} | ({FrameType.CONNECTION_CONTROL} if connection else set())
         assert {k for k, v in second.items() if v} == wanted
-    assert not [key for key in PLACES if key[0] in (Place.CONNECTION, Place.SENDER_DONE, Place.RECEIVER_DONE, Place.ALONE)]
+    assert not [
+        key for key in PLACES if key[0] in (Place.CONNECTION, Place.SENDER_DONE, Place.RECEIVER_DONE, Place.ALONE)
+    ]
 
 
 @pytest.mark.rule("E-8", "E-12", "E-16", "E-17", "E-18", "E-19", "E-23", "E-25")
@@ -159,7 +161,9 @@ def test_e9_a_stream_or_datagram_that_ends_inside_a_frame(wire: Callable[..., Wi
 
 
 @pytest.mark.rule("E-10", "AQ-13")
-@pytest.mark.parametrize(("client", "frames"), [(True, [ChannelControl(0)]), (True, [ChannelControl(0), AckReliable(())])])
+@pytest.mark.parametrize(
+    ("client", "frames"), [(True, [ChannelControl(0)]), (True, [ChannelControl(0), AckReliable(())])]
+)
 def test_e10_a_control_direction_ends_early(wire: Callable[..., Wire], client: bool, frames: list[Any]) -> None:
     """FIN without the last frame would leave the other half waiting for ever."""
     w = wire(client=client)

@@ -10,12 +10,12 @@ import random
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from levada.transports.aqueduct import (
     AqueductConfig,
@@ -31,8 +31,7 @@ from levada.transports.aqueduct import (
     receiver,
 )
 
-if TYPE_CHECKING:
-    from .conftest import Pair, Side
+from .conftest import Pair, Side
 
 Half = SenderHalf | ReceiverHalf
 
@@ -55,20 +54,19 @@ class Sent:
 class Simulation:
     """Two cores, two applications and chance."""
 
-    def __init__(self, make: Any, rng: random.Random, *, steps: int) -> None:
+    def __init__(self, rng: random.Random, log: list[Delivery]) -> None:
         self.rng = rng
+        self.log = log
+        self.seen = 0
         small = AqueductConfig(window=rng.choice((2, 5, 256)), mailbox=rng.choice((2, 4, 256)), unreliable_window=6)
-        self.pair: Pair = make(client=small, server=small)
+        self.pair = Pair(client=small, server=small)
         self.sent: dict[int, Sent] = {}
         self.handles: dict[Side, list[Half]] = {side: [] for side in self.pair.sides}
         self.adopted: dict[Side, set[int]] = {side: {0} for side in self.pair.sides}
-        self.taken: dict[int, list[int]] = defaultdict(list)
         self.ended: set[Half] = set()
         self.ordered: dict[SenderHalf, list[int]] = defaultdict(list)
         self.handles[self.pair.client].append(self.pair.sender)
         self.handles[self.pair.server].append(self.pair.receiver)
-        for _ in range(steps):
-            self.step()
 
     # ------------------------------------------------ the applications
 
@@ -123,13 +121,15 @@ class Simulation:
         if what < 0.1:
             message.discard(lost=what < 0.05)
             return
-        self.taken[int.from_bytes(message.payload[:4], "big")].append(half.id)
         for attached in message.attachments:
             self.adopted[side].add(attached.id)
             self.handles[side].append(attached)
 
     def look(self) -> None:
         self.pair.collect()
+        for delivery in self.log[self.seen :]:
+            self.sent[serial_of(delivery.payload)].deliveries.append(delivery)
+        self.seen = len(self.log)
         for side in self.pair.sides:
             assert side.closed is None, side.closed  # I-10
             for event in side.events:
@@ -204,17 +204,19 @@ class Simulation:
                     assert half.state not in (ReceiverState.LOST, SenderState.LOST), "I-7"
         arrived: dict[int, list[int]] = defaultdict(list)
         for delivery in self.log:
-            arrived[delivery.half.id].append(int.from_bytes(delivery.payload[:4], "big"))
+            arrived[delivery.half.id].append(serial_of(delivery.payload))
         for sender, serials in self.ordered.items():
             got = [serial for serial in arrived[sender.id] if self.sent[serial].mode is Mode.ORDERED]
             assert got == serials[: len(got)], "I-4"
 
-    log: list[Delivery]
+
+def serial_of(payload: bytes) -> int:
+    return int.from_bytes(payload[:4], "big")
 
 
 @contextmanager
 def recorded() -> Iterator[list[Delivery]]:
-    """Know of every message that is processed, also of those that nobody ever takes."""
+    """Know of each message as soon as it is processed, also if nobody ever takes it."""
     log: list[Delivery] = []
 
     class Recorded(Delivery):
@@ -223,36 +225,60 @@ def recorded() -> Iterator[list[Delivery]]:
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             log.append(self)
-            simulation = current[0] if current else None
-            if simulation is not None:
-                simulation.sent[int.from_bytes(self.payload[:4], "big")].deliveries.append(self)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(receiver, "Delivery", Recorded)
         yield log
 
 
-current: list[Simulation] = []
+def simulate(seed: int, steps: int) -> None:
+    """Let chance do anything for a while, then end everything and look."""
+    rng = random.Random(seed)
+    try:
+        with recorded() as log:
+            simulation = Simulation(rng, log)
+            for _ in range(steps):
+                simulation.step()
+            simulation.wind_up(closing=rng.random() < 0.5)
+    except BaseException as error:
+        error.add_note(f"run {seed}, {steps} steps")
+        raise
 
 
-def simulate(make: Any, rng: random.Random, steps: int) -> None:
-    with recorded() as log:
-        simulation = Simulation.__new__(Simulation)
-        current[:] = [simulation]
-        simulation.log = log
-        simulation.__init__(make, rng, steps=steps)  # type: ignore[misc]
-        simulation.wind_up(closing=rng.random() < 0.5)
+@pytest.mark.rule("I-1", "I-2", "I-3", "I-4", "I-5", "I-6", "I-7", "I-8", "I-9", "I-10", "I-14")
+@pytest.mark.parametrize("group", range(16))
+def test_i1_to_i10_whatever_happens(group: int) -> None:
+    """The invariants of the state machines hold in every run; in half of them receivers never close."""
+    for seed in range(group * 50, group * 50 + 50):
+        simulate(seed, 150)
 
 
-RULES = [f"I-{n}" for n in range(1, 11)]
+@pytest.mark.soak
+@pytest.mark.rule("I-14")
+def test_i14_thirty_thousand_runs() -> None:
+    """As many as the model was checked with, and longer ones."""
+    for seed in range(30_000):
+        simulate(1_000_000 + seed, 100 + seed % 300)
 
 
-def test_sim(pair: Any) -> None:
-    import os
-    a, b = map(int, os.environ.get("SEEDS", "0:300").split(":"))
-    for seed in range(a, b):
+class Whatever(RuleBasedStateMachine):
+    """The same with each step chosen by hypothesis, which leaves out of a failure what it does not need."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recording = recorded()
+        self.simulation = Simulation(random.Random(0), self.recording.__enter__())
+
+    @rule(chance=st.integers(0, 2**32))
+    def anything(self, chance: int) -> None:
+        self.simulation.rng.seed(chance)
+        self.simulation.step()
+
+    def teardown(self) -> None:
         try:
-            simulate(pair, random.Random(seed), 120)
-        except BaseException as error:
-            error.add_note(f"seed {seed}")
-            raise
+            self.simulation.wind_up(closing=self.simulation.rng.random() < 0.5)
+        finally:
+            self.recording.__exit__(None, None, None)
+
+
+TestI14Whatever = pytest.mark.rule("I-14")(Whatever.TestCase)

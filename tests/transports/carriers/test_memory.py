@@ -473,3 +473,17 @@ def test_settings_that_cannot_work() -> None:
         with pytest.raises(ValueError, match=next(iter(wrong))):
             MemoryConfig(**wrong)
     assert pickle.loads(pickle.dumps(SLOW)) == SLOW
+
+
+async def test_a_cancelled_dial_is_no_connection(autojump_clock: MockClock) -> None:
+    """Who accepts it all the same learns that nobody is there."""
+    async with listen("memory://desk", MemoryConfig(shape="connection")) as listener:
+        with trio.move_on_after(1) as scope:
+            async with dial("memory://desk"):
+                raise AssertionError("nobody has accepted")
+        assert scope.cancelled_caught
+        incoming = await listener.accept()
+        assert isinstance(incoming, MemoryIncoming)
+        server = incoming.accept()
+        with pytest.raises(ConnectionLost, match="gave up"):
+            await server.accept_stream()

@@ -7,8 +7,8 @@ import re
 import shutil
 import ssl
 import subprocess
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from cryptography import x509
 from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost, IdleTimeout
 from levada.transports.carriers import tcp, tls
 from levada.transports.carriers.contracts import ByteStream
+from levada.transports.carriers.streams import JoinedStream
 from levada.transports.carriers.tcp import TcpConfig, TcpListener
 from levada.transports.carriers.tls import TlsConfig, TlsListener
 from levada.transports.testing import CarrierCheck, CarrierTraits, carrier_checks
@@ -394,3 +395,46 @@ async def test_openssl_s_server(authority: Authority, dialling: TlsConfig) -> No
             await says(process, b"from openssl\n")
             assert await client.receive_some() == b"from openssl\n"
         await leaves(process)
+
+
+async def cancelled_as_octets_come(stream: ByteStream, descriptor: int, send: Callable[[], Awaitable[None]]) -> bytes:
+    """Receive, and cancel that in the very turn of the scheduler in which octets are there."""
+    got = b""
+
+    async def receive() -> None:
+        nonlocal got
+        got = await stream.receive_some()
+
+    async def cancel() -> None:
+        await trio.lowlevel.wait_readable(descriptor)
+        nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(receive)
+        nursery.start_soon(cancel)
+        await trio.testing.wait_all_tasks_blocked()
+        await send()
+    return got
+
+
+@needs_openssl
+async def test_key_updates_survive_cancelled_receives(serving: TlsConfig, authority: Authority) -> None:
+    """The program asks for new keys (its command ``K``) again and again; an answer that got lost would end the connection.
+
+    None can get lost, as OpenSSL answers with its next write: receiving has nothing to send.
+    """
+    async with tls.listen(ANY, serving) as listener, trio.open_nursery() as nursery:
+        client = ["s_client", "-connect", listener.url.removeprefix("tls://"), "-CAfile", str(authority.ca)]
+        process = await openssl(nursery, *client, "-servername", "server")
+        async with await listener.accept() as server:
+            assert isinstance(server, JoinedStream)
+            with trio.fail_after(20), closing(server._socket.dup()) as second:
+                for number in range(12):
+                    ask = partial(says, process, b"K\n")
+                    assert await cancelled_as_octets_come(server, second.fileno(), ask) == b""
+                    await server.send_all(b"still there %d?\n" % number)
+                    await hears(process, b"still there %d?\n" % number)
+            await says(process, b"yes\n")
+            assert await server.receive_some() == b"yes\n"
+            server.abort()
+            process.kill()

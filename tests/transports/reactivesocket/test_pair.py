@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -33,6 +34,7 @@ from levada.transports.testing.core_pair import CorePair
 REJECTED, CANCELED = 0x202, 0x203
 SIDES = ("client", "server")
 sides = st.sampled_from(SIDES)
+kinds = st.sampled_from([*Interaction, Interaction.REQUEST_CHANNEL, Interaction.REQUEST_CHANNEL])
 payloads = st.builds(Payload, st.binary(max_size=150), st.none() | st.binary(max_size=90))
 
 
@@ -66,9 +68,11 @@ class Known:
 class Wired(RuleBasedStateMachine):
     """A client and a server, requester and responder at once, and 40 lines of a model."""
 
-    @initialize(framed=st.booleans(), fragment_size=st.sampled_from([None, 64]), leases=st.booleans())
+    @initialize(
+        framed=st.booleans(), fragment_size=st.sampled_from([None, 64]), leases=st.sampled_from([False, False, True])
+    )
     def connect(self, framed: bool, fragment_size: int | None, leases: bool) -> None:
-        config = CoreConfig(lease=LeaseGrant(100, 3) if leases else None, fragment_size=fragment_size)
+        config = CoreConfig(lease=LeaseGrant(100, 20) if leases else None, fragment_size=fragment_size)
         self.pair = CorePair(
             ReactiveSocketCore(config, client=True, framed=framed, now=0.0),
             ReactiveSocketCore(config, client=False, framed=framed, now=0.0),
@@ -92,13 +96,14 @@ class Wired(RuleBasedStateMachine):
     def may_open(self, side: str) -> bool:
         return self.core(side).state.value in ("opening", "open")
 
-    def pick(self, data: st.DataObject, side: str) -> int | None:
-        live = [stream_id for stream_id in self.by_side[side] if self.core(side).has_stream(stream_id)]
+    def pick(self, data: st.DataObject, side: str, *, credit: bool = False) -> int | None:
+        core = self.core(side)
+        live = [id_ for id_ in self.by_side[side] if core.has_stream(id_) and (core.credit(id_) or not credit)]
         return data.draw(st.sampled_from(live), label="stream") if live else None
 
     # ------------------------------------------------------------ what the sides do
 
-    @rule(side=sides, kind=st.sampled_from(Interaction), n=st.integers(0, 4), payload=payloads, complete=st.booleans())
+    @rule(side=sides, kind=kinds, n=st.integers(0, 9), payload=payloads, complete=st.booleans())
     def request(self, side: str, kind: Interaction, n: int, payload: Payload, complete: bool) -> None:
         if not self.may_open(side):
             return
@@ -121,10 +126,10 @@ class Wired(RuleBasedStateMachine):
         self.streams[side, stream_id] = stream
         self.by_side[side].append(stream_id)
 
-    @rule(data=st.data(), side=sides, payload=payloads, complete=st.booleans())
+    @rule(data=st.data(), side=sides, payload=payloads, complete=st.sampled_from([False, False, False, True]))
     def payload(self, data: st.DataObject, side: str, payload: Payload, complete: bool) -> None:
-        stream_id = self.pick(data, side)
-        if stream_id is None or not self.core(side).credit(stream_id):
+        stream_id = self.pick(data, side, credit=True)
+        if stream_id is None:
             return
         stream, half = self.known(side, stream_id)
         assert half.may_send
@@ -181,7 +186,12 @@ class Wired(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ what arrives
 
-    @rule(side=sides, size=st.none() | st.integers(1, 60))
+    @rule()
+    def deliver_all(self) -> None:
+        self.deliver("server", None)
+        self.deliver("client", None)
+
+    @rule(side=sides, size=st.none() | st.integers(1, 100))
     def deliver(self, side: str, size: int | None) -> None:
         events = self.pair.to_client(size) if side == "client" else self.pair.to_server(size)
         for event in events:
@@ -256,6 +266,11 @@ class Wired(RuleBasedStateMachine):
 
 
 TestWired = Wired.TestCase
+# Short runs hardly get past the requests.
+TestWired.settings = settings(
+    max_examples=max(60, settings().max_examples),
+    stateful_step_count=max(60, settings().stateful_step_count),
+)
 
 
 @pytest.mark.parametrize("framed", [False, True])

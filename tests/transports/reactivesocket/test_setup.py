@@ -141,7 +141,7 @@ def test_rx7_after_the_end_nothing_is_sent_and_nothing_heard(by_hand: Any) -> No
     """A side that closes sends nothing more and ignores what arrives."""
     server = by_hand("server")
     server.gives_frame("REQUEST_RESPONSE", 2)
-    assert server.core.close("enough") == [
+    assert server.core.close("enough", 0x102) == [  # RSocket's CONNECTION_CLOSE, which is not known here
         StreamCancelled(2),
         ConnectionEnded(EndReason.CLOSED, 0x101, "enough"),
     ]
@@ -352,8 +352,9 @@ def test_rx35_zero_is_no_keepalive_and_no_limit(by_hand: Any) -> None:
         assert (event.keepalive_interval, event.max_lifetime) == (keepalive_ms / 1000, lifetime_ms / 1000)
         listening.core.accept_setup(0.0)
         assert listening.core.next_deadline() is None
-    with pytest.raises(ConfigurationError, match="keepalive_interval must be 0 to"):
-        ReactiveSocketConfig(keepalive_interval=-1)
+    for wrong in (-1, 0.0009, 5_000_000):
+        with pytest.raises(ConfigurationError, match="keepalive_interval must be 0 or"):
+            ReactiveSocketConfig(keepalive_interval=wrong)
 
 
 @pytest.mark.rule("RX-36")
@@ -368,6 +369,9 @@ def test_rx36_no_first_frame_in_time(by_hand: Any) -> None:
     deciding = by_hand("listening")
     deciding.gives(setup_frame())
     assert deciding.core.next_deadline() is None
+    assert deciding.core.handle_timeout(1000.0) == []
+    deciding.core.accept_setup(1000.0)
+    assert deciding.core.next_deadline() == 1003.0
 
 
 @pytest.mark.rule("RX-37")
@@ -876,6 +880,8 @@ def test_drain_in_every_other_state(by_hand: Any) -> None:
 
 
 def test_what_fits_no_frame_is_refused_here(by_hand: Any) -> None:
+    with pytest.raises(ConfigurationError, match="SETUP of 174 octets"):
+        by_hand("client", CoreConfig(max_frame_size=170, setup_payload=Payload(bytes(100))))
     server = by_hand("server", CoreConfig(max_frame_size=100))
     calls: list[Callable[[], object]] = [
         lambda: server.core.send_metadata_push(bytes(77)),

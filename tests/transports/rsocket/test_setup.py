@@ -260,7 +260,7 @@ def test_rs53_how_the_client_sees_that_it_was_accepted(core: Make, feed: Feed, f
     made.send_request_response(Payload(), 0.0)
     made.send_request_channel(Payload(), 1, 0.0)
     assert feed(made, KeepaliveFrame(False, 0), PayloadFrame(stream_id=5, payload=Payload(), next=True)) != []
-    assert made.state is ConnectionState.OPENING
+    assert made.state in (ConnectionState.OPENING,)
     first, *others = feed(made, frame)
     assert first == SetupAccepted()
     assert len(others) == 1
@@ -379,7 +379,8 @@ def test_rs31_requests_that_wait_for_a_lease_are_new_ones(pair: Pair, feed: Feed
 def test_draining_before_anything_was_set_up_refuses(core: Make, feed: Feed, sent: Sent, setup: Setup) -> None:
     for frames in ((), (setup(),)):
         made = core(client=False)
-        feed(made, *frames)
+        if frames:
+            feed(made, *frames)
         [end] = made.start_drain("closing", 0.0)
         assert isinstance(end, ConnectionEnded)
         assert (end.reason, end.code) == (EndReason.CLOSED, ErrorCode.REJECTED_SETUP)

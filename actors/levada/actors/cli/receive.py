@@ -9,18 +9,17 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
+from levada.actors.lumberjack import Reader, SpoolSink, Unit, serve
 from levada.framework import ActorSystem, restart
 from levada.framework.errors import ConfigurationError
+from levada.transports.carriers import TlsConfig
 
 from . import Subparsers
 from .ship import warnings_on_stderr
-
-if TYPE_CHECKING:
-    from levada.actors.lumberjack import Reader, Unit
 
 __all__ = ["add_parser", "run"]
 
@@ -62,10 +61,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _receive(args: argparse.Namespace) -> int:
-    # Not at the top: `levada --help` imports this module.
-    from levada.actors.lumberjack import serve
-    from levada.transports.carriers import TlsConfig
-
     if (args.cert is not None) != args.url.startswith("lumberjack+tls:"):
         raise ConfigurationError("--cert and a URL with lumberjack+tls:// belong together")
     carrier = None
@@ -141,8 +136,6 @@ class _Spooler(_Output):
     """Writes each unit to a file; safe is what is on the disk."""
 
     def __init__(self, system: ActorSystem, folder: str) -> None:
-        from levada.actors.lumberjack import SpoolSink
-
         super().__init__()
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)

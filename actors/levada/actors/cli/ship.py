@@ -9,19 +9,28 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import attrs
 import trio
 
+from levada.actors.lumberjack import (
+    HostConfig,
+    SpoolConfig,
+    Tail,
+    TailConfig,
+    TailStatus,
+    Writer,
+    WriterConfig,
+    WriterStatistics,
+    connect,
+    tail,
+)
+from levada.actors.lumberjack.tail_file import find_files
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
+from levada.transports.carriers import TlsConfig
 
 from . import Subparsers
-
-if TYPE_CHECKING:
-    from levada.actors.lumberjack.tail import Tail, TailStatus
-    from levada.actors.lumberjack.writer import Writer, WriterStatistics
 
 __all__ = ["add_parser", "run", "warnings_on_stderr"]
 
@@ -100,15 +109,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _ship(args: argparse.Namespace) -> int:
-    # Not at the top: the help must work where files cannot be followed (no POSIX system).
-    from levada.actors.lumberjack.balance import HostConfig
-    from levada.actors.lumberjack.disk_spool import SpoolConfig
-    from levada.actors.lumberjack.tail import TailConfig, tail
-    from levada.actors.lumberjack.tail_file import find_files
-    from levada.actors.lumberjack.writer import connect
-    from levada.transports.carriers import TlsConfig
-    from levada.transports.lumberjack import WriterConfig
-
     follow = TailConfig(
         once=args.once, start=args.start, multiline=args.multiline, fields=dict(args.field), drain_timeout=args.drain
     )
@@ -191,10 +191,9 @@ class _Report:
         if self.json:
             print(json.dumps({"state": state, **_as_json(status), "writer": _as_json(writer)}), flush=True)
             return
-        text = (
-            f"{status.lines_acked:,} lines {'spooled' if self.spool else 'acknowledged'}, {status.octets_behind:,} octets behind, "
-            f"{status.files} files open, {writer.connections} connections"
-        )
+        text = f"{status.lines_acked:,} lines {'spooled' if self.spool else 'acknowledged'}, {status.octets_behind:,} octets behind"
+        if state == "running":
+            text += f", {status.files} files open, {writer.connections} connections"
         if self.live:
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
         elif text != self.last:
@@ -217,6 +216,7 @@ class _OnStderr(logging.Handler):
 
 @contextmanager
 def warnings_on_stderr() -> Iterator[None]:
+    """Show warnings about Lumberjack on stderr while the block lasts."""
     handler = _OnStderr(logging.WARNING)
     ours = logging.getLogger("levada.actors.lumberjack")
     ours.addHandler(handler)

@@ -24,7 +24,7 @@ class SelfSigned:
     ca: Path
     """The authority's certificate, for clients."""
     certificate: Path
-    """For localhost, 127.0.0.1 and ::1."""
+    """For localhost, 127.0.0.1 and ::1; clients may show it, too."""
     key: Path
     """Its key, readable by its owner only."""
 
@@ -81,7 +81,9 @@ def make_certificates(folder: Path) -> SelfSigned:
         builder(subject, own)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False
+        )
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
         .sign(authority, hashes.SHA256())
     )

@@ -83,7 +83,8 @@ class Connection(Actor[Any]):
 
     async def stopping(self, _: object) -> None:
         """End in order, within the time that the system gives."""
-        self.end()
+        if not self._done.is_set():
+            self.end()
         await self._done.wait()
 
     async def _run(self) -> None:
@@ -137,11 +138,11 @@ class Connection(Actor[Any]):
                 self._wait = None
         now = trio.current_time()
         if data is None:
-            core.stop_reading(now)
             self._take(core.handle_timeout(now))
-            return
-        self.load.octets_received += len(data)
-        self._take(core.receive_data(data, now))
+            core.stop_reading(now)
+        elif core.state is ReaderState.OPEN:  # else it ended in the moment in which they came
+            self.load.octets_received += len(data)
+            self._take(core.receive_data(data, now))
 
     async def _wait_for_room(self) -> None:
         """The writer leaves its acks unread: wait, but not for ever (LJ-27)."""
@@ -179,7 +180,7 @@ class Connection(Actor[Any]):
                     self.load.protocol_errors[event.error.rule] += 1
                     self._log(logging.WARNING, "refused", "refused: %s; it begins with %r", event.error, event.head)
                 case PeerClosed():
-                    if not event.clean and self.core.state is ReaderState.DRAINING:
+                    if not event.clean and not event.lost:
                         self._log(logging.ERROR, "cut", "ended inside a frame, which is dropped")
                 case Finished():
                     self._finished = event
@@ -258,7 +259,7 @@ class Connection(Actor[Any]):
         now = trio.current_time()
         if now >= self.load.late_log_at:
             self.load.late_log_at = now + _LATE_LOG
-            text = "the sink took longer than the writer waits: what it has just committed comes again; put a spool before it"
+            text = "was gone before the sink committed a unit, which comes again; put a spool before a sink that is slow"
             self._log(logging.WARNING, "late_commit", text)
 
     def _log(self, level: int, event: str, text: str, *arguments: object) -> None:

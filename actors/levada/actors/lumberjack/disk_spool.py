@@ -18,7 +18,6 @@ notes the place up to which all is acked.  Segments before that place are remove
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import struct
@@ -36,6 +35,7 @@ from attrs import validators as v
 from levada.framework import Actor
 from levada.framework.errors import ConfigurationError
 
+from .folder_lock import locked_folder
 from .writer_queue import Hub, Ticket
 
 __all__ = ["DiskSpool", "Place", "Segments", "SpoolConfig", "SpoolPump", "open_segments"]
@@ -393,21 +393,9 @@ def open_segments(config: SpoolConfig, kind: bytes) -> Iterator[Segments]:
     Raises:
         ConfigurationError: it cannot be used, another writer uses it, or it holds something else.
     """
-    folder = Path(config.folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ConfigurationError(f"cannot keep a spool in {folder}: {error.strerror or error}") from error
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigurationError(f"another writer uses the spool in {folder}") from error
+    with locked_folder(config.folder, "spool", "writer"):
         try:
             segments = Segments(config, kind)
         except OSError as error:
-            raise ConfigurationError(f"cannot keep a spool in {folder}: {error.strerror or error}") from error
+            raise ConfigurationError(f"cannot keep a spool in {config.folder}: {error.strerror or error}") from error
         yield segments
-    finally:
-        os.close(lock)

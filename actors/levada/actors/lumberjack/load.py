@@ -1,8 +1,8 @@
 """What all connections of one reader share: counters, and the bound on what they hold together (LJ-42b).
 
-A connection reports what it holds after each step.  When all together hold too much, the newest that still reads is
-paused, one at each report, but never the oldest that holds anything: it can always go on until its events are committed, so the
-sum falls, and the others are let on, the oldest first.  A paused connection neither reads nor unpacks.
+A connection reports what it holds after each step.  When all together hold too much, all are paused but the oldest that holds
+anything: that one can always go on until its events are committed.  As the sum falls the others are let on, one at each report, the
+oldest first, so the newest wait longest.  A paused connection neither reads nor unpacks.
 """
 
 from __future__ import annotations
@@ -128,11 +128,10 @@ class Load:
         if first in self._paused:
             self._resume(first)
         if self._total > self.config.max_inflight_bytes:
-            for each in reversed(self._held):
-                if each is not first and each not in self._paused:
-                    self._paused[each] = None
-                    each.pause()
-                    return
+            paused = [each for each in self._held if each is not first and each not in self._paused]
+            self._paused.update(dict.fromkeys(paused))
+            for each in paused:
+                each.pause()
         elif self._paused:
             self._resume(next(each for each in self._held if each in self._paused))
 

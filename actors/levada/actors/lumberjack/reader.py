@@ -73,7 +73,7 @@ class _Acceptor(Actor[Any]):
         try:
             while True:
                 stream = await self.listener.accept()
-                if len(self.load) >= self.load.config.max_connections:
+                if len(self.children) >= self.load.config.max_connections:
                     self.load.refused += 1
                     stream.abort()
                     continue

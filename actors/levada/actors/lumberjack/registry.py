@@ -20,7 +20,6 @@ may die: then lines are sent twice, never not.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -33,6 +32,8 @@ from typing import Any
 import attrs
 
 from levada.framework.errors import ConfigurationError
+
+from .folder_lock import locked_folder
 
 __all__ = ["HEAD", "TAIL", "FileEntry", "Registry", "digest", "open_registry"]
 
@@ -172,20 +173,8 @@ def open_registry(folder: str | os.PathLike[str] | None) -> Iterator[Registry]:
     if folder is None:
         yield Registry(None)
         return
-    path = Path(folder, "registry.json")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(path.parent / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ConfigurationError(f"cannot keep a registry in {folder}: {error.strerror or error}") from error
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigurationError(f"another shipper uses the registry in {folder}") from error
-        yield _read(path)
-    finally:
-        os.close(lock)
+    with locked_folder(folder, "registry", "shipper") as place:
+        yield _read(place / "registry.json")
 
 
 def _read(path: Path) -> Registry:

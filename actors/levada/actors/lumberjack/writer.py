@@ -107,9 +107,11 @@ class _Connection(Actor[Any]):
             except CarrierError as error:
                 why = str(error)
             except ConfigurationError as error:
-                why = str(error)
                 if not hub.attempted.is_set():
-                    hub.mistake = error
+                    hub.mistake = error  # `connect` raises it
+                    hub.attempted.set()
+                    return
+                why = str(error)
             hub.attempted.set()
             hub.counters.faults += 1
             pause = self.rota.fault()

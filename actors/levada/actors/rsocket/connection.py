@@ -284,9 +284,13 @@ class Connection(Actor[Any]):
     def actor(self, kind: type[S]) -> S:
         """Give an actor for a stream: one that rests, else a new one."""
         resting = self._resting[kind]
-        if resting:
+        while resting:
             stream: S = resting.pop()
-            return stream
+            if stream._cell._context is None:
+                return stream
+            # The user's code has set a ContextVar there, which the next stream's must not see.
+            stream.fit = False
+            stream.ref.stop()
         stream = kind(self)
         self.spawn(lambda: stream)
         return stream
@@ -438,9 +442,7 @@ class Connection(Actor[Any]):
         assert self.end is not None
         if self.end.reason is EndReason.CLOSED:
             return ConnectionClosed(self.end.text or "this side closed the connection")
-        return connection_lost(
-            self.end.code, f"{self.end.reason.value}: {self.end.text}" if self.end.text else self.end.reason.value
-        )
+        return connection_lost(self.end.code, self.end.text or self.end.reason.value)
 
     async def ready(self) -> None:
         """Wait until a request may be sent; errors as `check_open`."""
@@ -612,6 +614,9 @@ class Connection(Actor[Any]):
         if self._last_wire is not None:
             self._last_wire.abort()
         self.ref.kill()
+
+    def undelivered(self, messages: list[Any]) -> None:
+        """See `Actor.undelivered`: a flush or a timer that nobody needs any more."""
 
     async def stopping(self, reason: Reason) -> None:
         """Close the connection, if the actor is ended by somebody else, and wait for the carrier."""

@@ -134,6 +134,9 @@ class Stream(Actor[Any]):
             self.connection.flush()
         self.connection.forget(self)
 
+    def undelivered(self, messages: list[Any]) -> None:
+        """See `Actor.undelivered`: what this actor was to begin with is over."""
+
     def stopped_by(self, reason: Reason) -> ActorStopped:
         """Make the error for those who wait for this stream."""
         return ActorStopped(f"the actor of stream {self.stream_id} was ended", actor=self.ref.path, reason=reason)
@@ -480,8 +483,6 @@ class Answer(_Producing):
             self.running = True
             await flushing(self._answer(), self.connection.flush_soon)
         self.request = None
-        # A ContextVar that the user's code has set must not be seen by the next stream's.
-        self.fit = self.fit and self._cell._context is None
         self.connection.rest(self)
 
     async def _answer(self) -> None:

@@ -27,7 +27,6 @@ from collections import abc
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from enum import Enum, Flag
-from functools import lru_cache
 from operator import attrgetter
 from typing import Annotated, Any, Generic, Literal, NewType, TypeVar, Union, cast, get_args, get_origin
 from uuid import UUID
@@ -50,7 +49,7 @@ CODEC = b"levada.codec"
 """Key of the metadata of a field whose column holds encoded values; the value is ``msgpack``."""
 
 _MICROSECONDS = pa.timestamp("us", tz="UTC")
-_NONE = types.NoneType
+_NONE: type = types.NoneType
 
 
 class _Misfit(Exception):
@@ -153,7 +152,6 @@ class Columns(Generic[M]):
             raise _mismatch(f"{cls.__qualname__} refuses these values: {error}") from error
 
 
-@lru_cache(maxsize=256)
 def columns_of(cls: type[M]) -> Columns[M]:
     """Return the columns of a message class.
 
@@ -174,7 +172,11 @@ def columns_of(cls: type[M]) -> Columns[M]:
         >>> ticks.decode(ticks.encode([Tick("EURUSD", 1.08), Tick("USDJPY")]))
         [Tick(symbol='EURUSD', bid=1.08), Tick(symbol='USDJPY', bid=None)]
     """
-    return Columns(cls)
+    columns: Columns[M] | None = cls.__dict__.get("__message_columns__")
+    if columns is None:
+        columns = Columns(cls)
+        cls.__message_columns__ = columns  # type: ignore[attr-defined]  # kept with the class, and gone with it
+    return columns
 
 
 @message("levada.Envelope", frozen=True)
@@ -216,9 +218,7 @@ def _fields_of(cls: type, within: tuple[type, ...]) -> list[_Field]:
         except ConfigurationError as error:
             raise ConfigurationError(f"{cls.__qualname__}.{attribute.name}: {error}") from error
         column = _with_default_of(attribute, kind.field(attribute.name), kind)
-        fields.append(
-            _Field(attribute.name, attribute.alias or attribute.name, kind, column, bool(attribute.kw_only))
-        )
+        fields.append(_Field(attribute.name, attribute.alias or attribute.name, kind, column, bool(attribute.kw_only)))
     return fields
 
 
@@ -254,7 +254,7 @@ def _culprit(values: list[Any], kind: pa.DataType, error: Exception) -> tuple[in
 
 
 def _refuse(expected: object, value: object) -> _Misfit:
-    return _Misfit(f"expected {expected}, got {type(value).__qualname__}")
+    return _Misfit(f"expected {expected}, got {type(value).__name__}")
 
 
 def _mismatch(line: str) -> SchemaMismatch:
@@ -294,10 +294,12 @@ _LEAVES: dict[Any, _Kind] = {
     dt.date: _Kind(pa.date32(), frozenset({dt.date})),
     dt.timedelta: _Kind(pa.duration("us"), frozenset({dt.timedelta})),
     Decimal: _Kind(pa.decimal128(38, 18), frozenset({Decimal})),
-    UUID: _Kind(pa.binary(), lower=_widened(UUID, (UUID,), attrgetter("bytes")), lift=lambda octets: UUID(bytes=octets)),
+    UUID: _Kind(
+        pa.binary(), lower=_widened(UUID, (UUID,), attrgetter("bytes")), lift=lambda octets: UUID(bytes=octets)
+    ),
 }
 
-_SEQUENCES: dict[Any, tuple[tuple[type, ...], Callable[[list[Any]], Any]]] = {
+_SEQUENCES: dict[Any, tuple[Any, Callable[[list[Any]], Any]]] = {
     list: ((list,), list),
     abc.Sequence: ((list, tuple), list),
     tuple: ((tuple,), tuple),

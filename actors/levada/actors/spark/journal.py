@@ -26,7 +26,7 @@ from levada.framework import Actor, Asks, Failed, Killed, Reason, Reply, handles
 from levada.framework.errors import ActorError, ConfigurationError
 
 from .columns import Columns, columns_of
-from .errors import JournalError, JournalFull, JournalUnwritable, SchemaMismatch
+from .errors import JournalError, JournalFull, SchemaMismatch
 from .ledger import Delivered
 from .segments import Block
 from .store import Appended, Extent, JournalConfig, Stage, Store, StoreStatistics
@@ -342,7 +342,8 @@ class Journal(
     @handles
     async def append(self, m: Append) -> None:
         """Queue rows for the next group."""
-        octets = m.rows.nbytes if isinstance(m.rows, pa.RecordBatch) else ROW_OCTETS * len(m.rows)
+        rows: Any = m.rows
+        octets = rows.nbytes if isinstance(rows, pa.RecordBatch) else ROW_OCTETS * len(rows)
         # Not while it is full: what makes room comes by the same mailbox.
         while self._octets >= self.max_octets and not self._full:
             await self._progress.wait()
@@ -548,9 +549,7 @@ class Journal(
 
     def _discard(self, m: DiscardStaged) -> int:
         stages = self._staged.get((m.query, m.batch), {})
-        chosen = [
-            key for key in stages if m.part in (None, key[0]) and m.attempt in (None, key[1])
-        ]
+        chosen = [key for key in stages if m.part in (None, key[0]) and m.attempt in (None, key[1])]
         for key in chosen:
             stages.pop(key).discard()
         if not stages:

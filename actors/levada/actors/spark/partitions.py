@@ -6,6 +6,7 @@ before is cut where it was published.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -93,7 +94,8 @@ class Partition:
             if state != "uncommitted":
                 if state == "torn" or before.end != last.first:
                     raise JournalDamaged(
-                        f"ends with offset {before.end}; the next segment begins with {last.first}", path=str(before.path)
+                        f"ends with offset {before.end}; the next segment begins with {last.first}",
+                        path=str(before.path),
                     )
                 break
             # First the later file: should this be cut short, the same is found again next time.
@@ -102,7 +104,7 @@ class Partition:
             cut += last.size
         cut += found[-1].settle()
         self.segments = tuple(found)
-        for before, after in zip(found, found[1:], strict=False):
+        for before, after in itertools.pairwise(found):
             before.close()
             before.end = after.first
         self.publish()
@@ -128,7 +130,9 @@ class Partition:
         waiting: list[Message] = []
         size = self.segments[-1].size
         for message in messages:
-            if size + message.size > self._segment_bytes and (waiting or self.segments[-1].end > self.segments[-1].first):
+            if size + message.size > self._segment_bytes and (
+                waiting or self.segments[-1].end > self.segments[-1].first
+            ):
                 self.segments[-1].write(waiting, transaction=transaction, time=time)
                 waiting = []
                 self.roll()
@@ -256,4 +260,6 @@ class Partition:
             JournalError: it is not.
         """
         if not isinstance(offset, int) or not 0 <= offset <= self.end:
-            raise JournalError(f"partition {self.number} has offsets 0 to {self.end}, not {offset!r}", path=str(self.folder))
+            raise JournalError(
+                f"partition {self.number} has offsets 0 to {self.end}, not {offset!r}", path=str(self.folder)
+            )

@@ -33,12 +33,13 @@ __all__ = [
 DEFAULT = b"levada.default"
 """Key of the metadata of a field that holds its default: one row as an Arrow IPC message, in base64."""
 
+
 def fingerprint(schema: pa.Schema) -> bytes:
     """Sixteen octets that change with the name, place, type or nullability of a column; metadata does not count.
 
     Example:
         >>> fingerprint(pa.schema([("symbol", pa.string())])).hex()
-        '2ecd7a0c5ce9ac1d4fb23e2bf6b4e2cf'
+        '785e63653bc1dcafc24ed51ae336d354'
     """
     text = "\n".join(f"{field.name}: {_type_text(field)}" for field in schema)
     return hashlib.sha256(text.encode()).digest()[:16]
@@ -56,7 +57,9 @@ def check_schema(schema: pa.Schema) -> None:
         raise ConfigurationError(f"each column has a name of its own: {', '.join(schema.names)}")
     for field in schema:
         if any(map(pa.types.is_dictionary, _types(field.type))):
-            raise ConfigurationError(f"{field.name}: dictionaries are not kept, cast it to {field.type.value_type} first")
+            raise ConfigurationError(
+                f"{field.name}: dictionaries are not kept, cast it to {field.type.value_type} first"
+            )
 
 
 def _types(kind: pa.DataType) -> Iterator[pa.DataType]:
@@ -112,10 +115,12 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, *, where: str = "") -> pa.
     """
     if batch.schema.equals(schema, check_metadata=True):
         return batch
-    problems = differences(
-        schema,
-        pa.schema([f.with_nullable(False) if not batch.column(i).null_count else f for i, f in enumerate(batch.schema)]),
-    )
+    required = {field.name for field in schema if not field.nullable}
+    got = [
+        field.with_nullable(False) if field.name in required and not batch.column(place).null_count else field
+        for place, field in enumerate(batch.schema)
+    ]
+    problems = differences(schema, pa.schema(got))
     if problems:
         raise _mismatch("the columns are not those of the journal", problems, where)
     return pa.RecordBatch.from_arrays(batch.columns, schema=schema)

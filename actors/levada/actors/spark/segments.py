@@ -166,7 +166,7 @@ class Segment:
         octets = head[:_CRC_AT] + struct.pack("<I", crc) + text
         octets += bytes(_padded(len(octets)) - len(octets))
         path = folder / f"{first:020d}.segment"
-        beside = path.with_suffix(".new")
+        beside, taken = path.with_suffix(".new"), path.exists()
         descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             _write_all(descriptor, [octets], 0)
@@ -177,6 +177,9 @@ class Segment:
                 sync_folder(folder)
         except BaseException:
             os.close(descriptor)
+            beside.unlink(missing_ok=True)
+            if not taken:
+                path.unlink(missing_ok=True)
             raise
         segment = cls(path, partition=partition, first=first, schema=schema, fingerprint=mark, start=len(octets))
         segment.synced = segment.size
@@ -399,7 +402,8 @@ class Segment:
     def read(self, start: int, end: int, max_bytes: int, used: int) -> Iterator[Block]:
         """Yield the blocks that hold the rows from `start` up to `end` while they fit in `max_bytes`, of which some are `used`.
 
-        Where none are used, one block is yielded however large it is. The segment is indexed, and ``first <= start < end``, with `end` at most what was published.
+        Some of them are `used` already; where none are, one block is yielded however large it is. The segment is indexed, and
+        ``first <= start < end``, with `end` at most what was published.
 
         Raises:
             JournalDamaged: a block does not have its checksum.

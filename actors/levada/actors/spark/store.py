@@ -80,7 +80,9 @@ class JournalConfig:
     def __attrs_post_init__(self) -> None:
         """Check what belongs together."""
         if self.block_bytes > self.segment_bytes:
-            raise ConfigurationError(f"block_bytes is {self.block_bytes}, more than segment_bytes, {self.segment_bytes}")
+            raise ConfigurationError(
+                f"block_bytes is {self.block_bytes}, more than segment_bytes, {self.segment_bytes}"
+            )
         # One segment of each partition is always there, and one more is the room for the next append.
         wanted = (self.retain_bytes or 0) + (self.partitions + 1) * self.segment_bytes
         if self.max_bytes < wanted:
@@ -140,7 +142,7 @@ def partition_of(key: str | bytes, partitions: int) -> int:
 
     Example:
         >>> partition_of("host-1/syslog", 8)
-        3
+        6
     """
     return zlib.crc32(key.encode() if isinstance(key, str) else key) % partitions
 
@@ -205,7 +207,8 @@ class Store:
         except OSError as error:
             os.close(lock)
             raise JournalLocked("another process, or this one, has this journal open", path=str(path)) from error
-        store = cls(path, schema or columns_of(Envelope).schema, config, lock, clock)
+        columns = schema if schema is not None else columns_of(Envelope).schema
+        store = cls(path, columns, config, lock, clock)
         try:
             store._recover(grown=schema is not None)
         except BaseException:
@@ -461,7 +464,7 @@ class Store:
                 f"a batch of more than {most} octets never fits: raise max_bytes, or let batches be smaller",
                 path=str(self.directory),
             )
-        if self.size + more > config.max_bytes:
+        if self.size + more + self._header_size > config.max_bytes:
             raise self._full(size)
 
     def stage(self) -> Stage:
@@ -599,9 +602,7 @@ class Store:
             self.epoch, {p.number: p.first for p in self._partitions}, {p.number: p.end for p in self._partitions}
         )
 
-    def read(
-        self, partition: int, start: int, end: int | None = None, *, max_bytes: int = 4 << 20
-    ) -> Iterator[Block]:
+    def read(self, partition: int, start: int, end: int | None = None, *, max_bytes: int = 4 << 20) -> Iterator[Block]:
         """Yield rows from `start` on as the blocks that they are in, without copying: at least one, if there is a row, and up to `max_bytes`.
 
         Go on at the `Block.end` of the last one. The same offsets always give the same rows.
@@ -663,7 +664,17 @@ class Store:
         return self._partitions[number]
 
     def _has_room(self, packed: Iterable[Sequence[Message]]) -> bool:
-        return self.size + sum(message.size for messages in packed for message in messages) <= self.config.max_bytes
+        wanted = self.size
+        for messages in packed:
+            octets = sum(message.size for message in messages)
+            # A segment that gives way is at least half full, or the next one is.
+            wanted += octets + (2 * octets // self.config.segment_bytes + 1) * self._header_size
+        return wanted <= self.config.max_bytes
+
+    @property
+    def _header_size(self) -> int:
+        """Octets of a new segment without rows."""
+        return self._partitions[0].segments[-1].start
 
     def _full(self, needed: int) -> JournalFull:
         limit = self.config.max_bytes

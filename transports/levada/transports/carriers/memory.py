@@ -503,10 +503,13 @@ async def dial(
         incoming = MemoryIncoming(listener, ends, validated=False)
         listener.offer(incoming)
         if config.early is None:
-            with trio.move_on_after(config.handshake_timeout) as scope:
-                await incoming.decided()
-            if scope.cancelled_caught:
-                carrier.link.cut()
-                raise IdleTimeout(f"memory://{name} did not answer within {config.handshake_timeout} s")
+            try:
+                with trio.move_on_after(config.handshake_timeout) as scope:
+                    await incoming.decided()
+                if scope.cancelled_caught:
+                    raise IdleTimeout(f"memory://{name} did not answer within {config.handshake_timeout} s")
+            except BaseException:
+                carrier.link.cut("the dialler gave up")
+                raise
     async with carrier:
         yield carrier

@@ -498,7 +498,7 @@ class ReaderCore:
         elif self._open_count:
             self._close_piece(None)
         self._drop_input()
-        events.append(PeerClosed(clean))
+        events.append(PeerClosed(clean, lost))
         self._lost = lost
         self._move(ReaderInput.LOST if lost else ReaderInput.PEER_ENDED)
 
@@ -533,7 +533,8 @@ class ReaderCore:
     # ------------------------------------------------------------ time
 
     def reading(self, now: float) -> None:
-        """Say that the driver begins to wait for octets."""
+        """Say that the driver waits for octets from now on."""
+        self.stop_reading(now)
         self._reading_since = now
 
     def stop_reading(self, now: float) -> None:
@@ -581,6 +582,8 @@ class ReaderCore:
         if self.state is ReaderState.CLOSED:
             return events
         due = {clock for when, clock in self._deadlines() if when <= now}
+        if self._reading_since is not None:
+            self.reading(now)
         if _Clock.KEEPALIVE in due:
             self._alive_at = now + self._config.keepalive
             self._quiet = 0.0

@@ -31,7 +31,9 @@ class PeerClosed:
     """The peer has ended its direction, or the connection was lost."""
 
     clean: bool
-    """Not inside a frame (LJ-6), and not by a reset."""
+    """Not inside a frame (LJ-6), and not lost."""
+    lost: bool = False
+    """The carrier failed; a peer that ends its direction may still read."""
 
 
 @attrs.frozen

@@ -256,7 +256,7 @@ class WriterCore:
         if self.state is not WriterState.OPEN:
             return []
         self._move(WriterInput.PEER_ENDED)
-        return [PeerClosed(clean=False)]
+        return [PeerClosed(clean=False, lost=True)]
 
     def unacked(self) -> list[Batch]:
         """End the connection if it is open, and take the batches that must be sent again, oldest first (LJ-55).

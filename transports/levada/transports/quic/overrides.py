@@ -4,7 +4,7 @@
   strict priorities, round robin within one;
 - **receive windows** follow what the application took, where aioquic doubles them whenever half is used, read or not;
 - **stream credit** is given back when the application has seen the stream, not before;
-- a **lean receive path** for 1-RTT packets on the current path, with the previous key kept over a key update;
+- the lean receive path of `LeanEngine`;
 - acknowledgements travel with data that leaves anyway; **pacing** in bursts of 2 ms, since event loops sleep whole milliseconds;
 - 0-RTT **marks**, refused early data sent again at once, NEW_TOKEN, stateless reset tokens, path MTU probes, key updates.
 
@@ -22,25 +22,23 @@ from typing import Any
 
 from aioquic import tls
 from aioquic._buffer import Buffer
-from aioquic._crypto import CryptoError
 from aioquic.buffer import size_uint_var
 from aioquic.quic import events
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import (
-    END_STATES,
     Limit,
-    QuicConnectionError,
     QuicConnectionId,
     QuicConnectionState,
     QuicNetworkPath,
     QuicReceiveContext,
 )
-from aioquic.quic.packet import QuicFrameType, QuicPacketType, decode_packet_number, pull_quic_transport_parameters
+from aioquic.quic.packet import QuicFrameType, QuicPacketType, pull_quic_transport_parameters
 from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder, QuicPacketBuilderStop
-from aioquic.quic.recovery import MAX_ACK_RANGES, QuicPacketSpace
+from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import QuicStream
 
-from .engine import EarlyDatagram, EngineSettings, PlainEngine
+from .engine import EarlyDatagram, EngineSettings
+from .lean import LeanEngine
 from .pacing import BurstPacer
 from .pmtu import MtuSearch
 
@@ -55,7 +53,7 @@ _LIMIT_FRAME = 9
 _LARGE = 1_160  # octets of stream data that only a packet above 1,200 can hold
 
 
-class TunedEngine(PlainEngine):
+class TunedEngine(LeanEngine):
     """The overrides; see the module."""
 
     tuned = True
@@ -81,10 +79,7 @@ class TunedEngine(PlainEngine):
         self._new_token = b""
         self._now = 0.0  # of the last call that said what time it is
         self._key_start = 0
-        self._key_current: Any = None
-        self._key_previous: Any = None
         self._mtu = MtuSearch(configuration.max_datagram_size, settings.max_packet_size)
-        self._ack_delay = settings.ack_delay
         self._loss._pacer = BurstPacer(max_datagram_size=self._max_datagram_size)
         for limit, value in (
             (self._local_max_streams_bidi, settings.max_streams),
@@ -725,81 +720,3 @@ class TunedEngine(PlainEngine):
         if self._loss._pto_count >= 3 and self._mtu.size > self._mtu.base:
             self._mtu.fall_back(now)
             self._use_packet_size(self._mtu.size)
-
-    # ---------------------------------------------------------------- the lean way in
-
-    def receive_datagram(self, data: bytes, addr: Any, now: float) -> None:
-        """Take a datagram; a 1-RTT packet on the path and key in use goes the short way (18 us against 31), anything else the long one."""
-        if (
-            self._handshake_confirmed
-            and self._state is _CONNECTED
-            and data[0] & 0xC0 == 0x40
-            and not self._close_pending
-        ):
-            path = self._network_paths[0]
-            if path.is_validated and path.addr == addr and self._receive_lean(data, path, now):
-                return
-        super().receive_datagram(data, addr, now)
-
-    def _receive_lean(self, data: bytes, path: QuicNetworkPath, now: float) -> bool:
-        """Handle a 1-RTT packet; false if it needs more than the usual, with nothing changed."""
-        cid = self.host_cid
-        offset = 1 + len(cid)
-        keys = self._cryptos[_ONE_RTT].recv
-        protection = keys.hp
-        if (
-            data[1:offset] != cid
-            or len(data) < offset + 20
-            or protection is None
-            or protection._is_chacha20
-            or self._cryptos[_ZERO_RTT].recv.aead is not None
-        ):
-            return False
-        mask = protection._encryptor.update(data[offset + 4 : offset + 20])
-        first = data[0] ^ (mask[0] & 0x1F)
-        length = (first & 3) + 1
-        space = self._spaces[_ONE_RTT]
-        body = offset + length
-        truncated = int.from_bytes(data[offset:body], "big") ^ int.from_bytes(mask[1 : 1 + length], "big")
-        number = decode_packet_number(truncated, length * 8, space.expected_packet_number)
-        aead = keys.aead
-        if aead is not self._key_current:
-            self._key_previous, self._key_current = self._key_current, aead
-        if (first & 4) >> 2 != keys.key_phase:
-            aead = self._key_previous  # sent before the peer saw the update, or the peer's own update
-        if first & 0x18 or aead is None:
-            return False
-        try:
-            plain = aead.decrypt(
-                data[body:], bytes((first,)) + data[1:offset] + truncated.to_bytes(length, "big"), number
-            )
-        except CryptoError:
-            return aead is keys.aead  # of no use; but an update by the peer looks like this with the previous key
-        if number in space.received_packets:
-            return True
-        if number > space.expected_packet_number:
-            space.expected_packet_number = number + 1
-        if number > self._spin_highest_pn:
-            spin = bool(first & 0x20)
-            self._spin_bit = not spin if self._is_client else spin
-            self._spin_highest_pn = number
-        context = QuicReceiveContext(_ONE_RTT, cid, path, None, now, None)
-        try:
-            eliciting, _ = self._payload_received(context, plain)
-        except QuicConnectionError as error:
-            self.close(error_code=error.error_code, frame_type=error.frame_type, reason_phrase=error.reason_phrase)
-            return True
-        if self._state in END_STATES or self._close_pending:
-            return True
-        self._close_at = now + self._idle_timeout()
-        self._ack_eliciting_sent_since_receipt = False
-        if number > space.largest_received_packet:
-            space.largest_received_packet = number
-            space.largest_received_time = now
-        space.ack_queue.add(number)
-        space.received_packets.add(number)
-        if len(space.ack_queue) > MAX_ACK_RANGES:
-            space.ack_queue.shift()
-        if eliciting and space.ack_at is None:
-            space.ack_at = now + self._ack_delay
-        return True

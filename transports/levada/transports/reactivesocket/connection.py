@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final
 
-from levada.framework.errors import LocalProtocolError
+from levada.framework.errors import ConfigurationError, LocalProtocolError
 from levada.transports.reactivesocket import frames as f
 from levada.transports.reactivesocket.errors import SETUP_CODES, ErrorCode
 from levada.transports.reactivesocket.frames import FrameError
@@ -273,7 +273,10 @@ class ConnectionCore(ABC):
             config.data_mime_type,
         )
         payload = config.setup_payload
-        self._control.append(f.encode(f.SETUP, 0, flags, fixed, payload.metadata, payload.data))
+        setup = f.encode(f.SETUP, 0, flags, fixed, payload.metadata, payload.data)
+        if len(setup) > self._max_frame:
+            raise ConfigurationError(f"SETUP of {len(setup)} octets (raise max_frame_size, or shorten setup_payload)")
+        self._control.append(setup)
 
     def _receive_first(
         self, kind: int, flags: int, stream_id: int, octets: bytes, at: int, end: int, events: list[Event]
@@ -317,7 +320,7 @@ class ConnectionCore(ABC):
             LocalProtocolError: there is no SETUP to decide about.
         """
         self._check_deciding()
-        self._now = now
+        self._now = self._heard = self._judged_from = now
         self._enter(ConnectionInput.ACCEPT)
         self._send_first_lease()
         events: list[Event] = []
@@ -435,11 +438,16 @@ class ConnectionCore(ABC):
         return events
 
     def close(self, text: str = "", code: int = ErrorCode.CONNECTION_ERROR) -> list[Event]:
-        """End the connection now: an ERROR frame with `code` is queued, all streams fail. Nothing if it has ended already."""
+        """End the connection now: an ERROR frame is queued, all streams fail. Nothing if it has ended already.
+
+        Args:
+            text: goes into the frame.
+            code: not used: CONNECTION_ERROR is the only code that this dialect has for it (RX-22).
+        """
         events: list[Event] = []
         if self._state is not _ENDED:
-            self._tell_end(code, text)
-            self._end(EndReason.CLOSED, code, text, events)
+            self._tell_end(ErrorCode.CONNECTION_ERROR, text)
+            self._end(EndReason.CLOSED, ErrorCode.CONNECTION_ERROR, text, events)
         return events
 
     def carrier_lost(self, now: float, text: str = "") -> list[Event]:

@@ -50,14 +50,9 @@ _ANSWER, _FNF, _STREAM, _CHANNEL, _SUBSCRIPTION = (
     Interaction.REQUEST_SUBSCRIPTION,
 )
 _BOTH, _SENDING, _RECEIVING = StreamState.BOTH, StreamState.SENDING, StreamState.RECEIVING
-_FRAME_OF: Final = {
-    _ANSWER: f.REQUEST_RESPONSE,
-    _FNF: f.REQUEST_FNF,
-    _STREAM: f.REQUEST_STREAM,
-    _CHANNEL: f.REQUEST_CHANNEL,
-    _SUBSCRIPTION: f.REQUEST_SUB,
-}
-_INTERACTION_OF: Final = {kind: interaction for interaction, kind in _FRAME_OF.items()}
+# By `Interaction`, whose numbers are the places here: an enum's hash costs more than all the rest of a look-up.
+_FRAME_OF: Final = (f.REQUEST_RESPONSE, f.REQUEST_FNF, f.REQUEST_STREAM, f.REQUEST_CHANNEL, f.REQUEST_SUB)
+_INTERACTION_OF: Final = {kind: Interaction(at) for at, kind in enumerate(_FRAME_OF)}
 
 
 class ReactiveSocketCore(ConnectionCore):
@@ -76,6 +71,9 @@ class ReactiveSocketCore(ConnectionCore):
         now: seconds, on any clock that does not jump; the same clock for every `now`.
         random_bytes: not used: this dialect has no tokens. Here for the sake of the same signature.
         sessions: likewise.
+
+    Raises:
+        ConfigurationError: SETUP does not fit a frame.
     """
 
     def __init__(
@@ -89,7 +87,8 @@ class ReactiveSocketCore(ConnectionCore):
         sessions: object = None,
     ) -> None:
         super().__init__(config, client=client, framed=framed, now=now)
-        self._max_out = config.max_frame_size if config.fragment_size is None else config.fragment_size
+        # RX-75: 64 at least, since below that a fragment may have no room for anything.
+        self._max_out = max(64, min(config.fragment_size or config.max_frame_size, config.max_frame_size))
         self._streams: dict[int, Stream] = {}
         self._waiting: OrderedDict[int, PendingRequest] = OrderedDict()
         self._ids = StreamIds(2 if client else 1, reuse=True)  # RX-14, RX-16

@@ -360,11 +360,12 @@ class RSocketCore(RSocketConnection):
                 self._advance(stream_id, stream, _RECEIVE_COMPLETE)
                 events.append(StreamCompleted(stream_id))
             return
-        if stream.demand <= 0:
-            # RS-77: more than was asked for.
-            self._give_up(stream_id, stream, "more payloads than were requested", events)
-            return
-        stream.demand -= 1  # RS-73: one for all fragments
+        if not response:
+            if stream.demand <= 0:
+                # RS-77: more than was asked for.
+                self._give_up(stream_id, stream, "more payloads than were requested", events)
+                return
+            stream.demand -= 1  # RS-73: one for all fragments
         if follows:
             stream.gathering = Gathering(is_request=False, complete=complete)
             self._gather(stream_id, stream, payload, events)
@@ -549,14 +550,18 @@ class RSocketCore(RSocketConnection):
             return
         state = _RECEIVING
         fixed = b""
+        demand = (
+            0  # RS-61: an answer needs none; and it is not taken in the loop of `_read`, since it completes without C
+        )
         if kind is not _RESPONSE:
             fixed = U32.pack(n)
+            demand = add_credit(0, n)
             if kind is _CHANNEL:
                 if complete:
                     word |= COMPLETE
                 else:
                     state = _BOTH
-        self._streams[stream_id] = Stream(kind, True, state, 0, add_credit(0, n))
+        self._streams[stream_id] = Stream(kind, True, state, 0, demand)
         self._put_payload(stream_id, word, fixed, payload)
 
     def _release_waiting(self, now: float) -> None:

@@ -43,7 +43,7 @@ class Stream:
         self.credit = credit
         """Payloads that this side may send; 1 for the answer of a request-response, which needs no credit."""
         self.demand = demand
-        """Payloads that the peer may send; 1 for the answer of a request-response."""
+        """Payloads that the peer may send; 0 for the answer of a request-response, which needs no credit."""
         self.gathering: Gathering | None = None
 
 

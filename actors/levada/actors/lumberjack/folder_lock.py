@@ -1,0 +1,46 @@
+"""One process at a time in a folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from levada.framework.errors import ConfigurationError
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # not a POSIX system: nobody is kept out there
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["locked_folder"]
+
+
+@contextmanager
+def locked_folder(folder: str | os.PathLike[str], what: str, user: str) -> Iterator[Path]:
+    """Make `folder` if need be, and keep other processes that ask for it out while the block lasts; death lets go of it too. Blocks.
+
+    Args:
+        folder: gets a file ``lock``.
+        what: is kept there, for messages.
+        user: who uses it, for messages.
+
+    Raises:
+        ConfigurationError: the folder cannot be used, or is in use.
+    """
+    path = Path(folder)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise ConfigurationError(f"cannot keep a {what} in {folder}: {error.strerror or error}") from error
+    try:
+        if fcntl is not None:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise ConfigurationError(f"another {user} uses the {what} in {folder}") from error
+        yield path
+    finally:
+        os.close(lock)

@@ -1,0 +1,122 @@
+"""Lumberjack over TCP on loopback, writer and reader in a process each: ``levada bench lumberjack``.
+
+Reader rows: a raw writer against levada's reader and against a plain threaded reader that decodes the same and has no limits, one
+right after the other in each round; what counts is the ratio of a round.  Lines of 300 octets with four other fields, windows
+of 2,000, one in flight.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+from benchmarks._lumberjack_peers import EVENTS, raw_writer
+
+__all__ = ["run"]
+
+ROOT = Path(__file__).parents[1]
+COUNT = 40_000  # events of one measurement
+FLOOR, AIM = 0.4, 0.7
+
+
+@attrs.frozen
+class Row:
+    """A ratio, measured in all rounds."""
+
+    title: str
+    ours: list[float]
+    """Events a second."""
+    other: str
+    theirs: list[float]
+    budget: float
+    aim: float | None = None
+
+    @property
+    def ratio(self) -> float:
+        """How many times as many as `other`, the median of the rounds."""
+        return statistics.median(mine / other for mine, other in zip(self.ours, self.theirs, strict=True))
+
+    @property
+    def missed(self) -> bool:
+        """Whether it is below the budget."""
+        return self.ratio < self.budget
+
+
+@attrs.frozen
+class Report:
+    """All rows."""
+
+    rows: list[Row]
+
+    @property
+    def missed(self) -> list[str]:
+        """Titles of the rows below their budgets."""
+        return [row.title for row in self.rows if row.missed]
+
+    def text(self) -> str:
+        """Lay it out as a table."""
+        lines = [f"{'events a second, medians':40} {'levada':>9} {'other':>9}  ratio and budget"]
+        for row in self.rows:
+            aim = f", aim {row.aim:g}" if row.aim is not None else ""
+            lines.append(
+                f"{row.title:40} {statistics.median(row.ours):>9,.0f} {statistics.median(row.theirs):>9,.0f}"
+                f"  {row.ratio:.2f} × {row.other} (≥ {row.budget:g}{aim}) {'MISS' if row.missed else 'pass'}"
+            )
+        return "\n".join(lines) + "\n"
+
+    def to_json(self) -> dict[str, Any]:
+        """Turn it into what the `json` module writes."""
+        return {"rows": [{**attrs.asdict(row), "ratio": row.ratio, "missed": row.missed} for row in self.rows]}
+
+
+@contextlib.contextmanager
+def process(name: str) -> Iterator[int]:
+    """A fresh reader; the port that it listens at."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *(path for path in sys.path if path)])}
+    command = [sys.executable, "-m", "benchmarks._lumberjack_peers", name]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as reader:
+        try:
+            assert reader.stdout is not None
+            yield int(reader.stdout.readline())
+        finally:
+            reader.kill()
+
+
+def measure_reader(name: str, version: int, packed: bool, count: int) -> float:
+    """Events a second that a reader takes."""
+    with process(name) as port:
+        raw_writer(port, version, packed, EVENTS)
+        return raw_writer(port, version, packed, count)
+
+
+def reader_rows(rounds: int, quick: bool, only: str, progress: Callable[[str], None]) -> list[Row]:
+    """Readers of both versions, plain and packed, then packed against plain of the same rounds."""
+    rows = []
+    for version in (1, 2):
+        plain, packed = (
+            Row(f"reader, version {version}, {how}", [], "threads", [], FLOOR, AIM) for how in ("plain", "packed")
+        )
+        wanted = [row for row in (plain, packed) if only in row.title][: 1 if quick else 2]
+        for number in range(rounds):
+            for row in wanted:
+                for name, figures in (("levada", row.ours), ("threads", row.theirs)):
+                    progress(f"{row.title}, {name}, round {number + 1} of {rounds}")
+                    figures.append(measure_reader(name, version, row is packed, EVENTS if quick else COUNT))
+        rows += wanted
+        if quick:
+            break
+        if len(wanted) == 2:
+            rows.append(Row(f"reader, version {version}, packed or not", packed.ours, "plain", plain.ours, 0.8))
+    return rows
+
+
+def run(*, rounds: int, quick: bool, only: str, progress: Callable[[str], None]) -> Report:
+    """Measure all rows whose title contains `only`; `quick`: the first of them, to show that it runs."""
+    return Report(reader_rows(rounds, quick, only, progress))

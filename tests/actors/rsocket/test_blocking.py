@@ -1,0 +1,302 @@
+"""The blocking client: threads on one side, a server on trio on the other."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import wait
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from levada.actors.rsocket import (
+    ApplicationError,
+    ClientConfig,
+    CoreConfig,
+    LeaseGrant,
+    Request,
+    RequestRejected,
+    ServerConfig,
+    SetupRejected,
+    serve,
+)
+from levada.actors.rsocket.blocking import BlockingPeer, RequestTimeout, connect
+from levada.framework import ActorSystem, Asks, message
+from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost
+from levada.transports.carriers import TcpConfig
+
+from .conftest import CarrierSettings
+
+pytestmark = pytest.mark.loopback
+
+
+@message("tests.rsocket.Length")
+class Length(Asks[int]):
+    text: str
+
+
+class Server:
+    """Runs a listener on trio in a thread of its own."""
+
+    def __init__(self, url: str, config: ServerConfig | None) -> None:
+        self.slow = 0
+        self.produced = 0
+        self.noted = 0
+        self.url = ""
+        self._config = config
+        self._ready = threading.Event()
+        self._stop: Callable[[], None] = lambda: None
+        self._thread = threading.Thread(target=trio.run, args=(self._run, url))
+        self._thread.start()
+        assert self._ready.wait(10)
+
+    async def _run(self, url: str) -> None:
+        token = trio.lowlevel.current_trio_token()
+        with trio.CancelScope() as scope:
+            self._stop = lambda: token.run_sync_soon(scope.cancel)
+            async with ActorSystem() as system, serve(system, url, self.handle, config=self._config) as self.listener:
+                self.url = self.listener.url
+                self._ready.set()
+                await trio.sleep_forever()
+
+    def close(self) -> None:
+        self._stop()
+        self._thread.join(10)
+
+    async def handle(self, request: Request) -> Any:
+        match request.route:
+            case "numbers":
+                return self.numbers(int(request.data))
+            case "slow":
+                self.slow += 1
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    self.slow -= 1
+            case "fail":
+                raise ApplicationError("on purpose")
+            case "note":
+                self.noted += 1
+            case "noted":
+                return b"%d" % self.noted
+            case "ask":
+                return (await request.connection.request_response(b"you?")).data
+        return len(request.message(Length).text) if request.holds_message else request.payload
+
+    async def numbers(self, count: int) -> AsyncIterator[bytes]:
+        for number in range(count):
+            self.produced += 1
+            yield b"%d" % number
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    running = Server("rsocket+tcp://127.0.0.1:0", None)
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def peer(server: Server) -> Iterator[BlockingPeer]:
+    with connect(server.url) as connected:
+        yield connected
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Give the other threads time; fails after ten seconds."""
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        os.sched_yield()
+
+
+@pytest.mark.parametrize("dialect", ["rsocket", "reactivesocket"])
+@pytest.mark.parametrize("scheme", ["tcp", "tls", "unix"])
+def test_each_carrier(scheme: str, dialect: str, settings: Callable[[str], CarrierSettings]) -> None:
+    carrier = settings(scheme)
+    server = Server(f"{dialect}+{carrier.url}", ServerConfig(carrier=carrier.serving))
+    try:
+        with connect(server.url, config=ClientConfig(carrier=carrier.dialling)) as peer:
+            large = bytes(range(256)) * 8000
+            assert peer.request_response(b"hello", route="echo").data == b"hello"
+            assert peer.request_response(large, timeout=20.0).data == large
+            assert peer.request_response(Length("hello")) == 5
+            with peer.request_stream(b"100", route="numbers", window=7) as items:
+                assert [item.data for item in items] == [b"%d" % number for number in range(100)]
+            for _ in range(100):
+                peer.fire_and_forget(b"", route="note")
+            until(lambda: peer.request_response(b"", route="noted").data == b"100")
+        assert peer.closed
+    finally:
+        server.close()
+
+
+def test_many_under_way_from_one_thread_and_from_many(peer: BlockingPeer) -> None:
+    pending = [peer.start_request(b"%d" % number) for number in range(256)]
+    done, _ = wait([answer.future for answer in pending], 10)
+    assert len(done) == 256
+    assert [answer.result().data for answer in pending] == [b"%d" % number for number in range(256)]
+    wrong: list[bytes] = []
+
+    def work(name: int) -> None:
+        for number in range(50):
+            data = b"%d %d" % (name, number)
+            if peer.request_response(data, timeout=10.0).data != data:
+                wrong.append(data)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_the_window_is_the_credit(server: Server, peer: BlockingPeer) -> None:
+    with peer.request_stream(b"1000", route="numbers", window=4) as items:
+        assert next(items).data == b"0"
+        peer.request_response(b"")  # what it had to send before this answer, it has sent
+        assert server.produced <= 6
+    assert list(items) == []
+    peer.request_response(b"")
+    assert server.produced <= 6
+
+
+def test_errors_and_time_outs(server: Server, peer: BlockingPeer) -> None:
+    with pytest.raises(ApplicationError, match="on purpose"):
+        peer.request_response(b"", route="fail")
+    with pytest.raises(ApplicationError, match="on purpose"), peer.request_stream(b"", route="fail") as items:
+        next(items)
+    with pytest.raises(RequestTimeout, match=r"no answer in 0.05 s"):
+        peer.request_response(b"", route="slow", timeout=0.05)
+    with pytest.raises(TimeoutError), peer.request_stream(b"", route="slow", timeout=0.05) as items:
+        next(items)
+    pending = peer.start_request(b"", route="slow")
+    until(lambda: server.slow > 0)
+    pending.cancel()
+    until(lambda: server.slow == 0)
+    with pytest.raises(ApplicationError, match="no handler"):
+        peer.request_response(b"", route="ask")
+    assert peer.request_response(b"still").data == b"still"
+
+
+def test_the_end(server: Server) -> None:
+    peer = connect(server.url)
+    pending = peer.start_request(b"", route="slow")
+    items = peer.request_stream(b"", route="slow")
+    until(lambda: server.slow == 2)
+    peer.close()
+    peer.close()
+    for ended in (pending.result, lambda: next(items), lambda: peer.request_response(b"")):
+        with pytest.raises((ConnectionClosed, ConnectionLost)):
+            ended()
+    until(lambda: server.slow == 0)
+    lost = connect(server.url)
+    pending = lost.start_request(b"", route="slow")
+    until(lambda: server.slow == 1)
+    server.close()
+    with pytest.raises(ConnectionLost):
+        pending.result(10)
+    with pytest.raises(ConnectionLost):
+        lost.request_response(b"")
+    lost.close()
+    with pytest.raises(ConnectionLost, match="cannot connect"):
+        connect(server.url, timeout=5.0)
+
+
+def test_refused_setup() -> None:
+    async def accept(_: Any) -> None:
+        raise SetupRejected("not you")
+
+    server = Server("rsocket+tcp://127.0.0.1:0", ServerConfig(accept=accept))
+    try:
+        with connect(server.url) as peer, pytest.raises(SetupRejected, match="not you"):
+            peer.request_response(b"", timeout=10.0)
+    finally:
+        server.close()
+
+
+def test_a_server_that_does_not_read_holds_requests_back() -> None:
+    listening = socket.create_server(("127.0.0.1", 0))
+    try:
+        url = f"rsocket+tcp://127.0.0.1:{listening.getsockname()[1]}"
+        with connect(url, config=ClientConfig(high_water=100_000)) as peer:
+            with pytest.raises(RequestTimeout, match="does not read"):
+                while True:
+                    peer.fire_and_forget(bytes(100_000), timeout=0.05)
+            assert len(peer._unsent) <= 300_000
+            peer._config = ClientConfig()
+    finally:
+        listening.close()
+
+
+def test_keepalive_goes_on_while_nobody_calls(server: Server) -> None:
+    config = ClientConfig(core=CoreConfig(keepalive_interval=0.05, max_lifetime=0.2))
+    with connect(server.url, config=config) as peer:
+        until(lambda: bool(server.listener.peers))
+        statistics = server.listener.peers[0].statistics
+        until(lambda: (now := statistics().carrier) is not None and now.octets_received > 200)
+        assert not peer.closed
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_cannot_use_it_and_closes_it_without_harm(server: Server, peer: BlockingPeer) -> None:
+    assert peer.request_response(b"before").data == b"before"
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            try:
+                peer.request_response(b"child")
+            except ConnectionClosed:
+                peer.close()
+                peer.close()
+                code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    assert peer.request_response(b"after").data == b"after"
+
+
+def test_what_cannot_work(tmp_path: Path) -> None:
+    for url in ("rsocket+quic://127.0.0.1:1", "rsocket+tcp://127.0.0.1", "http://desk"):
+        with pytest.raises(ConfigurationError):
+            connect(url)
+    with pytest.raises(ConfigurationError, match="TlsConfig"):
+        connect("rsocket+tls://127.0.0.1:1", config=ClientConfig(carrier=TcpConfig()))
+    with pytest.raises(ConfigurationError, match="neither"):
+        connect("rsocket+tcp://127.0.0.1:1", config=ClientConfig(lease=LeaseGrant()))
+    with pytest.raises(ConnectionLost):
+        connect(f"rsocket+unix://{tmp_path}/nobody")
+
+
+def test_a_rejected_request_says_that_it_may_be_sent_again() -> None:
+    server = Server("rsocket+tcp://127.0.0.1:0", ServerConfig(core=CoreConfig(max_streams=1)))
+    try:
+        with connect(server.url) as peer:
+            peer.start_request(b"", route="slow")
+            with pytest.raises(RequestRejected) as caught:
+                peer.request_response(b"")
+            assert caught.value.retryable
+    finally:
+        server.close()
+
+
+def test_importing_it_starts_nothing() -> None:
+    program = (
+        "import threading, levada.actors.rsocket.blocking\n"
+        "assert threading.active_count() == 1\n"
+        "import trio\n"
+        "try: trio.lowlevel.current_trio_token()\n"
+        "except RuntimeError: print('quiet')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=50)
+    assert (done.stdout, done.stderr) == ("quiet\n", "")

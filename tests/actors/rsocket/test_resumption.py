@@ -1,0 +1,190 @@
+"""Sessions that outlive their carriers: nothing is lost or doubled, however often and wherever the carrier is cut."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from levada.actors.rsocket import (
+    Backoff,
+    ClientConfig,
+    ConnectedPeer,
+    CoreConfig,
+    EndReason,
+    Payload,
+    Request,
+    ServerConfig,
+    connect,
+    serve,
+)
+from levada.framework import ActorSystem
+from levada.framework.errors import ConnectionLost
+from levada.transports.carriers import MemoryConfig
+
+from .test_requests import pair
+
+CORE = CoreConfig(metadata_mime_type="text/plain", resume=True, resume_timeout=20.0)
+CLIENT = ClientConfig(core=CORE, redial=Backoff(first=0.01, most=0.1))
+SERVER = ServerConfig(core=CORE, carrier=MemoryConfig(window=512))
+
+
+async def handler(request: Request) -> Any:
+    match request.route:
+        case "numbers":
+
+            async def numbers() -> AsyncIterator[bytes]:
+                for number in range(int(request.data)):
+                    yield b"%d" % number
+
+            return numbers()
+        case "back":
+            return request.payloads
+        case "slow":
+            await trio.sleep(5)
+    return request.payload
+
+
+def cut(peer: ConnectedPeer) -> None:
+    """Lose the carrier, with what is under way on it."""
+    wire: Any = peer._connection.wire
+    if wire is not None:
+        wire.stream.link.cut("cut by the test")
+
+
+@pytest.mark.rule("RS-102")
+@pytest.mark.parametrize("seed", range(8))
+async def test_rs102_streams_go_on_over_random_cuts(seed: int, autojump_clock: MockClock) -> None:
+    """Streams stay alive while the carrier is down; nothing is lost, nothing comes twice."""
+    dice = random.Random(seed)
+    async with pair(handler, client=CLIENT, server=SERVER) as (peer, listener, _):
+        got: list[bytes] = []
+        back: list[bytes] = []
+
+        async def follow() -> None:
+            async with await peer.request_stream(b"500", route="numbers", window=16) as receiver:
+                async for payload in receiver:
+                    got.append(payload.data)
+                    if not len(got) % 25:
+                        await trio.sleep(0.01)
+
+        async def channel() -> None:
+            sender, receiver = await peer.request_channel(b"0", route="back", window=8)
+
+            async def send() -> None:
+                async with sender:
+                    for number in range(1, 200):
+                        await sender.send(b"%d" % number)
+                        if not number % 20:
+                            await trio.sleep(0.01)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(send)
+                back.extend([payload.data async for payload in receiver])
+
+        async def call() -> None:
+            for number in range(50):
+                answer = await peer.request_response(b"%d" % number)
+                assert answer.data == b"%d" % number
+                await trio.sleep(0.005)
+
+        async def disturb() -> None:
+            while True:
+                await trio.sleep(dice.uniform(0.005, 0.05))
+                cut(peer)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(disturb)
+            async with trio.open_nursery() as work:
+                for function in (follow, channel, call):
+                    work.start_soon(function)
+            nursery.cancel_scope.cancel()
+        assert got == [b"%d" % number for number in range(500)]
+        assert back == [b"%d" % number for number in range(200)]
+        assert peer.statistics().sessions_resumed > 0
+        assert len(listener.peers) == 1
+
+
+@pytest.mark.rule("RS-102")
+async def test_rs102_a_session_that_is_not_resumed_ends(autojump_clock: MockClock) -> None:
+    """After `resume_timeout` without a carrier both sides give up: handlers are cancelled, requests fail."""
+    ended: list[str] = []
+
+    async def waits(_: Request) -> Any:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.append("handler")
+
+    async with ActorSystem() as system:
+        async with serve(system, "rsocket+memory://desk", waits, config=SERVER) as listener:
+            async with connect(system, listener.url, config=CLIENT) as peer:
+
+                async def call() -> None:
+                    with pytest.raises(ConnectionLost):
+                        await peer.request_response(b"")
+                    ended.append("call")
+
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(call)
+                    await wait_all_tasks_blocked()
+                    listener._actor.close_listener()
+                    await wait_all_tasks_blocked()
+                    began = trio.current_time()
+                    cut(peer)
+                    (client,) = listener.peers
+                    assert (await client.terminated()).reason is EndReason.TIMED_OUT
+                assert trio.current_time() - began == pytest.approx(20.0, abs=0.5)
+                assert sorted(ended) == ["call", "handler"]
+                assert (await peer.terminated()).reason is EndReason.TIMED_OUT
+
+
+@pytest.mark.rule("RS-98")
+async def test_rs98_a_server_that_knows_nothing_of_the_session(autojump_clock: MockClock) -> None:
+    """REJECTED_RESUME ends the session at once: the client does not try again."""
+    async with ActorSystem() as system:
+        async with serve(system, "rsocket+memory://desk", handler, config=SERVER) as listener:
+            async with connect(system, listener.url, config=CLIENT) as peer:
+                await peer.request_response(b"")
+                (client,) = listener.peers
+                assert client.setup is not None
+                assert client.setup.resume_token is not None
+                listener._actor.sessions.remove(client.setup.resume_token)
+                cut(peer)
+                end = await peer.terminated()
+                assert (end.reason, end.code) == (EndReason.REFUSED, 0x004)
+
+
+@pytest.mark.rule("RS-102")
+async def test_rs102_requests_while_the_carrier_is_down_wait(autojump_clock: MockClock) -> None:
+    """They are kept and sent later, and a cancelled one says so when the session goes on."""
+    async with pair(handler, client=CLIENT, server=SERVER) as (peer, _, _system):
+        await peer.request_response(b"")
+        cut(peer)
+        await trio.lowlevel.checkpoint()
+        assert (await peer.request_response(b"later")).data == b"later"
+
+
+async def test_a_new_carrier_replaces_one_that_looks_alive(autojump_clock: MockClock) -> None:
+    """RS-102: the server learns of the loss by the client's return."""
+    async with pair(handler, client=CLIENT, server=SERVER) as (peer, listener, _):
+        slow: list[Payload] = []
+
+        async def call() -> None:
+            slow.append(await peer.request_response(b"5", route="slow"))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call)
+            await wait_all_tasks_blocked()
+            wire: Any = listener.peers[0]._connection.wire
+            wire.stream.link.hold()
+            peer._connection.unplugged("the client's side only")
+            peer._connection._reading.cancel()
+        assert [payload.data for payload in slow] == [b"5"]
+        assert peer.statistics().sessions_resumed == listener.peers[0].statistics().sessions_resumed == 1
+        await wait_all_tasks_blocked()
+        assert len(listener.peers) == 1

@@ -1,0 +1,606 @@
+"""What a server decides and sees: who is let in, who is there, how it ends; and handlers of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from levada.actors.rsocket import (
+    ClientConfig,
+    ConnectedPeer,
+    CoreConfig,
+    EndReason,
+    LeaseGrant,
+    Listener,
+    Payload,
+    Request,
+    RequestRejected,
+    ServerConfig,
+    SetupRejected,
+    connect,
+    route,
+    serve,
+)
+from levada.actors.rsocket.encoding import COMPOSITE
+from levada.framework import Actor, ActorSystem, Receiver
+from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost
+from levada.transports.carriers.memory import dial
+from levada.transports.rsocket.extensions import (
+    Authentication,
+    BearerAuthentication,
+    CompositeMetadata,
+    SimpleAuthentication,
+)
+
+from .test_requests import pair
+
+
+def signed_in(credentials: Authentication) -> ClientConfig:
+    payload = Payload(b"hello", CompositeMetadata.of(credentials).encode())
+    return ClientConfig(core=CoreConfig(metadata_mime_type=COMPOSITE, setup_payload=payload))
+
+
+# ---------------------------------------------------------------- letting clients in
+
+
+async def test_accept_and_refuse() -> None:
+    """RS-46, RS-47: the refusal's text reaches the client; requests behind a refused SETUP fail with it."""
+
+    async def accept(peer: ConnectedPeer) -> None:
+        await trio.lowlevel.checkpoint()
+        assert peer.setup is not None
+        if peer.setup.payload.data != b"please":
+            raise SetupRejected("say please")
+
+    async with ActorSystem() as system:
+        config = ServerConfig(accept=accept)
+        async with serve(system, "rsocket+memory://desk", lambda request: request.payload, config=config) as listener:
+            async with connect(system, listener.url) as peer:
+                with pytest.raises(SetupRejected, match="say please") as caught:
+                    await peer.request_response(b"")
+                assert caught.value.code == 0x003
+                end = await peer.terminated()
+                assert (end.reason, end.code) == (EndReason.REFUSED, 0x003)
+                assert listener.peers == []
+            polite = ClientConfig(core=CoreConfig(setup_payload=Payload(b"please")))
+            async with connect(system, listener.url, config=polite) as peer:
+                assert (await peer.request_response(b"in")).data == b"in"
+
+
+async def test_authentication_of_connections_and_of_requests() -> None:
+    """EXT-3: credentials in SETUP make the principal of the connection, those of a request that of the request."""
+
+    async def authenticate(credentials: Authentication | None, _: ConnectedPeer) -> str:
+        match credentials:
+            case SimpleAuthentication(name, "secret"):
+                return name
+            case BearerAuthentication("tok"):
+                return "bearer"
+        raise SetupRejected("who are you?")
+
+    async def who(request: Request) -> bytes:
+        return f"{request.principal} {request.connection.principal}".encode()
+
+    server = ServerConfig(authenticate=authenticate)
+    async with pair(who, server=server, client=signed_in(SimpleAuthentication("ann", "secret"))) as (peer, _, _system):
+        assert (await peer.request_response(b"")).data == b"ann ann"
+        assert (await peer.request_response(b"", metadata=[BearerAuthentication("tok")])).data == b"bearer ann"
+        with pytest.raises(RequestRejected, match="who are you"):
+            await peer.request_response(b"", metadata=[BearerAuthentication("stolen")])
+    for client in (signed_in(SimpleAuthentication("ann", "guess")), ClientConfig()):
+        async with pair(who, server=server, client=client) as (peer, _, _system):
+            with pytest.raises(SetupRejected, match="who are you"):
+                await peer.request_response(b"")
+
+
+async def test_a_hook_that_fails_lets_nobody_in(caplog: pytest.LogCaptureFixture) -> None:
+    async def accept(_: ConnectedPeer) -> None:
+        raise KeyError("database")
+
+    async with pair(None, server=ServerConfig(accept=accept)) as (peer, _, _system):
+        with pytest.raises(SetupRejected, match="^the server failed$"):
+            await peer.request_response(b"")
+    assert "database" in caplog.text
+
+
+async def test_a_client_that_leaves_while_it_is_judged() -> None:
+    async def accept(_: ConnectedPeer) -> None:
+        await trio.sleep_forever()
+
+    async with ActorSystem() as system, serve(system, "rsocket+memory://desk", config=ServerConfig(accept=accept)):
+        async with connect(system, "rsocket+memory://desk") as peer:
+            await wait_all_tasks_blocked()
+            peer.abort()
+        await wait_all_tasks_blocked()
+        assert system.statistics().actors == 1
+
+
+async def test_who_sends_no_setup(autojump_clock: MockClock) -> None:
+    """RS-48, RS-49: another first frame is refused, silence is cut off; other connections are unharmed."""
+    async with (
+        ActorSystem() as system,
+        serve(system, "rsocket+memory://desk", lambda request: request.payload) as listener,
+        connect(system, listener.url) as peer,
+    ):
+        async with dial("memory://desk") as stranger:
+            assert hasattr(stranger, "send_all")
+            await stranger.send_all(bytes.fromhex("00000a 00000003 2000 00000005"))
+            answer = await stranger.receive_some()
+            assert answer[3:13] == bytes.fromhex("00000000 2c00 00000001")
+            assert await stranger.receive_some() == b""
+        async with dial("memory://desk") as mute:
+            assert hasattr(mute, "receive_some")
+            began = trio.current_time()
+            with pytest.raises(ConnectionLost):
+                while await mute.receive_some():
+                    pass
+                raise ConnectionLost
+            assert trio.current_time() - began == pytest.approx(10.0, abs=0.1)
+        assert (await peer.request_response(b"alive")).data == b"alive"
+        assert len(listener.peers) == 1
+
+
+async def test_so_many_connections_and_no_more() -> None:
+    async with ActorSystem() as system:
+        config = ServerConfig(max_connections=1)
+        async with serve(system, "rsocket+memory://desk", lambda request: request.payload, config=config) as listener:
+            async with connect(system, listener.url) as first, connect(system, listener.url) as second:
+                assert (await first.request_response(b"1")).data == b"1"
+                with trio.move_on_after(0.01) as scope:
+                    await second.request_response(b"2")
+                assert scope.cancelled_caught
+                await first.aclose()
+                assert (await second.request_response(b"3")).data == b"3"
+
+
+# ---------------------------------------------------------------- handlers
+
+
+class Counting(Actor):
+    """One object for each connection."""
+
+    step: int
+    total: int = 0
+
+    @route("add")
+    def add(self) -> bytes:
+        self.total += self.step
+        return b"%d" % self.total
+
+    @route("slow")
+    async def slow(self) -> bytes:
+        before = self.total
+        await trio.sleep(1)
+        return b"%d %d" % (before, self.total)
+
+    @route("both")
+    async def both(self, request: Request, payloads: Receiver[bytes]) -> Any:
+        assert request.stream_id
+        return payloads
+
+
+async def test_an_actor_class_is_made_for_each_connection(autojump_clock: MockClock) -> None:
+    """A slow route holds up nobody; state belongs to the connection."""
+    async with ActorSystem() as system, serve(system, "rsocket+memory://desk", partial(Counting, 5)) as listener:
+        async with connect(system, listener.url) as one, connect(system, listener.url) as other:
+            slow: list[bytes] = []
+
+            async def call() -> None:
+                slow.append((await one.request_response(b"", route="slow")).data)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(call)
+                await wait_all_tasks_blocked()
+                assert (await one.request_response(b"", route="add")).data == b"5"
+                assert (await one.request_response(b"", route="add")).data == b"10"
+            assert slow == [b"0 10"]
+            assert (await other.request_response(b"", route="add")).data == b"5"
+            async with await one.request_stream(b"only", route="both") as receiver:
+                assert [payload.data async for payload in receiver] == [b"only"]
+
+
+async def test_a_handler_object_that_fails_starts_again(caplog: pytest.LogCaptureFixture) -> None:
+    class Fragile(Actor):
+        total: int = 0
+
+        @route("add")
+        def add(self) -> bytes:
+            self.total += 1
+            return b"%d" % self.total
+
+        @route("break")
+        def fall(self) -> None:
+            self.start_soon(self._fail)
+
+        async def _fail(self) -> None:
+            raise ValueError("on purpose")
+
+    async with pair(Fragile) as (peer, _, system):
+        assert (await peer.request_response(b"", route="add")).data == b"1"
+        await peer.request_response(b"", route="break")
+        await wait_all_tasks_blocked()
+        assert (await peer.request_response(b"", route="add")).data == b"1"
+        assert system.statistics().restarts == 1
+    assert "on purpose" in caplog.text
+
+
+async def test_handlers_that_cannot_work() -> None:
+    class Empty(Actor):
+        pass
+
+    class Twice(Actor):
+        @route("a")
+        def one(self) -> None: ...
+        @route("a")
+        def other(self) -> None: ...
+
+    class Odd(Actor):
+        @route("a")
+        def one(self, number: complex) -> None: ...
+
+    async with ActorSystem() as system:
+        for handler, text in (
+            (Empty, "no method with @route"),
+            (Twice, "twice"),
+            (Odd, "complex"),
+            (int, "no actor class"),
+            ("desk", "a handler is"),
+        ):
+            with pytest.raises(ConfigurationError, match=text):
+                async with serve(system, "rsocket+memory://desk", handler):  # type: ignore[arg-type]
+                    pass
+            with pytest.raises(ConfigurationError, match=text):
+                async with connect(system, "rsocket+memory://desk", handler):  # type: ignore[call-overload]
+                    pass
+        for url in ("http://desk", "rsocket", "rsocket+carrot://desk"):
+            with pytest.raises(ConfigurationError):
+                async with serve(system, url):
+                    pass
+            with pytest.raises(ConfigurationError):
+                async with connect(system, url):
+                    pass
+        with pytest.raises(ConfigurationError, match="ClientConfig"):
+            async with connect(system, "rsocket+memory://desk", config=ServerConfig()):  # type: ignore[call-overload]
+                pass
+        with pytest.raises(ConfigurationError, match="ServerConfig"):
+            async with serve(system, "rsocket+memory://desk", config=ClientConfig()):  # type: ignore[arg-type]
+                pass
+        async with serve(system, "rsocket+memory://desk"):
+            with pytest.raises(ConfigurationError, match="taken"):
+                async with serve(system, "rsocket+memory://desk"):
+                    pass
+        with pytest.raises(ConnectionLost):
+            async with connect(system, "rsocket+memory://nowhere"):
+                pass
+        assert system.statistics().actors == 0
+
+
+async def test_context_variables_of_one_request_are_not_seen_by_the_next() -> None:
+    user: ContextVar[str] = ContextVar("user", default="nobody")
+
+    async def handler(request: Request) -> bytes:
+        before = user.get()
+        if request.data:
+            user.set(request.data.decode())
+        return before.encode()
+
+    async with pair(handler) as (peer, _, _system):
+        for data in (b"ann", b"", b"bob", b""):
+            assert (await peer.request_response(data)).data == b"nobody"
+
+
+# ---------------------------------------------------------------- floods
+
+
+async def test_fire_and_forget_requests_have_a_bound() -> None:
+    gate = trio.Event()
+    handled = 0
+
+    async def handler(request: Request) -> Any:
+        nonlocal handled
+        if request.kind.name == "FIRE_AND_FORGET":
+            await gate.wait()
+            handled += 1
+        return b""
+
+    async with pair(handler, server=ServerConfig(max_fire_and_forget=10)) as (peer, listener, _):
+        for _ in range(500):
+            await peer.fire_and_forget(b"")
+        await peer.request_response(b"")
+        assert listener.peers[0].statistics().fire_and_forget_dropped == 490
+        gate.set()
+        await wait_all_tasks_blocked()
+        assert handled == 10
+
+
+async def test_so_many_streams_and_no_more() -> None:
+    """RS-22, limit of the core: one more is rejected, which says that it may be sent again."""
+
+    async def handler(_: Request) -> bytes:
+        await trio.sleep_forever()
+        return b""
+
+    server = ServerConfig(core=CoreConfig(max_streams=2))
+    async with pair(handler, server=server) as (peer, _, _system), trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(peer.request_response, b"")
+        await wait_all_tasks_blocked()
+        with pytest.raises(RequestRejected) as caught:
+            await peer.request_response(b"")
+        assert caught.value.retryable
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_hundred_thousand_opens_and_cancels() -> None:
+    """Nothing grows with what is over."""
+    async with pair(lambda request: request.payload) as (peer, listener, system):
+        connection = peer._connection
+        for number in range(20_000):
+            stream_id = connection.core.send_request_response(Payload(b"x"), trio.current_time())
+            connection.core.send_cancel(stream_id)
+            if number % 100 == 99:
+                connection.flush()
+                await trio.lowlevel.checkpoint()
+        assert (await peer.request_response(b"done")).data == b"done"
+        assert listener.peers[0].statistics().open_streams == 0
+        assert system.statistics().actors < 600
+
+
+# ---------------------------------------------------------------- leases
+
+
+async def test_leases_of_a_policy(autojump_clock: MockClock) -> None:
+    """RS-54, RS-133: requests wait for a lease, in order; the policy is asked again when one has run out."""
+    asked: list[float] = []
+
+    def policy(peer: ConnectedPeer) -> LeaseGrant:
+        asked.append(trio.current_time())
+        return LeaseGrant(1.0, 2)
+
+    client = ClientConfig(lease=LeaseGrant())
+    async with pair(lambda request: request.payload, server=ServerConfig(lease=policy), client=client) as (peer, _, _s):
+        began = trio.current_time()
+        times: list[tuple[bytes, float]] = []
+
+        async def call(data: bytes) -> None:
+            await peer.request_response(data)
+            times.append((data, round(trio.current_time() - began)))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(6):
+                nursery.start_soon(call, b"%d" % number)
+                await wait_all_tasks_blocked()
+        assert sorted(times) == [(b"0", 0), (b"1", 0), (b"2", 1), (b"3", 1), (b"4", 2), (b"5", 2)]
+        assert len(asked) == 3
+        with trio.move_on_after(0.1):
+            await call(b"6")  # waits for a lease, and is given up without a word
+        assert peer.statistics().open_streams == 0
+
+
+# ---------------------------------------------------------------- the end
+
+
+async def test_draining_lets_streams_end(autojump_clock: MockClock) -> None:
+    """RS-31: who is served is served to the end, new requests are refused on both sides."""
+
+    async def handler(request: Request) -> bytes:
+        await trio.sleep(float(request.data))
+        return b"done"
+
+    async with ActorSystem() as system:
+        answers: list[Any] = []
+        began = trio.current_time()
+        async with both_of(system, handler) as (peer, listener):
+
+            async def call() -> None:
+                answers.append((await peer.request_response(b"2")).data)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(call)
+                await wait_all_tasks_blocked()
+                nursery.start_soon(listener.aclose)
+                await wait_all_tasks_blocked()
+                with pytest.raises(ConnectionLost, match="closing"):
+                    await peer.request_response(b"0")
+            assert answers == [b"done"]
+            assert (await peer.terminated()).reason is EndReason.CLOSED_BY_PEER
+            assert trio.current_time() - began < 3
+
+
+@asynccontextmanager
+async def both_of(system: ActorSystem, handler: Any) -> AsyncIterator[tuple[ConnectedPeer, Listener]]:
+    async with serve(system, "rsocket+memory://desk", handler) as listener, connect(system, listener.url) as peer:
+        yield peer, listener
+
+
+async def test_draining_has_an_end(autojump_clock: MockClock) -> None:
+    ended = trio.Event()
+
+    async def handler(_: Request) -> bytes:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.set()
+        return b""
+
+    async with ActorSystem() as system, both_of(system, handler) as (peer, listener):
+        async with trio.open_nursery() as nursery:
+
+            async def call() -> None:
+                with pytest.raises(ConnectionLost):
+                    await peer.request_response(b"")
+
+            nursery.start_soon(call)
+            await wait_all_tasks_blocked()
+            began = trio.current_time()
+            await listener.aclose()
+            assert trio.current_time() - began == pytest.approx(5.0, abs=0.5)
+        assert ended.is_set()
+
+
+@pytest.mark.parametrize("side", ["client", "server"])
+async def test_the_other_side_is_told_that_a_peer_is_gone(side: str) -> None:
+    """RS-71: handlers are cancelled, requests fail, `terminated` returns: on both sides, whoever goes."""
+    ended: list[str] = []
+
+    async def handler(request: Request) -> Any:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.append("handler")
+
+    async with pair(handler) as (peer, listener, _):
+        while not listener.peers:
+            await trio.lowlevel.checkpoint()
+        client = listener.peers[0]
+        async with trio.open_nursery() as nursery:
+
+            async def call() -> None:
+                with pytest.raises(ConnectionLost):
+                    await peer.request_response(b"")
+                ended.append("call")
+
+            nursery.start_soon(call)
+            await wait_all_tasks_blocked()
+            gone = peer if side == "server" else client
+            wire = (client if side == "server" else peer)._connection.wire
+            assert wire is not None
+            wire.abort()
+        assert (await gone.terminated()).reason is EndReason.LOST
+        await wait_all_tasks_blocked()
+        assert sorted(ended) == ["call", "handler"]
+        assert listener.peers == []
+
+
+async def test_one_client_is_closed_by_the_server() -> None:
+    async with ActorSystem() as system, serve(system, "rsocket+memory://desk", lambda r: r.payload) as listener:
+        async with connect(system, listener.url) as one, connect(system, listener.url) as other:
+            await one.request_response(b"")
+            await other.request_response(b"")
+            await listener.peers[0].aclose()
+            assert (await one.terminated()).reason is EndReason.CLOSED_BY_PEER
+            assert (await other.request_response(b"still")).data == b"still"
+            assert len(listener.peers) == 1
+
+
+async def test_a_silent_peer_is_given_up(autojump_clock: MockClock) -> None:
+    """RS-107: nothing came for the whole lifetime; the request in the air fails, and so does the handler at the other end."""
+    core = CoreConfig(keepalive_interval=1.0, max_lifetime=3.0)
+    async with pair(lambda request: request.payload, client=ClientConfig(core=core)) as (peer, listener, _):
+        await peer.request_response(b"")
+        await trio.sleep(60)
+        assert peer.connected
+        peer._connection.wire.stream.link.hold()  # type: ignore[union-attr]
+        end = await peer.terminated()
+        assert end.reason is EndReason.TIMED_OUT
+
+
+@pytest.mark.parametrize("where", ["entering", "inside", "leaving"])
+async def test_cancelled_around_a_connection(where: str, autojump_clock: MockClock) -> None:
+    """Whatever is cancelled, nothing is left."""
+
+    async def handler(_: Request) -> bytes:
+        await trio.sleep_forever()
+        return b""
+
+    async with ActorSystem() as system, serve(system, "rsocket+memory://desk", handler) as listener:
+        actors = system.statistics().actors
+        with trio.CancelScope() as scope:
+            if where == "entering":
+                scope.cancel()
+            async with connect(system, listener.url) as peer, trio.open_nursery() as nursery:
+                if where == "inside":
+                    nursery.start_soon(peer.request_response, b"")
+                    await wait_all_tasks_blocked()
+                    scope.cancel()
+                else:
+                    receiver = await peer.request_stream(b"")
+                    scope.deadline = trio.current_time() + 1.0  # while it drains
+        assert scope.cancelled_caught
+        if where == "leaving":
+            with pytest.raises(ConnectionLost):
+                await receiver.receive()
+        await wait_all_tasks_blocked()
+        assert system.statistics().actors == actors
+        assert listener.peers == []
+
+
+async def test_an_exception_inside_closes_at_once(autojump_clock: MockClock) -> None:
+    async def handler(_: Request) -> bytes:
+        await trio.sleep_forever()
+        return b""
+
+    async with ActorSystem() as system:
+        began = trio.current_time()
+        with pytest.raises(KeyError):
+            async with both_of(system, handler) as (peer, _):
+                receiver = await peer.request_stream(b"")
+                raise KeyError("body")
+        assert trio.current_time() - began < 2
+        with pytest.raises(ConnectionLost):
+            await receiver.receive()
+        assert system.statistics().actors == 0
+
+
+async def test_inside_an_actor() -> None:
+    """`enter` holds a connection for as long as the actor lives."""
+
+    class Teller(Actor):
+        url: str
+
+        async def started(self) -> None:
+            self.peer = await self.enter(connect(self.system, self.url))
+            answers.append((await self.peer.request_response(b"hello")).data)
+
+    answers: list[bytes] = []
+    async with (
+        ActorSystem() as system,
+        serve(system, "rsocket+memory://desk", lambda request: request.payload) as listener,
+    ):
+        teller = system.spawn(Teller, listener.url)
+        await wait_all_tasks_blocked()
+        assert answers == [b"hello"]
+        teller.stop()
+        await teller.terminated()
+        await wait_all_tasks_blocked()
+        assert listener.peers == []
+
+
+async def test_the_end_of_the_system_drains_connections(autojump_clock: MockClock) -> None:
+    """What is under way is answered before the system ends."""
+
+    async def handler(_: Request) -> bytes:
+        await trio.sleep(1)
+        return b"in time"
+
+    answers: list[Any] = []
+
+    async def call(peer: ConnectedPeer) -> None:
+        answers.append((await peer.request_response(b"")).data)
+
+    async with trio.open_nursery() as nursery, ActorSystem() as clients:
+        async with ActorSystem() as system, AsyncExitStack() as stack:
+            await stack.enter_async_context(serve(system, "rsocket+memory://desk", handler))
+            leave = stack.pop_all()  # after the system, not before it
+            peer = await leave.enter_async_context(connect(clients, "rsocket+memory://desk"))
+            nursery.start_soon(call, peer)
+            await wait_all_tasks_blocked()
+        assert answers == [b"in time"]
+        await leave.aclose()
+
+
+async def test_a_stopped_connection_actor_says_goodbye() -> None:
+    async with pair(lambda request: request.payload) as (peer, listener, _):
+        await peer.request_response(b"")
+        peer._connection.ref.stop()
+        end = await listener.peers[0].terminated()
+        assert end.reason is EndReason.CLOSED_BY_PEER
+        with pytest.raises(ConnectionClosed):
+            await peer.request_response(b"")

@@ -1,0 +1,587 @@
+"""The sink ledger: each batch exactly once, whatever is cut short and wherever."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+pa = pytest.importorskip("pyarrow")
+pytest.importorskip("levada.actors.spark", exc_type=ImportError)
+
+from levada.actors.spark import (  # noqa: E402
+    Delivered,
+    JournalConfig,
+    JournalDamaged,
+    JournalError,
+    JournalFull,
+    JournalUnwritable,
+    Store,
+)
+from levada.actors.spark.ledger import KEPT, Ledger  # noqa: E402
+
+SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False)])
+CONFIG = JournalConfig(
+    partitions=2, segment_bytes=2048, block_rows=20, block_bytes=1024, max_bytes=1 << 20, retain_bytes=None
+)
+
+
+def rows(*numbers: int) -> Any:
+    return pa.record_batch([pa.array(numbers, pa.int64())], schema=SCHEMA)
+
+
+def numbers(store: Store, partition: int) -> list[int]:
+    return [n for _, batch in store.batches(partition, 0) for n in batch.column("n").to_pylist()]
+
+
+def deliver(store: Store, query: str, batch: int, *parts: tuple[int, Any]) -> Delivered:
+    return store.deliver(query, batch, ((number, message) for number, each in parts for message in store.pack([each])))
+
+
+def test_a_batch_is_delivered_once(tmp_path: Path) -> None:
+    with Store.open(tmp_path, SCHEMA, CONFIG) as store:
+        store.append([(0, rows(1))])
+        first = deliver(store, "q", 0, (0, rows(2, 3)), (1, rows(4)), (0, rows(5)))
+        assert first == Delivered(already=False, ranges={0: (1, 4), 1: (0, 1)})
+        again = deliver(store, "q", 0, (0, rows(99)))
+        assert again == Delivered(already=True, ranges={0: (1, 4), 1: (0, 1)})
+        assert deliver(store, "other", 0, (1, rows(6))).ranges == {1: (1, 2)}
+        assert deliver(store, "q", 1).ranges == {}
+    with Store.open(tmp_path, SCHEMA, CONFIG) as store:
+        assert deliver(store, "q", 0, (0, rows(99))).already
+        assert deliver(store, "q", 1, (0, rows(99))).already
+        assert store.delivered("q", 2) is None
+        assert (numbers(store, 0), numbers(store, 1)) == ([1, 2, 3, 5], [4, 6])
+        statistics = store.statistics()
+        assert (statistics.batches_delivered, statistics.batches_repeated) == (0, 2)
+
+
+def test_staged_rows_are_delivered_without_a_copy_of_their_columns(tmp_path: Path) -> None:
+    with Store.open(tmp_path, SCHEMA, CONFIG) as store:
+        stage = store.stage()
+        stage.append(rows(*range(50)))
+        stage.append(rows(50))
+        assert stage.rows == 51
+        assert numbers(store, 1) == []
+        assert store.statistics().octets_staged > 400
+        assert store.deliver("q", 0, ((1, message) for message in stage.messages())).ranges == {1: (0, 51)}
+        stage.discard()
+        stage.discard()
+        assert store.statistics().octets_staged == 0
+        assert numbers(store, 1) == list(range(51))
+        store.stage().append(rows(7))
+        assert len(list((tmp_path / "staging").iterdir())) == 1
+    assert list((tmp_path / "staging").iterdir()) == []
+
+
+def test_stages_have_a_bound(tmp_path: Path) -> None:
+    config = JournalConfig(max_staged_bytes=2000)
+    with Store.open(tmp_path, SCHEMA, config) as store:
+        stage = store.stage()
+        stage.append(rows(1))
+        with pytest.raises(JournalFull, match=r"at most 2000 \(max_staged_bytes\)"):
+            store.stage().append(rows(*range(1000)))
+        assert [message.rows for message in stage.messages()] == [1]
+
+
+def test_a_batch_that_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
+    config = JournalConfig(segment_bytes=2048, block_bytes=1024, max_bytes=8192, retain_bytes=None)
+    with Store.open(tmp_path, SCHEMA, config) as store:
+        store.declare_group("reader")
+        count = 0
+        with pytest.raises(JournalFull):
+            while True:
+                deliver(store, "q", count, (0, rows(*range(count * 100, count * 100 + 100))))
+                count += 1
+        assert numbers(store, 0) == list(range(count * 100))
+        with pytest.raises(JournalError, match="a batch of more than 6144 octets never fits"):
+            deliver(store, "big", 0, (0, rows(*range(900))))
+        store.commit_group("reader", {0: count * 100})
+        assert not deliver(store, "q", count, (0, rows(*range(count * 100, count * 100 + 100)))).already
+        assert store.size <= 8192
+
+
+def test_a_source_of_rows_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    def broken(store: Store) -> Iterator[tuple[int, Any]]:
+        for message in store.pack([rows(*range(200))]):
+            yield 0, message
+        raise KeyError("gone")
+
+    with Store.open(tmp_path, SCHEMA, CONFIG) as store:
+        with pytest.raises(KeyError):
+            store.deliver("q", 0, broken(store))
+        assert (numbers(store, 0), store.broken) == ([], "")
+        assert not deliver(store, "q", 0, (0, rows(1))).already
+        assert numbers(store, 0) == [1]
+
+
+def test_only_the_newest_batches_keep_their_ranges(tmp_path: Path) -> None:
+    ledger = Ledger.open(tmp_path / "ledger.sqlite", partitions=1)
+    for batch in range(KEPT + 5):
+        ledger.deliver("q", batch, {0: (batch, batch + 1)})
+    assert ledger.delivered("q", 3) == Delivered(already=True, ranges={})
+    assert ledger.delivered("q", 5) == Delivered(already=True, ranges={0: (5, 6)})
+    assert ledger.delivered("q", KEPT + 5) is None
+    assert ledger.delivered("p", 0) is None
+    assert ledger.transaction == KEPT + 5
+    ledger.close()
+
+
+def test_rows_that_the_ledger_promised_and_that_are_gone(tmp_path: Path) -> None:
+    with Store.open(tmp_path, SCHEMA, CONFIG) as store:
+        deliver(store, "q", 0, (0, rows(1, 2)))
+    [path] = (tmp_path / "partition-0000").glob("*.segment")
+    os.truncate(path, path.stat().st_size - 8)
+    with pytest.raises(JournalDamaged, match="ends with offset 0, but rows up to 2 were promised"):
+        Store.open(tmp_path, SCHEMA, CONFIG)
+
+
+def test_a_group_that_has_read_rows_that_are_gone(tmp_path: Path) -> None:
+    """Else the next rows would get their offsets, and the group would never see them."""
+    with Store.open(tmp_path, SCHEMA, CONFIG) as store:
+        store.append([(0, rows(1, 2))])
+        store.declare_group("g")
+        store.commit_group("g", {0: 2})
+    [path] = (tmp_path / "partition-0000").glob("*.segment")
+    os.truncate(path, path.stat().st_size - 8)
+    with pytest.raises(JournalDamaged, match="rows up to 2 were promised"):
+        Store.open(tmp_path, SCHEMA, CONFIG)
+
+
+def test_a_ledger_older_than_the_segments_destroys_nothing(tmp_path: Path) -> None:
+    with Store.open(tmp_path, SCHEMA, CONFIG) as store:
+        store.append([(0, rows(0))])
+    shutil.copy(tmp_path / "ledger.sqlite", tmp_path / "old")
+    with Store.open(tmp_path, SCHEMA, CONFIG) as store:
+        deliver(store, "q", 0, (0, rows(1)))
+        deliver(store, "q", 1, (0, rows(2)))
+    shutil.copy(tmp_path / "old", tmp_path / "ledger.sqlite")
+    [path] = (tmp_path / "partition-0000").glob("*.segment")
+    before = path.read_bytes()
+    with pytest.raises(JournalDamaged, match="of transaction 2, but the ledger ends with 0: it is older"):
+        Store.open(tmp_path, SCHEMA, CONFIG)
+    assert path.read_bytes() == before
+
+
+def test_a_ledger_that_refuses_decides_when_it_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store does no more: only what is on the disk tells whether the line was written."""
+    store = Store.open(tmp_path, SCHEMA, CONFIG)
+    deliver(store, "q", 0, (0, rows(1)))
+
+    def refuse(*_: object) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "deliver", refuse)
+        with pytest.raises(JournalUnwritable, match="was cut short, open the journal again: disk I/O error"):
+            deliver(store, "q", 1, (0, rows(2)))
+    with pytest.raises(JournalError, match="open the journal again"):
+        store.append([(0, rows(3))])
+    assert numbers(store, 0) == [1]
+    store.close()
+    with Store.open(tmp_path, SCHEMA, CONFIG) as store:
+        assert store.statistics().octets_cut > 0
+        assert not deliver(store, "q", 1, (0, rows(2))).already
+        assert numbers(store, 0) == [1, 2]
+
+
+# ---------------------------------------------------------------- crashes, simulated
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+class Disk:
+    """Lets the process die, or the power fail, at the n-th call that changes a file.
+
+    What a file held when it was last synced is known; a power failure leaves that, and of what came later anything.
+    """
+
+    CALLS = ("pwritev", "fdatasync", "fsync", "ftruncate")
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left: int | None = None
+        self.count = 0
+        self.synced: dict[int, bytes] = {}
+        for name in self.CALLS:
+            monkeypatch.setattr(os, name, self._wrap(name, getattr(os, name)))
+        for name in ("rename", "unlink"):
+            monkeypatch.setattr(Path, name, self._wrap(name, getattr(Path, name)))
+        real = Ledger.deliver
+
+        def deliver(ledger: Ledger, *args: Any) -> None:
+            self._step(None)
+            real(ledger, *args)
+            self._step(None)
+
+        monkeypatch.setattr(Ledger, "deliver", deliver)
+
+    def _step(self, partial: Callable[[], object] | None) -> None:
+        self.count += 1
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                if partial is not None:
+                    partial()
+                raise Crash
+
+    def _wrap(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **keywords: Any) -> Any:
+            half = None
+            if name == "pwritev":
+                octets = b"".join(bytes(view) for view in args[1])
+                half = lambda: os.pwrite(args[0], octets[: len(octets) // 2], args[2])  # noqa: E731
+            self._step(half)
+            result = real(*args, **keywords)
+            if name in ("fdatasync", "fsync"):
+                state = os.fstat(args[0])
+                if state.st_size and not os.path.isdir(f"/proc/self/fd/{args[0]}"):  # noqa: PTH112
+                    self.synced[state.st_ino] = os.pread(args[0], state.st_size, 0)
+            return result
+
+        return call
+
+    @contextmanager
+    def crash_at(self, step: int) -> Iterator[None]:
+        """Crash at this call; calm again behind the block."""
+        self.left = step
+        try:
+            yield
+        except Crash:
+            pass
+        finally:
+            self.left = None
+
+    def power_failure(self, source: Path, target: Path, chance: random.Random) -> None:
+        """Copy a journal as a power failure might leave it: what was not synced is there, or not, or other octets."""
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns("staging", "lock"))
+        for path in source.glob("partition-*/*"):
+            known = self.synced.get(path.stat().st_ino, b"")
+            now = path.read_bytes()
+            same = len(os.path.commonprefix([known, now]))
+            tail = bytearray(now[same:])
+            kind = chance.choice(["kept", "cut", "zeros", "noise"])
+            if kind == "cut":
+                del tail[chance.randint(0, len(tail)) :]
+            elif kind == "zeros":
+                start = chance.randint(0, len(tail))
+                tail[start:] = bytes(len(tail) - start)
+            elif kind == "noise" and tail:
+                tail[chance.randrange(len(tail))] ^= 0x10
+            (target / path.relative_to(source)).write_bytes(now[:same] + tail)
+
+
+ACTIONS = 9
+
+
+def run_actions(store: Store, done: list[tuple[str, int]]) -> None:
+    """Some appends and deliveries, over several segments; notes which were answered."""
+    for number in range(ACTIONS):
+        if number % 3 == 2:
+            store.append([(0, rows(number * 100)), (1, rows(number * 100 + 1))])
+            done.append(("append", number))
+        else:
+            batch = rows(*range(number * 100, number * 100 + 70))
+            deliver(store, "q", number, (0, batch), (1, batch))
+            done.append(("deliver", number))
+
+
+def wanted(number: int, partition: int) -> list[int]:
+    if number % 3 == 2:
+        return [number * 100 + partition]
+    return list(range(number * 100, number * 100 + 70))
+
+
+def check_after_crash(directory: Path, done: list[tuple[str, int]]) -> None:
+    """What was answered is there, once, whole, in order; what was not is there wholly or, a delivery, not at all. Then all goes on."""
+    with Store.open(directory, SCHEMA, CONFIG) as store:
+        for partition in (0, 1):
+            expected = [n for _, number in done for n in wanted(number, partition)]
+            found = numbers(store, partition)
+            assert found[: len(expected)] == expected
+            following = wanted(len(done), partition) if len(done) < ACTIONS else []
+            # An append that nobody was told about may be in one partition and not in the other.
+            assert found[len(expected) :] in ([], following)
+        delivered = [number for number in range(ACTIONS) if number % 3 != 2 and store.delivered("q", number) is not None]
+        for partition in (0, 1):
+            found = numbers(store, partition)
+            assert [n for n in range(ACTIONS) if n % 3 != 2 and n * 100 in found] == delivered
+        for number in range(ACTIONS):
+            if number % 3 != 2:
+                batch = rows(*range(number * 100, number * 100 + 70))
+                deliver(store, "q", number, (0, batch), (1, batch))
+        for partition in (0, 1):
+            found = [n for n in numbers(store, partition) if n // 100 % 3 != 2]
+            assert found == [n for number in range(ACTIONS) if number % 3 != 2 for n in wanted(number, partition)]
+
+
+def count_steps(directory: Path, disk: Disk) -> int:
+    with Store.open(directory, SCHEMA, CONFIG) as store:
+        before = disk.count
+        run_actions(store, [])
+        return disk.count - before
+
+
+@pytest.mark.parametrize("power", [False, True])
+def test_a_crash_at_every_write_and_sync_leaves_each_batch_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, power: bool
+) -> None:
+    """The process dies, or the power fails, at each call that changes a file, and before and behind the ledger's commit."""
+    disk = Disk(monkeypatch)
+    steps = count_steps(tmp_path / "whole", disk)
+    assert steps > 80
+    for step in range(steps) if not power else range(0, steps, 2):
+        directory = tmp_path / str(step)
+        done: list[tuple[str, int]] = []
+        store = Store.open(directory, SCHEMA, CONFIG)
+        with disk.crash_at(step):
+            run_actions(store, done)
+        assert len(done) < ACTIONS
+        after = tmp_path / f"{step}-after"
+        # Copied before the store lets go: closing it writes nothing that the crash had not left.
+        disk.power_failure(directory, after, random.Random(step if power else 0)) if power else shutil.copytree(
+            directory, after
+        )
+        store.close()
+        check_after_crash(after, done)
+        shutil.rmtree(directory)
+        shutil.rmtree(after)
+
+
+def test_a_crash_while_recovering_from_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+    base = tmp_path / "base"
+    done: list[tuple[str, int]] = []
+    store = Store.open(base, SCHEMA, CONFIG)
+    # In the middle of a delivery over several segments.
+    step = 0
+    with disk.crash_at(40):
+        run_actions(store, done)
+    shutil.copytree(base, tmp_path / "crashed")
+    store.close()
+    for step in range(60):
+        directory = tmp_path / f"again-{step}"
+        shutil.copytree(tmp_path / "crashed", directory)
+        opened: list[Store] = []
+        with disk.crash_at(step):
+            opened.append(Store.open(directory, SCHEMA, CONFIG))
+        check = not opened
+        for each in opened:
+            each.close()
+        check_after_crash(directory, done)
+        shutil.rmtree(directory)
+        if not check:
+            break
+    assert step > 2
+
+
+# ---------------------------------------------------------------- crashes, real
+
+WORKER = textwrap.dedent(
+    """
+    import sys
+    import pyarrow as pa
+    from levada.actors.spark import JournalConfig, Store
+
+    schema = pa.schema([pa.field("n", pa.int64(), nullable=False)])
+    config = JournalConfig(partitions=2, segment_bytes=4096, block_rows=20, block_bytes=1024, max_bytes=1 << 24, retain_bytes=None)
+    with Store.open(sys.argv[1], schema, config) as store:
+        batch = 0
+        while store.delivered("q", batch) is not None:
+            batch += 1
+        print("open", flush=True)
+        while True:
+            rows = pa.record_batch([pa.array(range(batch * 100, batch * 100 + 100))], schema=schema)
+            parts = [(batch % 2, message) for message in store.pack([rows])]
+            assert not store.deliver("q", batch, parts).already
+            print(batch, flush=True)
+            batch += 1
+    """
+)
+
+
+def test_kill_9_at_any_moment_leaves_each_batch_once(tmp_path: Path) -> None:
+    """Eight times killed in the middle of deliveries: what was reported is there, everything once, no gap."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    config = JournalConfig(
+        partitions=2, segment_bytes=4096, block_rows=20, block_bytes=1024, max_bytes=1 << 24, retain_bytes=None
+    )
+    chance = random.Random(1)
+    reported = -1
+    for _ in range(8):
+        command = [sys.executable, "-c", WORKER, str(tmp_path)]
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as worker:
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == "open\n"
+            for _ in range(chance.randint(1, 25)):
+                reported = int(worker.stdout.readline())
+            worker.send_signal(signal.SIGKILL)
+            rest = worker.stdout.read().split()
+            reported = int(rest[-1]) if rest else reported
+        with Store.open(tmp_path, SCHEMA, config) as store:
+            count = 0
+            while store.delivered("q", count) is not None:
+                count += 1
+            assert count in (reported + 1, reported + 2)
+            for partition in (0, 1):
+                assert numbers(store, partition) == [
+                    n for batch in range(partition, count, 2) for n in range(batch * 100, batch * 100 + 100)
+                ]
+    assert reported > 8
+
+
+# ---------------------------------------------------------------- a model
+
+
+class JournalAndLedger(RuleBasedStateMachine):
+    """A journal with a ledger behaves as two lists and a set, over crashes and new starts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[list[int]] = [[], []]
+        self.first = [0, 0]
+        self.delivered: set[int] = set()
+        self.group: dict[int, int] | None = None
+        self.next = 0
+        self.torn = 0
+
+    @initialize()
+    def begin(self) -> None:
+        import tempfile
+
+        self.folder = tempfile.TemporaryDirectory()
+        self.path = Path(self.folder.name, "journal")
+        self.store = self.open()
+
+    def open(self) -> Store:
+        return Store.open(self.path, SCHEMA, CONFIG)
+
+    def new(self, count: int) -> list[int]:
+        self.next += count
+        return list(range(self.next - count, self.next))
+
+    @rule(parts=st.lists(st.tuples(st.integers(0, 1), st.integers(1, 45)), min_size=1, max_size=3))
+    def append(self, parts: list[tuple[int, int]]) -> None:
+        values = [(number, self.new(count)) for number, count in parts]
+        answers = self.store.append([(number, rows(*each)) for number, each in values])
+        for answer, (number, each) in zip(answers, values, strict=True):
+            assert (answer.partition, answer.first, answer.count) == (number, len(self.rows[number]), len(each))
+            self.rows[number] += each
+
+    @rule(batch=st.integers(0, 6), parts=st.lists(st.tuples(st.integers(0, 1), st.integers(1, 90)), max_size=3))
+    def deliver(self, batch: int, parts: list[tuple[int, int]]) -> None:
+        values = [(number, self.new(count)) for number, count in parts]
+        answer = deliver(self.store, "q", batch, *((number, rows(*each)) for number, each in values))
+        assert answer.already == (batch in self.delivered)
+        if not answer.already:
+            self.delivered.add(batch)
+            for number, each in values:
+                self.rows[number] += each
+
+    @rule(parts=st.lists(st.tuples(st.integers(0, 1), st.integers(1, 90)), min_size=1, max_size=3))
+    def fail_to_deliver(self, parts: list[tuple[int, int]]) -> None:
+        def failing() -> Iterator[tuple[int, Any]]:
+            for number, count in parts:
+                for message in self.store.pack([rows(*range(count))]):
+                    yield number, message
+            raise KeyError
+
+        with pytest.raises(KeyError):
+            self.store.deliver("r", 0, failing())
+
+    @precondition(lambda self: self.group is None)
+    @rule()
+    def declare(self) -> None:
+        self.group = {p: self.store.extent().first[p] for p in (0, 1)}
+        assert self.store.declare_group("g") == self.group
+
+    @precondition(lambda self: self.group is not None)
+    @rule(number=st.integers(0, 1), part=st.floats(0, 1))
+    def commit(self, number: int, part: float) -> None:
+        assert self.group is not None
+        first, end = self.store.extent().first[number], len(self.rows[number])
+        self.group[number] = first + int((end - first) * part)
+        self.store.commit_group("g", {number: self.group[number]})
+
+    @rule()
+    def start_again(self) -> None:
+        self.store.close()
+        self.store = self.open()
+
+    @rule(number=st.integers(0, 1), octets=st.binary(min_size=1, max_size=60))
+    def crash_in_a_write(self, number: int, octets: bytes) -> None:
+        """Whatever a write that was cut short leaves behind the end."""
+        self.store.close()
+        path = max((self.path / f"partition-{number:04d}").glob("*.segment"))
+        with path.open("ab") as file:
+            file.write(octets)
+        self.store = self.open()
+        assert self.store.statistics().octets_cut == len(octets)
+
+    @rule(parts=st.lists(st.tuples(st.integers(0, 1), st.integers(1, 90)), min_size=1, max_size=3))
+    def crash_before_the_ledger(self, parts: list[tuple[int, int]]) -> None:
+        """The rows of a delivery are on the disk, its line is not."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Ledger, "deliver", lambda *_: (_ for _ in ()).throw(Crash()))
+            with pytest.raises(Crash):
+                deliver(self.store, "r", 1, *((number, rows(*range(count))) for number, count in parts))
+        self.store.close()
+        self.store = self.open()
+
+    @rule(parts=st.lists(st.tuples(st.integers(0, 1), st.integers(1, 90)), min_size=1, max_size=3))
+    def crash_behind_the_ledger(self, parts: list[tuple[int, int]]) -> None:
+        """The line is there; whoever asked was not told, and asks again."""
+        batch = max(self.delivered, default=0) + 7
+        values = [(number, self.new(count)) for number, count in parts]
+        real = Ledger.deliver
+
+        def die(ledger: Ledger, *args: Any) -> None:
+            real(ledger, *args)
+            raise Crash
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Ledger, "deliver", die)
+            with pytest.raises(Crash):
+                deliver(self.store, "q", batch, *((number, rows(*each)) for number, each in values))
+        self.store.close()
+        self.store = self.open()
+        self.delivered.add(batch)
+        for number, each in values:
+            self.rows[number] += each
+        assert deliver(self.store, "q", batch, (0, rows(-1))).already
+
+    @invariant()
+    def what_is_there_is_what_was_promised(self) -> None:
+        extent = self.store.extent()
+        for number in (0, 1):
+            assert extent.end[number] == len(self.rows[number])
+            first = extent.first[number]
+            found = [n for _, batch in self.store.batches(number, first) for n in batch.column("n").to_pylist()]
+            assert found == self.rows[number][first:]
+            if self.group is None:
+                assert first == 0
+            else:
+                assert first <= self.group[number] or first == 0
+
+    def teardown(self) -> None:
+        self.store.close()
+        self.folder.cleanup()
+
+
+TestJournalAndLedger = JournalAndLedger.TestCase

@@ -1,0 +1,228 @@
+"""``levada ship`` and ``levada receive`` as processes: what arrives, what they print, and how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from levada.actors import cli
+from levada.actors.interop.certificates import make_certificates
+
+pytestmark = pytest.mark.loopback
+
+ANY = "lumberjack://127.0.0.1:0"
+
+
+def command(*argv: str) -> list[str]:
+    return [sys.executable, "-m", "levada.actors", *argv]
+
+
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "PYTHONUNBUFFERED": "1"}
+
+
+async def levada(*argv: str) -> tuple[int, str, str]:
+    """Run to the end; return the exit code, stdout and stderr."""
+    done = await trio.run_process(
+        command(*argv), env=ENVIRONMENT, capture_stdout=True, capture_stderr=True, check=False
+    )
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+class Receiver:
+    """A running ``levada receive``."""
+
+    def __init__(self, process: trio.Process, url: str) -> None:
+        self.process = process
+        self.url = url
+
+    async def end(self, number: int = signal.SIGTERM) -> tuple[int, str, str]:
+        """Stop it; return the exit code and what it has written since the beginning."""
+        self.process.send_signal(number)
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        out = b"".join([part async for part in self.process.stdout])
+        err = b"".join([part async for part in self.process.stderr])
+        return await self.process.wait(), out.decode("utf-8", "surrogateescape"), err.decode()
+
+
+@asynccontextmanager
+async def receiving(url: str = ANY, *argv: str) -> AsyncIterator[Receiver]:
+    process = await trio.lowlevel.open_process(
+        command("receive", url, *argv), env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        assert process.stderr is not None
+        line = b""
+        while not line.endswith(b"\n"):
+            line += await process.stderr.receive_some(1)
+        assert line.startswith(b"listening on "), line
+        yield Receiver(process, line.decode().split()[-1])
+    finally:
+        process.kill()
+        with trio.CancelScope(shield=True):
+            await process.wait()
+
+
+# ---------------------------------------------------------------- both
+
+
+async def test_lines_arrive_as_they_are(tmp_path: Path) -> None:
+    log = tmp_path / "app.log"
+    log.write_bytes(b"one\nt\xe9o\nlast")
+    async with receiving() as receiver:
+        code, out, err = await levada("ship", str(log), "--to", receiver.url, "--once", "--v1", "--compression", "0")
+        assert (code, out) == (0, "")
+        assert err == "3 lines acknowledged, 0 octets behind\n"
+        assert await receiver.end() == (0, "one\nt\udce9o\nlast\n", "3 events\n")
+
+
+async def test_json_on_both_sides_and_the_count_on_a_signal(tmp_path: Path) -> None:
+    log = tmp_path / "app.log"
+    log.write_text("[1] a\n b\n[2] c\n")
+    async with receiving(ANY, "--json") as receiver:
+        code, out, err = await levada(
+            "ship", str(log), "--to", receiver.url, "--once", "--json", "--multiline", r"^\[", "--field", "env=test"
+        )
+        assert (code, err) == (0, "")
+        report = json.loads(out.splitlines()[-1])
+        assert (report["state"], report["lines_acked"], report["writer"]["events_acked"]) == ("done", 2, 2)
+        receiver.process.send_signal(signal.SIGUSR1)
+        assert receiver.process.stderr is not None
+        assert await receiver.process.stderr.receive_some() == b"2 events\n"
+        code, out, err = await receiver.end(signal.SIGINT)
+        assert (code, err) == (130, "2 events\n")
+        events = [json.loads(line) for line in out.splitlines()]
+        assert [(event["line"], event["env"], event["file"]) for event in events] == [
+            ("[1] a\n b", "test", str(log)),
+            ("[2] c", "test", str(log)),
+        ]
+
+
+async def test_over_tls_into_a_folder_and_on_to_the_next_host(tmp_path: Path) -> None:
+    made = make_certificates(tmp_path / "tls")
+    log = tmp_path / "app.log"
+    log.write_text("".join(f"{number}\n" for number in range(2500)))
+    folder = tmp_path / "spool"
+    serving = ("--cert", str(made.certificate), "--key", str(made.key), "--spool", str(folder))
+    async with receiving("lumberjack+tls://127.0.0.1:0", *serving) as receiver:
+        nobody = "lumberjack+tls://127.0.0.1:1"
+        code, _, _ = await levada(
+            "ship", str(log), "--to", nobody, "--to", receiver.url, "--once", "--ca", str(made.ca), "--balance"
+        )
+        assert code == 0
+        receiver.process.send_signal(signal.SIGHUP)  # the certificates are read again
+        assert await receiver.end() == (0, "", "2500 events\n")
+    lines = [
+        json.loads(line)["line"] for file in sorted(folder.glob("*.jsonl")) for line in file.read_text().splitlines()
+    ]
+    assert lines == [str(number) for number in range(2500)]
+
+
+async def test_a_receiver_whose_output_nobody_reads_ends_and_acks_nothing_more(tmp_path: Path) -> None:
+    log = tmp_path / "app.log"
+    log.write_text("one\ntwo\n")
+    async with receiving() as receiver:
+        assert receiver.process.stdout is not None
+        await receiver.process.stdout.aclose()
+        code, _, err = await levada(
+            "ship", str(log), "--to", receiver.url, "--once", "--timeout", "2", "--drain", "0.1"
+        )
+        assert code == 1
+        assert "2 lines are not acknowledged" in err
+        assert await receiver.process.wait() == 0
+
+
+# ---------------------------------------------------------------- ends
+
+
+async def test_ctrl_c_ends_in_order_and_says_what_is_missing(tmp_path: Path) -> None:
+    log = tmp_path / "app.log"
+    log.write_text("one\ntwo\n")
+    process = await trio.lowlevel.open_process(
+        command("ship", str(log), "--to", "lumberjack://127.0.0.1:1", "--drain", "0.2", "--interval", "0.05"),
+        env=ENVIRONMENT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    text = b""
+    while b"0 lines acknowledged, 8 octets behind, 1 files open, 0 connections" not in text:
+        text += await process.stderr.receive_some()
+    assert b"cannot connect" in text
+    process.send_signal(signal.SIGINT)
+    err = b"".join([part async for part in process.stderr]).decode()
+    assert await process.wait() == 130
+    assert "levada: 2 lines are not acknowledged" in err
+    assert "Traceback" not in err
+
+
+async def test_progress_on_a_terminal(tmp_path: Path) -> None:
+    log = tmp_path / "app.log"
+    log.write_text("one\n")
+    async with receiving() as receiver:
+        ours, theirs = pty.openpty()
+        process = await trio.lowlevel.open_process(
+            command("ship", str(log), "--to", receiver.url, "--interval", "0.05"),
+            env=ENVIRONMENT,
+            stdout=subprocess.DEVNULL,
+            stderr=theirs,
+        )
+        os.close(theirs)
+        text = b""
+        while b"1 lines acknowledged, 0 octets behind, 1 files open, 1 connections" not in text:
+            text += await trio.to_thread.run_sync(os.read, ours, 4096)
+        assert b"\r\x1b[K" in text
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+        os.close(ours)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["ship", "/nowhere/*.log", "--to", "lumberjack://a:1", "--once"], "no file to ship: /nowhere/*.log"),
+        (["ship", __file__, "--to", "http://a:1"], "expected lumberjack://host:port"),
+        (["ship", __file__, "--to", "lumberjack://a:1", "--multiline", "["], "not a regular expression"),
+        (["ship", __file__, "--to", "lumberjack+tls://a:1", "--ca", "/nowhere.pem"], "cannot use the certificates"),
+        (["ship", __file__, "--to", "lumberjack://a:1", "--registry", "/dev/null/x"], "cannot keep a registry"),
+        (["receive", "lumberjack+tls://127.0.0.1:0"], "--cert and a URL with lumberjack+tls:// belong together"),
+        (["receive", "lumberjack://127.0.0.1:0", "--spool", "/dev/null/x"], "cannot write to /dev/null/x"),
+        (["receive", "tcp://127.0.0.1:0"], "expected lumberjack://host:port"),
+    ],
+)
+def test_mistakes_are_one_line(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    # A shipper may have told by then that the reader is not there.
+    assert err.splitlines()[-1].startswith(f"levada: {message}")
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["ship"],
+        ["ship", "a"],
+        ["ship", "a", "--to", "x", "--field", "nothing"],
+        ["ship", "a", "--to", "x", "--compression", "10"],
+        ["ship", "a", "--to", "x", "--timeout", "-1"],
+        ["ship", "a", "--to", "x", "--window", "0"],
+        ["receive", "x", "--json", "--spool", "y"],
+    ],
+)
+def test_arguments_that_make_no_sense(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(argv)
+    assert caught.value.code == 2
+    assert "usage: levada" in capsys.readouterr().err
