@@ -3,11 +3,14 @@
 Reader rows: a raw writer against levada's reader and against a plain threaded reader that decodes the same and has no limits, one
 right after the other in each round; what counts is the ratio of a round.  Lines of 300 octets with four other fields, windows
 of 2,000, one in flight.
+
+The writer's row counts encoding; both writers send to the threaded reader.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import statistics
 import subprocess
@@ -18,12 +21,14 @@ from typing import Any
 
 import attrs
 from benchmarks._lumberjack_peers import EVENTS, raw_writer
+from benchmarks._lumberjack_writers import WRITERS
 
 __all__ = ["run"]
 
 ROOT = Path(__file__).parents[1]
 COUNT = 40_000  # events of one measurement
 FLOOR, AIM = 0.4, 0.7
+WRITER = 1.5
 
 
 @attrs.frozen
@@ -117,6 +122,25 @@ def reader_rows(rounds: int, quick: bool, only: str, progress: Callable[[str], N
     return rows
 
 
+def measure_writer(name: str, count: int) -> float:
+    """Events a second that a writer gets acked by the threaded reader."""
+    with process("threads") as port:
+        WRITERS[name](port, EVENTS)
+        return WRITERS[name](port, count)
+
+
+def writer_rows(rounds: int, quick: bool, only: str, progress: Callable[[str], None]) -> list[Row]:
+    """Our writer against pylogbeat, both packed, to the same reader."""
+    row = Row("writer, version 2, packed", [], "pylogbeat", [], WRITER)
+    if only not in row.title or (quick and not only) or importlib.util.find_spec("pylogbeat") is None:
+        return []
+    for number in range(rounds):
+        for name, figures in (("levada", row.ours), ("pylogbeat", row.theirs)):
+            progress(f"{row.title}, {name}, round {number + 1} of {rounds}")
+            figures.append(measure_writer(name, EVENTS if quick else COUNT))
+    return [row]
+
+
 def run(*, rounds: int, quick: bool, only: str, progress: Callable[[str], None]) -> Report:
     """Measure all rows whose title contains `only`; `quick`: the first of them, to show that it runs."""
-    return Report(reader_rows(rounds, quick, only, progress))
+    return Report(reader_rows(rounds, quick, only, progress) + writer_rows(rounds, quick, only, progress))

@@ -55,16 +55,22 @@ class Receiver:
         return await self.process.wait(), out.decode("utf-8", "surrogateescape"), err.decode()
 
 
+async def line_of(process: trio.Process) -> bytes:
+    """Take one line of stderr."""
+    assert process.stderr is not None
+    line = b""
+    while not line.endswith(b"\n"):
+        line += await process.stderr.receive_some(1)
+    return line
+
+
 @asynccontextmanager
 async def receiving(url: str = ANY, *argv: str) -> AsyncIterator[Receiver]:
     process = await trio.lowlevel.open_process(
         command("receive", url, *argv), env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     try:
-        assert process.stderr is not None
-        line = b""
-        while not line.endswith(b"\n"):
-            line += await process.stderr.receive_some(1)
+        line = await line_of(process)
         assert line.startswith(b"listening on "), line
         yield Receiver(process, line.decode().split()[-1])
     finally:
@@ -97,8 +103,7 @@ async def test_json_on_both_sides_and_the_count_on_a_signal(tmp_path: Path) -> N
         report = json.loads(out.splitlines()[-1])
         assert (report["state"], report["lines_acked"], report["writer"]["events_acked"]) == ("done", 2, 2)
         receiver.process.send_signal(signal.SIGUSR1)
-        assert receiver.process.stderr is not None
-        assert await receiver.process.stderr.receive_some() == b"2 events\n"
+        assert await line_of(receiver.process) == b"2 events\n"
         code, out, err = await receiver.end(signal.SIGINT)
         assert (code, err) == (130, "2 events\n")
         events = [json.loads(line) for line in out.splitlines()]

@@ -105,8 +105,12 @@ class Authority:
 
 def _certificate(subject: str, issuer: str, public: ec.EllipticCurvePublicKey, hours: int) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
+    from_whom, for_whom = (
+        x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]) for name in (issuer, subject)
+    )
     return x509.CertificateBuilder(
-        *(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]) for name in (issuer, subject)),
+        from_whom,
+        for_whom,
         public,
         x509.random_serial_number(),
         now - datetime.timedelta(hours=48),

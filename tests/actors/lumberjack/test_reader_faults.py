@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+import zlib
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -25,7 +26,10 @@ from levada.transports.lumberjack import (
     SendQueue,
     WriterConfig,
     WriterCore,
+    encode_data,
+    encode_envelope,
     encode_event,
+    encode_window,
 )
 from levada.transports.testing import FaultyNetwork
 
@@ -126,10 +130,11 @@ def test_cancellation_at_every_step_leaves_nothing_behind(version: int) -> None:
     """At each step of each task the whole is cancelled; what is acked is stored, and trio's run ends by itself."""
     step = 0
     ended = False
+    acked: list[int] = []
     while not ended:
         step += 3 if step > 60 else 1
         stored: list[int] = []
-        acked: list[int] = []
+        acked = []
 
         def done() -> None:
             nonlocal ended
@@ -171,3 +176,59 @@ async def held(name: str, task_status: trio.TaskStatus[Any]) -> None:
     async with dial(f"memory://{name}") as stream:
         task_status.started(stream)
         await trio.sleep_forever()
+
+
+HOSTILE = {
+    "giant J": b"1J\0\0\0\1\xff\xff\xff\xff",
+    "giant envelope": b"2C\xff\xff\xff\xff",
+    "giant pairs": b"1D\0\0\0\1\xff\xff\xff\xff",
+    "giant key": b"1D\0\0\0\1\0\0\0\1\xff\xff\xff\xff",
+    "just below the limits": b"2C\x01\xff\xff\xff" + bytes(20_000),
+    "bomb": encode_envelope(1, zlib.compress(bytes(40 * 2**20))),
+    "many small events": encode_envelope(1, zlib.compress(encode_data(1, 1, {}) * 30_000)),
+    "deep JSON": encode_window(2, 1) + b"2J\0\0\0\1\0\x01\x86\xa0" + b"[" * 100_000,
+    "garbage": bytes(range(256)) * 100,
+    "windows": encode_window(2, 0) * 5_000,
+}
+
+
+@pytest.mark.rule("LJ-35")
+@pytest.mark.rule("LJ-45")
+@pytest.mark.rule("LJ-46")
+async def test_lj35_lj45_lj46_a_flood_of_bad_peers_leaves_a_good_one_its_turn(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """LJ-35, LJ-45, LJ-46: bombs and giant lengths of many peers cost little, and nobody else waits for them."""
+    stored: list[int] = []
+    sizes: list[int] = []
+
+    async def store(unit: Unit) -> None:
+        stored.extend(int(event["n"]) for event in unit.events if "n" in event)
+
+    async with ActorSystem() as system, serve(system, "lumberjack+memory://flood", store) as reader:
+        async with trio.open_nursery() as nursery:
+
+            async def attack(data: bytes) -> None:
+                async with dial("memory://flood") as dialled:
+                    stream = cast("ByteStream", dialled)
+                    try:
+                        await stream.send_all(data)
+                        while await stream.receive_some():
+                            pass
+                    except CarrierError:
+                        pass
+
+            for _ in range(3):
+                for data in HOSTILE.values():
+                    nursery.start_soon(attack, data)
+            shipper = Shipper(WriterConfig(window=5, queue=100), 100)
+            async with dial("memory://flood") as dialled:
+                await shipper.ship(cast("ByteStream", dialled))
+            sizes.append(reader.statistics().octets_held)
+            nursery.cancel_scope.cancel()
+        await trio.sleep(100)
+        assert (shipper.acked, stored) == (list(range(100)), list(range(100)))
+        assert sizes[0] < 64 * 2**20
+        numbers = reader.statistics()
+        assert (numbers.octets_held, numbers.connections) == (0, 0)
+        assert numbers.protocol_errors["LJ-40"] == numbers.protocol_errors["LJ-36"] == 3

@@ -24,25 +24,26 @@ async def test_lj25_upstream_is_acked_after_downstream(autojump_clock: MockClock
         await trio.sleep(10.0)
         arrived.extend(unit.events)
 
-    async with ActorSystem() as system, serve(system, "lumberjack+memory://far", far) as end:
-        async with (
-            connect(system, end.url, config=WriterConfig(window=4, linger=0)) as writer,
-            serve(system, "lumberjack+memory://near", relay(writer)) as near,
-            dial("memory://near") as dialled,
-        ):
-            stream = cast("ByteStream", dialled)
-            began = trio.current_time()
-            frames = b"".join(encode_json(2, number, {"n": number}) for number in (1, 2, 3))
-            await stream.send_all(encode_window(2, 3) + frames)
-            data = b""
-            while not data.endswith(b"2A\0\0\0\3"):
-                assert data == b"2A\0\0\0\0" * (len(data) // 6)
-                assert arrived == []
-                data += await stream.receive_some()
-            assert len(data) == 4 * 6
-            assert trio.current_time() == pytest.approx(began + 10.0, abs=0.5)
-            assert arrived == [{"n": 1}, {"n": 2}, {"n": 3}]
-            assert near.statistics().acks == end.statistics().acks == 1
+    async with (
+        ActorSystem() as system,
+        serve(system, "lumberjack+memory://far", far) as end,
+        connect(system, end.url, config=WriterConfig(window=4, linger=0)) as writer,
+        serve(system, "lumberjack+memory://near", relay(writer)) as near,
+        dial("memory://near") as dialled,
+    ):
+        stream = cast("ByteStream", dialled)
+        began = trio.current_time()
+        frames = b"".join(encode_json(2, number, {"n": number}) for number in (1, 2, 3))
+        await stream.send_all(encode_window(2, 3) + frames)
+        data = b""
+        while not data.endswith(b"2A\0\0\0\3"):
+            assert data == b"2A\0\0\0\0" * (len(data) // 6)
+            assert arrived == []
+            data += await stream.receive_some()
+        assert len(data) == 4 * 6
+        assert trio.current_time() == pytest.approx(began + 10.0, abs=0.5)
+        assert arrived == [{"n": 1}, {"n": 2}, {"n": 3}]
+        assert near.statistics().acks == end.statistics().acks == 1
 
 
 async def test_octets_that_are_not_text_pass_through(autojump_clock: MockClock) -> None:
@@ -54,7 +55,7 @@ async def test_octets_that_are_not_text_pass_through(autojump_clock: MockClock) 
     raw = b"caf\xe9".decode("utf-8", "surrogateescape")
     for version in (1, 2):
         async with ActorSystem() as system, serve(system, "lumberjack+memory://far", far) as end:
-            config = WriterConfig(version=version, linger=0)  # type: ignore[arg-type]  # one of the two
+            config = WriterConfig(version=version, linger=0)
             async with (
                 connect(system, end.url, config=config) as writer,
                 serve(system, "lumberjack+memory://near", relay(writer)),

@@ -67,14 +67,16 @@ async def test_a_full_disk_fails_the_unit_and_leaves_nothing(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    async with ActorSystem() as system:
-        async with serve(system, "lumberjack+memory://spool", functools.partial(SpoolSink, tmp_path)) as reader:
-            async with dial("memory://spool") as dialled:
-                stream = cast("ByteStream", dialled)
-                await stream.send_all(encode_window(1, 1) + encode_data(1, 1, {"n": "1"}))
-                assert await stream.receive_some() == b""
-            assert reader.statistics().sink_failures == 1
-    assert list(tmp_path.iterdir()) == []
+    async with (
+        ActorSystem() as system,
+        serve(system, "lumberjack+memory://spool", functools.partial(SpoolSink, tmp_path)) as reader,
+        dial("memory://spool") as dialled,
+    ):
+        stream = cast("ByteStream", dialled)
+        await stream.send_all(encode_window(1, 1) + encode_data(1, 1, {"n": "1"}))
+        assert await stream.receive_some() == b""
+        assert reader.statistics().sink_failures == 1
+    assert os.listdir(tmp_path) == []
 
 
 # The reader as a process of its own, which can be killed.
@@ -168,7 +170,7 @@ async def test_kill_9_at_any_moment_loses_nothing_that_was_acked(tmp_path: Path)
 
                 async def kill(victim: subprocess.Popen[str] = process, rest: int = len(acked)) -> None:
                     while len(lines(tmp_path)) <= rest + 50:
-                        await trio.sleep(0)
+                        await trio.lowlevel.checkpoint()
                     victim.kill()
 
                 nursery.start_soon(kill)

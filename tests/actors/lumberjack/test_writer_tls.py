@@ -85,7 +85,9 @@ async def test_lj62_tls_and_plain_do_not_meet(
 ) -> None:
     """LJ-62: no STARTTLS: plain octets on a TLS port, and TLS on a plain one, end that connection, and nothing is taken for acked."""
     authority = authorities[0]
-    reading = ("tcp://127.0.0.1:0", None) if writer_has_tls else (ANY, TlsConfig(certificate=authority.issue("good")))
+    reading: Any = (
+        ("tcp://127.0.0.1:0", None) if writer_has_tls else (ANY, TlsConfig(certificate=authority.issue("good")))
+    )
     async with listen(*reading) as listener:
         url = listener.url.replace(*(("tcp", "lumberjack+tls") if writer_has_tls else ("tls", "lumberjack")))
 

@@ -67,8 +67,9 @@ class Server:
                 await trio.sleep_forever()
 
     def close(self) -> None:
-        self._stop()
-        self._thread.join(10)
+        if self._thread.is_alive():
+            self._stop()
+            self._thread.join(10)
 
     async def handle(self, request: Request) -> Any:
         match request.route:

@@ -49,6 +49,7 @@ from levada.transports.rsocket.extensions import (
     CompositeMetadata,
     DataMimeType,
     Entry,
+    Extension,
     Routing,
     ZipkinTracing,
 )
@@ -525,7 +526,7 @@ async def test_what_a_request_says_of_itself() -> None:
 
     tracing = ZipkinTracing(trace_id=1, span_id=2, sampled=True)
     async with pair(handler) as (peer, _, _system):
-        parts = [
+        parts: list[Extension | Entry] = [
             BearerAuthentication("tok"),
             tracing,
             DataMimeType("application/json"),

@@ -120,43 +120,47 @@ async def test_rs102_a_session_that_is_not_resumed_ends(autojump_clock: MockCloc
         finally:
             ended.append("handler")
 
-    async with ActorSystem() as system:
-        async with serve(system, "rsocket+memory://desk", waits, config=SERVER) as listener:
-            async with connect(system, listener.url, config=CLIENT) as peer:
+    async with (
+        ActorSystem() as system,
+        serve(system, "rsocket+memory://desk", waits, config=SERVER) as listener,
+        connect(system, listener.url, config=CLIENT) as peer,
+    ):
 
-                async def call() -> None:
-                    with pytest.raises(ConnectionLost):
-                        await peer.request_response(b"")
-                    ended.append("call")
+        async def call() -> None:
+            with pytest.raises(ConnectionLost):
+                await peer.request_response(b"")
+            ended.append("call")
 
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(call)
-                    await wait_all_tasks_blocked()
-                    listener._actor.close_listener()
-                    await wait_all_tasks_blocked()
-                    began = trio.current_time()
-                    cut(peer)
-                    (client,) = listener.peers
-                    assert (await client.terminated()).reason is EndReason.TIMED_OUT
-                assert trio.current_time() - began == pytest.approx(20.0, abs=0.5)
-                assert sorted(ended) == ["call", "handler"]
-                assert (await peer.terminated()).reason is EndReason.TIMED_OUT
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call)
+            await wait_all_tasks_blocked()
+            listener._actor.close_listener()
+            await wait_all_tasks_blocked()
+            began = trio.current_time()
+            cut(peer)
+            (client,) = listener.peers
+            assert (await client.terminated()).reason is EndReason.TIMED_OUT
+        assert trio.current_time() - began == pytest.approx(20.0, abs=0.5)
+        assert sorted(ended) == ["call", "handler"]
+        assert (await peer.terminated()).reason is EndReason.TIMED_OUT
 
 
 @pytest.mark.rule("RS-98")
 async def test_rs98_a_server_that_knows_nothing_of_the_session(autojump_clock: MockClock) -> None:
     """REJECTED_RESUME ends the session at once: the client does not try again."""
-    async with ActorSystem() as system:
-        async with serve(system, "rsocket+memory://desk", handler, config=SERVER) as listener:
-            async with connect(system, listener.url, config=CLIENT) as peer:
-                await peer.request_response(b"")
-                (client,) = listener.peers
-                assert client.setup is not None
-                assert client.setup.resume_token is not None
-                listener._actor.sessions.remove(client.setup.resume_token)
-                cut(peer)
-                end = await peer.terminated()
-                assert (end.reason, end.code) == (EndReason.REFUSED, 0x004)
+    async with (
+        ActorSystem() as system,
+        serve(system, "rsocket+memory://desk", handler, config=SERVER) as listener,
+        connect(system, listener.url, config=CLIENT) as peer,
+    ):
+        await peer.request_response(b"")
+        (client,) = listener.peers
+        assert client.setup is not None
+        assert client.setup.resume_token is not None
+        listener._actor.sessions.remove(client.setup.resume_token)
+        cut(peer)
+        end = await peer.terminated()
+        assert (end.reason, end.code) == (EndReason.REFUSED, 0x004)
 
 
 @pytest.mark.rule("RS-102")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 import trio
@@ -31,7 +32,7 @@ class Double(Asks[int]):
     number: int
 
 
-class Desk(Actor):
+class Desk(Actor[Any]):
     """What the scenarios talk to."""
 
     slow: int = 0

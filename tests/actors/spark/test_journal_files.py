@@ -32,7 +32,7 @@ from levada.actors.spark import (  # noqa: E402
     SchemaMismatch,
     Store,
 )
-from levada.actors.spark import segments as segments_module  # noqa: E402
+from levada.actors.spark.partitions import Partition  # noqa: E402
 from levada.framework.errors import ConfigurationError  # noqa: E402
 
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), ("text", pa.string())])
@@ -224,17 +224,24 @@ def test_a_tail_torn_at_any_octet_is_cut_to_the_last_whole_block(tmp_path: Path)
     [path] = segment_files(tmp_path)
     whole = path.read_bytes()
     rows_at = dict(zip(sizes, (0, 3, 5), strict=True))
+    with Store.open(tmp_path, SCHEMA) as store:
+        journal = bytes.fromhex(store.epoch)
     for length in range(sizes[0], len(whole) + 1):
         path.write_bytes(whole[:length])
         kept = max(size for size in sizes if size <= length)
+        partition = Partition(path.parent, 0, journal=journal, schema=SCHEMA, segment_bytes=1 << 20)
+        assert partition.open(0) == length - kept
+        assert path.read_bytes() == whole[:kept]
+        partition.close()
+        assert partition.end == rows_at[kept]
+        if length % 40:
+            continue
         with Store.open(tmp_path, SCHEMA) as store:
             assert numbers(store) == list(range(rows_at[kept]))
-            assert store.statistics().octets_cut == length - kept
             # What comes next is written where the torn block was.
             assert store.append([(0, rows(100))]) == [Appended(0, rows_at[kept], 1)]
-        if length % 8 == 0:
-            with Store.open(tmp_path, SCHEMA) as store:
-                assert numbers(store) == [*range(rows_at[kept]), 100]
+        with Store.open(tmp_path, SCHEMA) as store:
+            assert numbers(store) == [*range(rows_at[kept]), 100]
 
 
 @pytest.mark.parametrize("filler", [b"\0", b"\xff", b"L"])
@@ -276,13 +283,12 @@ def test_a_changed_octet_before_the_tail_is_damage_and_nothing_is_cut(tmp_path: 
     for octet in range(sizes[0], sizes[2]):
         changed = whole[:octet] + bytes([whole[octet] ^ 0x55]) + whole[octet + 1 :]
         path.write_bytes(changed)
-        try:
-            with Store.open(tmp_path, SCHEMA) as store:
-                assert numbers(store) == list(range(9))
-                assert whole[octet : sizes[1] if octet < sizes[1] else sizes[2]].strip(b"\0") == b"", "padding"
-        except JournalDamaged as error:
-            assert f"the block at octet {sizes[0] if octet < sizes[1] else sizes[1]}, offset" in str(error)
-            assert error.octet in (sizes[0], sizes[1])
+        block, end = (sizes[0], sizes[1]) if octet < sizes[1] else (sizes[1], sizes[2])
+        if not whole[octet:end].strip(b"\0"):  # padding, or a zero at the end of a column: nobody looks at the former
+            continue
+        with pytest.raises(JournalDamaged, match=f"the block at octet {block}, offset") as caught:
+            Store.open(tmp_path, SCHEMA)
+        assert caught.value.octet == block
         assert path.read_bytes() == changed
 
 
@@ -323,7 +329,7 @@ def test_segments_that_are_not_what_they_were(tmp_path: Path, damage: str) -> No
         files[1].unlink()
     with (
         Store.open(tmp_path, SCHEMA, SMALL) as store,
-        pytest.raises(JournalDamaged, match="is damaged|the next segment begins with"),
+        pytest.raises(JournalDamaged, match=r"is damaged|the next segment begins with"),
     ):
         numbers(store)
 
@@ -333,7 +339,7 @@ def test_files_of_another_journal_are_refused(tmp_path: Path) -> None:
     filled(tmp_path / "b")
     [ours], [theirs] = segment_files(tmp_path / "a"), segment_files(tmp_path / "b")
     ours.write_bytes(theirs.read_bytes())
-    with pytest.raises(JournalDamaged, match="a segment of journal .* belongs somewhere else"):
+    with pytest.raises(JournalDamaged, match=r"a segment of journal .* belongs somewhere else"):
         Store.open(tmp_path / "a", SCHEMA)
     ours.unlink()
     with pytest.raises(JournalDamaged, match="the segments of this partition are gone"):
@@ -488,7 +494,9 @@ def test_groups_that_cannot_be(tmp_path: Path) -> None:
 def test_retention_by_size_and_by_time(tmp_path: Path) -> None:
     """What was read stays for a grace, as checkpoints are restored; either bound ends it."""
     clock = Clock()
-    config = JournalConfig(segment_bytes=4096, block_bytes=1024, max_bytes=1 << 20, retain_bytes=9000, retain_time=100.0)
+    config = JournalConfig(
+        segment_bytes=4096, block_bytes=1024, max_bytes=1 << 20, retain_bytes=9000, retain_time=100.0
+    )
     with Store.open(tmp_path, SCHEMA, config, clock=clock) as store:
         for n in range(0, 400, 10):
             store.append([(0, span(n, n + 10))])
@@ -665,7 +673,12 @@ def test_each_block_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     checks: list[int] = []
     real = zlib.crc32
     with Store.open(tmp_path, SCHEMA, SMALL) as store:
-        monkeypatch.setattr(segments_module.zlib, "crc32", lambda *args: checks.append(1) or real(*args))
+
+        def count(octets: Any, before: int = 0) -> int:
+            checks.append(len(octets))
+            return real(octets, before)
+
+        monkeypatch.setattr(zlib, "crc32", count)
         assert numbers(store) == list(range(200))
         first = len(checks)
         assert numbers(store) == list(range(200))

@@ -210,6 +210,8 @@ class Pair:
         self.server = Side(AqueductCore(client=False, config=server))
         self.sides = (self.client, self.server)
         self.now = 0.0
+        self.first: bool | None = None
+        """Whether unidirectional streams, or the others, mostly go first."""
         for side in self.sides:
             side.events += side.core.handshake_completed(1170)
         if greet:
@@ -305,6 +307,8 @@ class Pair:
         pending = self.pending(side)
         if not pending:
             return False
+        if rng and self.first is not None and rng.random() < 0.8:
+            pending = [item for item in pending if bool(item[1] & 2) == self.first] or pending
         what, stream_id = rng.choice(pending) if rng else pending[0]
         match what:
             case "data":

@@ -50,7 +50,7 @@ def test_aq35_acks_are_batched_and_timely(wire: Callable[..., Wire]) -> None:
     for number in (0, 1, 2):
         w.give(2, Message(0, number))
     assert w.sent(1) == [ChannelControl(0)]
-    assert w.core.next_deadline() == 0.05
+    assert w.core.next_deadline() == 0.025
     w.wait(0.1)
     w.give(2, Message(0, 3))
     w.wait(0.1)
@@ -95,6 +95,19 @@ def test_aq35_acks_never_cap_a_channel(pair: Callable[..., Pair]) -> None:
             if not p.sender.has_room():
                 p.wait(0.051)
         assert p.now - start <= waits * 0.051 + 1e-9
+
+
+@pytest.mark.rule("AQ-35")
+def test_aq35_a_slow_sender_is_not_acked_message_by_message(wire: Callable[..., Wire]) -> None:
+    """Messages that keep coming share an ack for each delay, however few come in a turn."""
+    w = wire(client=False)
+    for number in range(1000):
+        w.give(2, Message(0, number))
+        w.receiver.take()
+        w.wait(0.001)
+    acks = [frame for frame in w.sent(1) if isinstance(frame, AckReliable)]
+    assert 10 < len(acks) < 45
+    assert sum(ack.runs[0] for ack in acks) > 950
 
 
 @pytest.mark.rule("AQ-36", "AQ-37")

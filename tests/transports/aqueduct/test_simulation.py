@@ -60,6 +60,7 @@ class Simulation:
         self.seen = 0
         small = AqueductConfig(window=rng.choice((2, 5, 256)), mailbox=rng.choice((2, 4, 256)), unreliable_window=6)
         self.pair = Pair(client=small, server=small)
+        self.pair.first = rng.choice((None, None, True, False))
         self.sent: dict[int, Sent] = {}
         self.handles: dict[Side, list[Half]] = {side: [] for side in self.pair.sides}
         self.adopted: dict[Side, set[int]] = {side: {0} for side in self.pair.sides}

@@ -475,11 +475,11 @@ def test_settings_that_cannot_work() -> None:
     assert pickle.loads(pickle.dumps(SLOW)) == SLOW
 
 
-async def test_a_cancelled_dial_is_no_connection(autojump_clock: MockClock) -> None:
+async def test_a_cancelled_dial_is_no_connection(autojump_clock: trio.testing.MockClock) -> None:
     """Who accepts it all the same learns that nobody is there."""
-    async with listen("memory://desk", MemoryConfig(shape="connection")) as listener:
+    async with memory.listen("memory://desk", MemoryConfig(shape="connection")) as listener:
         with trio.move_on_after(1) as scope:
-            async with dial("memory://desk"):
+            async with memory.dial("memory://desk"):
                 raise AssertionError("nobody has accepted")
         assert scope.cancelled_caught
         incoming = await listener.accept()

@@ -188,7 +188,11 @@ TestWire = Wire.TestCase
 
 
 VALUES: Any = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**80), 2**80) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**80), 2**80)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
@@ -232,7 +236,10 @@ def exchange(config: WriterConfig, events: list[dict[str, Any]]) -> list[dict[st
     return unit.events
 
 
-@given(data=st.binary(max_size=200), head=st.sampled_from([b"", b"1", b"2", b"1D", b"1J", b"2J", b"1C", b"2C", b"1W\0\0\0\1"]))
+@given(
+    data=st.binary(max_size=200),
+    head=st.sampled_from([b"", b"1", b"2", b"1D", b"1J", b"2J", b"1C", b"2C", b"1W\0\0\0\1"]),
+)
 def test_any_octets_are_understood_or_refused(data: bytes, head: bytes) -> None:
     reader = ReaderCore(ReaderConfig(), now=0.0)
     found = reader.receive_data(head + data or b"\0", 0.0)

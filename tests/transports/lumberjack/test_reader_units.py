@@ -129,7 +129,9 @@ def test_lj19_partial_acks_only_in_version_2_and_only_of_what_is_committed(desk:
 def test_lj19_no_number_twice(desk: Any) -> None:
     """LJ-19: neither at the end of a window that a part ends too, nor when a W ends what is acked already."""
     reader = desk(partial_ack_every=2)
-    reader.feed(encode_window(2, 4) + frames(2, 1, 2, 3, 4) + encode_window(2, 4) + frames(2, 1, 2) + encode_window(2, 1))
+    reader.feed(
+        encode_window(2, 4) + frames(2, 1, 2, 3, 4) + encode_window(2, 4) + frames(2, 1, 2) + encode_window(2, 1)
+    )
     assert reader.acks == [2, 4, 2]
     reader = desk(partial_ack_every=1)
     reader.feed(encode_window(2, 2) + frames(2, 0, 1))
@@ -370,7 +372,7 @@ def test_lj42_lj42a_what_costs_too_much_is_handed_on_in_slices_and_acked_once(ve
     assert reader.acks == []
     reader.feed(frames(version, 9))
     reader.commit(3)
-    assert (sum(numbers(reader), []), reader.acks) == (list(range(1, 10)), [9])
+    assert ([number for unit in numbers(reader) for number in unit], reader.acks) == (list(range(1, 10)), [9])
 
 
 @pytest.mark.rule("LJ-42a")

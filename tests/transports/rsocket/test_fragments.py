@@ -215,6 +215,18 @@ def test_rs83_cancel_in_the_middle(server: Make, client: Make, feed: Feed, sent:
     assert (sent(peer), peer.statistics().octets_gathered) == ([], 0)
 
 
+@pytest.mark.rule("RS-69")
+def test_rs69_a_half_gathered_payload_is_dropped_with_its_direction(server: Make, feed: Feed) -> None:
+    """A responder that wants no further payloads gets none, the one under way included."""
+    core = server()
+    feed(core, RequestFrame(type=CHANNEL, stream_id=1, n=1, payload=Payload()))
+    core.send_request_n(1, 5)
+    feed(core, part(1, b"half"))
+    core.send_cancel(1)
+    assert core.statistics().octets_gathered == 0
+    assert feed(core, part(1, b"rest", last=True)) == []
+
+
 @pytest.mark.rule("RS-84")
 def test_rs84_a_request_is_handed_over_whole(server: Make, feed: Feed) -> None:
     """Credit for it adds up meanwhile; nothing of it is reported before."""

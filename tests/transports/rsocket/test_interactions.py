@@ -654,3 +654,16 @@ def test_rs128_rs129_what_a_client_ignores(
 def test_a_subscription_belongs_to_the_other_dialect(client: Make) -> None:
     with pytest.raises(LocalProtocolError):
         client().send_request_subscription(Payload(), 1, 0.0)
+
+
+@pytest.mark.parametrize("payload", [Payload("text"), Payload(b"", "text"), Payload(bytearray(1))])  # type: ignore[arg-type]
+def test_what_is_not_octets_is_refused_at_the_call(pair: Pair, payload: Payload) -> None:
+    link = pair()
+    with pytest.raises(TypeError, match="bytes"):
+        link.client.send_request_response(payload, 0.0)
+    sid = link.client.send_request_stream(Payload(), 1, 0.0)
+    link.settle()
+    with pytest.raises(TypeError, match="bytes"):
+        link.server.send_payload(sid, payload)
+    assert link.server.credit(sid) == 1
+    assert link.server.data_to_send() == b""

@@ -143,7 +143,7 @@ def test_rs93_positions_that_cannot_be(net: Callable[..., Net], feed: Feed, posi
 @pytest.mark.rule("RS-94")
 def test_rs94_the_buffer_is_bounded(net: Callable[..., Net]) -> None:
     """When it is full the oldest frames go, and resuming may be refused; at half the peer is asked for its position."""
-    replay = Replay(25)
+    replay = Replay(2 * (10 + 48))
     for _ in range(4):
         replay.keep(bytes(10))
     assert (replay.first, replay.sent, replay.kept, len(replay.frames())) == (20, 40, 20, 2)

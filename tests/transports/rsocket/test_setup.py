@@ -260,11 +260,11 @@ def test_rs53_how_the_client_sees_that_it_was_accepted(core: Make, feed: Feed, f
     made.send_request_response(Payload(), 0.0)
     made.send_request_channel(Payload(), 1, 0.0)
     assert feed(made, KeepaliveFrame(False, 0), PayloadFrame(stream_id=5, payload=Payload(), next=True)) != []
-    assert made.state in (ConnectionState.OPENING,)
+    before = made.state
     first, *others = feed(made, frame)
     assert first == SetupAccepted()
     assert len(others) == 1
-    assert made.state is ConnectionState.OPEN
+    assert (before, made.state) == (ConnectionState.OPENING, ConnectionState.OPEN)
 
 
 @pytest.mark.rule("RS-53")

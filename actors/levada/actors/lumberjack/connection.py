@@ -57,6 +57,7 @@ class Connection(Actor[Any]):
     core: ReaderCore = attrs.field(init=False)
     _sink: Ref[Unit] = attrs.field(init=False)
     _origin: Origin | None = attrs.field(init=False, default=None)
+    _started: bool = attrs.field(init=False, default=False)
     _asks: trio.Nursery = attrs.field(init=False)
     _asked: trio.Event | None = attrs.field(init=False, default=None)  # set once the last unit is in the sink's mailbox
     _open_asks: int = attrs.field(init=False, default=0)
@@ -75,14 +76,18 @@ class Connection(Actor[Any]):
             self.stream.abort()
             raise
         self.load.add(self)
+        self._started = True
         self.start_soon(self._run)
 
     def end(self) -> None:
         """See `Pausable`: running commits have their time, then the connection is closed (LJ-28)."""
         self._take(self.core.shut_down(trio.current_time()))
 
-    async def stopping(self, _: object) -> None:
+    async def stopping(self, reason: object) -> None:
         """End in order, within the time that the system gives."""
+        if not self._started:
+            self.stream.abort()
+            return
         if not self._done.is_set():
             self.end()
         await self._done.wait()
@@ -259,7 +264,9 @@ class Connection(Actor[Any]):
         now = trio.current_time()
         if now >= self.load.late_log_at:
             self.load.late_log_at = now + _LATE_LOG
-            text = "was gone before the sink committed a unit, which comes again; put a spool before a sink that is slow"
+            text = (
+                "was gone before the sink committed a unit, which comes again; put a spool before a sink that is slow"
+            )
             self._log(logging.WARNING, "late_commit", text)
 
     def _log(self, level: int, event: str, text: str, *arguments: object) -> None:

@@ -32,7 +32,7 @@ import attrs
 import trio
 from attrs import validators as v
 
-from levada.framework import Actor
+from levada.framework import Actor, Reason
 from levada.framework.errors import ConfigurationError
 
 from .folder_lock import locked_folder
@@ -266,7 +266,6 @@ class DiskSpool:
             self.hub.queue.dropped += len(bodies)
         else:
             await self._put(bodies)
-        await trio.lowlevel.checkpoint_if_cancelled()
 
     async def _put(self, bodies: list[bytes]) -> None:
         while self.full:
@@ -322,7 +321,7 @@ class SpoolPump(Actor[Any]):
         for task in (self.write, self.send, self.note):
             self.start_soon(task)
 
-    async def stopping(self, _: object) -> None:
+    async def stopping(self, reason: Reason) -> None:
         """Write what is pending, whatever became of the rest."""
         await self.write_pending()
         self.spool.segments.close()

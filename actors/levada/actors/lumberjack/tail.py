@@ -29,7 +29,7 @@ import attrs
 import trio
 from attrs import validators as v
 
-from levada.framework import Actor, ActorSystem, Asks, Down, Failed, Ref, Reply, handles
+from levada.framework import Actor, ActorSystem, Asks, Down, Failed, Reason, Ref, Reply, handles
 from levada.framework.errors import ConfigurationError
 
 from .multiline import LineAssembler, Record
@@ -200,7 +200,7 @@ class _FileReader(Actor[_Located | _Drain]):
         self.reads = True
         self.start_soon(self.follow)
 
-    def stopping(self, _: object) -> None:
+    def stopping(self, reason: Reason) -> None:
         self.shared.sizes.pop(self.key, None)
         if not self.reads:
             self.file.close()
@@ -357,7 +357,7 @@ class _Tailer(Actor[_Drain | Down]):
         self.start_soon(self.look_for_files)
         self.start_soon(self.save)
 
-    async def stopping(self, _: object) -> None:
+    async def stopping(self, reason: Reason) -> None:
         await self.write_registry()
 
     @handles

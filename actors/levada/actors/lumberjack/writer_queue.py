@@ -9,6 +9,7 @@ an ack takes its events off their tickets, and whoever waits for a ticket goes o
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -22,8 +23,6 @@ from levada.transports.lumberjack import Batch, EventsAcked, SendQueue, WriterCo
 __all__ = ["Counters", "Hub", "Intake", "Ticket"]
 
 logger = logging.getLogger("levada.actors.lumberjack.writer")
-
-_UNYIELDED = 64  # sends without a wait after which others get their turn; a checkpoint costs as much as three sends
 
 
 class Ticket:
@@ -51,6 +50,11 @@ class Counters:
 
 class Intake(Protocol):
     """Where encoded events go first: the queue, or a spool on disk before it."""
+
+    @property
+    def full(self) -> bool:
+        """Whether `put` would wait, or drop."""
+        ...
 
     async def put(self, bodies: list[bytes]) -> None:
         """Take events, waiting for room."""
@@ -87,27 +91,26 @@ class Hub:
         self._room = trio.lowlevel.ParkingLot()
         self._common = Ticket()
         self._open: set[Ticket] = set()
+        self.idle = False
+        """Whether a connection sleeps until there is an event at all."""
         self._fresh = 0  # events since a connection was woken
         self._fresh_octets = 0
         self._flushing = 0
-        self._unyielded = 0
 
     # ------------------------------------------------------------ from senders
 
+    @property
+    def full(self) -> bool:
+        """See `Intake.full`."""
+        return self.queue.full
+
     async def put(self, bodies: list[bytes], ticket: Ticket | None = None) -> None:
         """See `Intake.put`; a ticket waits for room whatever the policy is."""
+        waits = ticket is not None or self.config.drop is None
         for body in bodies:
-            if self.queue.full and (ticket is not None or self.config.drop is None):
-                self._unyielded = 0
-                while self.queue.full:
-                    await self._room.park()
+            while waits and self.queue.full:
+                await self._room.park()
             self._put(body, ticket or self._common)
-        self._unyielded += len(bodies)
-        if self._unyielded >= _UNYIELDED:
-            self._unyielded = 0
-            await trio.lowlevel.checkpoint()
-        else:
-            await trio.lowlevel.checkpoint_if_cancelled()
 
     def put_nowait(self, body: bytes) -> None:
         """See `Intake.put_nowait`."""
@@ -116,15 +119,16 @@ class Hub:
         self._put(body, self._common)
 
     def _put(self, body: bytes, ticket: Ticket) -> None:
-        first = self.queue.next_deadline() is None
+        if not ticket.left:
+            self._open.add(ticket)
         ticket.left += 1
-        self._open.add(ticket)
         for dropped in self.queue.put(body, ticket, trio.current_time()):
             self._settle(dropped, 1)
         self._fresh += 1
         self._fresh_octets += len(body)
-        # Waking a connection costs as much as five sends: only for the first event, which starts the clock, and for a whole window.
-        if first or self._fresh >= self.config.window or self._fresh_octets >= self.config.max_bytes:
+        # Waking a connection costs as much as ten sends: only for the first event, which starts the clock, and for a whole window.
+        if self.idle or self._fresh >= self.config.window or self._fresh_octets >= self.config.max_bytes:
+            self.idle = False
             self._fresh = self._fresh_octets = 0
             self.work.unpark_all()
 
@@ -187,8 +191,9 @@ class Hub:
         """Events are safe."""
         self.queue.acked(event)
         self.counters.events_acked += len(event.tokens)
-        for ticket in event.tokens:
-            self._settle(ticket, 1)
+        # Most tokens of a window are one ticket; counting them costs a tenth of taking them off one by one.
+        for ticket, count in Counter(event.tokens).items():
+            self._settle(ticket, count)
         self._room.unpark(count=len(event.tokens))
 
     def give_back(self, batches: list[Batch]) -> None:

@@ -39,7 +39,7 @@ import attrs
 
 from levada.framework import Asks
 from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost, LevadaError
-from levada.transports.carriers import TlsConfig, UnixConfig
+from levada.transports.carriers import TcpConfig, TlsConfig, UnixConfig
 from levada.transports.carriers.tls import make_context
 from levada.transports.rsocket import ErrorCode, Payload
 from levada.transports.rsocket.events import (
@@ -98,32 +98,32 @@ def connect(url: str, *, config: ClientConfig | None = None, timeout: float = CO
 
 def _open(url: str, config: ClientConfig, timeout: float) -> socket.socket:
     parts = urlsplit(url)
+    unix, tls = parts.scheme == "unix", parts.scheme == "tls"
+    if not unix and (parts.scheme not in ("tcp", "tls") or not parts.hostname or not parts.port):
+        raise ConfigurationError(
+            f"a blocking client wants tcp://host:port, tls://host:port or unix:///path, got {url!r}"
+        )
+    kind = UnixConfig if unix else TlsConfig if tls else TcpConfig
+    settings = config.carrier or kind()
+    if not isinstance(settings, kind):
+        raise ConfigurationError(f"{parts.scheme}:// takes a {kind.__name__}, got a {type(settings).__name__}")
+    context = make_context(settings, ssl.Purpose.SERVER_AUTH) if isinstance(settings, TlsConfig) else None
+    opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) if unix else None
     try:
-        if parts.scheme == "unix":
-            _check(config.carrier, UnixConfig)
-            opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        if opened is not None:
             opened.settimeout(timeout)
             opened.connect(unquote(parts.path))
             return opened
-        if parts.scheme not in ("tcp", "tls") or not parts.hostname or not parts.port:
-            raise ConfigurationError(
-                f"a blocking client wants tcp://host:port, tls://host:port or unix:///path, got {url!r}"
-            )
         opened = socket.create_connection((parts.hostname, parts.port), timeout)
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if parts.scheme == "tls":
-            tls = config.carrier or TlsConfig()
-            _check(tls, TlsConfig)
-            context = make_context(tls, ssl.Purpose.SERVER_AUTH)
-            opened = context.wrap_socket(opened, server_hostname=tls.server_name or parts.hostname)
-        return opened
+        if context is None:
+            return opened
+        assert isinstance(settings, TlsConfig)
+        return context.wrap_socket(opened, server_hostname=settings.server_name or parts.hostname)
     except OSError as error:  # ssl.SSLError and time-outs are OSErrors
+        if opened is not None:
+            opened.close()
         raise ConnectionLost(f"cannot connect to {url}: {error}") from error
-
-
-def _check(carrier: object, kind: type) -> None:
-    if carrier is not None and not isinstance(carrier, kind):
-        raise ConfigurationError(f"this carrier takes a {kind.__name__}, got a {type(carrier).__name__}")
 
 
 class BlockingPeer:
@@ -267,8 +267,9 @@ class BlockingPeer:
         if self._pid != os.getpid():
             # A lock may have been held by a thread that is not here. Nothing is said on the wire: that is the parent's.
             for part in (self._socket, self._awake, self._waker):
-                os.close(part.detach())
-            self._pid = -1
+                number = part.detach()
+                if number >= 0:
+                    os.close(number)
             return
         with self._lock:
             if self._end is None:

@@ -76,6 +76,7 @@ RESTING = 256  # actors without a stream that are kept, of each class: 0.1 MB
 PIECE = 8192  # octets given to the core at a time; of small requests those are fewer than RESTING
 UNSTARTED = 64  # actors that have a request and have not begun, above which the reader lets them begin first
 BREATHS = 64  # fire-and-forget requests from one checkpoint to the next
+JOINED = 4096  # octets of the largest request that may wait for others
 JOIN_WITHIN = 100e-6  # seconds; a flush costs 2 us and up to 10 in the kernel, a joined one less than 1
 REFLEX = 1 << 20  # octets above the high-water mark that the core's own answers may fill before the reader waits
 PUSHES = 64  # METADATA_PUSHes that wait for the hook
@@ -215,7 +216,7 @@ class Connection(Actor[Any]):
         """Flush at the end of the batch of turns that is running, together with others."""
         if not self._flush_due:
             self._flush_due = True
-            self.ref.tell(FLUSH)
+            self._cell.tell(FLUSH)
 
     @handles
     def on_flush(self, m: Flush) -> None:
@@ -463,7 +464,7 @@ class Connection(Actor[Any]):
             raise
         call.stream_id = stream_id
         self.streams[stream_id] = call
-        self.sent()
+        self.sent(payload)
         return await call.answer()
 
     async def fire(self, payload: Payload) -> None:
@@ -472,9 +473,10 @@ class Connection(Actor[Any]):
             # Nothing else here waits, so a loop of these would let nobody else run, the carrier included.
             self.flush()
             await trio.lowlevel.checkpoint()
-        await self.ready()
+        if self.crowded or self.draining or self.end is not None:
+            await self.ready()
         self.core.send_fire_and_forget(payload, trio.current_time())
-        self.sent()
+        self.sent(payload)
 
     async def items(
         self,
@@ -496,7 +498,7 @@ class Connection(Actor[Any]):
             raise
         receiver = items.begin(window, item_type, convert)
         items.occupy(stream_id)
-        self.sent()
+        self.sent(payload)
         return receiver
 
     async def open_channel(
@@ -519,17 +521,16 @@ class Connection(Actor[Any]):
         both.occupy(stream_id)
         outbound = ChannelCore(item_type, self.config.window, f"stream {stream_id}")
         both.feed(outbound, encode)
-        self.sent()
+        self.sent(payload)
         return Sender(outbound), receiver
 
-    def sent(self) -> None:
-        """Count a request, and flush it: at once if it comes alone, together with others if they come in quick succession."""
+    def sent(self, payload: Payload) -> None:
+        """Count a request, and flush it: at once if it is large or comes alone, else together with others of this moment."""
         self.requests_sent += 1
-        if not self._flush_due:
-            if perf_counter() - self._flushed > JOIN_WITHIN or not self.requests_sent % BREATHS:
-                self.flush()
-            else:
-                self.flush_soon()
+        if len(payload.data) > JOINED or perf_counter() - self._flushed > JOIN_WITHIN:
+            self.flush()
+        elif not self._flush_due:
+            self.flush_soon()
 
     def push(self, metadata: bytes) -> None:
         """Send a METADATA_PUSH."""

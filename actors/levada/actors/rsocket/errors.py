@@ -1,7 +1,8 @@
 """What a request, or a whole connection, can end with.
 
 A handler raises one of the classes below `RequestFailed` to choose the code that the peer sees, and the requester gets the same class:
-what one side raises the other side catches. Any other exception of a handler is a failure of its stream and an `ApplicationError` for
+what one side raises the other side catches. One that it got itself from another peer becomes an `ApplicationError` on its way.
+Any other exception of a handler is a failure of its stream and an `ApplicationError` for
 the peer. A connection that is lost ends its requests with `levada.framework.errors.ConnectionLost`.
 """
 

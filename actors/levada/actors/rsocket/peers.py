@@ -242,6 +242,11 @@ class ConnectedPeer(Peer):
         """Close at once: open streams end, handlers of this peer's requests are cancelled."""
         self._connection.shut("aborted")
 
+    def drop_carrier(self) -> None:
+        """Cut the carrier off, as a network may: the end of the connection, or with resumption the beginning of another carrier."""
+        if self._connection.wire is not None:
+            self._connection.wire.abort()
+
     def statistics(self) -> ConnectionStatistics:
         """Return the counters as they are now."""
         connection = self._connection

@@ -40,7 +40,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _MARK = "__levada_route__"
 
-Handler = Callable[[Request], Any] | type[Actor[Any]] | Ref[Any] | None
+Handler = Callable[[Request], Any] | Callable[[], Actor[Any]] | type[Actor[Any]] | Ref[Any] | None
 """An async (or sync) function of one `Request`; an actor class with `route` methods, or a `functools.partial` of one; a ref that answers
 messages; or nothing, which refuses all requests.
 

@@ -10,6 +10,7 @@ import trio
 
 from levada.framework import Actor, Reason
 from levada.framework.errors import CarrierError, ConfigurationError, DecodeError, LevadaError
+from levada.transports.carriers import Incoming
 from levada.transports.rsocket import RSocketCore, Sessions
 from levada.transports.rsocket.events import ConnectionEnded, ResumeReceived, SetupReceived
 from levada.transports.rsocket.extensions import Authentication
@@ -44,6 +45,15 @@ class ServerConnection(Connection):
     def started(self) -> None:
         """See `Actor.started`."""
         self.start_soon(self.main)
+
+    async def stopping(self, reason: Reason) -> None:
+        """See `Connection.stopping`."""
+        if not self.main_task:  # it is ended before it began
+            if isinstance(self.accepted, Incoming):
+                self.accepted.refuse()
+            else:
+                self.accepted.abort()
+        await super().stopping(reason)
 
     async def carry(self) -> None:
         """See `Connection.carry`."""

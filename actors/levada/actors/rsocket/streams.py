@@ -419,7 +419,7 @@ class Answer(_Producing):
             self.stream_id = event.stream_id  # no stream: the id may be used again before the handler is done
         else:
             self.occupy(event.stream_id)
-        self.ref.tell(BEGIN)
+        self._cell.tell(BEGIN)
 
     def _open_inbound(self, event: RequestReceived) -> None:
         inbound = Inbound(
@@ -492,16 +492,18 @@ class Answer(_Producing):
         try:
             await self._give(request)
         except RequestFailed as error:
-            self._fail(error.code, error.data)
+            # One that came from another peer says nothing of this request: REJECTED would promise that it was not processed.
+            self._fail(ErrorCode.APPLICATION_ERROR if error.channel else error.code, error.data)
         except DecodeError as error:
             self._fail(ErrorCode.INVALID, str(error).encode())
         except Exception as error:
             self._fail(ErrorCode.APPLICATION_ERROR, (str(error) or type(error).__name__).encode())
             raise
         finally:
-            self._fail(ErrorCode.CANCELED, b"the handler was ended")  # unless it has answered, by an error or otherwise
             if request.kind is Interaction.FIRE_AND_FORGET:
                 self.connection.fire_and_forget -= 1
+            elif not self.answered:
+                self._fail(ErrorCode.CANCELED, b"the handler was ended")
             self.running = False
             request.close()
             self.leave()

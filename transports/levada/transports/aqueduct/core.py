@@ -52,6 +52,8 @@ from .timers import Timers
 
 __all__ = ["AqueductCore"]
 
+# A member of an enum takes 6 times as long to look up as a name; these are wanted for each message.
+_OPEN, _MESSAGES = ConnectionState.OPEN, Place.MESSAGES
 _KINDS = frozenset(FrameType)
 _GREETINGS = (FrameType.VERSION, FrameType.CONNECTION_CONTROL)
 _BEGINNINGS = (Place.UNI, Place.DATAGRAM, Place.CLIENT_BIDI)
@@ -227,7 +229,7 @@ class AqueductCore:
         receiver.claimed = receiver.known = True
         self.entrypoint = receiver
         self._release()
-        self.links.run()
+        self.settle()
 
     def close(self, code: int = CloseCode.ORDERLY, reason: str = "") -> list[Event]:
         """End the connection and everything in it. Once more, it does nothing. Source: AQ-19 (D-9), AQ-51."""
@@ -253,8 +255,6 @@ class AqueductCore:
         Args:
             now: seconds by any clock that does not go back.
         """
-        if self._close is None and self._excess is not None:
-            self._fail(self._excess)
         if self.state is ConnectionState.CLOSED:
             out: list[Output] = [] if self._close is None else [self._close]
             self._close = None
@@ -348,6 +348,19 @@ class AqueductCore:
         except RemoteProtocolError as error:
             self._excess = self._excess or error
 
+    def settle(self) -> None:
+        """Do what follows from what came or was asked for, and see whether the peer uses too much."""
+        self.links.run()
+        if self.state is not ConnectionState.CLOSED:
+            early = self.state is not ConnectionState.OPEN
+            limit = self.config.max_held_early if early else self.config.max_held
+            if self.held > limit:
+                self._excess = LimitExceeded(
+                    f"{self.held} octets held, at most {limit}", rule="AQ-17" if early else "AQ-40"
+                )
+            if self._excess is not None:
+                self._fail(self._excess)
+
     # ------------------------------------------------ reading
 
     def _stream(self, stream_id: int) -> Stream | None:
@@ -383,30 +396,28 @@ class AqueductCore:
         """Process the frames in `data`; return how many octets that took."""
         at = 0
         size = len(data)
-        halves = self.halves
+        halves, inward, max_message = self.halves, self._inward, self.config.max_message
         stream.need = 0
         try:
             while at < size:
                 place = stream.place
-                if place is Place.DISCARD:
-                    return size
                 kind = data[at]
-                if place is not Place.MESSAGES or kind != 3 or self.state is not ConnectionState.OPEN:
+                if kind != 3 or place is not _MESSAGES or self.state is not _OPEN:
+                    if place is Place.DISCARD:
+                        return size
                     place = self._next_place(place, kind)
                     if self._must_wait(kind):
                         stream.blocked = True
                         self._waiting[stream] = None
                         return at
                     if kind != FrameType.MESSAGE:
-                        frame, at = decode_frame(
-                            data, at, max_message=self.config.max_message, max_control=self.config.max_control
-                        )
+                        frame, at = decode_frame(data, at, max_control=self.config.max_control)
                         stream.place = place
                         self._handle(stream, frame)
                         continue
-                channel, number, attached, payload, end = decode_message(data, at, self.config.max_message)
+                channel, number, attached, payload, end = decode_message(data, at, max_message)
                 receiver = halves.get(channel)
-                if receiver is None or channel & FLOW != self._inward or attached:
+                if receiver is None or channel & FLOW != inward or attached:
                     receiver = self._route(channel, attached)
                 if receiver is not None and not receiver.process(number, attached, payload):  # type: ignore[union-attr]
                     stream.blocked = True
@@ -675,17 +686,7 @@ class AqueductCore:
         self.state = CONNECTION[self.state, what]
 
     def _finish_turn(self) -> list[Event]:
-        """Do what follows from what came, and see whether it was too much."""
-        self.links.run()
-        if self.state is not ConnectionState.CLOSED:
-            early = self.state is not ConnectionState.OPEN
-            limit = self.config.max_held_early if early else self.config.max_held
-            if self.held > limit:
-                self._excess = LimitExceeded(
-                    f"{self.held} octets held, at most {limit}", rule="AQ-17" if early else "AQ-40"
-                )
-            if self._excess is not None:
-                self._fail(self._excess)
+        self.settle()
         return self.take_events()
 
     def _fail(self, error: RemoteProtocolError) -> None:

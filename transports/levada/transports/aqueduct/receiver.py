@@ -64,7 +64,7 @@ class Delivery:
         core = self.half.core
         for half in self.attachments:
             core.links.later(half.tear_down if lost else half.cancel if isinstance(half, SenderHalf) else half.close)
-        core.links.run()
+        core.settle()
 
 
 class ReceiverHalf:
@@ -79,6 +79,7 @@ class ReceiverHalf:
         "_finish",
         "_frontier",
         "_next",
+        "_noted",
         "_octets",
         "_pending",
         "_pending_octets",
@@ -128,6 +129,7 @@ class ReceiverHalf:
         self._acked_ahead: set[int] | None = None
         self._pending = 0  # processed and not acked
         self._pending_octets = 0
+        self._noted = 0  # of those, after half of the ack delay
         self._threshold = core.config.window // 2 or 1
         self._finish: int | None = None
         # Unreliable: all below `_frontier` were settled; `_arrived` holds those processed above.
@@ -170,6 +172,7 @@ class ReceiverHalf:
         # Half empty, so that a stalled stream is not started again for each single message.
         if self._stalled and len(self.mailbox) <= self.core.config.mailbox // 2 and not self._full():
             self._resume()
+            self.core.settle()
         return message
 
     def close(self) -> None:
@@ -182,7 +185,7 @@ class ReceiverHalf:
             self._go(ReceiverInput.CLOSE)
             if self.state is not _CLOSE_WAIT:
                 self._close()
-        self.core.links.run()
+        self.core.settle()
 
     def tear_down(self) -> None:
         """End it because the message in which it came is discarded unread: the remote side hears *lost*. Source: AQ-50."""
@@ -214,7 +217,7 @@ class ReceiverHalf:
             self._check_oneshot(self._next + 1, self._count)
         core, mailbox, size = self.core, self.mailbox, len(payload)
         config = core.config
-        # `_full` and `_deliver` in place: 0.3 µs less of 1.7 for each message.
+        # `_full` and `_deliver` in place: 0.7 of the time.
         if len(mailbox) >= config.mailbox or self._octets >= config.mailbox_octets:
             return False
         mailbox.append(Delivery(self, payload, core.receive_attachments(attached) if attached else ()))
@@ -284,6 +287,8 @@ class ReceiverHalf:
         self._go(ReceiverInput.ATTACHED)
         if before is _CLOSE_WAIT:
             self._close()
+        elif self._pending >= self._threshold:
+            self.core.ack_now.append(self)
         elif (self._pending or self._arrived) and not self.acking:
             self.core.ack_later(self)
 
@@ -325,14 +330,16 @@ class ReceiverHalf:
         """Ack what was processed.
 
         Args:
-            due: the ack delay is over. If messages had to wait for it, the sender's window may be smaller than ours, and it may have
-                waited as well: from now on half as many do not wait.
+            due: the ack delay is over. If nothing came in its second half, the sender's window may be smaller than ours and full:
+                from now on half as many messages are acked at once, until more come in one turn.
 
         Source: AQ-35, AQ-36.
         """
         if self.control is None or self.ended:
             return
-        if due and self._pending:
+        if not due:
+            self._threshold = max(self._threshold, min(self._pending, self.core.config.window) // 2)
+        elif self._pending and self._pending == self._noted:
             self._threshold = min(self._threshold, self._pending // 2 or 1)
         self._ack_reliable()
         arrived = self._arrived
@@ -348,6 +355,10 @@ class ReceiverHalf:
             self.settle_to(end)
             if self._finish is not None:
                 self.maybe_finish()
+
+    def about_to_ack(self) -> None:
+        """Half of the ack delay is over."""
+        self._noted = self._pending
 
     def maybe_finish(self) -> None:
         """Close if everything that was declared has been settled. Source: AQ-42."""

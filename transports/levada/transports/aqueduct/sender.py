@@ -10,7 +10,7 @@ the peer answer if it would not by itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from levada.framework.errors import LocalProtocolError
@@ -31,6 +31,7 @@ __all__ = ["SenderHalf"]
 _Record: TypeAlias = "tuple[int, object, Stream | None]"
 
 _UNATTACHED, _OPEN, _FINISHING = SenderState.UNATTACHED, SenderState.OPEN, SenderState.FINISHING
+_ORDERED = Mode.ORDERED
 
 
 class SenderHalf:
@@ -163,14 +164,14 @@ class SenderHalf:
         inflight = self._inflight
         # `has_room` in place: a call less for each message.
         if (
-            len(inflight) >= config.window or self._octets >= config.window_octets or mode is not Mode.ORDERED
+            len(inflight) >= config.window or self._octets >= config.window_octets or mode is not _ORDERED
         ) and not self.has_room(mode):
             raise LocalProtocolError("the window is full: wait for Writable", rule="AQ-40")
         size = len(payload)
         if size > config.max_message:
             raise LocalProtocolError(f"payload of {size} octets, at most {config.max_message}", rule="AQ-3")
-        if mode is Mode.ORDERED and not attachments and not self.id & ONESHOT:
-            # The way of nearly all messages, spelled out: 0.7 µs less of 1.6.
+        if mode is _ORDERED and not attachments and not self.id & ONESHOT:
+            # The way of nearly all messages, spelled out: 0.6 of the time that `_send_frame` takes.
             number = self.sent
             self.sent = number + 1
             inflight[number] = (size, token, None)
@@ -261,11 +262,9 @@ class SenderHalf:
             if not index & 1:
                 if at + run > self.sent:
                     raise violation("E-25", f"reliable {at + run - 1}, sent {self.sent}")
-                for number in range(at, at + run):
-                    if not self._acked(number, tokens):
-                        raise violation("E-24", f"reliable {number}")
+                if not self._acked(range(at, at + run), tokens):
+                    raise violation("E-24", f"reliable {at} to {at + run - 1}")
             at += run
-        self._advance()
         self._report(tokens, delivered=True)
 
     def settled_unreliable(self, runs: tuple[int, ...]) -> None:
@@ -294,8 +293,7 @@ class SenderHalf:
         at = self._base
         for index, run in enumerate(runs):
             if not index & 1:
-                for number in range(at, at + run):
-                    self._acked(number, tokens)
+                self._acked([n for n in range(at, at + run) if n in self._inflight], tokens)
             at += run
         self._report(tokens, delivered=True)
         if not control.fin:
@@ -428,26 +426,22 @@ class SenderHalf:
             raise violation("E-4", f"ranges from {start} to {end}")
         return end
 
-    def _acked(self, number: int, tokens: list[object]) -> bool:
-        """Settle a message as processed; false if it was settled before."""
-        record = self._inflight.pop(number, None)
-        if record is None:
-            return False
-        size, token, stream = record
-        self._octets -= size
-        tokens.append(token)
-        if stream is not None:
-            stream.release()
-        if self.links:
-            self._resolve(number, delivered=True)
+    def _acked(self, numbers: Iterable[int], tokens: list[object]) -> bool:
+        """Settle messages as processed; false at the first that was settled before."""
+        inflight, links = self._inflight, self.links
+        for number in numbers:
+            record = inflight.pop(number, None)
+            if record is None:
+                return False
+            size, token, stream = record
+            self._octets -= size
+            tokens.append(token)
+            if stream is not None:
+                stream.release()
+            if links:
+                self._resolve(number, delivered=True)
+        self._base = next(iter(inflight), self.sent)  # the lowest: they were put in in order
         return True
-
-    def _advance(self) -> None:
-        base = self._base
-        inflight = self._inflight
-        while base < self.sent and base not in inflight:
-            base += 1
-        self._base = base
 
     def _resolve(self, key: int, *, delivered: bool) -> None:
         """Take out the link of a message and do what follows. Source: AQ-54, AQ-55."""

@@ -38,6 +38,7 @@ class Timers:
     __slots__ = (
         "_ack_at",
         "_acking",
+        "_acking_next",
         "_config",
         "_declare_at",
         "_declaring",
@@ -51,6 +52,7 @@ class Timers:
     def __init__(self, config: AqueductConfig) -> None:
         self._config = config
         self._acking: list[ReceiverHalf] = []
+        self._acking_next: list[ReceiverHalf] = []
         self._ack_at: float | None = None
         self._declaring: list[SenderHalf] = []
         self._declare_at: float | None = None
@@ -61,9 +63,9 @@ class Timers:
         self._stops: list[tuple[float, SenderHalf]] = []
 
     def ack(self, receiver: ReceiverHalf) -> None:
-        """Have a receiver ack within the ack delay."""
+        """Have a receiver ack within the ack delay, and after half of it at the earliest."""
         receiver.acking = True
-        self._acking.append(receiver)
+        self._acking_next.append(receiver)
 
     def declare(self, sender: SenderHalf) -> None:
         """Have a sender declare its datagrams within the declare delay."""
@@ -81,8 +83,8 @@ class Timers:
     def date(self, now: float, round_trip: float) -> None:
         """Give a deadline to what has none."""
         config = self._config
-        if self._acking and self._ack_at is None:
-            self._ack_at = now + config.ack_delay
+        if self._acking_next and self._ack_at is None:
+            self._ack_at = now + config.ack_delay / 2
         if self._declaring and self._declare_at is None:
             self._declare_at = now + min(config.declare_delay, max(0.05, round_trip / 2))
         if self._undated:
@@ -114,9 +116,12 @@ class Timers:
         """Take the receivers that must ack now."""
         if self._ack_at is None or now < self._ack_at:
             return []
-        due, self._acking, self._ack_at = self._acking, [], None
+        due, self._acking, self._acking_next = self._acking, self._acking_next, []
         for receiver in due:
             receiver.acking = False
+        for receiver in self._acking:
+            receiver.about_to_ack()
+        self._ack_at = now + self._config.ack_delay / 2 if self._acking else None
         return due
 
     def declarations_due(self, now: float) -> list[SenderHalf]:

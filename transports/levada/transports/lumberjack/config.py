@@ -119,9 +119,7 @@ class WriterConfig:
     on_stuck: Literal["keep", "reject"] = attrs.field(default="keep", validator=v.in_(("keep", "reject")))
     """``"reject"``: an event that alone ended five connections in a row is dropped and counted (LJ-59)."""
     stamp: bool = attrs.field(default=False, validator=v.instance_of(bool))
-    """Give each event a field ``"@id"`` with the writer's id and a counter, by which a sink can drop duplicates (LJ-56)."""
-    lifetime: float | None = attrs.field(default=None, validator=_maybe_seconds)
-    """Seconds, a fifth more or less, after which a connection is drained and made anew; ``None``: never (LJ-58)."""
+    """Give each event a field ``"stamp"``, the writer's id and a counter, by which a sink can drop duplicates (LJ-56)."""
     reconnect_min: float = attrs.field(default=1.0, validator=_seconds)
     """Seconds of the first pause before connecting again, at most (LJ-54)."""
     reconnect_max: float = attrs.field(default=60.0, validator=_seconds)

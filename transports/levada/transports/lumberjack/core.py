@@ -100,8 +100,8 @@ class ReaderCore:
         # Input, and what it is in the midst of.
         self._parser = FrameParser(1, config)
         self._input: deque[bytes] = deque()
-        self._ended: Literal["closed", "lost"] | None = None
-        self._lost = False  # nothing can be sent any more
+        self._ended = False  # no more octets will come
+        self._lost = False  # and nothing can be sent
         self._envelope: Unpacker | None = None
         self._phase = _Phase.BUILD
         self._payload = memoryview(b"")
@@ -139,7 +139,7 @@ class ReaderCore:
         """Whether to read: false while work is left, or enough units wait for their commit (LJ-25)."""
         return (
             self.state is ReaderState.OPEN
-            and self._ended is None
+            and not self._ended
             and not self.has_work
             and self._uncommitted + len(self._waiting) < self._config.max_uncommitted_units
         )
@@ -150,7 +150,7 @@ class ReaderCore:
         return (
             self.state is ReaderState.OPEN
             and not self._waiting
-            and (self._envelope is not None or bool(self._input) or self._ended is not None or self._parser.has_data)
+            and (self._envelope is not None or bool(self._input) or self._ended or self._parser.has_data)
         )
 
     @property
@@ -193,24 +193,25 @@ class ReaderCore:
         Raises:
             LocalProtocolError: called when the connection does not take octets any more.
         """
-        if self.state is not ReaderState.OPEN or self._ended is not None:
+        if self.state is not ReaderState.OPEN or self._ended:
             raise LocalProtocolError("receive_data() after the end")
         self.stop_reading(now)
         if data:
             self._silence = self._quiet = 0.0
             self._input.append(data)
         else:
-            self._ended = "closed"
+            self._ended = True
         return self.work(now)
 
     def connection_lost(self, now: float) -> list[ReaderEvent]:
         """Take note that the carrier failed. What had come whole is still handed on, without ack (LJ-28); go on with `work`."""
-        if self.state is ReaderState.OPEN:
-            self._ended = "lost"
-            return self.work(now)
-        if self.state in (ReaderState.CLOSED, ReaderState.ORPHANED):
+        if self._lost or self.state is ReaderState.CLOSED:
             return []
         self._lost = True
+        self._out.clear()
+        if self.state is ReaderState.OPEN:
+            self._ended = True
+            return self.work(now)
         self._move(ReaderInput.LOST)
         return self._tell([], now)
 
@@ -252,7 +253,7 @@ class ReaderCore:
                 if self._input:
                     self._feed(self._input.popleft())
                 else:
-                    if self._ended is not None:
+                    if self._ended:
                         self._take_end(events)
                     elif self._frame != self._parser.frame_offset:
                         self._frame = self._parser.frame_offset
@@ -429,6 +430,8 @@ class ReaderCore:
         else:
             raise LocalProtocolError(f"no unit {number} waits for its commit", rule="LJ-25")
         self._uncommitted -= 1
+        if self._reading_since is not None:
+            self.reading(now)  # the silence so far comes before the ack
         self.late_commits += self._lost or self.state is ReaderState.CLOSED
         return self._tell([], now)
 
@@ -491,7 +494,7 @@ class ReaderCore:
 
     def _take_end(self, events: list[ReaderEvent]) -> None:
         """End of input, and all of it is worked off (LJ-6, LJ-28)."""
-        lost = self._ended == "lost"
+        lost = self._lost
         clean = not lost and not self._parser.in_frame
         if clean and self._since:
             self._close_unit()
@@ -499,7 +502,6 @@ class ReaderCore:
             self._close_piece(None)
         self._drop_input()
         events.append(PeerClosed(clean, lost))
-        self._lost = lost
         self._move(ReaderInput.LOST if lost else ReaderInput.PEER_ENDED)
 
     def _refuse(self, error: RemoteProtocolError, head: bytes, now: float, events: list[ReaderEvent]) -> None:

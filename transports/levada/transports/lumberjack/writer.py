@@ -398,8 +398,9 @@ class SendQueue:
             del batch.bodies[limit:], batch.tokens[limit:]
             batch.age = (*batch.age, 0)
             self._again.insert(0, rest)
-            if limit == 1:
-                batch.failures = 0  # from here on it is this event alone that fails
+            for part in (batch, rest):
+                if len(part.bodies) == 1:
+                    part.failures = 0  # from here on it is this event alone that fails
         return batch
 
     def acked(self, event: EventsAcked) -> None:

@@ -504,7 +504,8 @@ class QuicConnection:
                     self._datagrams.popleft()
                     self._datagrams_dropped += 1
                 self._datagrams.append(Datagram(event.data, early=type(event) is EarlyDatagram))
-                self._datagram_readers.unpark()
+                if self._datagram_readers:  # to wake nobody would be a third of what a small datagram costs here
+                    self._datagram_readers.unpark()
             case events.StreamReset():
                 self._stream(event.stream_id).reset_arrived(event.error_code)
             case events.StopSendingReceived():

@@ -5,8 +5,9 @@
   one connection.
 * The **flush task** sends for all connections that have something to say.  It lets the tasks that can run go first (up to three
   rounds), so that a hundred answers made in one turn share packets; sending at once split 64 answers into 38 packets.
-* One deadline for all timers: a heap of (time, connection).  A timer that moves earlier is pushed at once, one that moves later is
-  left in the heap, and looked at when it fires.
+* A lone answer does not wait for the flush task: `send_for` sends it in the turn of whoever made it.
+* One deadline for all timers: a heap of (time, connection).  A timer that moves earlier is pushed at once; one that moves later is moved
+  if it is the first, as it would fire soon for nothing, else left in the heap and looked at when it fires.
 
 Connection ids are 8 octets, the first is the number of the worker process.  A short header thus names connection and worker without
 parsing: several processes may share one port, and pass on what the kernel gave to the wrong one (`foreign`).

@@ -364,8 +364,8 @@ class ReactiveSocketCore(ConnectionCore):
             if size > self._config.max_frame_size:
                 detail = f"a request of {size} octets cannot be fragmented (raise max_frame_size on both sides)"
                 raise LocalProtocolError(detail, rule="RX-70")
-        # RX-38, RX-66: in order, so no request passes one that waits.
-        if self._leases and (self._waiting or not self._held.take(now)):
+        # RX-38, RX-66: in order. While requests wait nothing is left of the lease: they are the first to use the next one.
+        if self._leases and not self._held.take(now):
             if len(self._waiting) >= self._config.max_pending:
                 raise LocalProtocolError(
                     f"{len(self._waiting)} requests wait for a lease (see max_pending)", rule="RX-66"

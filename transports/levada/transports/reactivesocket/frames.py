@@ -142,8 +142,8 @@ def parse(kind: int, flags: int, octets: bytes, at: int, end: int) -> tuple[tupl
 def _parse_metadata(octets: bytes, at: int, end: int) -> tuple[bytes, int]:
     start = at + 4
     size = int.from_bytes(octets[at:start], "big")
-    # RX-12: R would make the number greater than any frame.
-    if start > end or not 4 <= size <= end - at:
+    # RX-12. R makes the number greater than any frame; with fewer than 4 octets left no number will do.
+    if not 4 <= size <= end - at:
         raise FrameError(f"metadata of {size} octets with its length field, {end - at} left", rule="RX-12")
     return octets[start : at + size], at + size
 

@@ -71,7 +71,7 @@ class CoreConfig:
     resume_token: bytes | None = attrs.field(default=None, validator=v.optional(v.max_len(65_535)))
     """Client: the session's token; 16 random octets if not given (RS-104)."""
     resume_buffer: int = attrs.field(default=16 * 1024 * 1024, validator=_COUNT)
-    """Octets of sent frames kept until the peer has them; when it is full the oldest go and resuming may fail (RS-94)."""
+    """Octets of sent frames kept until the peer has them, and 48 for each; when it is full the oldest go and resuming may fail (RS-94)."""
     resume_timeout: float = attrs.field(default=60.0, validator=v.ge(0))
     """Seconds that a session without carrier lives (RS-102)."""
     reuse_stream_ids: bool = False

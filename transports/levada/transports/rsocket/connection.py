@@ -111,10 +111,11 @@ class RSocketConnection:
         self._peer_streams = 0
         self._gathered = 0
 
-        # Octets in: what is left of the last call, and how many there must be before it is worth looking again.
-        self._tail: list[bytes] = []
-        self._tail_size = 0
+        # Octets in: what is left of the last call, and how many there must be before it is worth looking again; whole messages that wait.
+        self._tail = bytearray()
         self._need = 0
+        self._held_messages: list[bytes] = []
+        self._held_size = 0
         self._offset = 0  # octets received before those in hand
         self._fault = 0  # where the frame in hand began
         self._received = 0  # RS-92: position in the peer's direction
@@ -157,7 +158,7 @@ class RSocketConnection:
             peer_streams=self._peer_streams,
             requests_waiting=len(self._waiting),
             octets_gathered=self._gathered,
-            octets_unread=self._tail_size,
+            octets_unread=len(self._tail) + self._held_size,
             octets_unsent=sum(map(len, self._control)) + sum(map(len, self._out)),
             octets_kept=0 if self._replay is None else self._replay.kept,
         )
@@ -189,7 +190,7 @@ class RSocketConnection:
             if self._state in _WITHOUT_CARRIER:
                 return  # RS-102: it is sent when there is a carrier again
             # The peer tells what it has in its KEEPALIVEs only. Half full is the time to ask, once, before frames go (RS-94).
-            if replay.kept * 2 > self._config.resume_buffer and not self._asked_position:
+            if replay.half_full and not self._asked_position:
                 self._asked_position = True
                 self._put_control(KeepaliveFrame(respond=True, position=self._received))
         if not self._framed:
@@ -208,8 +209,12 @@ class RSocketConnection:
         """Drop what was half read and half sent on a carrier that is gone."""
         self._control.clear()
         self._out.clear()
+        self._forget_unread()
+
+    def _forget_unread(self) -> None:
         self._tail.clear()
-        self._tail_size = self._need = 0
+        self._held_messages.clear()
+        self._held_size = self._need = 0
 
     # ---------------------------------------------------------------- the end
 
@@ -238,8 +243,7 @@ class RSocketConnection:
         self._streams.clear()
         self._waiting.clear()
         self._peer_streams = self._gathered = 0
-        self._tail.clear()
-        self._tail_size = self._need = 0
+        self._forget_unread()
         self._replay = None
         if self._sessions is not None and self._token is not None:
             self._sessions.remove(self._token)
@@ -696,8 +700,10 @@ class RSocketConnection:
             raise LocalProtocolError("that core reported no ResumeReceived", rule="RS-96")
         self._forget_octets()
         self._framed = carrier._framed
-        self._tail, self._tail_size, self._offset = carrier._tail, carrier._tail_size, carrier._offset
-        carrier._tail, carrier._tail_size = [], 0
+        self._tail, carrier._tail = carrier._tail, self._tail
+        self._held_messages, carrier._held_messages = carrier._held_messages, self._held_messages
+        self._offset = carrier._offset
+        carrier._forget_unread()
         carrier._move(ConnectionInput.END)
         self._move(ConnectionInput.RESUME)
         self._now = now

@@ -73,6 +73,9 @@ _OPEN: Final = ConnectionState.OPEN
 _DRAINING: Final = ConnectionState.DRAINING
 _RESUMING: Final = ConnectionState.RESUMING
 
+# `STREAM` by position, 0.06 instead of 0.2 us.
+_AFTER: Final = [[STREAM.get((state, cause)) for cause in StreamInput] for state in StreamState]
+
 _KINDS: Final = {
     FrameType.REQUEST_RESPONSE.value: _RESPONSE,
     FrameType.REQUEST_FNF.value: _FNF,
@@ -95,6 +98,12 @@ _REQUESTING: Final = (
     _RESUMING,
 )
 _NO_STREAMS: Final[dict[int, Stream]] = {}
+
+
+def _not_octets(payload: Payload) -> TypeError:
+    """Told at the call: octets are joined when they are taken, and by then it is too late to say whose they were."""
+    kinds = f"{type(payload.data).__name__} and {type(payload.metadata).__name__}"
+    return TypeError(f"data must be bytes and metadata bytes or None, got {kinds}")
 
 
 class RSocketCore(RSocketConnection):
@@ -139,45 +148,62 @@ class RSocketCore(RSocketConnection):
 
         On a framed carrier an empty message is a malformed frame; call `carrier_lost` for its end (RS-6).
         """
-        state = self._state
         events: list[Event] = []
-        if state in _DEAF:
-            return events  # RS-7
-        if not data and not self._framed:
-            return self.carrier_lost(now, "the peer ended the carrier")
-        self._now = self._heard = now  # RS-107: whatever came, the peer lives
-        if self._framed:
-            if state in _HELD_BACK:
-                self._hold(data, events)
-            else:
-                self._read_message(data, events)
-        else:
-            if self._tail or state in _HELD_BACK:
-                self._hold(data, events)
-                if self._tail_size < self._need or self._state in _HELD_BACK or self._state in _DEAF:
-                    return events
-                data = b"".join(self._tail)
-                self._tail.clear()
-                self._tail_size = 0
+        if self._state is _OPEN and data and not self._framed and not self._tail:  # what is usual, 0.5 us sooner
+            self._now = self._heard = now
             self._read(data, events)
+        elif self._state in _DEAF:
+            return events  # RS-7
+        elif not data and not self._framed:
+            return self.carrier_lost(now, "the peer ended the carrier")
+        else:
+            self._now = self._heard = now  # RS-107: whatever came, the peer lives
+            if self._framed:
+                self._receive_message(data, events)
+            else:
+                self._receive_octets(data, events)
         if self._state is _DRAINING:
             self._end_if_drained(events)
         return events
 
-    def _hold(self, data: bytes, events: list[Event]) -> None:
-        """Keep octets that cannot be read yet: part of a frame, or what came behind SETUP while the application decides (RS-52)."""
-        self._tail.append(data)
-        self._tail_size += len(data)
-        if self._state in _HELD_BACK and self._tail_size > self._config.max_setup_backlog:
+    def _receive_message(self, message: bytes, events: list[Event]) -> None:
+        # RS-5, RS-6. A message that must wait is judged at once, so that what waits is bounded by its octets.
+        if not _SMALLEST <= len(message) <= self._max_taken:
+            self._fault = self._offset
+            text = f"a frame of {len(message)} octets, {_SMALLEST} to {self._max_taken} wanted"
+            self._fail(events, "RS-5", text)
+        elif self._state in _HELD_BACK:
+            self._held_messages.append(message)
+            self._held_size += len(message)
+            self._bound_backlog(events)
+        else:
+            self._read_message(message, events)
+
+    def _receive_octets(self, data: bytes, events: list[Event]) -> None:
+        tail = self._tail
+        if tail or self._state in _HELD_BACK:
+            tail += data
+            if self._state in _HELD_BACK:
+                self._bound_backlog(events)
+                return
+            if len(tail) < self._need:
+                return
+            data = bytes(tail)
+            tail.clear()
+        self._read(data, events)
+
+    def _bound_backlog(self, events: list[Event]) -> None:
+        """What comes behind SETUP while the application decides waits (RS-52), but not without limit."""
+        if len(self._tail) + self._held_size > self._config.max_setup_backlog:
             self._refuse(events, ErrorCode.REJECTED_SETUP, "too much was sent behind SETUP")
 
     def _read_tail(self, events: list[Event]) -> None:
-        held, self._tail = self._tail, []
-        self._tail_size = 0
-        if not self._framed:
-            self._read(b"".join(held), events)
-            return
-        for message in held:
+        """Read what was held back."""
+        octets, messages = bytes(self._tail), self._held_messages
+        self._tail.clear()
+        self._held_messages, self._held_size = [], 0
+        self._read(octets, events)
+        for message in messages:
             if self._state in _DEAF:
                 return
             self._read_message(message, events)
@@ -185,9 +211,6 @@ class RSocketCore(RSocketConnection):
     def _read_message(self, message: bytes, events: list[Event]) -> None:
         size = len(message)
         self._fault = self._offset
-        if not _SMALLEST <= size <= self._max_taken:
-            self._fail(events, "RS-5", f"a frame of {size} octets, {_SMALLEST} to {self._max_taken} wanted")
-            return
         stream_id, word = HEADER.unpack_from(message)
         stream_id &= MAX_U31
         if stream_id:
@@ -256,7 +279,9 @@ class RSocketCore(RSocketConnection):
                 self._fail(events, "RS-5", f"a frame of {length} octets, {_SMALLEST} to {self._max_taken} wanted")
                 return
             self._need = _PREFIX + length
-        self._hold(data[at:], events)
+        self._tail += data[at:]
+        if self._state in _HELD_BACK:
+            self._bound_backlog(events)
 
     def _take(self, stream_id: int, word: int, data: bytes, at: int, end: int, events: list[Event]) -> None:
         """Act on one frame, whose octets behind the header are `at` to `end` of `data`."""
@@ -290,7 +315,7 @@ class RSocketCore(RSocketConnection):
                 raise InvalidFrame("a request without its initial n")
             n = U32.unpack_from(data, at)[0] & MAX_U31
             at += U32.size
-        payload = payload_at(data, at, end, word)
+        payload = payload_at(data, at, end, word) if word & METADATA else Payload(data[at:end])
         if stream_id & 1 == self._parity or stream_id in self._streams:
             return  # RS-22; RS-88, RS-121
         if self._state is _OPENING:
@@ -335,7 +360,7 @@ class RSocketCore(RSocketConnection):
         return stream
 
     def _on_payload(self, stream_id: int, word: int, data: bytes, at: int, end: int, events: list[Event]) -> None:
-        payload = payload_at(data, at, end, word)
+        payload = payload_at(data, at, end, word) if word & METADATA else Payload(data[at:end])
         stream = self._streams.get(stream_id)
         if stream is None:
             return  # RS-124
@@ -468,19 +493,22 @@ class RSocketCore(RSocketConnection):
             events.append(StreamFailed(stream_id, code, data[at + U32.size : end]))
 
     def _advance(self, stream_id: int, stream: Stream, cause: StreamInput) -> None:
-        state = stream.state = STREAM[stream.state, cause]
+        state = _AFTER[stream.state][cause]
+        assert state is not None, f"no transition: {stream.state!r}, {cause!r}"
+        stream.state = state
         if state is _ENDED:
             del self._streams[stream_id]
             stream.credit = stream.demand = 0
             if not stream.requester:
                 self._peer_streams -= 1
-            if stream.gathering is not None:
-                self._gathered -= len(stream.gathering)
-                stream.gathering = None
         elif state is _SENDING:
             stream.demand = 0
         else:
             stream.credit = 0
+            return
+        if stream.gathering is not None:  # nothing further is taken from the peer
+            self._gathered -= len(stream.gathering)
+            stream.gathering = None
 
     # ---------------------------------------------------------------- requests
 
@@ -492,6 +520,7 @@ class RSocketCore(RSocketConnection):
         Raises:
             LocalProtocolError: not possible now: draining, ended, a server before `accept_setup`, or too many wait for a lease.
             StreamIdsExhausted: open a new connection.
+            TypeError: data or metadata is not bytes.
         """
         return self._request(_RESPONSE, payload, 1, now)
 
@@ -532,6 +561,8 @@ class RSocketCore(RSocketConnection):
             raise LocalProtocolError(f"no requests while the connection is {self._state.value}")  # RS-31, RS-51, RS-52
         if not 0 < n <= MAX_U31:
             raise LocalProtocolError(f"n must be 1 to {MAX_U31}, got {n}", rule="RS-74")
+        if not isinstance(payload.data, bytes) or not (payload.metadata is None or isinstance(payload.metadata, bytes)):
+            raise _not_octets(payload)
         if self._leasing and (self._waiting or not self._allowed.take(now)):
             # RS-54, RS-133: whoever came first goes first.
             if len(self._waiting) >= self._config.max_pending:
@@ -596,10 +627,13 @@ class RSocketCore(RSocketConnection):
 
         Raises:
             LocalProtocolError: no such stream, this direction is complete, or there is no credit (wait for `CreditGranted`).
+            TypeError: data or metadata is not bytes.
         """
         stream = self._streams.get(stream_id)
         if stream is None or stream.credit <= 0:
             raise self._why_not(stream_id, stream)
+        if not isinstance(payload.data, bytes) or not (payload.metadata is None or isinstance(payload.metadata, bytes)):
+            raise _not_octets(payload)
         stream.credit -= 1  # RS-73
         if complete or stream.kind is _RESPONSE:
             self._put_payload(stream_id, _ITEM | COMPLETE, b"", payload)

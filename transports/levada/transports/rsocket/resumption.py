@@ -12,15 +12,21 @@ Theory:
 from __future__ import annotations
 
 from collections import deque
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 __all__ = ["Replay", "Sessions"]
 
 S = TypeVar("S")
 
+_FRAME_COST: Final = 48  # octets of a bytes object beside its contents, and of its place in the deque
+
 
 class Replay:
-    """Frames of one direction that the peer may not have yet."""
+    """Frames of one direction that the peer may not have yet.
+
+    Args:
+        bound: octets; each frame counts with what it costs to keep it, so that many small ones do not take many times the bound.
+    """
 
     __slots__ = ("_bound", "_frames", "first", "kept", "reported", "sent")
 
@@ -32,9 +38,14 @@ class Replay:
         self.sent = 0
         """Position behind the newest frame."""
         self.kept = 0
-        """Octets kept; never more than the bound."""
+        """Octets of the frames kept."""
         self.reported = 0
         """The highest position that the peer has said to have."""
+
+    @property
+    def half_full(self) -> bool:
+        """Whether it is time to ask the peer what it has."""
+        return (self.kept + _FRAME_COST * len(self._frames)) * 2 > self._bound
 
     def keep(self, frame: bytes) -> None:
         """Add a frame; the oldest go if the bound is passed (RS-94)."""
@@ -42,7 +53,7 @@ class Replay:
         frames.append(frame)
         self.sent += len(frame)
         self.kept += len(frame)
-        while self.kept > self._bound:
+        while self.kept + _FRAME_COST * len(frames) > self._bound:
             self._drop(frames.popleft())
 
     def release(self, position: int) -> bool:

@@ -1,0 +1,228 @@
+"""For each place where a driver waits: cancelled there, nothing is half done and nothing is left behind."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from levada.actors.rsocket import (
+    Backoff,
+    ClientConfig,
+    ConnectedPeer,
+    CoreConfig,
+    Request,
+    ServerConfig,
+    balanced,
+    connect,
+    serve,
+)
+from levada.framework import ActorSystem
+from levada.framework.errors import ReceiverClosed
+from levada.transports.carriers import MemoryConfig
+
+from .test_requests import pair
+
+
+def hold(peer: ConnectedPeer) -> Any:
+    """Let nothing more through; what is sent piles up."""
+    wire: Any = peer._connection.wire
+    wire.stream.link.hold()
+    return wire.stream.link
+
+
+@pytest.mark.parametrize("kind", ["response", "forget", "stream", "channel"])
+async def test_waiting_for_room_to_send_a_request(kind: str) -> None:
+    """A crowded carrier holds requests back; one that is given up meanwhile was never sent."""
+    narrow = ServerConfig(carrier=MemoryConfig(window=1000))
+    async with pair(lambda request: b"", server=narrow, client=ClientConfig(high_water=2000)) as (peer, _, _system):
+        await peer.request_response(b"")
+        link = hold(peer)
+        await peer.fire_and_forget(bytes(200_000))
+        sent = peer.statistics().requests_sent
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                calls: dict[str, Any] = {
+                    "response": peer.request_response,
+                    "forget": peer.fire_and_forget,
+                    "stream": peer.request_stream,
+                    "channel": peer.request_channel,
+                }
+                nursery.start_soon(calls[kind], b"late")
+                await wait_all_tasks_blocked()
+                scope.cancel()
+        assert peer.statistics().requests_sent == sent
+        assert peer.statistics().open_streams == 0
+        link.release()
+        assert (await peer.request_response(b"")).data == b""
+
+
+async def test_a_responder_that_waits_for_room() -> None:
+    """CANCEL reaches an answer that the carrier has no room for."""
+
+    async def handler(request: Request) -> bytes:
+        return bytes(50_000)
+
+    narrow = ServerConfig(carrier=MemoryConfig(window=1000), high_water=10_000)
+    async with pair(handler, server=narrow) as (peer, listener, _):
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(peer.request_response, b"")
+            await wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        await peer.request_response(b"")
+        await wait_all_tasks_blocked()
+        assert listener.peers[0].statistics().open_streams == 0
+
+
+async def test_a_channel_that_waits_for_credit() -> None:
+    """A sender given up while it waits for the responder has not sent that payload."""
+    got: list[bytes] = []
+    gate = trio.Event()
+
+    async def handler(request: Request) -> Any:
+        await gate.wait()
+        async for payload in request.payloads:
+            got.append(payload.data)
+        return b"end"
+
+    small = ClientConfig(window=2)
+    async with pair(handler, client=small, server=ServerConfig(window=2)) as (peer, _, _system):
+        sender, receiver = await peer.request_channel(b"0")
+        sent = 0
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+
+                async def send() -> None:
+                    nonlocal sent
+                    while True:
+                        await sender.send(b"%d" % (sent + 1))
+                        sent += 1
+
+                nursery.start_soon(send)
+                await wait_all_tasks_blocked()
+                scope.cancel()
+        sender.finish_nowait()
+        gate.set()
+        assert [payload.data async for payload in receiver] == [b"end"]
+        assert got == [b"%d" % number for number in range(sent + 1)]
+
+
+async def test_waiting_for_the_end_changes_nothing() -> None:
+    async with pair(lambda request: request.payload) as (peer, listener, _):
+        for wait in (peer.terminated, listener.terminated):
+            with trio.CancelScope() as scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(wait)
+                    await wait_all_tasks_blocked()
+                    scope.cancel()
+        assert (await peer.request_response(b"on")).data == b"on"
+
+
+async def test_closing_is_cancelled(autojump_clock: MockClock) -> None:
+    """`aclose` given up while streams end closes at once."""
+
+    async def handler(_: Request) -> bytes:
+        await trio.sleep_forever()
+        return b""
+
+    async with ActorSystem() as system, serve(system, "rsocket+memory://desk", handler) as listener:
+        async with connect(system, listener.url) as peer:
+            sender, receiver = await peer.request_channel(b"")
+            with trio.move_on_after(1):
+                await peer.aclose()
+            assert not peer.connected
+            with pytest.raises(ReceiverClosed):
+                await sender.send(b"")
+            receiver.close()
+        async with connect(system, listener.url) as peer:
+            receiver = await peer.request_stream(b"")
+            with trio.move_on_after(1):
+                await listener.aclose()
+            await wait_all_tasks_blocked()
+            assert not peer.connected
+            receiver.close()
+
+
+async def test_serving_is_cancelled_while_it_drains(autojump_clock: MockClock) -> None:
+    ended = trio.Event()
+
+    async def handler(_: Request) -> bytes:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.set()
+        return b""
+
+    async with ActorSystem() as system:
+        with trio.CancelScope() as scope:
+            async with serve(system, "rsocket+memory://desk", handler) as listener:
+                entered = connect(system, listener.url)
+                peer = await entered.__aenter__()
+                receiver = await peer.request_stream(b"")
+                await wait_all_tasks_blocked()
+                scope.deadline = trio.current_time() + 1
+        assert scope.cancelled_caught
+        assert ended.is_set()
+        receiver.close()
+        await entered.__aexit__(None, None, None)
+        assert system.statistics().actors == 0
+
+
+async def test_dialling_again_is_cancelled(autojump_clock: MockClock) -> None:
+    """A client without server, and one whose session waits for a carrier, are left at once."""
+    resuming = CoreConfig(resume=True)
+    async with ActorSystem() as system:
+        with trio.move_on_after(3):
+            async with connect(system, "rsocket+memory://desk", reconnect=Backoff()):
+                raise AssertionError("nobody is there")
+        async with balanced(system, ["rsocket+memory://desk"]):
+            await trio.sleep(3)
+        with trio.move_on_after(5) as scope:
+            async with (
+                serve(system, "rsocket+memory://desk", config=ServerConfig(core=resuming)) as listener,
+                connect(system, listener.url, config=ClientConfig(core=resuming)) as peer,
+            ):
+                await peer.fire_and_forget(b"")
+                listener._actor.close_listener()
+                peer.drop_carrier()
+                await trio.sleep_forever()
+        assert scope.cancelled_caught
+        assert system.statistics().actors == 0
+
+
+async def test_a_handler_is_cancelled_at_each_of_its_waits() -> None:
+    """CANCEL in the call, in the generator, and in what the generator does at its end."""
+    log: list[str] = []
+
+    async def handler(request: Request) -> Any:
+        if request.data == b"call":
+            try:
+                await trio.sleep_forever()
+            finally:
+                log.append("call")
+
+        async def items() -> AsyncIterator[bytes]:
+            try:
+                yield b"1"
+                if request.data == b"item":
+                    await trio.sleep_forever()
+                yield b"2"
+            finally:
+                log.append("item" if request.data == b"item" else "credit")
+                await trio.lowlevel.checkpoint()
+                log.append("never")
+
+        return items()
+
+    async with pair(handler) as (peer, listener, _):
+        for data in (b"call", b"item", b"credit"):
+            receiver = await peer.request_stream(data, window=1)
+            await wait_all_tasks_blocked()
+            receiver.close()
+            await wait_all_tasks_blocked()
+        assert log == ["call", "item", "credit"]
+        assert listener.peers[0].statistics().open_streams == 0

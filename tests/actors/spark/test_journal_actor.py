@@ -1,0 +1,487 @@
+"""The journal as an actor: group commit, back-pressure, waiting for rows, restarts, cancellation."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import sqlite3
+import threading
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+pa = pytest.importorskip("pyarrow")
+pytest.importorskip("levada.actors.spark", exc_type=ImportError)
+
+from levada.actors.spark import (  # noqa: E402
+    Append,
+    Appended,
+    AwaitRows,
+    CommitGroup,
+    DeclareGroup,
+    Deliver,
+    Delivered,
+    DiscardStaged,
+    Envelope,
+    ForgetGroup,
+    GetExtent,
+    GetGroups,
+    GetJournalStatistics,
+    GetSchema,
+    Journal,
+    JournalConfig,
+    JournalError,
+    JournalFull,
+    JournalLocked,
+    OffsetGone,
+    OffsetWithin,
+    Read,
+    SchemaMismatch,
+    StageRows,
+    Store,
+    columns_of,
+)
+from levada.actors.spark.ledger import Ledger  # noqa: E402
+from levada.framework import ActorSystem, Failed, Ref, bounded, message, restart  # noqa: E402
+from levada.framework.errors import ActorStopped, AskTimeout  # noqa: E402
+
+
+@message("journal.Line")
+class Line:
+    number: int
+    text: str = ""
+
+
+COLUMNS = columns_of(Line)
+SMALL = JournalConfig(segment_bytes=2048, block_bytes=1024, max_bytes=8192, retain_bytes=None)
+
+
+def lines(*numbers: int) -> list[Line]:
+    return [Line(n) for n in numbers]
+
+
+@pytest.fixture
+async def system() -> AsyncIterator[ActorSystem]:
+    async with ActorSystem("test", seed=0, shutdown=5.0) as system:
+        yield system
+
+
+def spawn(system: ActorSystem, directory: Path, **settings: Any) -> Ref[Any]:
+    return system.spawn(partial(Journal, directory, Line, **settings), name="journal", mailbox=bounded(64))
+
+
+async def numbers(journal: Ref[Any], partition: int = 0, start: int = 0) -> list[int]:
+    found: list[int] = []
+    while blocks := await journal.ask(Read(partition, start)):
+        for block in blocks:
+            found += [line.number for line in COLUMNS.decode(block.batch())]
+        start = blocks[-1].end
+    return found
+
+
+async def test_rows_are_on_the_disk_when_the_answer_comes(system: ActorSystem, tmp_path: Path) -> None:
+    journal = spawn(system, tmp_path)
+    assert await journal.ask(Append(lines(1, 2))) == Appended(0, 0, 2)
+    assert await journal.ask(Append(COLUMNS.encode(lines(3)))) == Appended(0, 2, 1)
+    files = (tmp_path / "partition-0000").glob("*.segment")
+    assert sum(path.read_bytes().count(b"LvB1") for path in files) == 2
+    assert await numbers(journal) == [1, 2, 3]
+    assert await numbers(journal, start=1) == [2, 3]
+    assert await journal.ask(OffsetWithin(0, 0, 3, 1)) == 2
+    assert (await journal.ask(GetSchema())).names == ["number", "text"]
+    assert (await journal.ask(GetExtent())).end == {0: 3}
+
+
+async def test_many_small_asks_share_a_sync(system: ActorSystem, tmp_path: Path) -> None:
+    journal = spawn(system, tmp_path)
+    answers: list[Appended] = []
+
+    async def ask(n: int) -> None:
+        answers.append(await journal.ask(Append(lines(n))))
+
+    async with trio.open_nursery() as nursery:
+        for n in range(300):
+            nursery.start_soon(ask, n)
+    assert sorted(answer.first for answer in answers) == list(range(300))
+    statistics = await journal.ask(GetJournalStatistics())
+    assert statistics.store.appends == 300
+    assert statistics.store.syncs < 60
+    assert (statistics.appends_waiting, statistics.octets_waiting, statistics.full) == (0, 0, False)
+    assert sorted(await numbers(journal)) == list(range(300))
+
+
+async def test_appends_of_one_sender_are_in_order(system: ActorSystem, tmp_path: Path) -> None:
+    journal = spawn(system, tmp_path)
+    for n in range(200):
+        await journal.send(Append(lines(n)))
+    await journal.ask(Append(lines(200)))
+    assert await numbers(journal) == list(range(201))
+
+
+async def test_partitions_by_key_and_in_turns(system: ActorSystem, tmp_path: Path) -> None:
+    journal = spawn(system, tmp_path, config=JournalConfig(partitions=4))
+    by_key = [(await journal.ask(Append(lines(n), key=f"host-{n % 8}"))).partition for n in range(24)]
+    assert by_key[:8] == by_key[8:16] == by_key[16:]
+    assert len(set(by_key)) > 1
+    in_turns = [(await journal.ask(Append(lines(n)))).partition for n in range(8)]
+    assert sorted(in_turns) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert (await journal.ask(Append(lines(1), partition=3))).partition == 3
+
+
+async def test_one_bad_append_spoils_no_other(system: ActorSystem, tmp_path: Path) -> None:
+    journal = spawn(system, tmp_path)
+    errors: list[Exception] = []
+
+    async def ask(rows: Any) -> None:
+        try:
+            await journal.ask(Append(rows))
+        except JournalError as error:
+            errors.append(error)
+
+    async with trio.open_nursery() as nursery:
+        bad = [Line("x"), [], pa.record_batch({"a": [1]})]  # type: ignore[arg-type]
+        for rows in (lines(1), [bad[0]], lines(2), bad[1], bad[2], lines(3)):
+            nursery.start_soon(ask, rows)
+    assert sorted(await numbers(journal)) == [1, 2, 3]
+    assert sorted(str(error) for error in errors) == [
+        f"{tmp_path}: an append has one row or more",
+        "Line.number, row 0: expected int, got str",
+        "the columns are not those of the journal: number: missing, wanted int64 not null; "
+        "text: missing, wanted string not null; a: int64, not wanted",
+    ]
+
+
+async def test_a_journal_of_envelopes(system: ActorSystem, tmp_path: Path) -> None:
+    journal = system.spawn(Journal, tmp_path)
+    envelope = Envelope(dt.datetime(2024, 1, 2, tzinfo=dt.UTC), key="k", value=b"v")
+    await journal.ask(Append([envelope]))
+    with pytest.raises(SchemaMismatch, match="the columns are not those of the journal"):
+        await journal.ask(Append(lines(1)))
+    with pytest.raises(SchemaMismatch, match="rows are a record batch or messages"):
+        await journal.ask(Append([5]))
+    [block] = await journal.ask(Read(0, 0))
+    assert columns_of(Envelope).decode(block.batch()) == [envelope]
+
+
+async def test_rows_can_be_waited_for(system: ActorSystem, tmp_path: Path) -> None:
+    journal = spawn(system, tmp_path, config=JournalConfig(partitions=2))
+    ends: list[tuple[str, dict[int, int]]] = []
+
+    async def wait(name: str, rows: int) -> None:
+        ends.append((name, dict((await journal.ask(AwaitRows({0: 0, 1: 0}, rows), timeout=None)).end)))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait, "three", 3)
+        nursery.start_soon(wait, "one", 1)
+        await wait_all_tasks_blocked()
+        assert ends == []
+        assert (await journal.ask(GetJournalStatistics())).readers_waiting == 2
+        await journal.ask(Append(lines(1), partition=1))
+        await wait_all_tasks_blocked()
+        assert ends == [("one", {0: 0, 1: 1})]
+        await journal.ask(Append(lines(2, 3), partition=0))
+    assert ends[1:] == [("three", {0: 2, 1: 1})]
+    assert (await journal.ask(AwaitRows({0: 1}))).end == {0: 2, 1: 1}
+    with pytest.raises(AskTimeout):
+        await journal.ask(AwaitRows({0: 2, 1: 1}), timeout=0.01)
+    assert (await journal.ask(GetJournalStatistics())).readers_waiting == 0
+
+
+async def test_groups_hold_rows_and_forgetting_lets_them_go(system: ActorSystem, tmp_path: Path) -> None:
+    journal = spawn(system, tmp_path, config=attrs.evolve(SMALL, max_bytes=1 << 20))
+    assert await journal.ask(DeclareGroup("a")) == {0: 0}
+    for n in range(0, 150, 10):
+        await journal.ask(Append(lines(*range(n, n + 10))))
+    assert (await journal.ask(GetExtent())).first == {0: 0}
+    await journal.ask(CommitGroup("a", {0: 40}))
+    assert await journal.ask(GetGroups()) == {"a": {0: 40}}
+    with pytest.raises(JournalError, match="offsets 0 to 150, not 151"):
+        await journal.ask(CommitGroup("a", {0: 151}))
+    with pytest.raises(JournalError, match="no group 'b'"):
+        await journal.ask(CommitGroup("b", {0: 0}))
+    await journal.ask(CommitGroup("a", {0: 150}))
+    first = (await journal.ask(GetExtent())).first[0]
+    assert first > 0
+    with pytest.raises(OffsetGone):
+        await journal.ask(Read(0, first - 1))
+    await journal.ask(ForgetGroup("a"))
+    assert await journal.ask(GetGroups()) == {}
+
+
+async def test_a_full_journal_holds_senders_back_until_a_group_has_read(system: ActorSystem, tmp_path: Path) -> None:
+    journal = spawn(system, tmp_path, config=SMALL, clean_every=3600.0)
+    await journal.ask(DeclareGroup("reader"))
+    written: list[int] = []
+
+    async def fill() -> None:
+        for n in range(0, 600, 10):
+            await journal.ask(Append(lines(*range(n, n + 10))), timeout=None)
+            written.append(n)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fill)
+        read = 0
+        while len(written) < 60:
+            while not (await journal.ask(GetJournalStatistics())).full and len(written) < 60:
+                await trio.lowlevel.checkpoint()
+            assert (await journal.ask(GetJournalStatistics())).store.octets <= 8192
+            found = await numbers(journal, start=read)
+            assert found == list(range(read, read + len(found)))
+            read += len(found)
+            await journal.ask(CommitGroup("reader", {0: read}))
+    assert (await journal.ask(GetExtent())).end == {0: 600}
+
+
+async def test_no_more_wait_for_room_than_may(system: ActorSystem, tmp_path: Path) -> None:
+    journal = spawn(system, tmp_path, config=SMALL, max_waiting=3, clean_every=3600.0)
+    await journal.ask(DeclareGroup("reader"))
+    outcomes: list[str] = []
+
+    async def ask(n: int) -> None:
+        try:
+            await journal.ask(Append(lines(*range(n, n + 10))), timeout=None)
+            outcomes.append("appended")
+        except JournalFull as error:
+            outcomes.append(error.detail)
+
+    async def fill() -> None:
+        while outcomes.count("appended") == len(outcomes) and not full:
+            await ask(0)
+
+    full: list[bool] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fill)
+        while not (await journal.ask(GetJournalStatistics())).full:
+            await trio.lowlevel.checkpoint()
+        full.append(True)
+        before = len(outcomes)
+        for _ in range(5):
+            nursery.start_soon(ask, 0)
+        await wait_all_tasks_blocked()
+        assert outcomes[before:] == ["it is full, and 3 appends wait already (max_waiting)"] * 3
+        assert (await journal.ask(GetJournalStatistics())).appends_refused == 3
+        end = (await journal.ask(GetExtent())).end[0]
+        await journal.ask(CommitGroup("reader", {0: end}))
+    assert outcomes.count("appended") == before + 3
+
+
+async def test_a_disk_that_has_room_again_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: ActorSystem
+) -> None:
+    journal = spawn(system, tmp_path, clean_every=0.01)
+    await journal.ask(Append(lines(1)))
+    refused = threading.Event()
+    real = os.pwritev
+
+    def refuse(*args: Any) -> int:
+        if not refused.is_set():
+            refused.set()
+            raise OSError(28, "No space left on device")
+        return real(*args)
+
+    monkeypatch.setattr(os, "pwritev", refuse)
+    assert await journal.ask(Append(lines(2))) == Appended(0, 1, 1)
+    assert refused.is_set()
+    assert await numbers(journal) == [1, 2]
+
+
+async def test_a_batch_is_delivered_once_from_the_attempts_that_won(system: ActorSystem, tmp_path: Path) -> None:
+    journal = spawn(system, tmp_path, config=JournalConfig(partitions=2))
+    assert await journal.ask(StageRows("q", 7, 0, 0, lines(99))) == 1
+    assert await journal.ask(StageRows("q", 7, 0, 1, lines(1, 2))) == 2
+    assert await journal.ask(StageRows("q", 7, 0, 1, lines(3))) == 3
+    assert await journal.ask(StageRows("q", 7, 1, 0, COLUMNS.encode(lines(4)))) == 1
+    assert await journal.ask(StageRows("q", 8, 0, 0, lines(5))) == 1
+    with pytest.raises(JournalError, match=r"parts \[2\] of batch 7 of q were not staged"):
+        await journal.ask(Deliver("q", 7, {0: 1, 2: 0}))
+    assert (await journal.ask(GetExtent())).end == {0: 0, 1: 0}
+    assert await journal.ask(Deliver("q", 7, {0: 1, 1: 0})) == Delivered(False, {0: (0, 3), 1: (0, 1)})
+    assert await journal.ask(Deliver("q", 7, {0: 1, 1: 0})) == Delivered(True, {0: (0, 3), 1: (0, 1)})
+    assert (await numbers(journal, 0), await numbers(journal, 1)) == ([1, 2, 3], [4])
+    assert len(list((tmp_path / "staging").iterdir())) == 1
+    assert await journal.ask(DiscardStaged("q", 8, part=0, attempt=5)) == 0
+    assert await journal.ask(DiscardStaged("q", 8)) == 1
+    assert list((tmp_path / "staging").iterdir()) == []
+    with pytest.raises(SchemaMismatch):
+        await journal.ask(StageRows("q", 9, 0, 0, pa.record_batch({"a": [1]})))
+    assert await journal.ask(Deliver("q", 9)) == Delivered(False, {})
+
+
+async def test_two_actors_cannot_keep_the_same_journal(tmp_path: Path) -> None:
+    async with ActorSystem("test", shutdown=5.0) as system:
+        spawn(system, tmp_path).tell(GetExtent())
+        first = system.spawn(partial(Journal, tmp_path, Line), name="second")
+        await system.spawn(partial(Journal, tmp_path / "other", Line), name="third").ask(GetExtent())
+        reason = await first.terminated()
+        assert isinstance(reason, Failed)
+        assert isinstance(reason.error, JournalLocked)
+
+
+async def test_what_was_asked_for_is_written_when_it_stops(tmp_path: Path) -> None:
+    async with ActorSystem("test", shutdown=5.0) as system:
+        journal = spawn(system, tmp_path)
+        for n in range(50):
+            await journal.send(Append(lines(n)))
+    with Store.open(tmp_path) as store:
+        assert store.extent().end == {0: 50}
+
+
+async def test_a_ledger_that_refuses_starts_the_actor_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line was written, nobody was told: asked again, the batch is there already."""
+    real = Ledger.deliver
+    failures = [sqlite3.OperationalError("disk I/O error")]
+
+    def refuse(ledger: Ledger, *args: Any) -> None:
+        real(ledger, *args)
+        if failures:
+            raise failures.pop()
+
+    monkeypatch.setattr(Ledger, "deliver", refuse)
+    async with ActorSystem("test", shutdown=5.0) as system:
+        journal = system.spawn(partial(Journal, tmp_path, Line), supervise=restart())
+        await journal.ask(StageRows("q", 0, 0, 0, lines(1, 2)))
+        with pytest.raises(JournalError, match="was cut short, open the journal again"):
+            await journal.ask(Deliver("q", 0, {0: 0}))
+        assert await journal.ask(Deliver("q", 0, {0: 0})) == Delivered(True, {0: (0, 2)})
+        assert await numbers(journal) == [1, 2]
+        assert system.statistics().restarts == 1
+
+
+async def test_killed_in_a_write_it_waits_for_the_disk_and_lets_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    real = os.fdatasync
+
+    def slow(descriptor: int) -> None:
+        begun.set()
+        go_on.wait(20)
+        real(descriptor)
+
+    async with ActorSystem("test", shutdown=5.0) as system:
+        journal = spawn(system, tmp_path)
+        await journal.ask(Append(lines(1)))
+        monkeypatch.setattr(os, "fdatasync", slow)
+        outcomes: list[object] = []
+
+        async def ask() -> None:
+            try:
+                outcomes.append(await journal.ask(Append(lines(2))))
+            except ActorStopped as error:
+                outcomes.append(type(error.reason).__name__)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await trio.to_thread.run_sync(begun.wait, 20)
+            journal.kill()
+            await wait_all_tasks_blocked()
+            go_on.set()
+        await journal.terminated()
+        # It was on its way to the disk, so the answer is true.
+        assert outcomes == [Appended(0, 1, 1)]
+    with Store.open(tmp_path) as store:
+        assert store.extent().end == {0: 2}
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        Append(lines(5)),
+        AwaitRows({0: 10}),
+        Read(0, 0),
+        OffsetWithin(0, 0, 1, 1),
+        StageRows("q", 0, 0, 0, lines(6)),
+        Deliver("q", 1),
+        DiscardStaged("q", 0),
+        DeclareGroup("g"),
+        GetGroups(),
+    ],
+    ids=lambda question: type(question).__name__,
+)
+async def test_an_asker_that_is_cancelled_disturbs_nobody(system: ActorSystem, tmp_path: Path, question: Any) -> None:
+    """Cancelled before the question is looked at, and while the answer is on its way; the next one is answered."""
+    journal = spawn(system, tmp_path)
+    assert await journal.ask(Append(lines(1))) == Appended(0, 0, 1)
+    for wait in (False, True):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(journal.ask, question)
+            if wait:
+                await wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+    end = (await journal.ask(Append(lines(2)))).first
+    assert (await numbers(journal))[end] == 2
+    assert (await journal.ask(GetJournalStatistics())).appends_waiting == 0
+
+
+async def test_an_append_given_up_before_its_turn_is_not_written(
+    system: ActorSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    real = os.fdatasync
+
+    def slow(descriptor: int) -> None:
+        begun.set()
+        go_on.wait(20)
+        real(descriptor)
+
+    journal = spawn(system, tmp_path)
+    await journal.ask(Append(lines(1)))
+    monkeypatch.setattr(os, "fdatasync", slow)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(journal.ask, Append(lines(2)))
+        await trio.to_thread.run_sync(begun.wait, 20)
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as inner:
+                inner.start_soon(journal.ask, Append(lines(3)))
+                await wait_all_tasks_blocked()
+                scope.cancel()
+        go_on.set()
+    assert await numbers(journal) == [1, 2]
+
+
+async def test_cancelled_while_it_opens_it_lets_go(tmp_path: Path) -> None:
+    async with ActorSystem("test", shutdown=5.0) as system:
+        journal = spawn(system, tmp_path)
+        await trio.lowlevel.checkpoint()
+        journal.kill()
+        await journal.terminated()
+        Store.open(tmp_path, COLUMNS.schema).close()
+
+
+async def test_senders_wait_while_too_much_waits_for_the_disk(
+    system: ActorSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Octets that wait are bounded, then the mailbox is, then `send` waits."""
+    begun, go_on = threading.Event(), threading.Event()
+    real = os.fdatasync
+
+    def slow(descriptor: int) -> None:
+        begun.set()
+        go_on.wait(20)
+        real(descriptor)
+
+    journal = system.spawn(partial(Journal, tmp_path, Line, max_octets=3000), mailbox=bounded(4))
+    await journal.ask(Append(lines(0)))
+    monkeypatch.setattr(os, "fdatasync", slow)
+    sent: list[int] = []
+
+    async def flood() -> None:
+        for n in range(1, 41):
+            await journal.send(Append(lines(n)))
+            sent.append(n)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(flood)
+        await trio.to_thread.run_sync(begun.wait, 20)
+        await wait_all_tasks_blocked()
+        # About 12 of 257 octets each, one that the handler holds, and 4 in the mailbox.
+        assert 12 <= len(sent) <= 18
+        go_on.set()
+    await journal.ask(Append(lines(41)))
+    assert await numbers(journal) == list(range(42))
