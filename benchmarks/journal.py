@@ -6,7 +6,10 @@ fdatasync for each group.  A deque holds its references in memory, so the ratios
 
 from __future__ import annotations
 
+import mmap
+import os
 import tempfile
+import zlib
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -108,8 +111,9 @@ def read(n: int, *, times: int) -> float:
     size, seconds, rows = min(n, BATCH), 0.0, 0
     with tempfile.TemporaryDirectory() as folder:
         with Store.open(folder, columns_of(Row).schema) as store:
+            batch = _batch(size)
             for _ in range(n // size):
-                store.append([(0, _BATCHES.setdefault(size, _batch(size)))])
+                store.append([(0, batch)])
             store.append([(0, _batch(1))])
         with Store.open(folder, config=JournalConfig()) as store:
             for _ in range(times):
@@ -121,7 +125,41 @@ def read(n: int, *, times: int) -> float:
     return seconds / rows * 1e9
 
 
-_BATCHES: dict[int, pa.RecordBatch] = {}
+def plain_write(n: int) -> float:
+    """Write the octets of the same batches to a file, a window at a time, each with its sync: what the disk takes."""
+    size = min(n, BATCH)
+    octets = _batch(size).serialize()
+    with tempfile.NamedTemporaryFile() as file:
+        start = clock()
+        for number in range(n // size):
+            os.write(file.fileno(), octets)
+            if number % WINDOW == WINDOW - 1:
+                os.fdatasync(file.fileno())
+        seconds = clock() - start
+    return seconds / (n // size * size) * 1e9
+
+
+def plain_read(n: int) -> float:
+    """Map the same octets and add up a checksum."""
+    size = min(n, BATCH)
+    octets = _batch(size).serialize()
+    with tempfile.NamedTemporaryFile() as file:
+        for _ in range(n // size):
+            file.write(octets)
+        file.flush()
+        start = clock()
+        with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapping, memoryview(mapping) as view:
+            for at in range(0, len(view), octets.size):
+                zlib.crc32(view[at : at + octets.size])
+            seconds = clock() - start
+    return seconds / (n // size * size) * 1e9
+
+
+PLAIN = Contender(
+    name="plain file",
+    remark="the same octets, written with one sync for eight batches, and mapped and summed",
+    runs={"append": plain_write, "read": plain_read},
+)
 
 CONTENDER = Contender(
     name="levada",
@@ -140,4 +178,4 @@ CONTENDER = Contender(
 def run(*, rounds: int, quick: bool, only: str, progress: Progress) -> Report:
     """Measure all workloads whose title contains `only`."""
     workloads = [workload for workload in WORKLOADS if only in workload.title]
-    return measure(workloads, [CONTENDER], rounds=rounds, quick=quick, progress=progress)
+    return measure(workloads, [CONTENDER, PLAIN], rounds=rounds, quick=quick, progress=progress)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -157,18 +158,17 @@ async def test_serving_is_cancelled_while_it_drains(autojump_clock: MockClock) -
             ended.set()
         return b""
 
+    stack = AsyncExitStack()
     async with ActorSystem() as system:
         with trio.CancelScope() as scope:
             async with serve(system, "rsocket+memory://desk", handler) as listener:
-                entered = connect(system, listener.url)
-                peer = await entered.__aenter__()
-                receiver = await peer.request_stream(b"")
+                peer = await stack.enter_async_context(connect(system, listener.url))
+                stack.callback((await peer.request_stream(b"")).close)
                 await wait_all_tasks_blocked()
                 scope.deadline = trio.current_time() + 1
         assert scope.cancelled_caught
         assert ended.is_set()
-        receiver.close()
-        await entered.__aexit__(None, None, None)
+        await stack.aclose()
         assert system.statistics().actors == 0
 
 

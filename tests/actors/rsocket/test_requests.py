@@ -631,6 +631,25 @@ async def test_the_actor_of_an_answer_is_killed() -> None:
         assert begun == 1
 
 
+async def test_an_answer_that_is_killed_before_it_began() -> None:
+    """Its requester gets CANCELED, and the reader does not wait for it."""
+    seen: list[bytes] = []
+
+    async def handler(request: Request) -> bytes:
+        seen.append(request.data)
+        return b""
+
+    async with pair(handler) as (peer, listener, _):
+        await peer.request_response(b"first")
+        serving = listener.peers[0]._connection
+        peer._connection.core.send_request_response(Payload(b"killed"), trio.current_time())
+        serving.feed(peer._connection.core.data_to_send())
+        (stream,) = serving.streams.values()
+        stream.ref.kill()
+        await wait_all_tasks_blocked()
+        assert (seen, serving.unstarted, serving.streams) == ([b"first"], 0, {})
+
+
 async def test_requests_after_the_end() -> None:
     async with pair(None) as (peer, _, _system):
         await peer.aclose()

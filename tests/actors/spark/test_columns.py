@@ -330,6 +330,21 @@ def test_a_nullable_column_without_nulls_passes() -> None:
     assert caught.value.path == "/journal"
 
 
+def test_nested_nullability_counts_only_where_there_are_nulls() -> None:
+    inner = pa.struct([pa.field("x", pa.int64(), nullable=False)])
+    wanted = pa.schema([pa.field("a", pa.list_(pa.field("element", inner, nullable=False)))])
+    loose = pa.schema([("a", pa.list_(pa.struct([("x", pa.int64())])))])
+    rows = [{"a": [{"x": 1}, {"x": 2}]}, {"a": None}, {"a": []}]
+    batch = conform(pa.RecordBatch.from_pylist(rows, loose), wanted)
+    assert (batch.schema, batch.to_pylist()) == (wanted, rows)
+    for bad in ({"a": [None]}, {"a": [{"x": None}]}):
+        with pytest.raises(SchemaMismatch, match=r"a: list<item: struct<x: int64>>, wanted list<element: struct<x"):
+            conform(pa.RecordBatch.from_pylist([bad], loose), wanted)
+    # Of the same layout, and not the same all the same.
+    with pytest.raises(SchemaMismatch, match="a: int64, wanted timestamp"):
+        conform(pa.record_batch({"a": [1]}), pa.schema([("a", pa.timestamp("us"))]))
+
+
 def test_columns_that_no_journal_keeps() -> None:
     with pytest.raises(ConfigurationError, match="one column or more"):
         check_schema(pa.schema([]))

@@ -137,6 +137,14 @@ def test_a_source_of_rows_that_fails_leaves_nothing(tmp_path: Path) -> None:
         assert numbers(store, 0) == [1]
 
 
+def test_the_ledger_syncs_each_commit(tmp_path: Path) -> None:
+    """What no simulation sees: SQLite's own writes."""
+    ledger = Ledger.open(tmp_path / "ledger.sqlite", partitions=1)
+    settings = [ledger._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")]
+    assert settings == ["wal", 2]
+    ledger.close()
+
+
 def test_only_the_newest_batches_keep_their_ranges(tmp_path: Path) -> None:
     ledger = Ledger.open(tmp_path / "ledger.sqlite", partitions=1)
     for batch in range(KEPT + 5):

@@ -298,8 +298,10 @@ class Pair:
                 found.append(("data", stream_id))
             if way.reset is not None:
                 found.append(("reset", stream_id))
-        found += [("stop", 0)] * bool(side.stops)
-        found += [("datagram", 0)] * bool(side.datagrams)
+        if side.stops:
+            found.append(("stop", 0))
+        if side.datagrams:
+            found.append(("datagram", 0))
         return found
 
     def step(self, side: Side, rng: random.Random | None = None) -> bool:

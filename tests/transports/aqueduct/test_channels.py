@@ -244,8 +244,9 @@ def test_aq27_a_receiver_is_created_for_an_id_minted_there(wire: Callable[..., W
     w = wire(client=False)
     w.give(w.uni(), Message(8, 0, (), b"first"), fin=True)
     assert w.sent(5) == [ChannelControl(8)]
-    half = w.core.halves[8]
-    assert attached_receiver(w, 8) is half
+    made = w.core.halves[8]
+    half = attached_receiver(w, 8)
+    assert half is made
     assert [m.payload for m in half.mailbox] == [b"first"]
     assert w.sent(9) == []
 

@@ -242,8 +242,9 @@ def test_rs68_an_error_ends_both_directions(pair: Pair) -> None:
     ]
     assert nothing_left(link)
     sid = link.client.send_request_stream(Payload(), 9, 0.0)
-    with pytest.raises(LocalProtocolError):
-        link.client.send_error(sid)
+    for wrong in (sid, 99):
+        with pytest.raises(LocalProtocolError):
+            link.client.send_error(wrong)
 
 
 @pytest.mark.rule("RS-69")
@@ -428,6 +429,25 @@ def test_rs77_a_peer_that_sends_more_than_was_asked_for(client: Make, server: Ma
     assert feed(made, item(1)) == [StreamFailed(1, ErrorCode.INVALID, text, FailedBy.LOCAL)]
     assert sent(made) == [ErrorFrame(1, ErrorCode.INVALID, text)]
     assert made.state is core.state is ConnectionState.OPEN
+
+
+@pytest.mark.rule("RS-73")
+@pytest.mark.rule("RS-77")
+@pytest.mark.parametrize("metadata", [None, b"", b"m"])
+@pytest.mark.parametrize("fragments", [False, True])
+def test_rs73_rs77_every_way_an_item_comes_is_counted(
+    client: Make, feed: Feed, metadata: bytes | None, fragments: bool
+) -> None:
+    """With metadata or without, in one frame or in two, each item costs the peer 1."""
+    core = client()
+    sid = core.send_request_stream(Payload(), 2, 0.0)
+    frames = [PayloadFrame(stream_id=sid, payload=Payload(b"x", metadata), next=True, follows=fragments)]
+    if fragments:
+        frames.append(PayloadFrame(stream_id=sid, payload=Payload(b"y"), next=True))
+    events = [event for _ in range(3) for event in feed(core, *frames)]
+    whole = PayloadReceived(sid, Payload(b"xy" if fragments else b"x", metadata), False)
+    assert events[:2] == [whole, whole]
+    assert [type(event) for event in events[2:]] == [StreamFailed]
 
 
 def test_streams_of_the_peer_are_bounded(server: Make, feed: Feed, sent: Sent) -> None:

@@ -105,6 +105,24 @@ def test_rs90_rs91_rs92_positions(server: Make, feed: Feed, sent: Sent) -> None:
     assert core._received == 52, "a frame cut off is not received"
 
 
+@pytest.mark.rule("RS-90")
+def test_rs90_items_count_whichever_way_they_are_read(client: Make, feed: Feed, sent: Sent) -> None:
+    """Items with and without metadata, fragments, the last one: all have their octets in the position."""
+    core = client(resume=True)
+    sid = core.send_request_stream(Payload(), 9, 0.0)
+    core.data_to_send()
+    before = core._received
+    items = [
+        PayloadFrame(stream_id=sid, payload=Payload(b"plain"), next=True),
+        PayloadFrame(stream_id=sid, payload=Payload(b"with", b"metadata"), next=True),
+        PayloadFrame(stream_id=sid, payload=Payload(b"frag"), next=True, follows=True),
+        PayloadFrame(stream_id=sid, payload=Payload(b"ment"), next=True),
+        PayloadFrame(stream_id=sid, payload=Payload(b"last"), next=True, complete=True),
+    ]
+    assert len(feed(core, *items, KeepaliveFrame(True, 0))) == 4
+    assert sent(core) == [KeepaliveFrame(False, before + sum(len(item.encode()) for item in items))]
+
+
 @pytest.mark.rule("RS-91")
 def test_rs91_no_ext_on_a_stream_of_a_session(net: Callable[..., Net]) -> None:
     """We send no EXT on a stream above 0 in a session that can be resumed."""

@@ -221,6 +221,22 @@ def test_rs51_rs52_a_server_sends_nothing_before_it_accepts(core: Make, feed: Fe
 
 
 @pytest.mark.rule("RS-52")
+def test_rs52_messages_wait_like_octets(core: Make, setup: Setup) -> None:
+    """On a message carrier too; what comes behind the frame that ends the connection is ignored."""
+    made = core(client=False, framed=True)
+    for frame in (setup(), request(1), request(3), ErrorFrame(0, ErrorCode.CONNECTION_ERROR), request(5)):
+        made.receive_data(frame.encode(), 0.0)
+    events = made.accept_setup(0.0)
+    assert [type(event) for event in events] == [
+        RequestReceived,
+        RequestReceived,
+        StreamCancelled,
+        StreamCancelled,
+        ConnectionEnded,
+    ]
+
+
+@pytest.mark.rule("RS-52")
 @pytest.mark.parametrize("framed", [False, True])
 def test_rs52_what_waits_is_bounded(core: Make, setup: Setup, framed: bool) -> None:
     """A client that sends too much behind SETUP is refused; what waits on message carriers is whole messages."""

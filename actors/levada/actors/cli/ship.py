@@ -120,6 +120,8 @@ async def _ship(args: argparse.Namespace) -> int:
     )
     config = WriterConfig(version=1 if args.v1 else 2, compression=args.compression, window=args.window)
     spool = None if args.spool is None else SpoolConfig(folder=args.spool)
+    # Without a spool all that is left when the files are let go has had its time.
+    patience = 0.0 if spool is None else args.drain
     report: _Report | None = None
     stop = _Stop(args.timeout if args.once else None)
     async with trio.open_nursery() as nursery:
@@ -127,11 +129,12 @@ async def _ship(args: argparse.Namespace) -> int:
         with stop.everything:
             async with (
                 ActorSystem("ship") as system,
-                connect(system, args.to, config=config, hosts=hosts, spool=spool, close_timeout=args.drain) as writer,
+                connect(system, args.to, config=config, hosts=hosts, spool=spool, close_timeout=patience) as writer,
                 tail(system, args.files, writer.deliver, registry=args.registry, config=follow) as followed,
             ):
                 report = _Report(args, followed, writer)
                 nursery.start_soon(report.run)
+                stop.running = True
                 with stop.body:
                     await followed.finished()
         nursery.cancel_scope.cancel()
@@ -147,6 +150,8 @@ class _Stop:
     def __init__(self, timeout: float | None) -> None:
         self.body = trio.CancelScope(deadline=float("inf") if timeout is None else trio.current_time() + timeout)
         self.everything = trio.CancelScope()
+        self.running = False
+        """Whether there is anything to end in order; while it still connects there is not."""
         self.interrupted = False
 
     async def watch(self, task_status: trio.TaskStatus[None]) -> None:
@@ -154,7 +159,7 @@ class _Stop:
             task_status.started()
             async for number in signals:
                 self.interrupted = self.interrupted or number == signal.SIGINT
-                if self.body.cancel_called:
+                if self.body.cancel_called or not self.running:
                     self.everything.cancel()
                 self.body.cancel()
 

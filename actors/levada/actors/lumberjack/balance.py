@@ -25,7 +25,7 @@ _SCHEMES = {
 }
 _PORT = 5044  # LJ-1
 
-_maybe_seconds: Any = v.optional([v.instance_of((int, float)), v.gt(0)])
+_maybe_seconds: Any = v.optional(v.and_(v.instance_of((int, float)), v.gt(0)))
 
 
 @attrs.frozen(kw_only=True)

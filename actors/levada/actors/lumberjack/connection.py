@@ -65,6 +65,7 @@ class Connection(Actor[Any]):
     _reading: bool = attrs.field(init=False, default=False)  # it waits for octets
     _paused: bool = attrs.field(init=False, default=False)
     _finished: Finished | None = attrs.field(init=False, default=None)
+    _closed: bool = attrs.field(init=False, default=False)
     _done: trio.Event = attrs.field(init=False, factory=trio.Event)
 
     def started(self) -> None:
@@ -82,6 +83,8 @@ class Connection(Actor[Any]):
     def end(self) -> None:
         """See `Pausable`: running commits have their time, then the connection is closed (LJ-28)."""
         self._take(self.core.shut_down(trio.current_time()))
+        if self._closed:
+            self._asks.cancel_scope.cancel()  # it was only counting late commits
 
     async def stopping(self, reason: object) -> None:
         """End in order, within the time that the system gives."""
@@ -98,6 +101,7 @@ class Connection(Actor[Any]):
                 self._log(logging.DEBUG, "connected", "connected")
                 await self._read_loop()
                 await self.stream.aclose()
+                self._closed = True
                 if self._finished is not None and self._finished.reason != "shutdown":
                     with trio.move_on_after(_LATE):
                         await self._all_answered()

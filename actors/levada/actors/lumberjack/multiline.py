@@ -37,9 +37,9 @@ class LineAssembler:
     Example:
         >>> lines = LineAssembler(start=re.compile(r"^\["))
         >>> lines.feed(b"[1] oops\n  at desk\n[2] fi")
-        [Record(text='[1] oops\n  at desk', start=0, end=19, cut=False)]
+        []
         >>> lines.feed(b"ne\n"), lines.holding
-        ([], True)
+        ([Record(text='[1] oops\n  at desk', start=0, end=19, cut=False)], True)
         >>> lines.finish()
         [Record(text='[2] fine', start=19, end=28, cut=False)]
     """

@@ -113,7 +113,7 @@ async def serve(
         ConfigurationError: not such a URL, settings that cannot work, or the address cannot be listened at.
 
     Cancellation:
-        connections are closed at once; nothing is acked that was not committed.
+        connections are closed at once, as they are if the block ends by an error; nothing is acked that was not committed.
 
     Example:
         >>> import trio

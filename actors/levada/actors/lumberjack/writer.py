@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -153,24 +154,20 @@ class _Talk:
 
     async def send_windows(self, ttl: float | None) -> None:
         hub, core = self.hub, self.core
-        expires = None if ttl is None else trio.current_time() + ttl
+        expires = math.inf if ttl is None else trio.current_time() + ttl
         try:
             while True:
-                now = trio.current_time()
-                if expires is None or now < expires:
+                deadline = math.inf
+                if trio.current_time() < expires:
                     batch = hub.take(core)
                     if batch is not None:
                         await self.send(batch)
                         continue
+                    deadline = min(expires, hub.next_deadline(core))
                 elif not core.in_flight:
                     self.end(None)
                     return
-                deadlines = [expires if expires is not None and now < expires else None]
-                if core.room:
-                    deadlines.append(hub.queue.next_deadline())
-                    hub.idle = hub.idle or deadlines[-1] is None
-                deadline = min((at for at in deadlines if at is not None), default=None)
-                with trio.CancelScope(deadline=float("inf") if deadline is None else deadline):
+                with trio.CancelScope(deadline=deadline):
                     await hub.work.park()
         except CarrierError as error:
             self.end(str(error))

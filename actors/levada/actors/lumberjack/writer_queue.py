@@ -9,6 +9,7 @@ an ack takes its events off their tickets, and whoever waits for a ticket goes o
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -182,10 +183,23 @@ class Hub:
 
     def take(self, core: WriterCore) -> Batch | None:
         """Return a window for this connection, if there is one to send now."""
-        limit = self.queue.in_flight_limit
-        if limit is not None and self.windows >= limit:
+        if not self._may_send(core):
             return None
         return self.queue.next_batch(trio.current_time(), core.room, flush=self._flushing > 0)
+
+    def next_deadline(self, core: WriterCore) -> float:
+        """Return when `take` may give something although nothing else has happened; infinity: never."""
+        if not self._may_send(core):
+            return math.inf  # an ack, or the end of another connection, wakes whoever waits for these
+        deadline = self.queue.next_deadline()
+        if deadline is None:
+            self.idle = True
+            return math.inf
+        return deadline
+
+    def _may_send(self, core: WriterCore) -> bool:
+        limit = self.queue.in_flight_limit
+        return core.room > 0 and (limit is None or self.windows < limit)
 
     def acked(self, event: EventsAcked) -> None:
         """Events are safe."""

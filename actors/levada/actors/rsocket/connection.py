@@ -214,7 +214,7 @@ class Connection(Actor[Any]):
 
     def flush_soon(self) -> None:
         """Flush at the end of the batch of turns that is running, together with others."""
-        if not self._flush_due:
+        if not self._flush_due and self.end is None:
             self._flush_due = True
             self._cell.tell(FLUSH)
 

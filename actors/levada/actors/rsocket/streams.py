@@ -475,19 +475,27 @@ class Answer(_Producing):
         """See `Stream.give_up`."""
         self._fail(ErrorCode.CANCELED, b"the handler was ended")
 
+    def undelivered(self, messages: list[Any]) -> None:
+        """See `Actor.undelivered`: it was ended before it could begin."""
+        self.connection.begun()
+        if self.request is not None and self.request.kind is Interaction.FIRE_AND_FORGET:
+            self.connection.fire_and_forget -= 1
+
     @handles
     async def answer(self, m: Begin) -> None:
         """Run the handler, unless the request was cancelled before its turn came."""
-        self.connection.begun()
-        if self.stream_id:
+        connection, request = self.connection, self.request
+        connection.begun()
+        if self.stream_id and request is not None:
             self.running = True
-            await flushing(self._answer(), self.connection.flush_soon)
+            if request.kind is Interaction.FIRE_AND_FORGET or request.kind is Interaction.REQUEST_RESPONSE:
+                await self._answer(request)  # sends nothing before its end, which flushes by itself
+            else:
+                await flushing(self._answer(request), connection.flush_soon)
         self.request = None
-        self.connection.rest(self)
+        connection.rest(self)
 
-    async def _answer(self) -> None:
-        request = self.request
-        assert request is not None
+    async def _answer(self, request: Request) -> None:
         self.fit = False  # until it has ended in order
         try:
             await self._give(request)
@@ -500,19 +508,22 @@ class Answer(_Producing):
             self._fail(ErrorCode.APPLICATION_ERROR, (str(error) or type(error).__name__).encode())
             raise
         finally:
+            self.running = False
             if request.kind is Interaction.FIRE_AND_FORGET:
                 self.connection.fire_and_forget -= 1
-            elif not self.answered:
-                self._fail(ErrorCode.CANCELED, b"the handler was ended")
-            self.running = False
+                self.stream_id = 0
+            else:
+                if not self.answered:
+                    self._fail(ErrorCode.CANCELED, b"the handler was ended")
+                self.leave()
             request.close()
-            self.leave()
         self.fit = True
 
     def _fail(self, code: int, data: bytes) -> None:
         if not self.answered and self.connection.streams.get(self.stream_id) is self:
             self.answered, self.inbound = True, None
             self.connection.core.send_error(self.stream_id, code, data)
+            self.connection.flush_soon()
 
     async def _give(self, request: Request) -> None:
         connection, stream_id = self.connection, self.stream_id
@@ -520,7 +531,7 @@ class Answer(_Producing):
             await connection.check(request)
         if self.inbound is not None:
             connection.core.send_request_n(stream_id, connection.config.window)  # RS-66: the handler is ready
-        result = connection.responder(request)
+        result: Any = connection.responder(request)
         if type(result) is CoroutineType or (type(result) is not Payload and isawaitable(result)):
             result = await result
         streams = hasattr(result, "__aiter__")
@@ -556,6 +567,7 @@ class Answer(_Producing):
         else:
             connection.core.send_payload(stream_id, payload, complete=True)
         self.answered = True
+        connection.flush_soon()
 
 
 async def _close(source: Any) -> None:

@@ -200,6 +200,8 @@ class JournalStatistics:
     """Counters of a journal."""
 
     store: StoreStatistics
+    appends: int
+    """Appends that were answered with the place of their rows."""
     appends_waiting: int
     """Appends and deliveries that are not answered yet."""
     octets_waiting: int
@@ -353,7 +355,7 @@ class Journal(
         self._urgent: deque[_Job] = deque()
         self._octets = 0
         self._full = self._warned = False
-        self._refused = 0
+        self._refused = self._appended = 0
         self._staged: dict[tuple[str, int], dict[tuple[int, int], Stage]] = {}
         self._watchers: list[tuple[AwaitRows, Reply[Extent]]] = []
         self._wake = trio.Event()
@@ -368,7 +370,7 @@ class Journal(
     async def stopping(self, reason: Reason) -> None:
         """Write what was asked for, as far as there is room."""
         if hasattr(self, "_store") and not isinstance(reason, Failed | Killed):
-            while self._octets and not self._full:
+            while self._urgent or (self._waiting and not self._full):
                 await self._progress.wait()
 
     # ------------------------------------------------------------ what writes
@@ -408,8 +410,11 @@ class Journal(
             return None
 
     @handles
-    def stage(self, m: StageRows) -> None:
+    async def stage(self, m: StageRows) -> None:
         """Put rows aside."""
+        # A full journal holds up no staging, so this wait ends.
+        while len(self._urgent) >= self.max_waiting:
+            await self._progress.wait()
         self._do_soon(self._stage, m)
 
     @handles
@@ -452,19 +457,23 @@ class Journal(
     async def _write(self) -> None:
         while True:
             if self._urgent:
-                job = self._urgent.popleft()
-                if job.wanted:
-                    await self._run(job)
+                if self._urgent[0].wanted:
+                    await self._run(self._urgent[0])
+                self._urgent.popleft()
                 # Whatever it was, it may have made room.
                 self._full = False
+                self._tell_progress()
             elif self._waiting and not self._full:
                 await (self._run_group() if self._waiting[0].append is not None else self._run_first())
                 self._tell_watchers()
-                self._progress.set()
-                self._progress = trio.Event()
+                self._tell_progress()
             else:
                 self._wake = trio.Event()
                 await self._wake.wait()
+
+    def _tell_progress(self) -> None:
+        self._progress.set()
+        self._progress = trio.Event()
 
     async def _run(self, job: _Job) -> None:
         try:
@@ -507,6 +516,7 @@ class Journal(
         for job, answer in answers:
             if isinstance(answer, Appended):
                 job.answer(answer)
+                self._appended += 1
                 self._warned = False
             else:
                 job.fail(answer)
@@ -702,6 +712,7 @@ class Journal(
         """Count."""
         return JournalStatistics(
             store=self._store.statistics(),
+            appends=self._appended,
             appends_waiting=len(self._waiting),
             octets_waiting=self._octets,
             full=self._full,

@@ -108,22 +108,42 @@ def _compare(path: str, wanted: list[pa.Field], got: list[pa.Field]) -> Iterator
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema, *, where: str = "") -> pa.RecordBatch:
-    """Return `batch` with exactly this schema; a column that could be null and is not passes for one that cannot.
+    """Return `batch` with exactly this schema, without copying it.
+
+    What could be null and is not passes for what cannot, at any depth: batches that come from a data engine are nullable throughout.
 
     Raises:
         SchemaMismatch: columns differ; says which and how.
     """
     if batch.schema.equals(schema, check_metadata=True):
         return batch
-    required = {field.name for field in schema if not field.nullable}
-    got = [
-        field.with_nullable(False) if field.name in required and not batch.column(place).null_count else field
-        for place, field in enumerate(batch.schema)
-    ]
-    problems = differences(schema, pa.schema(got))
+    wanted = {field.name: field for field in schema}
+    columns, fields = [], []
+    for column, field in zip(batch.columns, batch.schema, strict=True):
+        target = wanted.get(field.name, field)
+        if column.type != target.type and _loose(column.type) == _loose(target.type):
+            try:
+                column = column.view(target.type)
+            except pa.ArrowInvalid:
+                pass  # nulls inside
+        nullable = field.nullable and (target.nullable or column.null_count > 0)
+        columns.append(column)
+        fields.append(pa.field(field.name, column.type, nullable=nullable))
+    problems = differences(schema, pa.schema(fields))
     if problems:
         raise _mismatch("the columns are not those of the journal", problems, where)
-    return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _loose(kind: pa.DataType) -> pa.DataType:
+    """The type without what it says about nulls, and about the name of a list's items."""
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _loose(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(_loose(kind.value_type))
+    if pa.types.is_map(kind):
+        return pa.map_(_loose(kind.key_type), _loose(kind.item_type))
+    return kind
 
 
 def check_growth(old: pa.Schema, new: pa.Schema, *, where: str = "") -> None:

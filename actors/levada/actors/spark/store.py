@@ -119,6 +119,7 @@ class StoreStatistics:
     """Counters since the store was opened, and sizes of this moment."""
 
     appends: int
+    """Batches that were appended; what `Journal` puts into one batch counts once."""
     rows_appended: int
     octets_appended: int
     """On the disk, headers included."""

@@ -30,7 +30,7 @@ def parse_json(octets: bytes, max_depth: int) -> Any:
     if len(text) > 2 * max_depth:  # nesting deeper than that takes two characters a level
         _check_depth(text, max_depth)
     try:
-        # `decode` looks for white space around the value by two regular expressions: 1.6 instead of 1.0 us for 400 octets.
+        # `decode` looks for white space around the value by two regular expressions: 2.4 instead of 2.0 us for 400 octets.
         value, end = _scan(text, 0)
         if end == len(text):
             return value

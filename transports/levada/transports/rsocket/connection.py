@@ -61,6 +61,7 @@ from levada.transports.rsocket.streams import PendingRequest, Stream
 __all__ = ["CoreStatistics", "RSocketConnection"]
 
 _VERSIONS: Final = ((1, 0), (0, 2))  # RS-41
+_MAX_TEXT: Final = 65_536  # octets of an explanation; it has to fit into a frame
 _REFUSALS: Final = SETUP_CODES - {ErrorCode.REJECTED_RESUME}
 _LIVE: Final = (ConnectionState.OPENING, ConnectionState.OPEN, ConnectionState.DRAINING)
 _WITHOUT_CARRIER: Final = (ConnectionState.SUSPENDED, ConnectionState.RESUMING)
@@ -230,7 +231,7 @@ class RSocketConnection:
     ) -> list[Event]:
         """End the connection; `tell` the peer by an ERROR frame with this code."""
         if tell and self._state is not ConnectionState.SUSPENDED:
-            self._put_control(ErrorFrame(0, code, text.encode()[:65_536]), behind=True)
+            self._put_control(ErrorFrame(0, code, text.encode()[:_MAX_TEXT]), behind=True)
         self._move(ConnectionInput.END)
         # RS-30, RS-71: requests fail, responders are cancelled. Of a request that is not whole yet nobody has heard.
         shown = code or ErrorCode.CONNECTION_ERROR
@@ -440,7 +441,7 @@ class RSocketConnection:
         events: list[Event] = []
         match self._state:
             case ConnectionState.OPENING | ConnectionState.OPEN:
-                self._put_control(ErrorFrame(0, ErrorCode.CONNECTION_CLOSE, text.encode()), behind=True)
+                self._put_control(ErrorFrame(0, ErrorCode.CONNECTION_CLOSE, text.encode()[:_MAX_TEXT]), behind=True)
                 self._drain(events, EndReason.CLOSED, now)
             case ConnectionState.AWAITING_SETUP | ConnectionState.DECIDING:
                 self._end(events, EndReason.CLOSED, ErrorCode.REJECTED_SETUP, text, tell=True)

@@ -56,7 +56,7 @@ from levada.transports.rsocket.streams import UNBOUNDED, PendingRequest, Stream,
 
 __all__ = ["RSocketCore"]
 
-# Members of enums under names of this module: an attribute of an enum costs 0.1 us, a global 0.01, and a frame needs several.
+# Members of enums under names of this module: an attribute of an enum costs 0.1 us or more, a global 0.01, and a frame needs several.
 _RESPONSE: Final = Interaction.REQUEST_RESPONSE
 _FNF: Final = Interaction.FIRE_AND_FORGET
 _STREAM: Final = Interaction.REQUEST_STREAM
@@ -72,9 +72,6 @@ _OPENING: Final = ConnectionState.OPENING
 _OPEN: Final = ConnectionState.OPEN
 _DRAINING: Final = ConnectionState.DRAINING
 _RESUMING: Final = ConnectionState.RESUMING
-
-# `STREAM` by position, 0.06 instead of 0.2 us.
-_AFTER: Final = [[STREAM.get((state, cause)) for cause in StreamInput] for state in StreamState]
 
 _KINDS: Final = {
     FrameType.REQUEST_RESPONSE.value: _RESPONSE,
@@ -149,7 +146,7 @@ class RSocketCore(RSocketConnection):
         On a framed carrier an empty message is a malformed frame; call `carrier_lost` for its end (RS-6).
         """
         events: list[Event] = []
-        if self._state is _OPEN and data and not self._framed and not self._tail:  # what is usual, 0.5 us sooner
+        if self._state is _OPEN and data and not self._framed and not self._tail:  # the usual case first
             self._now = self._heard = now
             self._read(data, events)
         elif self._state in _DEAF:
@@ -180,16 +177,16 @@ class RSocketCore(RSocketConnection):
             self._read_message(message, events)
 
     def _receive_octets(self, data: bytes, events: list[Event]) -> None:
-        tail = self._tail
-        if tail or self._state in _HELD_BACK:
-            tail += data
-            if self._state in _HELD_BACK:
-                self._bound_backlog(events)
+        if self._state in _HELD_BACK:
+            self._tail += data
+            self._bound_backlog(events)
+            return
+        if self._tail:
+            self._tail += data
+            if len(self._tail) < self._need:
                 return
-            if len(tail) < self._need:
-                return
-            data = bytes(tail)
-            tail.clear()
+            data = bytes(self._tail)
+            self._tail.clear()
         self._read(data, events)
 
     def _bound_backlog(self, events: list[Event]) -> None:
@@ -493,9 +490,7 @@ class RSocketCore(RSocketConnection):
             events.append(StreamFailed(stream_id, code, data[at + U32.size : end]))
 
     def _advance(self, stream_id: int, stream: Stream, cause: StreamInput) -> None:
-        state = _AFTER[stream.state][cause]
-        assert state is not None, f"no transition: {stream.state!r}, {cause!r}"
-        stream.state = state
+        state = stream.state = STREAM[stream.state, cause]
         if state is _ENDED:
             del self._streams[stream_id]
             stream.credit = stream.demand = 0

@@ -13,7 +13,7 @@ from typing import Final
 __all__ = ["CONNECTION", "STREAM", "ConnectionInput", "ConnectionState", "StreamInput", "StreamState"]
 
 
-# IntEnum, as the hash of a plain Enum is a call of Python's, and each stream looks into its table at least once: 0.2 instead of 0.7 us.
+# IntEnum, as the hash of a plain Enum is a call of Python's, and each stream looks into its table at least once: 0.12 instead of 0.4 us.
 class StreamState(IntEnum):
     """Which directions of a stream are open."""
 
