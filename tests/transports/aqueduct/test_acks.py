@@ -97,6 +97,23 @@ def test_aq35_acks_never_cap_a_channel(pair: Callable[..., Pair]) -> None:
         assert p.now - start <= waits * 0.051 + 1e-9
 
 
+@pytest.mark.rule("AQ-35", "AQ-37")
+def test_aq35_a_backlog_is_acked_when_the_control_stream_comes(wire: Callable[..., Wire]) -> None:
+    """At once if it is half a window, in time if it is less; datagrams too."""
+    for count, at_once in ((2, True), (1, False)):
+        w = wire(client=True, config=AqueductConfig(window=4))
+        (half,) = w.sender.send(b"", [Attach.SENDER])
+        w.flush()
+        for number in range(count):
+            w.give(w.uni(), Message(half.id, number), fin=True)
+            w.give_datagram(Message(half.id, number))
+        w.wait(1)
+        stream = w.give(w.bidi(), ChannelControl(half.id))
+        assert w.sent(stream) == ([AckReliable((2,)), AckNackUnreliable((2,))] if at_once else [])
+        w.wait(0.06)
+        assert w.sent(stream) == [AckReliable((count,)), AckNackUnreliable((count,))]
+
+
 @pytest.mark.rule("AQ-35")
 def test_aq35_a_slow_sender_is_not_acked_message_by_message(wire: Callable[..., Wire]) -> None:
     """Messages that keep coming share an ack for each delay, however few come in a turn."""

@@ -180,6 +180,29 @@ def test_aq17_what_is_held_is_bounded(wire: Callable[..., Wire]) -> None:
     assert w.broken() == "AQ-17"
 
 
+@pytest.mark.rule("AQ-17")
+@pytest.mark.parametrize("where", ["stream", "datagram", "stalled"])
+def test_aq17_what_was_held_may_be_wrong(wire: Callable[..., Wire], where: str) -> None:
+    """It is judged when it is processed, like anything else."""
+    w = wire(client=False, greet=where == "stalled", config=AqueductConfig(mailbox=1))
+    wrong = Message(1, 0).encode()
+    if where == "stalled":
+        w.give(2, Message(0, 0), Message(0, 1), wrong)
+        assert w.closed is None
+        w.receiver.take()
+        w.receiver.take()
+    else:
+        w.core.handshake_completed(1170)
+        if where == "stream":
+            w.give(2, VERSION, wrong)
+        else:
+            w.give_datagram(VERSION, wrong)
+        w.give(0, VERSION, ConnectionControl())
+        assert w.closed is None
+        w.core.accept()
+    assert w.broken() == "E-18"
+
+
 @pytest.mark.rule("E-12")
 @pytest.mark.parametrize("stream", [0, 4])
 def test_e12_connection_control_twice(wire: Callable[..., Wire], stream: int) -> None:

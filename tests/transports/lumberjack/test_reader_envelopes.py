@@ -181,6 +181,35 @@ def peak_of(reader: Any, payload: bytes) -> int:
     return peak - before
 
 
+@pytest.mark.rule("LJ-21")
+@pytest.mark.rule("LJ-42")
+def test_lj21_lj42_windows_of_nothing_cost_too(desk: Any) -> None:
+    """LJ-21, LJ-42: each is answered once, and no number of them takes memory without end, packed or behind a slow sink."""
+    nothing = encode_window(2, 0)
+    reader = desk(max_cost=10_000)
+    reader.feed(packed(2, frames(2, 1), nothing * 3_000, frames(2, 2)))
+    reader.end()
+    assert (numbers(reader), reader.acks) == ([[1], [2]], [1, *([0] * 3_000), 2])
+    reader = desk(max_cost=10_000)
+    reader.feed(packed(2, nothing * 3_000))
+    assert (reader.acks, reader.core.held) == ([0] * 3_000, 0)
+    reader = desk(commits=False)
+    reader.feed(encode_window(2, 1) + frames(2, 1))
+    fed = 0
+    while reader.core.wants_data:
+        reader.feed(nothing * 100)
+        fed += 100
+    assert (fed, reader.acks) == (1100, [])
+    reader.commit(1)
+    assert (reader.acks, reader.core.wants_data, reader.core.held) == ([1, *([0] * fed)], True, 0)
+    reader = desk(commits=False, max_cost=MIB)
+    reader.feed(packed(2, encode_window(2, 1), frames(2, 1), nothing * 50_000))
+    assert reader.core.held < 2 * MIB
+    assert not reader.core.wants_data
+    reader.commit(1)
+    assert reader.acks == [1, *([0] * 50_000)]
+
+
 @pytest.mark.rule("LJ-47")
 @pytest.mark.parametrize("unit", [b"\0", encode_data(1, 1, {"k": "v" * 1000})], ids=["zeros", "events"])
 def test_lj47_a_bomb_stays_small(unit: bytes, desk: Any) -> None:

@@ -67,7 +67,7 @@ class SpoolConfig:
 
 
 class Segments:
-    """The files of a spool. Blocks; one thread may append while another one reads or notes acks.
+    """The files of a spool. Blocks; one thread at a time.
 
     Args:
         config: where, and how large.
@@ -90,6 +90,9 @@ class Segments:
         self._read_at = self.acked
         self._last = max([*self._sizes, self.acked[0]])
         self._file = self._open_last()
+        self.octets = 0
+        """Octets on the disk that are not acked; a number and no property, since each event sent looks at it."""
+        self._count()
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:08}.spool"
@@ -120,7 +123,9 @@ class Segments:
         good = _HEAD
         if path.exists():
             good = max([_HEAD, *(end for _, end in _records(path.read_bytes(), _HEAD))])
-        file = path.open("r+b" if path.exists() else "w+b", buffering=0)
+        # Only for this user: what is in a log is nobody else's business.
+        path.touch(mode=0o600)
+        file = path.open("r+b", buffering=0)
         size = path.stat().st_size
         if size < _HEAD:
             file.truncate(0)
@@ -144,11 +149,9 @@ class Segments:
         """The place behind everything that is on the disk."""
         return self._last, self._sizes[self._last]
 
-    @property
-    def octets(self) -> int:
-        """Octets on the disk that are not acked."""
+    def _count(self) -> None:
         number, offset = self.acked
-        return sum(size for at, size in list(self._sizes.items()) if at >= number) - offset
+        self.octets = sum(size for at, size in self._sizes.items() if at >= number) - offset
 
     def append(self, bodies: list[bytes]) -> None:
         """Write events; they are on the disk when this returns.
@@ -173,6 +176,7 @@ class Segments:
             self._file.seek(at)
             raise
         self._sizes[self._last] = at + len(data)
+        self._count()
 
     def read(self) -> tuple[list[bytes], Place]:
         """Read the next events; return them, and the place behind them. No events: there are none yet."""
@@ -209,6 +213,7 @@ class Segments:
         for number in [number for number in self._sizes if number < place[0]]:
             self._path(number).unlink(missing_ok=True)
             del self._sizes[number]
+        self._count()
 
 
 def _records(data: bytes, at: int) -> Iterator[tuple[bytes, int]]:

@@ -35,7 +35,7 @@ from levada.framework.errors import ConfigurationError
 
 from .folder_lock import locked_folder
 
-__all__ = ["HEAD", "TAIL", "FileEntry", "Registry", "digest", "open_registry"]
+__all__ = ["HEAD", "TAIL", "FileEntry", "Registry", "digest", "names_before_rotation", "open_registry"]
 
 HEAD = 1024
 """Octets at the beginning of a file by which it is known."""
@@ -50,6 +50,17 @@ _VERSION = 1
 def digest(data: bytes) -> str:
     """Return the digest by which octets of a file are compared."""
     return hashlib.sha256(data).hexdigest()[:32]
+
+
+def names_before_rotation(path: str) -> list[str]:
+    """List the paths of which `path` can be a copy made by rotation: itself, and without a suffix behind ``.``, ``-`` or ``_``.
+
+    Example:
+        >>> names_before_rotation("/var/app.log-2026.1")
+        ['/var/app.log-2026.1', '/var/app', '/var/app.log', '/var/app.log-2026']
+    """
+    first = path.rfind("/") + 1
+    return [path, *(path[:at] for at in range(first + 1, len(path)) if path[at] in ".-_")]
 
 
 @attrs.define(kw_only=True)
@@ -81,10 +92,10 @@ class FileEntry:
             )
         )
 
-    def may_be_copied_to(self, path: str) -> bool:
-        """Whether a file at `path` can be this one under another inode (rule 3)."""
-        suffix = path.removeprefix(self.path) if path.startswith(self.path) else "?"
-        return self.offset > 0 and self.head_length == HEAD and suffix[:1] in ("", ".", "-", "_")
+    @property
+    def can_be_copied(self) -> bool:
+        """Whether enough of the file is known, and shipped, to know a copy of it (rule 3)."""
+        return self.offset > 0 and self.head_length == HEAD
 
     def note_head(self, head: bytes) -> None:
         """Know the file by these first octets from now on."""
@@ -107,6 +118,7 @@ class Registry:
     def __init__(self, path: Path | None, entries: Iterable[FileEntry] = (), *, is_new: bool = True) -> None:
         self._path = path
         self.entries: list[FileEntry] = list(entries)
+        self._by_inode = {(entry.device, entry.inode): entry for entry in self.entries if entry.inode}
         self.is_new = is_new
         """Whether there was no registry before."""
         self.dirty = is_new
@@ -114,7 +126,7 @@ class Registry:
 
     def by_inode(self, device: int, inode: int) -> FileEntry | None:
         """Find the entry of a file that is there."""
-        return next((entry for entry in self.entries if (entry.device, entry.inode) == (device, inode)), None)
+        return self._by_inode.get((device, inode))
 
     def add(self, entry: FileEntry) -> FileEntry:
         """Take in an entry; another one with the same inode is what was there before, and is kept for copies of it only."""
@@ -122,14 +134,25 @@ class Registry:
         if before is not None:
             before.device = before.inode = 0
         self.entries.append(entry)
+        self._by_inode[entry.device, entry.inode] = entry
         self.dirty = True
         return entry
+
+    def by_path(self) -> dict[str, list[FileEntry]]:
+        """Return the entries whose copies would be known, by the path of the file."""
+        found: dict[str, list[FileEntry]] = {}
+        for entry in self.entries:
+            if entry.can_be_copied:
+                found.setdefault(entry.path, []).append(entry)
+        return found
 
     def forget_old(self, now: float) -> None:
         """Drop the entries of files that were not seen for `FORGET` seconds."""
         kept = [entry for entry in self.entries if entry.seen > now - FORGET]
-        self.dirty = self.dirty or len(kept) < len(self.entries)
-        self.entries = kept
+        if len(kept) < len(self.entries):
+            self.dirty = True
+            self.entries = kept
+            self._by_inode = {(entry.device, entry.inode): entry for entry in kept if entry.inode}
 
     def snapshot(self) -> bytes | None:
         """Return what `write` should put on disk, or ``None`` if that is there already."""

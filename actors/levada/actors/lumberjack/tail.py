@@ -33,7 +33,7 @@ from levada.framework import Actor, ActorSystem, Asks, Down, Failed, Reason, Ref
 from levada.framework.errors import ConfigurationError
 
 from .multiline import LineAssembler, Record
-from .registry import TAIL, FileEntry, Registry, digest, open_registry
+from .registry import TAIL, FileEntry, Registry, digest, names_before_rotation, open_registry
 from .tail_file import Found, Look, OpenFile, find_files, find_moved
 
 __all__ = ["Deliver", "Tail", "TailConfig", "TailStatus", "tail"]
@@ -440,6 +440,7 @@ class _Tailer(Actor[_Drain | Down]):
             for key, file in here.items()
             if key not in self.readers and key not in self.done and shared.left.get(key) != file.size
         ]
+        by_path = registry.by_path() if missing else {}
         taken: list[tuple[Key, OpenFile, FileEntry]] = []
         try:
             for at, (key, file) in enumerate(missing):
@@ -447,7 +448,8 @@ class _Tailer(Actor[_Drain | Down]):
                 shared.crowded = len(self.readers) + len(taken) >= shared.config.max_files
                 if shared.crowded or self.drained is not None:
                     break
-                opened, entry = await self.take_in_file(key, file)
+                known = [entry for name in names_before_rotation(file.path) for entry in by_path.get(name, ())]
+                opened, entry = await self.take_in_file(key, file, known)
                 if opened is not None and entry is not None:
                     taken.append((key, opened, entry))
             else:
@@ -469,11 +471,13 @@ class _Tailer(Actor[_Drain | Down]):
                 entry.seen = now
         registry.forget_old(now)
 
-    async def take_in_file(self, key: Key, file: Found) -> tuple[OpenFile | None, FileEntry | None]:
+    async def take_in_file(
+        self, key: Key, file: Found, originals: list[FileEntry]
+    ) -> tuple[OpenFile | None, FileEntry | None]:
         """Open a file and see to it that it has an entry; nothing if it cannot be read, or not yet."""
         shared, registry = self.shared, self.shared.registry
         try:
-            opened, entry = await trio.to_thread.run_sync(self.identify, file, list(registry.entries))
+            opened, entry = await trio.to_thread.run_sync(self.identify, file, registry.by_inode(*key), originals)
         except OSError as error:
             why = (file.path, str(error))
             if why not in self.refused:
@@ -497,23 +501,30 @@ class _Tailer(Actor[_Drain | Down]):
         if (entry.device, entry.inode) != key:
             logger.info("%s is a copy of %s, shipped up to %d", file.path, entry.path, entry.offset)
             entry = attrs.evolve(entry, path=file.path, device=file.device, inode=file.inode)
-        if not any(entry is known for known in registry.entries):
+        if registry.by_inode(*key) is not entry:
             registry.add(entry)
         entry.path = file.path
         shared.left.pop(key, None)
         return opened, entry
 
-    def identify(self, file: Found, entries: list[FileEntry]) -> tuple[OpenFile | None, FileEntry | None]:
-        """Open a file and find its entry, see the rules of the registry; no file if it should be looked at again later. Blocks."""
+    def identify(
+        self, file: Found, own: FileEntry | None, originals: list[FileEntry]
+    ) -> tuple[OpenFile | None, FileEntry | None]:
+        """Open a file and find its entry, see the rules of the registry; no file if it should be looked at again later. Blocks.
+
+        Args:
+            file: as it was found.
+            own: the entry of its inode.
+            originals: entries of files that it may be a copy of.
+        """
         opened = OpenFile(file.path)
         try:
             key = (opened.device, opened.inode)
-            own = next((entry for entry in entries if (entry.device, entry.inode) == key), None)
             if own is not None and opened.is_described_by(own):
                 return opened, own
             head = digest(opened.head())
-            for entry in entries:
-                if not entry.may_be_copied_to(file.path) or entry is own or head != entry.head_digest:
+            for entry in originals:
+                if entry is own or head != entry.head_digest:
                     continue
                 if opened.size < entry.offset and self.unripe.get(key) != opened.size and not self.shared.config.once:
                     # Perhaps it is still being copied. If it does not grow until the next look, it is a file of its own.

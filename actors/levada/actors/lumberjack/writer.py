@@ -390,7 +390,8 @@ async def connect(
             finally:
                 writer._closed = True
             if left := await writer.aclose(close_timeout):
-                logger.warning("%d events are not acked at the end", left, extra={"event": "events_unacked"})
+                where = "" if disk is None else "; they are on disk"
+                logger.warning("%d events are not acked at the end%s", left, where, extra={"event": "events_unacked"})
         finally:
             actor.stop(now=True)
             with trio.CancelScope(shield=True):

@@ -77,7 +77,7 @@ PIECE = 8192  # octets given to the core at a time; of small requests those are 
 UNSTARTED = 64  # actors that have a request and have not begun, above which the reader lets them begin first
 BREATHS = 64  # fire-and-forget requests from one checkpoint to the next
 JOINED = 4096  # octets of the largest request that may wait for others
-JOIN_WITHIN = 100e-6  # seconds; a flush costs 2 us and up to 10 in the kernel, a joined one less than 1
+JOIN_WITHIN = 100e-6  # seconds between fire-and-forget requests; a flush costs 2 us and 10 in the kernel, a joined one less than 1
 REFLEX = 1 << 20  # octets above the high-water mark that the core's own answers may fill before the reader waits
 PUSHES = 64  # METADATA_PUSHes that wait for the hook
 
@@ -134,7 +134,7 @@ class Connection(Actor[Any]):
         self._resting: dict[type[Stream], list[Any]] = {Call: [], Items: [], Channel: [], Answer: []}
         self._high_water = self.config.high_water
         self._flush_due = False
-        self._flushed = 0.0
+        self._fired = 0.0
         self._armed = math.inf
         self._reading = trio.CancelScope()
         self._reader_waits: trio.Event | None = None
@@ -205,7 +205,6 @@ class Connection(Actor[Any]):
 
     def flush(self) -> None:
         """Hand what the core has to send to the carrier."""
-        self._flushed = perf_counter()
         if self.wire is not None:
             try:
                 self.wire.flush(self.core)
@@ -464,7 +463,7 @@ class Connection(Actor[Any]):
             raise
         call.stream_id = stream_id
         self.streams[stream_id] = call
-        self.sent(payload)
+        self.sent(payload, alone=len(self.streams) == 1)
         return await call.answer()
 
     async def fire(self, payload: Payload) -> None:
@@ -476,7 +475,9 @@ class Connection(Actor[Any]):
         if self.crowded or self.draining or self.end is not None:
             await self.ready()
         self.core.send_fire_and_forget(payload, trio.current_time())
-        self.sent(payload)
+        now = perf_counter()
+        self.sent(payload, alone=now - self._fired > JOIN_WITHIN)
+        self._fired = now
 
     async def items(
         self,
@@ -498,7 +499,7 @@ class Connection(Actor[Any]):
             raise
         receiver = items.begin(window, item_type, convert)
         items.occupy(stream_id)
-        self.sent(payload)
+        self.sent(payload, alone=len(self.streams) == 1)
         return receiver
 
     async def open_channel(
@@ -521,15 +522,15 @@ class Connection(Actor[Any]):
         both.occupy(stream_id)
         outbound = ChannelCore(item_type, self.config.window, f"stream {stream_id}")
         both.feed(outbound, encode)
-        self.sent(payload)
+        self.sent(payload, alone=len(self.streams) == 1)
         return Sender(outbound), receiver
 
-    def sent(self, payload: Payload) -> None:
+    def sent(self, payload: Payload, *, alone: bool) -> None:
         """Count a request, and flush it: at once if it is large or comes alone, else together with others of this moment."""
         self.requests_sent += 1
-        if len(payload.data) > JOINED or perf_counter() - self._flushed > JOIN_WITHIN:
+        if alone or len(payload.data) > JOINED:
             self.flush()
-        elif not self._flush_due:
+        else:
             self.flush_soon()
 
     def push(self, metadata: bytes) -> None:

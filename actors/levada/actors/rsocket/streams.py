@@ -474,6 +474,7 @@ class Answer(_Producing):
     def give_up(self, reason: Reason) -> None:
         """See `Stream.give_up`."""
         self._fail(ErrorCode.CANCELED, b"the handler was ended")
+        self.leave()
 
     def undelivered(self, messages: list[Any]) -> None:
         """See `Actor.undelivered`: it was ended before it could begin."""

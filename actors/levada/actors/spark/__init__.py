@@ -3,7 +3,7 @@
 Needs the extra: ``pip install 'levada[spark]'``.
 
 `Journal` is the actor that keeps a journal, `Store` what it keeps on the disk, for programs without actors. `columns_of` turns message classes
-into Arrow columns. What is guaranteed, and when, stands in ``docs/explanation/journal.md``.
+into Arrow columns; `session` starts Spark. What is guaranteed, and when, stands in ``docs/explanation/journal.md``.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from .journal import (
 from .ledger import Delivered
 from .schema import check_growth, differences, fit
 from .segments import Block, Message
+from .session import Java, find_java, session
 from .store import Appended, Extent, JournalConfig, Stage, Store, StoreStatistics, partition_of
 
 __all__ = [
@@ -66,6 +67,7 @@ __all__ = [
     "GetGroups",
     "GetJournalStatistics",
     "GetSchema",
+    "Java",
     "Journal",
     "JournalConfig",
     "JournalDamaged",
@@ -86,6 +88,8 @@ __all__ = [
     "check_growth",
     "columns_of",
     "differences",
+    "find_java",
     "fit",
     "partition_of",
+    "session",
 ]

@@ -31,7 +31,7 @@ from levada.transports.lumberjack.config import ReaderConfig
 from levada.transports.lumberjack.envelope import Unpacker
 from levada.transports.lumberjack.events import Finished, PeerClosed, ReaderEvent, Refused, UnitReady
 from levada.transports.lumberjack.frames import encode_ack
-from levada.transports.lumberjack.parser import FrameParser, Stop
+from levada.transports.lumberjack.parser import EVENT_COST, FrameParser, Stop
 from levada.transports.lumberjack.state import READER_TRANSITIONS, ReaderInput, ReaderState
 
 __all__ = ["ReaderCore"]
@@ -39,6 +39,9 @@ __all__ = ["ReaderCore"]
 _IMPLICIT_WINDOW = 1024  # LJ-22
 _ANNOUNCED_PER_SECOND = 256 * 1024  # LJ-29
 _UNBOUNDED = 2**63
+_LINE = (
+    1024  # answers that may stand in line behind a unit at the sink; a writer that asks for more (LJ-21) is not read
+)
 
 
 class _Phase(Enum):
@@ -106,6 +109,7 @@ class ReaderCore:
         self._phase = _Phase.BUILD
         self._payload = memoryview(b"")
         self._built = 0  # events of the envelope that the first pass built
+        self._built_windows = 0  # and W frames that it took after the last of them
         self._bad_json: RemoteProtocolError | None = None
         # The open unit.
         self._window = self._left = _IMPLICIT_WINDOW
@@ -141,7 +145,8 @@ class ReaderCore:
             self.state is ReaderState.OPEN
             and not self._ended
             and not self.has_work
-            and self._uncommitted + len(self._waiting) < self._config.max_uncommitted_units
+            and not self._blocked
+            and self._uncommitted < self._config.max_uncommitted_units
         )
 
     @property
@@ -149,9 +154,13 @@ class ReaderCore:
         """Whether `work` can go on with what is here."""
         return (
             self.state is ReaderState.OPEN
-            and not self._waiting
+            and not self._blocked
             and (self._envelope is not None or bool(self._input) or self._ended or self._parser.has_data)
         )
+
+    @property
+    def _blocked(self) -> bool:
+        return bool(self._waiting) or len(self._handed) >= self._config.max_uncommitted_units + _LINE
 
     @property
     def held(self) -> int:
@@ -231,7 +240,7 @@ class ReaderCore:
 
     def _step(self, now: float, events: list[ReaderEvent]) -> None:
         steps = 1
-        while not self._waiting:
+        while not self._blocked:
             if self._envelope is not None:
                 if not self._parse_envelope(self._envelope):
                     if not steps:
@@ -248,7 +257,7 @@ class ReaderCore:
             elif stop is Stop.ENVELOPE:
                 self._payload, self._parser.payload = self._parser.payload, memoryview(b"")
                 self._envelope = Unpacker(self.version or 0, self._payload, self._config)
-                self._phase, self._built, self._bad_json = _Phase.BUILD, 0, None
+                self._phase, self._built, self._built_windows, self._bad_json = _Phase.BUILD, 0, 0, None
             elif stop is Stop.NEED_DATA:
                 if self._input:
                     self._feed(self._input.popleft())
@@ -279,9 +288,12 @@ class ReaderCore:
         if self._phase is _Phase.CHECK:
             stop = envelope.parse(None, _UNBOUNDED, _UNBOUNDED)
         elif self._phase is _Phase.SKIP:
-            stop = envelope.parse(None, self._built, _UNBOUNDED)
-            self._built -= envelope.count
-            if not self._built:
+            stop = envelope.parse(None, max(1, self._built), _UNBOUNDED)
+            if self._built:
+                self._built -= envelope.count
+            elif stop is Stop.WINDOW:
+                self._built_windows -= 1
+            if not self._built and not self._built_windows:
                 self._phase = _Phase.REST
                 return True
         else:
@@ -292,9 +304,12 @@ class ReaderCore:
                     raise
                 self._bad_json = error
                 stop = Stop.FULL
-            self._built += envelope.count
-            self._count(envelope)
+            if envelope.count:
+                self._built += envelope.count
+                self._built_windows = 0
+                self._count(envelope)
             if stop is Stop.WINDOW:
+                self._built_windows += 1
                 self._take_window(envelope.window)
             if self._phase is _Phase.BUILD and (self._bad_json is not None or self._cost_room() <= 0):
                 self._phase = _Phase.CHECK
@@ -387,13 +402,19 @@ class ReaderCore:
                 whole=ack is not None and not partial,
                 cost=self._open_cost,
             )
-        piece = _Piece(unit, ack, self._open_count, self._open_cost, partial)
+        # What has no events takes memory too, until it is acked.
+        piece = _Piece(unit, ack, self._open_count, max(EVENT_COST, self._open_cost), partial)
         if self._envelope is not None and self._phase is _Phase.BUILD:
             self._held.append(piece)
-            self._held_cost += self._open_cost
+            self._held_cost += piece.cost
         else:
-            self._waiting.append(piece)
-            self._piece_cost += self._open_cost
+            self._piece_cost += piece.cost
+            if unit is not None or self._waiting:
+                self._waiting.append(piece)
+            else:  # the sink has nothing to do with it
+                piece.committed = True
+                self._handed.append(piece)
+                self._queue_acks()
         self._drop_open()
 
     def _drop_open(self) -> None:

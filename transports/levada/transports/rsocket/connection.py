@@ -113,7 +113,7 @@ class RSocketConnection:
         self._gathered = 0
 
         # Octets in: what is left of the last call, and how many there must be before it is worth looking again; whole messages that wait.
-        self._tail = bytearray()
+        self._tail: bytearray = bytearray()
         self._need = 0
         self._held_messages: list[bytes] = []
         self._held_size = 0
