@@ -3,3 +3,7 @@
 Each module has ``CARRIERS``, the carriers that it can serve on, ``add_arguments(parser)`` for arguments of its own, and
 ``serve(system, carrier, where, tls, args)``, an async context manager that yields what has a ``url``.
 """
+
+from __future__ import annotations
+
+__all__: list[str] = []

@@ -364,7 +364,8 @@ class _Tailer(Actor[_Drain | Down]):
     def drain(self, m: _Drain) -> None:
         self.drained = self.reply_later()
         for reader in self.readers.values():
-            reader.tell(m)
+            if reader.is_alive:
+                reader.tell(m)
         self.look_whether_done()
 
     @handles
@@ -377,7 +378,8 @@ class _Tailer(Actor[_Drain | Down]):
             self.unfinished.add(key)
         if self.shared.config.once:
             self.done.add(key)
-        self.freed.set()
+        if len(self.readers) <= self.shared.config.max_files // 2:  # one look for many places
+            self.freed.set()
         self.look_whether_done()
 
     def look_whether_done(self) -> None:
@@ -432,7 +434,8 @@ class _Tailer(Actor[_Drain | Down]):
         """Tell the actors where their files are, and start those that are missing."""
         shared, registry = self.shared, self.shared.registry
         for key, reader in self.readers.items():
-            reader.tell(_Located(here[key].path if key in here else None))
+            if reader.is_alive:  # else its `Down` is under way
+                reader.tell(_Located(here[key].path if key in here else None))
         self.unripe = {key: size for key, size in self.unripe.items() if key in here}
         shared.left = {key: size for key, size in shared.left.items() if key in here}
         missing = [

@@ -1,0 +1,396 @@
+"""What the bridge and Spark's processes say to each other: routes, questions, blocks of rows, errors, and the file that holds the token.
+
+The wire is RSocket with composite metadata; the routing extension says where a request goes:
+
+======================  ===================  ==================================================================================
+route                   interaction          carries
+======================  ===================  ==================================================================================
+``mailbox/NAME``        request-response     one of the questions below, answered by a message
+``mailbox/NAME/read``   request-stream       a `ReadRows`; each item is a block: an Arrow record batch message, and as metadata a `BlockHead`
+``mailbox/NAME/stage``  request-response     an Arrow record batch message, with a `StageHead` in the metadata; answered by the rows so far
+``mailbox/NAME/append`` request-response     an Arrow record batch message, with an `AppendHead`; answered by an `AppendedRows`
+``ask/NAME``            request-response     a message for an actor, answered by its reply
+``ask/NAME/batch``      request-response     an Arrow IPC stream for an actor, answered by another one
+======================  ===================  ==================================================================================
+
+Whatever cannot be done comes back as an error with code `PROBLEM`, whose data `raised` turns into the exception that the actors' side met.
+Payloads are data only: nothing is pickled. Both ends import this module; it starts nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import secrets
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pyarrow as pa
+
+from levada.actors.rsocket import RequestFailed
+from levada.framework import Asks, Codec, message
+from levada.framework import errors as framework_errors
+from levada.framework.errors import ActorError, ActorStopped, AskTimeout, ConfigurationError, LevadaError
+from levada.transports.rsocket import Payload
+from levada.transports.rsocket.extensions import CompositeMetadata, Entry, Routing
+
+from . import errors as journal_errors
+from .errors import JournalError
+
+__all__ = [
+    "PROBLEM",
+    "WINDOW",
+    "ActorFailed",
+    "AppendHead",
+    "AppendedRows",
+    "BlockHead",
+    "BridgeError",
+    "BridgeRefused",
+    "Commit",
+    "Declare",
+    "DeliverBatch",
+    "DeliveredBatch",
+    "Describe",
+    "Description",
+    "DiscardBatch",
+    "EpochChanged",
+    "Measure",
+    "ReadRows",
+    "StageHead",
+    "Token",
+    "UnknownName",
+    "WaitForRows",
+    "failed",
+    "host_id",
+    "raised",
+    "rows_payload",
+]
+
+PROBLEM = 0x301
+"""Code of an error whose data is a `LevadaError` in msgpack. Codes above 0x300 are the application's own."""
+WINDOW = 8
+"""Blocks that a reader, or a writer, may be ahead of the other side."""
+HEAD = "application/vnd.levada.bridge+msgpack"
+"""MIME type of the part of the metadata that says what the rows in the data are for."""
+
+_codec = Codec()
+
+
+# ---------------------------------------------------------------- errors
+
+
+@attrs.define(eq=False, slots=False, str=False)
+class BridgeError(LevadaError):
+    """The bridge, or the way to it, is not as it should be; the subclass says how."""
+
+
+@attrs.define(eq=False, slots=False, str=False)
+class BridgeRefused(BridgeError, PermissionError):
+    """The bridge does not let this process in: another user's process, or a token that is not the bridge's."""
+
+    # PermissionError has a __str__ of its own, which attrs' fields do not feed.
+    def __str__(self) -> str:
+        return self.detail
+
+
+@attrs.define(eq=False, slots=False, str=False)
+class UnknownName(BridgeError, LookupError):
+    """The bridge has no mailbox, or no actor, of this name."""
+
+    name: str = ""
+    """The name that was asked for."""
+
+
+@attrs.define(eq=False, slots=False, str=False)
+class EpochChanged(BridgeError):
+    """Offsets are of another journal than the one that is there: its directory was deleted and made anew, or another one is meant."""
+
+    wanted: str = ""
+    """Epoch that the offsets belong to."""
+    found: str = ""
+    """Epoch of the journal."""
+
+
+@attrs.define(eq=False, slots=False, str=False)
+class ActorFailed(ActorError):
+    """An actor that was asked failed on this question; the text is that of its exception."""
+
+
+_CLASSES: dict[str, type[LevadaError]] = {
+    cls.__name__: cls
+    for cls in (
+        BridgeError,
+        UnknownName,
+        EpochChanged,
+        ActorFailed,
+        ActorStopped,
+        AskTimeout,
+        ConfigurationError,
+        *(getattr(journal_errors, name) for name in journal_errors.__all__),
+    )
+}
+_PLAIN = (str, int, float, bool, type(None))
+
+
+def failed(error: LevadaError) -> RequestFailed:
+    """Make of an error what travels; `raised` undoes it at the other end."""
+    kind = next((cls.__name__ for cls in type(error).__mro__ if cls.__name__ in _CLASSES), "BridgeError")
+    fields: dict[str, Any] = {}
+    for attribute in attrs.fields(_CLASSES[kind]):
+        value = getattr(error, attribute.name)
+        if isinstance(value, tuple) and all(isinstance(each, str) for each in value):
+            fields[attribute.name] = list(value)
+        elif isinstance(value, _PLAIN):
+            fields[attribute.name] = value
+    fields["detail"] = str(error) if kind == "BridgeError" else error.detail
+    return RequestFailed(str(error), code=PROBLEM, data=_codec.encode([kind, fields]))
+
+
+def raised(error: RequestFailed) -> LevadaError:
+    """Make of an error that came over the wire the one that the other end met, or return it as it is."""
+    if error.code != PROBLEM:
+        return error
+    try:
+        kind, fields = _codec.decode(error.data, list[Any])
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+        return _CLASSES[kind](**values)
+    except (framework_errors.DecodeError, KeyError, TypeError, ValueError, AttributeError):
+        return BridgeError(f"an error that this version cannot read: {error.data[:200]!r}")
+
+
+# ---------------------------------------------------------------- questions
+
+
+@message("levada.spark.Description", frozen=True)
+class Description:
+    """What a mailbox is and holds."""
+
+    epoch: str
+    """See `levada.actors.spark.Extent`."""
+    first: dict[int, int]
+    """For each partition, the offset of the oldest row."""
+    end: dict[int, int]
+    """For each partition, the offset behind the newest row."""
+    schema: bytes
+    """Its columns, as an Arrow IPC message."""
+
+    def columns(self) -> pa.Schema:
+        """Read `schema`."""
+        return pa.ipc.read_schema(pa.py_buffer(self.schema))
+
+
+@message("levada.spark.Describe", frozen=True)
+class Describe(Asks[Description]):
+    """Ask for a `Description`."""
+
+
+@message("levada.spark.WaitForRows", frozen=True)
+class WaitForRows(Asks[Description]):
+    """Ask for a `Description`, to be answered when there are so many rows, or when the time is over."""
+
+    after: dict[int, int]
+    """For each partition, the offset from which on rows count."""
+    rows: int
+    seconds: float
+
+
+@message("levada.spark.Measure", frozen=True)
+class Measure(Asks[int]):
+    """Ask how far so many octets reach: an offset."""
+
+    partition: int
+    start: int
+    end: int
+    max_bytes: int
+
+
+@message("levada.spark.Declare", frozen=True)
+class Declare(Asks[dict[int, int]]):
+    """Declare a group; answered with how far it has come."""
+
+    group: str
+    at_end: bool = False
+
+
+@message("levada.spark.Commit", frozen=True)
+class Commit(Asks[None]):
+    """Note how far a group has come."""
+
+    group: str
+    epoch: str
+    offsets: dict[int, int]
+
+
+@message("levada.spark.DeliveredBatch", frozen=True)
+class DeliveredBatch:
+    """See `levada.actors.spark.Delivered`."""
+
+    already: bool
+    ranges: dict[int, list[int]]
+
+
+@message("levada.spark.DeliverBatch", frozen=True)
+class DeliverBatch(Asks[DeliveredBatch]):
+    """Deliver a batch that was staged, once; see `levada.actors.spark.Deliver`."""
+
+    query: str
+    batch: int
+    winners: dict[int, int]
+    """For each part, the attempt that counts."""
+
+
+@message("levada.spark.DiscardBatch", frozen=True)
+class DiscardBatch(Asks[int]):
+    """Drop what was staged; see `levada.actors.spark.DiscardStaged`."""
+
+    query: str
+    batch: int
+    part: int | None = None
+    attempt: int | None = None
+
+
+@message("levada.spark.ReadRows", frozen=True)
+class ReadRows:
+    """Read the rows of one partition from `start` up to `end`, a block at a time."""
+
+    partition: int
+    start: int
+    end: int
+    epoch: str
+
+
+@message("levada.spark.StageHead", frozen=True)
+class StageHead:
+    """Which rows these are; see `levada.actors.spark.StageRows`."""
+
+    query: str
+    batch: int
+    part: int
+    attempt: int
+
+
+@message("levada.spark.AppendHead", frozen=True)
+class AppendHead:
+    """Where these rows go; see `levada.actors.spark.Append`."""
+
+    partition: int | None = None
+    key: str | None = None
+
+
+@message("levada.spark.AppendedRows", frozen=True)
+class AppendedRows:
+    """Where rows went."""
+
+    partition: int
+    first: int
+    count: int
+
+
+Head = StageHead | AppendHead
+
+
+def rows_payload(route: str, head: Head, batch: pa.RecordBatch) -> Payload:
+    """Make a request of rows and of what is to be done with them."""
+    metadata = CompositeMetadata.of(Routing(route), Entry(HEAD, _codec.encode(head)))
+    return Payload(batch.serialize().to_pybytes(), metadata.encode())
+
+
+def head_of(entries: CompositeMetadata) -> Head:
+    """Read what `rows_payload` wrote; `DecodeError` if it is not there."""
+    octets = next((entry.metadata for entry in entries.entries if entry.mime_type == HEAD), b"")
+    head: Head = _codec.decode(octets, StageHead | AppendHead)
+    return head
+
+
+# ---------------------------------------------------------------- blocks
+
+
+_BLOCK_HEAD = struct.Struct(">QII")
+
+
+@attrs.frozen
+class BlockHead:
+    """Goes with each block of a stream of rows."""
+
+    first: int
+    """Offset of the first row that was asked for."""
+    rows: int
+    """Rows that were asked for."""
+    skip: int
+    """Rows of the message before them."""
+    schema: bytes = b""
+    """Columns of this block and of those behind it, where they are not those of the block before; an Arrow IPC message."""
+
+    def encode(self) -> bytes:
+        """Return the octets."""
+        return _BLOCK_HEAD.pack(self.first, self.rows, self.skip) + self.schema
+
+    @classmethod
+    def decode(cls, octets: bytes) -> BlockHead:
+        """Read it; `BridgeError` if it is cut off."""
+        if len(octets) < _BLOCK_HEAD.size:
+            raise BridgeError(f"the head of a block has {_BLOCK_HEAD.size} octets or more, got {len(octets)}")
+        return cls(*_BLOCK_HEAD.unpack_from(octets), octets[_BLOCK_HEAD.size :])
+
+
+# ---------------------------------------------------------------- the token
+
+
+def host_id() -> str:
+    """Tell this machine, since its start, from others, so that a process knows whether a Unix socket can be the way."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    text = boot.read_text() if boot.exists() else ""
+    return hashlib.sha256(f"{platform.node()} {text}".encode()).hexdigest()[:32]
+
+
+@attrs.frozen
+class Token:
+    """What is in a token file: a secret line, a line about the machine, and for TLS whom to trust."""
+
+    secret: str = attrs.field(repr=False)
+    """64 hexadecimal digits."""
+    host: str
+    """`host_id` of the machine on which the bridge is."""
+    trust: str = ""
+    """Certificates in PEM that vouch for the bridge's; empty: those of the system do."""
+
+    @classmethod
+    def make(cls, *, trust: str = "") -> Token:
+        """Make a new one for a bridge on this machine."""
+        return cls(secrets.token_hex(32), host_id(), trust)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Token:
+        """Read a token file.
+
+        Raises:
+            ConfigurationError: there is none, or it is none. The error holds no part of it.
+        """
+        try:
+            text = Path(path).read_text("ascii")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not text"
+            raise ConfigurationError(f"cannot read the token file {os.fspath(path)}: {reason}") from None
+        lines = text.split("\n", 2)
+        if len(lines) < 3 or len(lines[0]) != 64 or not set(lines[0]) <= set("0123456789abcdef"):
+            raise ConfigurationError(f"{os.fspath(path)} is not a token file of a bridge")
+        return cls(*lines)
+
+    def write(self, path: Path) -> None:
+        """Put it into a file that only its owner may read, in one step."""
+        beside = path.with_name(path.name + ".new")
+        beside.unlink(missing_ok=True)
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+            file.write(f"{self.secret}\n{self.host}\n{self.trust}")
+        beside.replace(path)
+
+
+def names(found: Iterable[str]) -> str:
+    """Say which names there are."""
+    return ", ".join(sorted(found)) or "none"
+
+
