@@ -485,3 +485,18 @@ async def test_senders_wait_while_too_much_waits_for_the_disk(
         go_on.set()
     await journal.ask(Append(lines(41)))
     assert await numbers(journal) == list(range(42))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Append(5),  # type: ignore[arg-type]
+        lambda: Append([], partition="0"),  # type: ignore[arg-type]
+        lambda: CommitGroup("g", 5),  # type: ignore[arg-type]
+        lambda: Deliver(b"q", 1),  # type: ignore[arg-type]
+        lambda: Read(0, None),  # type: ignore[arg-type]
+    ],
+)
+def test_a_question_of_the_wrong_types_is_none(make: Any) -> None:
+    with pytest.raises(TypeError):
+        make()

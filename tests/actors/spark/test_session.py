@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("levada.actors.spark", exc_type=ImportError)
 
-from levada.actors.spark.session import Java, _stand_in, find_java  # noqa: E402
-from levada.framework.errors import ConfigurationError  # noqa: E402
+from levada.actors.spark.session import Java, _stand_in, find_java
+from levada.framework.errors import ConfigurationError
 
 
 def fake_java(home: Path, version: str, *modules: str) -> Path:
@@ -112,6 +112,7 @@ def start(tmp_path: Path, path: str) -> tuple[list[str], str]:
     return done.stdout.splitlines(), done.stderr
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(180)
 def test_spark_starts_with_the_java_of_the_machine_or_the_one_of_the_package(tmp_path: Path) -> None:
     """Workers run this Python though the environment is not activated; nothing is written to the working directory."""

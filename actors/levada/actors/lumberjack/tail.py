@@ -205,6 +205,9 @@ class _FileReader(Actor[_Located | _Drain]):
         if not self.reads:
             self.file.close()
 
+    def undelivered(self, messages: list[Any]) -> None:
+        pass  # where a file is that was let go is of no interest, and no dead letter
+
     @handles
     def locate(self, m: _Located) -> None:
         self.gone = m.path is None
@@ -445,18 +448,18 @@ class _Tailer(Actor[_Drain | Down]):
         ]
         by_path = registry.by_path() if missing else {}
         taken: list[tuple[Key, OpenFile, FileEntry]] = []
+        looked_at = 0
         try:
-            for at, (key, file) in enumerate(missing):
-                shared.waiting = len(missing) - at
+            shared.waiting = len(missing)
+            for key, file in missing:
                 shared.crowded = len(self.readers) + len(taken) >= shared.config.max_files
                 if shared.crowded or self.drained is not None:
                     break
                 known = [entry for name in names_before_rotation(file.path) for entry in by_path.get(name, ())]
                 opened, entry = await self.take_in_file(key, file, known)
+                looked_at += 1
                 if opened is not None and entry is not None:
                     taken.append((key, opened, entry))
-            else:
-                shared.waiting = 0
             if taken:
                 # Before anything is read: killed now and the file renamed then, the next shipper would not know that it must look for it.
                 await self.write_registry()
@@ -468,6 +471,7 @@ class _Tailer(Actor[_Drain | Down]):
             self.readers[key] = reader = self.spawn(_FileReader, opened, entry, shared)
             self.watch(reader, key)
         shared.files = len(self.readers)
+        shared.waiting = len(missing) - looked_at  # not before the actors are there, see `look_whether_done`
         now = time.time()
         for entry in registry.entries:
             if (entry.device, entry.inode) in here:

@@ -14,7 +14,7 @@ import types
 from collections.abc import AsyncIterable, Callable, Coroutine, Generator
 from inspect import isawaitable
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 from outcome import Error, Value
@@ -545,7 +545,8 @@ class Answer(_Producing):
                 raise RequestInvalid("this is answered by a stream; send a request-stream")
             else:
                 messages = request.holds_message
-                if await self.send_items(result, lambda item: connection.encoding.reply(item, messages=messages)):
+                items = cast("AsyncIterable[Any]", result)
+                if await self.send_items(items, lambda item: connection.encoding.reply(item, messages=messages)):
                     connection.core.send_complete(stream_id)
                     self.answered = True
         finally:

@@ -50,6 +50,7 @@ CODEC = b"levada.codec"
 
 _MICROSECONDS = pa.timestamp("us", tz="UTC")
 _NONE: type = types.NoneType
+_ARROW = (pa.ArrowException, TypeError, ValueError, OverflowError)  # what it says of a value that does not fit
 
 
 class _Misfit(Exception):
@@ -127,7 +128,7 @@ class Columns(Generic[M]):
                 arrays.append(_array(values, kind.type))
             except _Misfit as misfit:
                 raise _mismatch(f"{cls.__qualname__}.{field.name}{misfit.path}, row {row}: {misfit.detail}") from None
-            except (pa.ArrowException, OverflowError, UnicodeError) as error:
+            except _ARROW as error:
                 row, why = _culprit(values, kind.type, error)
                 raise _mismatch(f"{cls.__qualname__}.{field.name}, row {row}: {why}") from error
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
@@ -232,7 +233,7 @@ def _with_default_of(attribute: attrs.Attribute[Any], column: pa.Field, kind: _K
         default = default.factory()
     try:
         return with_default(column, _array([kind.lowered(default)], kind.type))
-    except (_Misfit, pa.ArrowException, OverflowError, UnicodeError) as error:
+    except (_Misfit, *_ARROW) as error:
         raise ConfigurationError(f"the default of {attribute.name} does not fit its column: {error}") from error
 
 
@@ -248,7 +249,7 @@ def _culprit(values: list[Any], kind: pa.DataType, error: Exception) -> tuple[in
     for row, value in enumerate(values):
         try:
             pa.array([value], kind)
-        except (pa.ArrowException, OverflowError, UnicodeError) as why:
+        except _ARROW as why:
             return row, f"{value!r:.60} does not fit {kind}: {why}"
     return 0, str(error)
 

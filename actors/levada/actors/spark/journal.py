@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeVar, cast
 import attrs
 import pyarrow as pa
 import trio
+from attrs import validators as v
 
 from levada.framework import Actor, Asks, Failed, Killed, Reason, Reply, handles
 from levada.framework.errors import ActorError, ConfigurationError
@@ -66,6 +67,10 @@ READERS = 4
 
 # ---------------------------------------------------------------- questions
 
+# What is wrong is wrong where it is made: a question of the wrong types must not end the journal.
+_INT, _TEXT, _MAP = v.instance_of(int), v.instance_of(str), v.instance_of((Mapping,))
+_ROWS = v.instance_of((pa.RecordBatch, Sequence))
+
 
 @attrs.frozen
 class Append(Asks[Appended]):
@@ -76,11 +81,11 @@ class Append(Asks[Appended]):
     asker was cancelled may have been.
     """
 
-    rows: pa.RecordBatch | Sequence[Any]
+    rows: pa.RecordBatch | Sequence[Any] = attrs.field(validator=_ROWS)
     """A record batch, or messages of the journal's class."""
-    partition: int | None = None
+    partition: int | None = attrs.field(default=None, validator=v.optional(_INT))
     """None: by `key`."""
-    key: str | bytes | None = None
+    key: str | bytes | None = attrs.field(default=None, validator=v.optional(v.instance_of((str, bytes))))
     """Rows of one key are in one partition, in order. None: partitions take turns."""
 
 
@@ -91,13 +96,13 @@ class StageRows(Asks[int]):
     Fails with `JournalFull` if too much is staged, with `SchemaMismatch` and `JournalUnwritable` as `Append`.
     """
 
-    query: str
-    batch: int
-    part: int
+    query: str = attrs.field(validator=_TEXT)
+    batch: int = attrs.field(validator=_INT)
+    part: int = attrs.field(validator=_INT)
     """Which part of the batch: for Spark the task's partition."""
-    attempt: int
+    attempt: int = attrs.field(validator=_INT)
     """Which try at this part; each has rows of its own."""
-    rows: pa.RecordBatch | Sequence[Any]
+    rows: pa.RecordBatch | Sequence[Any] = attrs.field(validator=_ROWS)
 
 
 @attrs.frozen
@@ -108,9 +113,9 @@ class Deliver(Asks[Delivered]):
     the journal can ever take, with `JournalUnwritable` as `Append`.
     """
 
-    query: str
-    batch: int
-    winners: Mapping[int, int] = attrs.field(factory=dict[int, int])
+    query: str = attrs.field(validator=_TEXT)
+    batch: int = attrs.field(validator=_INT)
+    winners: Mapping[int, int] = attrs.field(factory=dict[int, int], validator=_MAP)
     """For each part that has rows, the attempt that counts. Part n goes to partition n modulo the number of partitions."""
 
 
@@ -118,8 +123,8 @@ class Deliver(Asks[Delivered]):
 class DiscardStaged(Asks[int]):
     """Drop what was staged and not delivered; answered with the number of parts dropped."""
 
-    query: str
-    batch: int
+    query: str = attrs.field(validator=_TEXT)
+    batch: int = attrs.field(validator=_INT)
     part: int | None = None
     """None: all parts."""
     attempt: int | None = None
@@ -130,8 +135,8 @@ class DiscardStaged(Asks[int]):
 class DeclareGroup(Asks[Mapping[int, int]]):
     """Have nothing deleted that this group has not read; answered with how far it has come."""
 
-    group: str
-    at: Literal["first", "end"] = "first"
+    group: str = attrs.field(validator=_TEXT)
+    at: Literal["first", "end"] = attrs.field(default="first", validator=v.in_(("first", "end")))
     """Where a group begins that was not known."""
 
 
@@ -139,8 +144,8 @@ class DeclareGroup(Asks[Mapping[int, int]]):
 class CommitGroup(Asks[None]):
     """Note how far a group has come. Fails with `JournalError` for an unknown group or an offset beyond the end."""
 
-    group: str
-    offsets: Mapping[int, int]
+    group: str = attrs.field(validator=_TEXT)
+    offsets: Mapping[int, int] = attrs.field(validator=_MAP)
     """For some partitions, the offset behind the last row done with."""
 
 
@@ -148,7 +153,7 @@ class CommitGroup(Asks[None]):
 class ForgetGroup(Asks[None]):
     """Let a group hold up no retention any more."""
 
-    group: str
+    group: str = attrs.field(validator=_TEXT)
 
 
 @attrs.frozen
@@ -170,29 +175,29 @@ class GetSchema(Asks[pa.Schema]):
 class AwaitRows(Asks[Extent]):
     """Ask what there is to read, to be answered when there are so many rows behind some offsets; the ask's own time-out ends the wait."""
 
-    after: Mapping[int, int]
+    after: Mapping[int, int] = attrs.field(validator=_MAP)
     """For each partition, the offset from which on rows count; from the oldest one for a partition that is not named."""
-    rows: int = 1
+    rows: int = attrs.field(default=1, validator=_INT)
 
 
 @attrs.frozen
 class Read(Asks[list[Block]]):
     """Read blocks of one partition, as `Store.read`: go on at the end of the last one; an empty list means that there are no more."""
 
-    partition: int
-    start: int
-    end: int | None = None
-    max_bytes: int = 4 << 20
+    partition: int = attrs.field(validator=_INT)
+    start: int = attrs.field(validator=_INT)
+    end: int | None = attrs.field(default=None, validator=v.optional(_INT))
+    max_bytes: int = attrs.field(default=4 << 20, validator=_INT)
 
 
 @attrs.frozen
 class OffsetWithin(Asks[int]):
     """Ask at which offset `Read` with the same arguments would end."""
 
-    partition: int
-    start: int
-    end: int
-    max_bytes: int
+    partition: int = attrs.field(validator=_INT)
+    start: int = attrs.field(validator=_INT)
+    end: int = attrs.field(validator=_INT)
+    max_bytes: int = attrs.field(validator=_INT)
 
 
 @attrs.frozen(kw_only=True)
@@ -378,17 +383,15 @@ class Journal(
     @handles
     async def append(self, m: Append) -> None:
         """Queue rows for the next group."""
-        rows: Any = m.rows
-        octets = rows.nbytes if isinstance(rows, pa.RecordBatch) else ROW_OCTETS * len(rows)
         # Not while it is full: what makes room comes by the same mailbox.
         while self._octets >= self.max_octets and not self._full:
             await self._progress.wait()
-        self._queue(_Job(None, self._reply(), m, octets + 1))
+        self._queue(_Job(None, self._reply(), m, _octets_of(m.rows)))
 
     @handles
     def deliver(self, m: Deliver) -> None:
         """Queue a batch behind the appends that wait."""
-        self._queue(_Job(functools.partial(self._deliver, m), self._reply(), None, 1))
+        self._queue(_Job(functools.partial(self._deliver, m), self._reply()))
 
     def _queue(self, job: _Job) -> None:
         if self._full and len(self._waiting) >= self.max_waiting:
@@ -412,10 +415,11 @@ class Journal(
     @handles
     async def stage(self, m: StageRows) -> None:
         """Put rows aside."""
+        octets = _octets_of(m.rows)
         # A full journal holds up no staging, so this wait ends.
-        while len(self._urgent) >= self.max_waiting:
+        while self._urgent and sum(job.octets for job in self._urgent) + octets > self.max_octets:
             await self._progress.wait()
-        self._do_soon(self._stage, m)
+        self._do_soon(self._stage, m, octets=octets)
 
     @handles
     def discard(self, m: DiscardStaged) -> None:
@@ -448,8 +452,8 @@ class Journal(
         if self._full or self.config.retain_time is not None or self.config.segment_time is not None:
             self._do_soon(self._store.retain)
 
-    def _do_soon(self, function: Callable[..., Any], *args: Any) -> None:
-        self._urgent.append(_Job(functools.partial(function, *args), self._reply()))
+    def _do_soon(self, function: Callable[..., Any], *args: Any, octets: int = 0) -> None:
+        self._urgent.append(_Job(functools.partial(function, *args), self._reply(), None, octets))
         self._wake.set()
 
     # ------------------------------------------------------------ the task that writes
@@ -719,6 +723,10 @@ class Journal(
             appends_refused=self._refused,
             readers_waiting=sum(reply.wanted for _, reply in self._watchers),
         )
+
+
+def _octets_of(rows: Any) -> int:
+    return int(rows.nbytes) if isinstance(rows, pa.RecordBatch) else ROW_OCTETS * len(rows)
 
 
 def _has_rows(extent: Extent, wanted: AwaitRows) -> bool:

@@ -159,13 +159,15 @@ class Partition:
         """Bring what was written to the disk."""
         self.segments[-1].sync()
 
-    def publish(self) -> None:
-        """Let readers see what was written."""
+    def publish(self) -> bool:
+        """Let readers see what was written; return whether a segment was sealed meanwhile."""
         last = self.segments[-1]
+        sealed = len(self.segments) > len(self._published.segments)
         for segment in self.segments[max(0, len(self._published.segments) - 1) :]:
             segment.publish()
         self.end = last.end
         self._published = _Published(self.segments, last.size, last.end)
+        return sealed
 
     def rollback(self) -> None:
         """Take back what was written since `publish`; it is so on the disk when this returns.

@@ -11,6 +11,7 @@ route                   interaction          carries
 ``mailbox/NAME/append`` request-response     an Arrow record batch message, with an `AppendHead`; answered by an `AppendedRows`
 ``ask/NAME``            request-response     a message for an actor, answered by its reply
 ``ask/NAME/batch``      request-response     an Arrow IPC stream for an actor, answered by another one
+``hello``               request-response     nothing, answered by nothing: the way to learn whether one was let in
 ======================  ===================  ==================================================================================
 
 Whatever cannot be done comes back as an error with code `PROBLEM`, whose data `raised` turns into the exception that the actors' side met.
@@ -39,7 +40,6 @@ from levada.transports.rsocket import Payload
 from levada.transports.rsocket.extensions import CompositeMetadata, Entry, Routing
 
 from . import errors as journal_errors
-from .errors import JournalError
 
 __all__ = [
     "PROBLEM",
@@ -65,7 +65,9 @@ __all__ = [
     "UnknownName",
     "WaitForRows",
     "failed",
+    "head_of",
     "host_id",
+    "names",
     "raised",
     "rows_payload",
 ]
@@ -392,5 +394,3 @@ class Token:
 def names(found: Iterable[str]) -> str:
     """Say which names there are."""
     return ", ".join(sorted(found)) or "none"
-
-

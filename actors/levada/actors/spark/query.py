@@ -22,8 +22,8 @@ How it works:
 from __future__ import annotations
 
 import datetime as dt
-import functools
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -34,16 +34,19 @@ import trio
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming import DataStreamWriter, StreamingQuery, StreamingQueryListener
 from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
     QueryProgressEvent,
     QueryStartedEvent,
     QueryTerminatedEvent,
+    StreamingQueryListener,
     StreamingQueryProgress,
 )
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from levada.framework import Actor, Asks, Reason, Ref, Reply, Sender, handles, message
-from levada.framework.errors import ActorStopped, ChannelError, ConfigurationError, LevadaError, MailboxFull
+from levada.framework.errors import ActorStopped, ChannelError, LevadaError, MailboxFull
 
 __all__ = [
     "AwaitAvailable",
@@ -155,14 +158,13 @@ class Query(Actor[AwaitAvailable | GetProgress]):
     """Runs a streaming query for as long as it lives.
 
     It ends with the query: `Normal` when the query ends by itself (``availableNow``) or is stopped by somebody else, `Failed` with
-    `QueryFailed` when it fails. When the actor ends first, by `Ref.stop` or any other way, the query is stopped; that is given the
-    ``stop_timeout`` of the system, after which it goes on in the background. Supervised, it starts again from its checkpoint, where `start`
-    sets a ``checkpointLocation``; without one it starts over.
+    `QueryFailed` when it fails. When the actor ends first, by `Ref.stop` or any other way, the query is stopped; for that it has the
+    ``stop_timeout`` of the system, then Spark goes on stopping it in the background. Supervised, it starts again from its checkpoint if
+    `start` sets a ``checkpointLocation``, and from the beginning if not.
 
     Args:
         spark: the session.
-        start: called in a thread, at each start; returns a writer, which is started, or a query that runs. A query that it started before
-            it raises goes on.
+        start: called in a thread, at each start; returns a writer, which is started, or a query that runs.
         progress: is told `QueryStarted`, `QueryProgress` and `QueryEnded`. A `Sender` is this actor's from now on, and finished at its end.
             What is slow to take events misses the oldest ones; one that has gone is forgotten, and the query goes on.
     """
@@ -170,68 +172,76 @@ class Query(Actor[AwaitAvailable | GetProgress]):
     spark: SparkSession
     start: Callable[[SparkSession], DataStreamWriter | StreamingQuery]
     progress: Ref[QueryEvent] | Sender[QueryEvent] | None = None
-    _run: _Run = attrs.field(init=False)
+    _run: _Run | None = attrs.field(init=False, default=None)
     _waiting: list[Reply[None]] = attrs.field(init=False, factory=list)
-    """Wait for the next call of ``processAllAvailable``: one that runs may have looked at the sources before they asked."""
+    """For the next call of ``processAllAvailable``: one that is under way may have looked at the sources before they asked."""
     _processing: bool = attrs.field(init=False, default=False)
     _told: trio.Event = attrs.field(init=False, factory=trio.Event)
-    """Set when all events have been passed on."""
+    """Set when the last event has been passed on."""
     _ending: bool = attrs.field(init=False, default=False)
+    _limiter: trio.CapacityLimiter = attrs.field(init=False, factory=lambda: trio.CapacityLimiter(THREADS))
 
     async def started(self) -> None:
         """Start the query.
 
-        Cancellation: a query that comes up after all is stopped.
+        Cancellation: a query that comes up later all the same is stopped.
         """
-        if not callable(self.start):
-            raise ConfigurationError(f"start is called with the session and returns a writer, got {self.start!r}")
-        self._limiter = trio.CapacityLimiter(THREADS)
         events = None if self.progress is None else _Events(trio.lowlevel.current_trio_token())
-        self._run = _Run(self.spark, self.start, events)
-        started = await self._in_thread(self._run.start)
-        logger.info("query %s (%s) runs", started.name or started.query, started.run, extra=self._extra("query_started"))
-        if events is None:
-            self._told.set()
-        else:
+        self._run = run = _Run(self.spark, self.start, events)
+        started = await self._in_thread(run.start)
+        logger.info(
+            "query %s runs (%s)", started.name or started.query, started.run, extra=self._extra("query_started")
+        )
+        if events is not None:
             self.start_soon(self._tell, events, started)
-        self.start_soon(self._watch)
+        else:
+            self._told.set()
+        self.start_soon(self._watch, run)
 
     @handles
     async def get_progress(self, m: GetProgress) -> QueryProgress | None:
         """Answer with the last progress."""
+        assert self._run is not None
         return await self._in_thread(self._run.latest)
 
     @handles
     def await_available(self, m: AwaitAvailable) -> None:
-        """Answer later; whoever asks while a call is under way shares the next one."""
+        """Answer later; all that ask while a call is under way share the next one."""
+        assert self._run is not None
         self._waiting.append(self.reply_later())
         if not self._processing:
             self._processing = True
-            self.start_soon(self._process)
+            self.start_soon(self._process, self._run)
 
     async def stopping(self, reason: Reason) -> None:
-        """Stop the query and pass its last events on."""
+        """Stop the query, and pass its last events on."""
         await self._end()
         if isinstance(self.progress, Sender):
             self.progress.finish_nowait()
 
     async def restarting(self, error: BaseException | None, message: Any) -> None:
-        """Stop what is left of this run."""
+        """Stop what is left of this run, and pass its last events on."""
         await self._end()
 
     async def _end(self) -> None:
-        self._ending = True
-        if hasattr(self, "_run"):
-            await self._in_thread(self._run.end)
-            if self._run.started is not None:
+        run, self._ending = self._run, True
+        if run is None:
+            return
+        # Shielded, as nothing may keep the query from being told to stop; bounded, as Spark may take its time for it.
+        with trio.move_on_after(self.system.stop_timeout, shield=True):
+            await self._in_thread(run.stop)
+        if run.started is not None:
+            with trio.move_on_after(LAST_EVENTS):
                 await self._told.wait()
+            with trio.move_on_after(self.system.stop_timeout, shield=True):
+                await self._in_thread(run.close)
 
-    async def _process(self) -> None:
+    async def _process(self, run: _Run) -> None:
         try:
             while self._waiting:
-                asked, self._waiting = [reply for reply in self._waiting if reply.wanted], []
-                if asked:
-                    failure = await self._in_thread(self._run.process)
+                asked, self._waiting = self._waiting, []
+                if any(reply.wanted for reply in asked):
+                    failure = await self._in_thread(run.process)
                     for reply in asked:
                         if failure is None:
                             reply.send(None)
@@ -240,11 +250,10 @@ class Query(Actor[AwaitAvailable | GetProgress]):
         finally:
             self._processing = False
 
-    async def _watch(self) -> None:
-        failure = await self._in_thread(self._run.await_end)
+    async def _watch(self, run: _Run) -> None:
+        failure = await self._in_thread(run.wait)
         if self._ending:
-            # What a run raises while it is being stopped is how it was stopped.
-            return
+            return  # what a query raises while it is being stopped is how it was stopped
         with trio.move_on_after(LAST_EVENTS):
             await self._told.wait()
         if failure is not None:
@@ -252,14 +261,15 @@ class Query(Actor[AwaitAvailable | GetProgress]):
         self.stop()
 
     async def _tell(self, events: _Events, started: QueryStarted) -> None:
-        """Pass events on until the last one; what comes from another thread waits in `events`."""
         try:
             await self._pass_on(started)
-            while not isinstance(event := await events.next(), QueryEnded):
+            while not self._told.is_set():
+                event = await events.next()
                 await self._pass_on(event)
-            await self._pass_on(event)
+                if isinstance(event, QueryEnded):
+                    self._told.set()
         except (ActorStopped, ChannelError):
-            logger.debug("nobody takes the progress of a query any more", extra=self._extra("receiver_gone"))
+            logger.debug("nobody takes the events of a query any more", extra=self._extra("receiver_gone"))
         finally:
             self._told.set()
 
@@ -271,19 +281,17 @@ class Query(Actor[AwaitAvailable | GetProgress]):
             logger.debug("an event of a query is dropped: the mailbox is full", extra=self._extra("event_dropped"))
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
-        try:
-            return await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._limiter)
-        except trio.Cancelled:
-            # A start that is given up ends itself when it comes up.
-            self._run.give_up()
-            raise
+        return await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._limiter)
 
     def _extra(self, event: str) -> dict[str, str]:
         return {"actor": self.ref.path, "event": event}
 
 
+# ---------------------------------------------------------------- in threads
+
+
 class _Run:
-    """One run of a query, for threads: each method may block."""
+    """One run of a query. All methods block, and are called in threads."""
 
     def __init__(
         self,
@@ -295,36 +303,140 @@ class _Run:
         self._start = start
         self._events = events
         self._lock = threading.Lock()
-        self._query: StreamingQuery | None = None
+        self._query: Any = None
         self._given_up = False
+        """Whether a query that comes up now is to be stopped at once."""
         self.started: QueryStarted | None = None
 
     def start(self) -> QueryStarted:
         if self._events is not None:
             self._spark.streams.addListener(self._events)
+        up = False
         try:
-            failure = None
-            made = self._start(self._spark)
-            # By what it can do: sessions over Spark Connect have classes of their own.
-            query: Any = made if hasattr(made, "awaitTermination") else made.start()  # type: ignore[union-attr]
+            query: Any
+            query, failure = self._attempt(self._start_query)
+            if failure is not None:
+                raise failure
             started = QueryStarted(str(query.id), str(query.runId), query.name)
-        except (PySparkException, Py4JError) as error:
-            failure = self._failed(error)
-        except BaseException:
-            self._forget_listener()
-            raise
-        if failure is not None:
-            self._forget_listener()
-            raise failure  # outside of the handler: its context would be what it stands for
-        with self._lock:
-            self._query, self.started = query, started
-            given_up = self._given_up
-        if self._events is not None:
-            self._events.run = started.run
-        if given_up:
-            self.end()
+            with self._lock:
+                self._query, self.started = query, started
+                up = not self._given_up
+            if self._events is not None:
+                self._events.run = started.run
+            if not up:
+                query.stop()
+        finally:
+            if not up:
+                self.close()
         return started
 
-    def give_up(self) -> None:
-        """Have a query that is not up yet stopped when it comes up. Does not block."""
-        self._given_up = True
+    def _start_query(self) -> Any:
+        made: Any = self._start(self._spark)
+        # By what it can do, not by its class: sessions over Spark Connect have classes of their own.
+        return made if hasattr(made, "awaitTermination") else made.start()
+
+    def wait(self) -> QueryFailed | None:
+        """Wait for the end of the query; return what it ended with."""
+        return self._attempt(self._query.awaitTermination)[1]
+
+    def process(self) -> QueryFailed | None:
+        return self._attempt(self._query.processAllAvailable)[1]
+
+    def latest(self) -> QueryProgress | None:
+        progress, failure = self._attempt(lambda: self._query.lastProgress)
+        return None if failure is not None or progress is None else _progress(progress)
+
+    def stop(self) -> None:
+        with self._lock:
+            self._given_up = True
+            query = self._query
+        if query is not None:
+            _, failure = self._attempt(query.stop)
+            if failure is not None:
+                logger.warning("a query did not stop in order: %s", failure, extra={"event": "query_not_stopped"})
+
+    def close(self) -> None:
+        """Take the listener back."""
+        events = self._events
+        if events is not None:
+            self._attempt(lambda: self._spark.streams.removeListener(events))
+
+    def _attempt(self, call: Callable[[], T]) -> tuple[T | None, QueryFailed | None]:
+        """Call Spark; make of its exception one of plain values, which is returned, as what is raised here would hold the other one."""
+        try:
+            return call(), None
+        except (PySparkException, Py4JError) as error:
+            condition = error.getCondition() if isinstance(error, PySparkException) else None
+            started = self.started or QueryStarted("", "")
+            text = str(error).strip() or type(error).__name__
+            return None, QueryFailed(text, query=started.query, run=started.run, condition=condition or "")
+
+
+class _Events(StreamingQueryListener):  # type: ignore[misc]  # mypy is not shown pyspark
+    """Events of a query, on their way from a thread of the JVM's to a task."""
+
+    def __init__(self, token: trio.lowlevel.TrioToken) -> None:
+        self.run: str | None = None
+        """Of which run; None: not known yet."""
+        self._token = token
+        self._waiting: deque[QueryProgress | QueryEnded] = deque(maxlen=BACKLOG)
+        self._some = trio.Event()
+
+    async def next(self) -> QueryProgress | QueryEnded:
+        """Wait for the next event of this run."""
+        while True:
+            self._some = trio.Event()
+            while self._waiting:
+                event = self._waiting.popleft()
+                if event.run == self.run:
+                    return event
+            await self._some.wait()
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
+        pass
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+        pass
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+        if self.run in (None, str(event.progress.runId)):
+            self._put(_progress(event.progress))
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        if self.run in (None, str(event.runId)):
+            self._put(QueryEnded(str(event.id), str(event.runId), event.exception))
+
+    def _put(self, event: QueryProgress | QueryEnded) -> None:
+        self._waiting.append(event)
+        try:
+            self._token.run_sync_soon(self._wake, idempotent=True)
+        except trio.RunFinishedError:
+            pass  # nobody is there any more
+
+    def _wake(self) -> None:
+        self._some.set()
+
+
+def _progress(progress: StreamingQueryProgress) -> QueryProgress:
+    phases = {name: milliseconds / 1000 for name, milliseconds in progress.durationMs.items()}
+    watermark = progress.eventTime.get("watermark")
+    return QueryProgress(
+        query=str(progress.id),
+        run=str(progress.runId),
+        name=progress.name,
+        batch=progress.batchId,
+        at=dt.datetime.fromisoformat(progress.timestamp),
+        rows=progress.numInputRows,
+        arrival_rate=_rate(progress.inputRowsPerSecond),
+        processing_rate=_rate(progress.processedRowsPerSecond),
+        seconds=progress.batchDuration / 1000,
+        phases=phases,
+        watermark=None if watermark is None else dt.datetime.fromisoformat(watermark),
+        state_rows=sum(operator.numRowsTotal for operator in progress.stateOperators),
+        state_octets=sum(operator.memoryUsedBytes for operator in progress.stateOperators),
+        late_rows=sum(operator.numRowsDroppedByWatermark for operator in progress.stateOperators),
+    )
+
+
+def _rate(figure: float | None) -> float | None:
+    return figure if figure is not None and math.isfinite(figure) else None

@@ -57,6 +57,8 @@ exec {java} "$@"
 
 _LOGGING = """rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = console
+logger.shell.name = org.apache.spark.api.python.PythonGatewayServer
+logger.shell.level = error
 appender.console.type = Console
 appender.console.name = console
 appender.console.target = SYSTEM_ERR
@@ -121,7 +123,7 @@ def _examine(java: Path | None) -> Java | str:
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         return f"{java} does not run ({error})"
-    modules = dict(line.partition("@")[::2] for line in listed.split())
+    modules = {name: number for name, _, number in (line.partition("@") for line in listed.split())}
     version = modules.get("java.base", "").partition(".")[0]
     if not version.isdecimal():
         return f"{java} does not say its version"

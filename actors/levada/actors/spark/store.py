@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import shutil
 import sqlite3
@@ -42,6 +43,8 @@ from .schema import check_growth, check_schema, conform, fingerprint, fit
 from .segments import Block, Message, Segment
 
 __all__ = ["Appended", "Extent", "JournalConfig", "Stage", "Store", "StoreStatistics", "partition_of"]
+
+logger = logging.getLogger("levada.actors.spark")
 
 _SIZE = [v.instance_of(int), v.ge(1)]
 _SECONDS = v.optional([v.instance_of((int, float)), v.gt(0)])  # type: ignore[arg-type]  # a list is taken, the stubs say otherwise
@@ -393,10 +396,19 @@ class Store:
                 partition.write(packed[partition.number], transaction=0, time=now)
             if self.config.sync == "group":
                 self._sync(touched)
-        for number, messages in packed.items():
-            self._partitions[number].publish()
+        self._publish(touched)
+        for messages in packed.values():
             self._rows += sum(message.rows for message in messages)
             self._octets += sum(message.size for message in messages)
+
+    def _publish(self, touched: Iterable[Partition]) -> None:
+        sealed = [partition.publish() for partition in touched]
+        if any(sealed):
+            try:
+                self.retain()
+            except JournalUnwritable as error:
+                # The rows are there all the same. What could not be deleted is tried again.
+                logger.warning("%s: %s", self.directory, error.detail, extra={"event": "retain"})
 
     def _sync(self, partitions: Iterable[Partition]) -> None:
         for partition in partitions:
@@ -444,9 +456,8 @@ class Store:
             self._ledger.deliver(query, batch, ranges)
         except sqlite3.Error as error:
             raise JournalUnwritable(f"{self.broken}: {error}", path=str(self.directory)) from error
-        for partition in touched:
-            partition.publish()
         self.broken = ""
+        self._publish(touched)
         self._delivered += 1
         self._rows += rows
         self._octets += size

@@ -1,0 +1,616 @@
+"""The actors' end of the bridge: mailboxes that Spark reads and writes, actors that its executors may ask, subscriptions.
+
+Example:
+    >>> import tempfile
+    >>> import trio
+    >>> from levada.framework import ActorSystem, message
+    >>> from levada.actors.spark.bridge import serve_bridge
+    >>> @message("docs.Reading")
+    ... class Reading:
+    ...     sensor: str
+    ...     value: float
+    >>> async def main(directory: str) -> None:
+    ...     async with ActorSystem() as system, serve_bridge(system, directory) as bridge:
+    ...         readings = await bridge.mailbox("readings", Reading)
+    ...         print(await readings.append([Reading("north", 21.5)]))
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     trio.run(main, directory)
+    Appended(partition=0, first=0, count=1)
+
+A Spark job then reads it by ``spark.readStream.format("mailbox").option("address", bridge.address).option("mailbox", "readings").load()``.
+
+Who may come in: over the Unix socket, whose file and folder belong to one user, only processes of that user; anywhere only who knows the
+token, which is in a file that only that user may read. Over TLS the certificate says that this is the bridge.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import os
+import re
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar, cast
+from urllib.parse import quote, urlsplit
+
+import attrs
+import pyarrow as pa
+import trio
+
+from levada.actors.rsocket import Request, RequestFailed, RequestInvalid, ServerConfig, SetupRejected, serve
+from levada.framework import Actor, ActorSystem, Asks, Codec, Ref, Sender, bounded, message, restart
+from levada.framework.errors import ActorStopped, ChannelError, ConfigurationError, DecodeError, LevadaError
+from levada.transports.carriers import TlsConfig, UnixConfig
+from levada.transports.rsocket import Payload
+from levada.transports.rsocket.extensions import Authentication, BearerAuthentication
+
+from .columns import Columns, Envelope, columns_of
+from .errors import JournalError
+from .journal import (
+    Append,
+    AwaitRows,
+    CommitGroup,
+    DeclareGroup,
+    Deliver,
+    DiscardStaged,
+    GetExtent,
+    GetSchema,
+    Journal,
+    OffsetWithin,
+    Read,
+    StageRows,
+)
+from .protocol import (
+    ActorFailed,
+    AppendedRows,
+    BlockHead,
+    Commit,
+    Declare,
+    DeliverBatch,
+    DeliveredBatch,
+    Describe,
+    Description,
+    DiscardBatch,
+    EpochChanged,
+    Measure,
+    ReadRows,
+    StageHead,
+    Token,
+    UnknownName,
+    WaitForRows,
+    failed,
+    head_of,
+    names,
+)
+from .segments import Block
+from .store import Appended, Extent, JournalConfig, Store
+
+__all__ = ["AskRows", "Bridge", "BridgeConfig", "Delivery", "Mailbox", "RowKey", "serve_bridge"]
+
+M = TypeVar("M")
+
+logger = logging.getLogger("levada.actors.spark")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_CERTIFICATES = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----\n?", re.DOTALL)
+
+READ_OCTETS = 4 << 20
+"""Octets of blocks taken from the journal at a time, for one stream; a block is at least one."""
+DECODED_ROWS = 512
+"""Rows made into messages at a time: 0.5 ms or so in which nobody else has a turn."""
+ATTEMPTS, PAUSE = 5, 0.2  # of a subscription at the same rows, and seconds before the second one, doubled each time
+
+
+@attrs.frozen(kw_only=True)
+class BridgeConfig:
+    """How a bridge behaves. Immutable; derive with `attrs.evolve`."""
+
+    tls: TlsConfig | None = None
+    """Certificate and key, for a bridge with a ``tls://`` URL. Its certificates, without the key, go into the token file for executors to trust."""
+    advertise: str | None = None
+    """Host name or address by which executors reach the TLS listener; ``None``: the host of the URL, or of this machine if that is a wildcard."""
+    allowed_uids: frozenset[int] | None = attrs.field(
+        factory=lambda: frozenset({os.getuid()}), converter=attrs.converters.optional(frozenset)
+    )
+    """Users whose processes may use the Unix socket; ``None``: whoever gets at it and has the token."""
+    max_connections: int = 1024
+    """Processes of Spark at once."""
+    drain: float = 5.0
+    """Seconds that requests under way have at the end."""
+
+
+@message("levada.spark.RowKey", frozen=True)
+class RowKey:
+    """Tells a row from all others, for ever; the same at each delivery, so it serves to recognise a repetition."""
+
+    epoch: str
+    """Of the journal."""
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch}/{self.partition}/{self.offset}"
+
+
+@message("levada.spark.Delivery", frozen=True)
+class Delivery(Asks[None]):
+    """A row for a subscriber. What its handler returns is ignored; once it has returned, the row is done with."""
+
+    message: Any
+    """The row, as an instance of the mailbox's class."""
+    key: RowKey
+    """Rows may come again after a crash; whoever minds keeps the last key of each partition."""
+
+
+@attrs.frozen
+class AskRows(Asks[pa.RecordBatch]):
+    """Rows of a Spark task, to be answered by a record batch of as many rows."""
+
+    rows: pa.RecordBatch
+
+
+@attrs.frozen(eq=False)
+class Mailbox(Generic[M]):
+    """A journal behind a name. Made by `Bridge.mailbox`."""
+
+    name: str
+    ref: Ref[Any]
+    """The `Journal`: takes `Append`, `Read` and all its other questions."""
+    columns: Columns[M] | None
+    """Of the message class; ``None`` if the mailbox was made with an Arrow schema."""
+
+    async def append(
+        self, rows: Sequence[M] | pa.RecordBatch, *, partition: int | None = None, key: str | bytes | None = None
+    ) -> Appended:
+        """Append rows; returns when they are on the disk, and waits while the journal is full.
+
+        Raises:
+            SchemaMismatch, JournalError: see `Append`.
+
+        Cancellation:
+            the rows may have been written.
+        """
+        return cast("Appended", await self.ref.ask(Append(rows, partition, key), timeout=None))
+
+
+class _Home(Actor[Any]):
+    """Parent of the journals and subscriptions of a bridge; fails if one of the journals cannot be kept running."""
+
+
+class Bridge:
+    """What `serve_bridge` gives."""
+
+    def __init__(self, home: _Home, directory: Path, token: Token) -> None:
+        self.directory = directory
+        self.address = ""
+        """What the option ``address`` of a Spark source or sink takes: one URL or several, joined by commas."""
+        self.token_file = directory / "bridge.token"
+        """What the option ``tokenFile`` takes; not needed where the Unix socket is the way."""
+        self._home = home
+        self._secret = token.secret
+        self._mailboxes: dict[str, Mailbox[Any]] = {}
+        self._exposed: dict[str, Ref[Any]] = {}
+        self._codec = Codec()
+
+    # ------------------------------------------------------------ for the application
+
+    async def mailbox(
+        self,
+        name: str,
+        columns: type[M] | pa.Schema | None = None,
+        *,
+        partitions: int | None = None,
+        config: JournalConfig | None = None,
+    ) -> Mailbox[M]:
+        """Open a mailbox, or make it; its journal is in ``mailboxes/NAME``.
+
+        Args:
+            name: letters, digits, dots, dashes and underscores.
+            columns: a message class, an Arrow schema, or None for those it has; a new one gets those of `Envelope` then.
+            partitions: how many; for a mailbox that is there the number it has. None: as `config` says, or 1.
+            config: how the journal is kept.
+
+        Raises:
+            ConfigurationError: no such name can be, this bridge has it already, or the journal has another number of partitions.
+            JournalError: the journal cannot be opened, see `Store.open`.
+
+        Cancellation:
+            there is no such mailbox, though the files may be.
+        """
+        if not _NAME.fullmatch(name):
+            raise ConfigurationError(f"a mailbox is named by letters, digits, '.', '-' and '_', not {name!r}")
+        if name in self._mailboxes:
+            raise ConfigurationError(f"this bridge has a mailbox {name!r} already")
+        settings = config or JournalConfig()
+        if partitions is not None:
+            settings = attrs.evolve(settings, partitions=partitions)
+        folder = self.directory / "mailboxes" / name
+        known = columns_of(columns) if isinstance(columns, type) else None
+        schema = known.schema if known is not None else cast("pa.Schema | None", columns)
+        # What is wrong with it is the caller's to know, here and now, and not a failure of an actor later.
+        opened = await trio.to_thread.run_sync(partial(Store.open, folder, schema, settings))
+        opened.close()
+        if known is None and opened.schema.equals(columns_of(Envelope).schema):
+            known = cast("Columns[M]", columns_of(Envelope))
+        ref = self._home.spawn(
+            partial(Journal, folder, columns, config=settings),
+            name=name,
+            mailbox=bounded(256),
+            supervise=restart("transient", backoff=(0.1, 5.0)),
+        )
+        made = self._mailboxes[name] = Mailbox(name, ref, known)
+        return made
+
+    def expose(self, name: str, ref: Ref[Any]) -> None:
+        """Let executors ask an actor, by a name; see `levada.actors.spark.asks`. It takes its own messages, or `AskRows`.
+
+        Raises:
+            ConfigurationError: the name has a slash or is taken.
+        """
+        if not name or "/" in name or self._exposed.get(name, ref) is not ref:
+            raise ConfigurationError(f"an actor is exposed by a name of its own without '/', not {name!r}")
+        self._exposed[name] = ref
+
+    def subscribe(
+        self,
+        name: str,
+        target: Ref[Any] | Sender[Any],
+        *,
+        group: str,
+        keyed: bool = True,
+        at: Literal["first", "end"] = "first",
+    ) -> Ref[Any]:
+        """Give the rows of a mailbox to an actor or to a sender, as messages of its class, from where the group has come to.
+
+        In order within each partition. At least once: rows are noted as done with after they were handed over, some at a time.
+
+        Args:
+            name: of a mailbox of this bridge, with a message class.
+            target: asked, or sent, a `Delivery` for each row; an actor's row counts as done with when its handler has returned.
+            group: where to go on after an end; one subscription for each group at a time.
+            keyed: False: the target gets the bare messages, each done with as soon as it is in its mailbox.
+            at: where a group begins that was not known.
+
+        Returns:
+            The subscription, to be stopped or watched. It ends by itself with its target, and fails if the target's handler does, again
+            and again, on the same row.
+
+        Raises:
+            UnknownName: there is no such mailbox.
+            ConfigurationError: the mailbox has no message class.
+        """
+        mailbox = self._find(name)
+        if mailbox.columns is None:
+            raise ConfigurationError(f"mailbox {name!r} has columns but no message class: give one to mailbox()")
+        return self._home.spawn(partial(_Subscription, mailbox, target, group=group, keyed=keyed, at=at))
+
+    def _find(self, name: str) -> Mailbox[Any]:
+        found = self._mailboxes.get(name)
+        if found is None:
+            raise UnknownName(f"no mailbox {name!r}; there are: {names(self._mailboxes)}", name)
+        return found
+
+    # ------------------------------------------------------------ for Spark's processes
+
+    async def authenticate(self, credentials: Authentication | None, _: object) -> None:
+        """Let in who has the token; a hook of the servers."""
+        token = credentials.token if isinstance(credentials, BearerAuthentication) else ""
+        if not hmac.compare_digest(token.encode(), self._secret.encode()):
+            raise SetupRejected("the token is not that of this bridge")
+
+    def answer(self, request: Request) -> Any:
+        """Answer a request; the handler of the servers."""
+        kind, _, rest = request.route.partition("/")
+        name, _, verb = rest.partition("/")
+        match kind, verb:
+            case "mailbox", "read":
+                return self._read(name, request)
+            case "mailbox", "":
+                return _telling(self._question(name, request))
+            case "mailbox", "stage" | "append":
+                return _telling(self._take(name, request))
+            case "ask", "":
+                return _telling(self._ask(name, request.message()))
+            case "ask", "batch":
+                return _telling(self._ask_rows(name, request))
+            case "hello", "":
+                return Payload(b"")
+        raise RequestInvalid(f"no route {request.route!r}")
+
+    async def _question(self, name: str, request: Request) -> Any:
+        question = request.message()
+        answer = _ANSWERS.get(type(question))
+        if answer is None:
+            raise RequestInvalid(f"no question for a mailbox: {type(question).__name__}")
+        return await answer(self._find(name).ref, question)
+
+    async def _read(self, name: str, request: Request) -> AsyncIterator[Payload]:
+        m: ReadRows = request.message(ReadRows)
+        try:
+            journal = self._find(name).ref
+            await _require_epoch(journal, m.epoch)
+            start, schema = m.start, None
+            while start < m.end:
+                blocks: list[Block] = await journal.ask(Read(m.partition, start, m.end, READ_OCTETS), timeout=None)
+                if not blocks:
+                    raise JournalError(f"rows {start} to {m.end} of partition {m.partition} of {name} are not there")
+                for block in blocks:
+                    columns = b"" if block.schema is schema else block.schema.serialize().to_pybytes()
+                    head = BlockHead(block.first, block.rows, block.skip, columns)
+                    yield Payload(block.octets.to_pybytes(), head.encode())
+                    schema, start = block.schema, block.end
+        except LevadaError as error:
+            raise failed(error) from error
+
+    async def _take(self, name: str, request: Request) -> Payload:
+        journal = self._find(name).ref
+        head = head_of(request.entries)
+        schema = await journal.ask(GetSchema(), timeout=None)
+        try:
+            batch = pa.ipc.read_record_batch(pa.py_buffer(request.data), schema)
+            batch.validate()
+        except (pa.ArrowException, OSError) as error:
+            raise RequestInvalid(f"these octets are no rows of {name}: {error}") from error
+        if isinstance(head, StageHead):
+            staged = await journal.ask(StageRows(head.query, head.batch, head.part, head.attempt, batch), timeout=None)
+            return Payload(self._codec.encode(staged))
+        done: Appended = await journal.ask(Append(batch, head.partition, head.key), timeout=None)
+        return Payload(self._codec.encode(AppendedRows(done.partition, done.first, done.count)))
+
+    async def _ask(self, name: str, question: Any) -> Any:
+        ref = self._exposed.get(name)
+        if ref is None:
+            raise UnknownName(f"no actor is exposed as {name!r}; there are: {names(self._exposed)}", name)
+        try:
+            return await ref.ask(question, timeout=None)
+        except ActorStopped as error:
+            if error.__cause__ is None:
+                raise
+            text = f"{name} ({ref.path}) failed on this question: {error.__cause__!r}"
+            raise ActorFailed(text, ref.path) from error
+
+    async def _ask_rows(self, name: str, request: Request) -> Payload:
+        try:
+            with pa.ipc.open_stream(request.data) as stream:
+                [asked] = stream
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise RequestInvalid(f"these octets are no Arrow stream of one batch: {error}") from error
+        answer = await self._ask(name, AskRows(asked))
+        if not isinstance(answer, pa.RecordBatch) or answer.num_rows != asked.num_rows:
+            got = f"{answer.num_rows} rows" if isinstance(answer, pa.RecordBatch) else type(answer).__name__
+            raise ActorFailed(f"{name} answered {asked.num_rows} rows by {got}", self._exposed[name].path)
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, answer.schema) as writer:
+            writer.write_batch(answer)
+        return Payload(sink.getvalue().to_pybytes())
+
+
+async def _telling(answer: Awaitable[Any]) -> Any:
+    """Let errors travel with their class and fields."""
+    try:
+        return await answer
+    except (RequestFailed, DecodeError):
+        raise
+    except LevadaError as error:
+        raise failed(error) from error
+
+
+# ---------------------------------------------------------------- questions of a mailbox
+
+
+async def _require_epoch(journal: Ref[Any], wanted: str) -> None:
+    extent: Extent = await journal.ask(GetExtent(), timeout=None)
+    if extent.epoch != wanted:
+        raise EpochChanged(
+            f"these offsets are of journal {wanted}, and now there is {extent.epoch}: it was deleted and made anew, or this is another bridge. "
+            "Start the query with a new checkpoint",
+            wanted,
+            extent.epoch,
+        )
+
+
+async def _describe(journal: Ref[Any], _: Describe) -> Description:
+    extent: Extent = await journal.ask(GetExtent(), timeout=None)
+    return await _description(journal, extent)
+
+
+async def _description(journal: Ref[Any], extent: Extent) -> Description:
+    schema: pa.Schema = await journal.ask(GetSchema(), timeout=None)
+    return Description(extent.epoch, dict(extent.first), dict(extent.end), schema.serialize().to_pybytes())
+
+
+async def _wait(journal: Ref[Any], m: WaitForRows) -> Description:
+    with trio.move_on_after(m.seconds):
+        await journal.ask(AwaitRows(m.after, m.rows), timeout=None)
+    return await _describe(journal, Describe())
+
+
+async def _measure(journal: Ref[Any], m: Measure) -> int:
+    return cast("int", await journal.ask(OffsetWithin(m.partition, m.start, m.end, m.max_bytes), timeout=None))
+
+
+async def _declare(journal: Ref[Any], m: Declare) -> dict[int, int]:
+    return dict(await journal.ask(DeclareGroup(m.group, "end" if m.at_end else "first"), timeout=None))
+
+
+async def _commit(journal: Ref[Any], m: Commit) -> None:
+    await _require_epoch(journal, m.epoch)
+    await journal.ask(CommitGroup(m.group, m.offsets), timeout=None)
+
+
+async def _deliver(journal: Ref[Any], m: DeliverBatch) -> DeliveredBatch:
+    done = await journal.ask(Deliver(m.query, m.batch, m.winners), timeout=None)
+    return DeliveredBatch(done.already, {number: list(between) for number, between in done.ranges.items()})
+
+
+async def _discard(journal: Ref[Any], m: DiscardBatch) -> int:
+    return cast("int", await journal.ask(DiscardStaged(m.query, m.batch, m.part, m.attempt), timeout=None))
+
+
+_ANSWERS: dict[type, Callable[[Ref[Any], Any], Awaitable[Any]]] = {
+    Describe: _describe,
+    WaitForRows: _wait,
+    Measure: _measure,
+    Declare: _declare,
+    Commit: _commit,
+    DeliverBatch: _deliver,
+    DiscardBatch: _discard,
+}
+
+
+# ---------------------------------------------------------------- subscriptions
+
+
+class _Subscription(Actor[Any]):
+    """Reads a mailbox and hands its rows over, for one group."""
+
+    mailbox_: Mailbox[Any]
+    target: Ref[Any] | Sender[Any]
+    group: str = attrs.field(kw_only=True)
+    keyed: bool = attrs.field(kw_only=True)
+    at: Literal["first", "end"] = attrs.field(kw_only=True)
+
+    def started(self) -> None:
+        self._failures = 0
+        self.start_soon(self._follow)
+
+    async def _follow(self) -> None:
+        journal = self.mailbox_.ref
+        while True:
+            try:
+                await self._deliver(journal)
+            except ChannelError as error:
+                logger.info("%s: its receiver is gone: %s", self.ref.path, error, extra={"event": "subscriber_gone"})
+                break
+            except ActorStopped:
+                # The journal, or the target, has ended for good; or it failed and starts again, with the same ref.
+                if not journal.is_alive or (isinstance(self.target, Ref) and not self.target.is_alive):
+                    break
+                self._failures += 1
+                if self._failures >= ATTEMPTS:
+                    raise
+                await trio.sleep(PAUSE * 2 ** (self._failures - 1))
+        self.stop()
+
+    async def _deliver(self, journal: Ref[Any]) -> None:
+        offsets = dict(await journal.ask(DeclareGroup(self.group, self.at), timeout=None))
+        while True:
+            extent: Extent = await journal.ask(AwaitRows(offsets), timeout=None)
+            for partition, end in extent.end.items():
+                start = offsets.get(partition, 0)
+                while start < end:
+                    blocks: list[Block] = await journal.ask(Read(partition, start, end, READ_OCTETS), timeout=None)
+                    for block in blocks:
+                        await self._hand_over(block, extent.epoch)
+                        start = block.end
+                        await journal.ask(CommitGroup(self.group, {partition: start}), timeout=None)
+                        offsets[partition] = start
+                        self._failures = 0
+
+    async def _hand_over(self, block: Block, epoch: str) -> None:
+        columns, batch = self.mailbox_.columns, block.batch()
+        assert columns is not None
+        for at in range(0, block.rows, DECODED_ROWS):
+            for number, row in enumerate(columns.decode(batch.slice(at, DECODED_ROWS)), block.first + at):
+                if not self.keyed:
+                    await self.target.send(row)
+                    continue
+                delivery = Delivery(row, RowKey(epoch, block.partition, number))
+                if isinstance(self.target, Ref):
+                    await self.target.ask(delivery, timeout=None)
+                else:
+                    await self.target.send(delivery)
+
+
+# ---------------------------------------------------------------- serving
+
+
+@asynccontextmanager
+async def serve_bridge(
+    system: ActorSystem,
+    directory: str | os.PathLike[str],
+    *,
+    url: str | None = None,
+    config: BridgeConfig | None = None,
+) -> AsyncIterator[Bridge]:
+    """Open a bridge: entering means that it listens, leaving closes connections and then mailboxes, whose appends are written first.
+
+    Args:
+        system: has been entered. It fails if a mailbox's journal cannot be kept running.
+        directory: made if it is not there, and this user's alone. Holds ``bridge.socket``, ``bridge.token`` and ``mailboxes``. The token stays
+            the same as long as its file does, so that running jobs come back after a new start.
+        url: ``tls://host:port``, for executors on other machines; with `BridgeConfig.tls`.
+        config: see `BridgeConfig`.
+
+    Yields:
+        The bridge.
+
+    Raises:
+        ConfigurationError: the directory is open to others, somebody listens there already, or the URL or the certificates cannot be used.
+
+    Cancellation:
+        connections are closed at once.
+    """
+    settings = config or BridgeConfig()
+    folder = Path(directory).absolute()
+    _take_folder(folder)
+    if (url is None) != (settings.tls is None):
+        raise ConfigurationError(
+            "a bridge for other machines takes both: url='tls://host:port', and certificates in BridgeConfig(tls=…)"
+        )
+    if url is not None and urlsplit(url).scheme != "tls":
+        raise ConfigurationError(f"a bridge for other machines listens at tls://host:port, not {url!r}")
+    token = _token(folder / "bridge.token", settings)
+    home = _Home()
+    ref: Ref[Any] = system.spawn(lambda: home, name=None, supervise="escalate")
+    bridge = Bridge(home, folder, token)
+    common = ServerConfig(
+        authenticate=bridge.authenticate, drain=settings.drain, max_connections=settings.max_connections
+    )
+    try:
+        async with AsyncExitStack() as stack:
+            at = quote(str(folder / "bridge.socket"))
+            unix = attrs.evolve(common, carrier=UnixConfig(allowed_uids=settings.allowed_uids))
+            await stack.enter_async_context(serve(system, f"rsocket+unix://{at}", bridge.answer, config=unix))
+            bridge.address = f"unix://{at}"
+            if url is not None:
+                tls = attrs.evolve(common, carrier=settings.tls)
+                listener = await stack.enter_async_context(serve(system, f"rsocket+{url}", bridge.answer, config=tls))
+                bridge.address += f",{_advertised(listener.url, settings)}"
+            yield bridge
+    finally:
+        ref.stop()
+    await ref.terminated()
+
+
+def _take_folder(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ConfigurationError(
+            f"{folder} holds a token and must be this user's alone: it belongs to user {found.st_uid}, mode "
+            f"{found.st_mode & 0o777:o} (chmod 700, or choose another one)"
+        )
+
+
+def _token(path: Path, settings: BridgeConfig) -> Token:
+    trust = ""
+    if settings.tls is not None and settings.tls.certificate is not None:
+        trust = "".join(_CERTIFICATES.findall(Path(settings.tls.certificate).read_text()))
+    token = Token.make(trust=trust)
+    if path.exists():
+        token = attrs.evolve(token, secret=Token.read(path).secret)
+    token.write(path)
+    return token
+
+
+def _advertised(url: str, settings: BridgeConfig) -> str:
+    parts = urlsplit(url.removeprefix("rsocket+"))
+    host = settings.advertise or parts.hostname or ""
+    if host in ("0.0.0.0", "::", ""):  # noqa: S104 - not bound to, but recognised
+        host = socket.getfqdn()
+    return f"tls://[{host}]:{parts.port}" if ":" in host else f"tls://{host}:{parts.port}"

@@ -1,0 +1,347 @@
+"""The end of the bridge in Spark's processes, driver and executors: connections that are kept, and calls that block.
+
+A process has one connection for each bridge, made when it is first needed and made again when it was lost; a forked child makes its own.
+What may be done twice without harm (all but `RemoteMailbox.append` and staging) is tried again for `PATIENCE` seconds when the
+connection is lost, so that the actors' side may start again under a running query.
+
+Imports trio, by way of the framework, and never runs it.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import attrs
+import pyarrow as pa
+
+from levada.actors.rsocket import COMPOSITE, ClientConfig, CoreConfig, RequestFailed, SetupRejected
+from levada.actors.rsocket.blocking import BlockingPeer, PendingAnswer, connect
+from levada.framework import Asks, Codec
+from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost
+from levada.transports.carriers import TlsConfig
+from levada.transports.rsocket import Payload
+from levada.transports.rsocket.extensions import BearerAuthentication, CompositeMetadata
+
+from .protocol import (
+    WINDOW,
+    AppendedRows,
+    AppendHead,
+    BlockHead,
+    BridgeError,
+    BridgeRefused,
+    Describe,
+    Description,
+    Measure,
+    ReadRows,
+    StageHead,
+    Token,
+    WaitForRows,
+    host_id,
+    raised,
+    rows_payload,
+)
+from .schema import fit
+
+__all__ = ["RemoteMailbox", "call", "connection"]
+
+R = TypeVar("R")
+
+CONNECT_TIMEOUT = 10.0
+"""Seconds for a connection."""
+TIMEOUT = 60.0
+"""Seconds for an answer, unless told otherwise."""
+PATIENCE = 30.0
+"""Seconds for which what may be done twice is tried again after the connection was lost."""
+BLOCK_ROWS, BLOCK_OCTETS = 16_384, 4 << 20
+"""Size of a block that is sent, at most, unless a single row is larger."""
+
+_codec = Codec()
+_lock = threading.Lock()
+_connections: dict[tuple[str, str | None], BlockingPeer] = {}
+
+
+def connection(address: str, token_file: str | None = None) -> BlockingPeer:
+    """Return this process's connection to a bridge; make it if there is none, or none any more.
+
+    Args:
+        address: ``unix:///path`` and ``tls://host:port``, one or several joined by commas: what `Bridge.address` says. A Unix socket is the way on
+            the bridge's own machine only.
+        token_file: path, or the name of a file that was shipped with the job (``spark-submit --files``). None: ``bridge.token`` beside the Unix
+            socket.
+
+    Raises:
+        BridgeRefused: the bridge does not let this process in.
+        ConnectionLost: nobody answers at any of the addresses.
+        ConfigurationError: an address or a token file that cannot be used.
+    """
+    key = (address, token_file)
+    with _lock:
+        peer = _connections.get(key)
+        if peer is None or peer.closed:
+            peer = _connections[key] = _connect(address, token_file)
+        return peer
+
+
+def _forget() -> None:
+    """In a forked child: what is there belongs to the parent."""
+    global _lock
+    _lock = threading.Lock()
+    for peer in _connections.values():
+        peer.close()
+    _connections.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _connect(address: str, token_file: str | None) -> BlockingPeer:
+    urls = [part.strip() for part in address.split(",") if part.strip()]
+    if not urls:
+        raise ConfigurationError("option address is empty: give what Bridge.address says")
+    path = _token_path(urls, token_file)
+    token = Token.read(path)
+    ways = [url for url in urls if urlsplit(url).scheme != "unix" or token.host == host_id()]
+    if not ways:
+        raise ConnectionLost(
+            f"the bridge at {address} is on another machine: give it a tls:// URL (serve_bridge(url=…)) and this job its address"
+        )
+    failures: list[str] = []
+    for url in ways:
+        try:
+            return _open(url, token)
+        except SetupRejected as error:
+            raise BridgeRefused(f"the bridge at {url} refuses this process: {error} ({path})") from error
+        except ConnectionLost as error:
+            failures.append(str(error))
+    raise ConnectionLost(f"no bridge answers: {'; '.join(failures)}")
+
+
+def _open(url: str, token: Token) -> BlockingPeer:
+    setup = Payload(b"", CompositeMetadata.of(BearerAuthentication(token.secret)).encode())
+    config = ClientConfig(core=CoreConfig(metadata_mime_type=COMPOSITE, setup_payload=setup), window=WINDOW)
+    parts = urlsplit(url)
+    if parts.scheme == "tls":
+        config = attrs.evolve(config, carrier=TlsConfig(context=_trusting(token)))
+    elif parts.scheme == "unix":
+        url = f"unix://{parts.path}"
+    else:
+        raise ConfigurationError(f"an address is unix:///path or tls://host:port, not {url!r}")
+    peer = connect(f"rsocket+{url}", config=config, timeout=CONNECT_TIMEOUT)
+    try:
+        # SETUP is not answered: the first answer tells whether this process was let in.
+        peer.request_response(b"", route="hello", timeout=CONNECT_TIMEOUT)
+    except BaseException:
+        peer.close()
+        raise
+    return peer
+
+
+def _token_path(urls: list[str], token_file: str | None) -> str:
+    if token_file is None:
+        for url in urls:
+            if urlsplit(url).scheme == "unix":
+                return str(Path(unquote(urlsplit(url).path)).with_name("bridge.token"))
+        raise ConfigurationError(
+            "option tokenFile is missing: an address without a Unix socket does not tell where the token is"
+        )
+    if not Path(token_file).exists() and not os.path.isabs(token_file):
+        from pyspark import SparkFiles
+
+        return str(SparkFiles.get(token_file))
+    return token_file
+
+
+def _trusting(token: Token) -> ssl.SSLContext:
+    context = ssl.create_default_context(cadata=token.trust or None)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+# ---------------------------------------------------------------- calls
+
+
+def call(
+    address: str,
+    token_file: str | None,
+    use: Callable[[BlockingPeer], R],
+    *,
+    again: bool = False,
+    patience: float = PATIENCE,
+) -> R:
+    """Do something with the connection; errors of the actors' side are raised as what they were there.
+
+    Args:
+        address: see `connection`.
+        token_file: see `connection`.
+        use: what to do.
+        again: it may be done twice, so do it again if the connection is lost, or not to be had, meanwhile.
+        patience: seconds for that.
+
+    Raises:
+        LevadaError: what `use` raises, and what `connection` does.
+    """
+    until, pause = time.monotonic() + patience, 0.05
+    while True:
+        try:
+            return use(connection(address, token_file))
+        except RequestFailed as error:
+            raise raised(error) from error
+        except (ConnectionLost, ConnectionClosed):
+            if not again or time.monotonic() + pause > until:
+                raise
+        time.sleep(pause)
+        pause = min(2 * pause, 1.0)
+
+
+@attrs.frozen
+class RemoteMailbox:
+    """A mailbox as Spark's processes see it. Plain data, may be pickled: the connection is looked up at each call."""
+
+    address: str
+    name: str
+    token_file: str | None = None
+
+    # ------------------------------------------------------------ questions
+
+    def ask(self, question: Asks[R], *, timeout: float | None = TIMEOUT, patience: float = PATIENCE) -> R:
+        """Ask one of the questions of `levada.actors.spark.protocol`; all may be asked twice.
+
+        Raises:
+            RequestTimeout: no answer in `timeout` seconds.
+            LevadaError: what the actors' side raises, and what `connection` does.
+        """
+        return self._call(
+            lambda peer: peer.request_response(question, route=f"mailbox/{self.name}", timeout=timeout),
+            patience=patience,
+        )
+
+    def describe(self) -> Description:
+        """Ask what there is."""
+        return self.ask(Describe())
+
+    def wait_for_rows(self, after: dict[int, int], rows: int, seconds: float) -> Description:
+        """Ask what there is, once there are so many rows behind these offsets, or `seconds` later."""
+        return self.ask(WaitForRows(after, rows, seconds), timeout=seconds + TIMEOUT)
+
+    def measure(self, partition: int, start: int, end: int, max_bytes: int) -> int:
+        """Ask how far so many octets of rows reach."""
+        return self.ask(Measure(partition, start, end, max_bytes))
+
+    def _call(self, use: Callable[[BlockingPeer], R], *, again: bool = True, patience: float = PATIENCE) -> R:
+        return call(self.address, self.token_file, use, again=again, patience=patience)
+
+    # ------------------------------------------------------------ reading
+
+    def read(self, partition: int, start: int, end: int, *, epoch: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield rows, with at most `WINDOW` blocks on their way; goes on where it was when the connection is lost.
+
+        Args:
+            partition: its number.
+            start: offset of the first row.
+            end: offset behind the last one.
+            epoch: of the journal that the offsets belong to.
+            schema: the columns wanted; older rows get defaults for those they do not have.
+
+        Raises:
+            OffsetGone, EpochChanged, JournalError: the rows are not there.
+            SchemaMismatch: the columns do not fit.
+        """
+        until = 0.0
+        while start < end:
+            try:
+                for head, batch in self._blocks(ReadRows(partition, start, end, epoch)):
+                    if head.first != start:
+                        raise BridgeError(f"rows from {head.first} on came, where those from {start} on were due")
+                    start, until = start + head.rows, 0.0
+                    yield fit(batch, schema)
+                if start < end:
+                    raise BridgeError(f"rows ended at {start}, wanted up to {end}")
+            except RequestFailed as error:
+                raise raised(error) from error
+            except (ConnectionLost, ConnectionClosed):
+                until = until or time.monotonic() + PATIENCE
+                if time.monotonic() > until:
+                    raise
+
+    def _blocks(self, question: ReadRows) -> Iterator[tuple[BlockHead, pa.RecordBatch]]:
+        route = f"mailbox/{self.name}/read"
+        with self._call(
+            lambda peer: peer.request_stream(_codec.encode(question), route=route, window=WINDOW, timeout=TIMEOUT)
+        ) as stream:
+            schema: pa.Schema | None = None
+            for item in stream:
+                head = BlockHead.decode(item.metadata or b"")
+                if head.schema:
+                    schema = pa.ipc.read_schema(pa.py_buffer(head.schema))
+                if schema is None:
+                    raise BridgeError("the first block of a stream came without its columns")
+                yield head, pa.ipc.read_record_batch(pa.py_buffer(item.data), schema).slice(head.skip, head.rows)
+
+    # ------------------------------------------------------------ writing
+
+    def stage(self, head: StageHead, batches: Iterable[pa.RecordBatch], *, timeout: float = TIMEOUT) -> int:
+        """Put rows aside, with at most `WINDOW` blocks on their way; return how many.
+
+        Raises:
+            JournalFull, SchemaMismatch, JournalError: see `StageRows`.
+            ConnectionLost: at any time; what was staged is of no use then.
+            RequestTimeout: a block was not taken in `timeout` seconds.
+        """
+        route = f"mailbox/{self.name}/stage"
+        waiting: deque[tuple[PendingAnswer, int]] = deque()
+        rows = 0
+        try:
+            peer = self._call(lambda peer: peer)
+            for block in _blocks_of(batches):
+                if len(waiting) >= WINDOW:
+                    _staged(waiting, timeout)
+                rows += block.num_rows
+                waiting.append((peer.start_request(rows_payload(route, head, block), timeout=timeout), rows))
+            while waiting:
+                _staged(waiting, timeout)
+        except RequestFailed as error:
+            raise raised(error) from error
+        finally:
+            for pending, _ in waiting:
+                pending.cancel()
+        return rows
+
+    def append(
+        self,
+        batch: pa.RecordBatch,
+        *,
+        partition: int | None = None,
+        key: str | None = None,
+        timeout: float | None = TIMEOUT,
+    ) -> AppendedRows:
+        """Append rows at once, as `Mailbox.append`; not tried again, as nobody can tell whether a lost one was written."""
+        payload = rows_payload(f"mailbox/{self.name}/append", AppendHead(partition, key), batch)
+        answer = self._call(lambda peer: peer.request_response(payload, timeout=timeout), again=False)
+        done: AppendedRows = _codec.decode(answer.data, AppendedRows)
+        return done
+
+
+def _staged(waiting: deque[tuple[PendingAnswer, int]], timeout: float) -> None:
+    pending, rows = waiting[0]
+    answer: int = _codec.decode(pending.result(timeout).data, int)
+    waiting.popleft()
+    if answer != rows:
+        # Another task with the same name, or blocks that overtook one another: never seen, and not to be delivered.
+        raise BridgeError(f"{answer} rows are staged where {rows} should be")
+
+
+def _blocks_of(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        size = max(1, min(BLOCK_ROWS, BLOCK_OCTETS * batch.num_rows // max(1, batch.nbytes)))
+        for at in range(0, batch.num_rows, size):
+            yield batch.slice(at, size)
