@@ -140,7 +140,7 @@ async def test_a_receiver_whose_output_nobody_reads_ends_and_acks_nothing_more(t
         assert receiver.process.stdout is not None
         await receiver.process.stdout.aclose()
         code, _, err = await levada(
-            "ship", str(log), "--to", receiver.url, "--once", "--timeout", "2", "--drain", "0.1"
+            "ship", str(log), "--to", receiver.url, "--once", "--timeout", "1", "--drain", "0.1"
         )
         assert code == 1
         assert "2 lines are not acknowledged" in err

@@ -147,7 +147,7 @@ async def test_killed_again_and_again_while_the_log_is_rotated_loses_nothing(
     write(500)
     async with small_reader(ANY) as reader:
         arguments = (str(log), "--to", reader.url, "--registry", str(tmp_path / "registry"), "--window", "64")
-        for round in range(4):
+        for round in range(3):
             async with shipper(*arguments) as process:
                 while len(reader.events) < 300 * (round + 1):
                     write(20)

@@ -490,7 +490,7 @@ async def test_senders_wait_while_too_much_waits_for_the_disk(
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Append(5),  # type: ignore[arg-type]
+        lambda: Append(5),
         lambda: Append([], partition="0"),  # type: ignore[arg-type]
         lambda: CommitGroup("g", 5),  # type: ignore[arg-type]
         lambda: Deliver(b"q", 1),  # type: ignore[arg-type]

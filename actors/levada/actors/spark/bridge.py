@@ -229,13 +229,13 @@ class Bridge:
         if partitions is not None:
             settings = attrs.evolve(settings, partitions=partitions)
         folder = self.directory / "mailboxes" / name
-        known = columns_of(columns) if isinstance(columns, type) else None
+        known: Columns[Any] | None = columns_of(columns) if isinstance(columns, type) else None
         schema = known.schema if known is not None else cast("pa.Schema | None", columns)
         # What is wrong with it is the caller's to know, here and now, and not a failure of an actor later.
         opened = await trio.to_thread.run_sync(partial(Store.open, folder, schema, settings))
         opened.close()
         if known is None and opened.schema.equals(columns_of(Envelope).schema):
-            known = cast("Columns[M]", columns_of(Envelope))
+            known = columns_of(Envelope)
         ref = self._home.spawn(
             partial(Journal, folder, columns, config=settings),
             name=name,
@@ -556,8 +556,7 @@ async def serve_bridge(
         connections are closed at once.
     """
     settings = config or BridgeConfig()
-    folder = Path(directory).absolute()
-    _take_folder(folder)
+    folder = _take_folder(directory)
     if (url is None) != (settings.tls is None):
         raise ConfigurationError(
             "a bridge for other machines takes both: url='tls://host:port', and certificates in BridgeConfig(tls=…)"
@@ -587,7 +586,8 @@ async def serve_bridge(
     await ref.terminated()
 
 
-def _take_folder(folder: Path) -> None:
+def _take_folder(directory: str | os.PathLike[str]) -> Path:
+    folder = Path(directory).absolute()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.stat()
     if found.st_uid != os.getuid() or found.st_mode & 0o077:
@@ -595,6 +595,7 @@ def _take_folder(folder: Path) -> None:
             f"{folder} holds a token and must be this user's alone: it belongs to user {found.st_uid}, mode "
             f"{found.st_mode & 0o777:o} (chmod 700, or choose another one)"
         )
+    return folder
 
 
 def _token(path: Path, settings: BridgeConfig) -> Token:
@@ -611,6 +612,6 @@ def _token(path: Path, settings: BridgeConfig) -> Token:
 def _advertised(url: str, settings: BridgeConfig) -> str:
     parts = urlsplit(url.removeprefix("rsocket+"))
     host = settings.advertise or parts.hostname or ""
-    if host in ("0.0.0.0", "::", ""):  # noqa: S104 - not bound to, but recognised
+    if host in ("0.0.0.0", "::", ""):
         host = socket.getfqdn()
     return f"tls://[{host}]:{parts.port}" if ":" in host else f"tls://{host}:{parts.port}"

@@ -158,7 +158,9 @@ def raised(error: RequestFailed) -> LevadaError:
         return error
     try:
         kind, fields = _codec.decode(error.data, list[Any])
-        values = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
+        }
         return _CLASSES[kind](**values)
     except (framework_errors.DecodeError, KeyError, TypeError, ValueError, AttributeError):
         return BridgeError(f"an error that this version cannot read: {error.data[:200]!r}")
@@ -336,7 +338,8 @@ class BlockHead:
         """Read it; `BridgeError` if it is cut off."""
         if len(octets) < _BLOCK_HEAD.size:
             raise BridgeError(f"the head of a block has {_BLOCK_HEAD.size} octets or more, got {len(octets)}")
-        return cls(*_BLOCK_HEAD.unpack_from(octets), octets[_BLOCK_HEAD.size :])
+        first, rows, skip = _BLOCK_HEAD.unpack_from(octets)
+        return cls(first, rows, skip, octets[_BLOCK_HEAD.size :])
 
 
 # ---------------------------------------------------------------- the token

@@ -171,7 +171,7 @@ class Segment:
         try:
             _write_all(descriptor, [octets], 0)
             if durable:
-                os.fdatasync(descriptor)
+                _sync(descriptor)
             beside.rename(path)
             if durable:
                 sync_folder(folder)
@@ -374,7 +374,7 @@ class Segment:
     def sync(self) -> None:
         """Bring everything written to the disk."""
         if self.synced < self.size:
-            os.fdatasync(self._descriptor)
+            _sync(self._descriptor)
             self.synced = self.size
 
     def publish(self) -> None:
@@ -385,7 +385,7 @@ class Segment:
         """Forget the blocks from position `size`, offset `end`, on; it is so on the disk when this returns."""
         self.open_for_writing()
         os.ftruncate(self._descriptor, size)
-        os.fdatasync(self._descriptor)
+        _sync(self._descriptor)
         self.size = self.synced = size
         self.visible = min(self.visible, size)
         self.end = end
@@ -516,6 +516,14 @@ def _write_all(descriptor: int, parts: Sequence[bytes | pa.Buffer], at: int) -> 
         del views[:done]
         if written:
             views[0] = views[0][written:]
+
+
+def _sync(descriptor: int) -> None:
+    """Bring the content of a file, and its length, to the disk."""
+    if hasattr(os, "fdatasync"):
+        os.fdatasync(descriptor)
+    else:  # macOS
+        os.fsync(descriptor)
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,0 +1,126 @@
+"""A bridge in a thread of its own, for tests that block; and one Spark session for all of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pytest
+import trio
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from levada.actors.spark.bridge import Bridge, BridgeConfig
+    from levada.framework import ActorSystem
+
+T = TypeVar("T")
+
+
+class Actors:
+    """The actors' side: a system and a bridge, in trio in another thread."""
+
+    def __init__(self, directory: Path, **settings: Any) -> None:
+        self.directory = directory
+        self.settings = settings
+        self.system: ActorSystem
+        self.bridge: Bridge
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._failure: BaseException | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Begin, again after `stop`."""
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        assert self._ready.wait(20)
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            trio.run(self._serve)
+        except BaseException as error:
+            self._failure = error
+            self._ready.set()
+
+    async def _serve(self) -> None:
+        from levada.actors.spark.bridge import serve_bridge
+        from levada.framework import ActorSystem
+
+        self._token = trio.lowlevel.current_trio_token()
+        self._stop = trio.Event()
+        async with (
+            ActorSystem("bridge", seed=0) as self.system,
+            serve_bridge(self.system, self.directory, **self.settings) as self.bridge,
+        ):
+            self._ready.set()
+            await self._stop.wait()
+
+    def stop(self) -> None:
+        """End in order."""
+        if self._thread.is_alive():
+            self.do(self._stop.set)
+            self._thread.join(20)
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def do(self, function: Callable[..., T], *args: Any) -> T:
+        """Call a function, and await what it gives, on the actors' side."""
+
+        async def run() -> Any:
+            result: Any = function(*args)
+            return await result if isinstance(result, Awaitable) else result
+
+        return trio.from_thread.run(run, trio_token=self._token)
+
+    def mailbox(self, name: str, columns: Any = None, **settings: Any) -> Any:
+        """`Bridge.mailbox`."""
+
+        async def make() -> Any:
+            return await self.bridge.mailbox(name, columns, **settings)
+
+        return self.do(make)
+
+    def ask(self, mailbox: Any, question: Any) -> Any:
+        """Ask the journal."""
+
+        async def ask() -> Any:
+            return await mailbox.ref.ask(question, timeout=20)
+
+        return self.do(ask)
+
+
+@pytest.fixture
+def make_actors(tmp_path: Path) -> Iterator[Callable[..., Actors]]:
+    """Make the actors' side, in a directory of its own by name."""
+    made: list[Actors] = []
+
+    def make(name: str = "bridge", **settings: Any) -> Actors:
+        made.append(Actors(tmp_path / name, **settings))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+
+
+@pytest.fixture
+def actors(make_actors: Callable[..., Actors]) -> Actors:
+    """The actors' side."""
+    return make_actors()
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One session for all tests: starting one takes six seconds."""
+    pytest.importorskip("pyspark")
+    from levada.actors.spark.session import session
+
+    spark = session(master="local[2,2]")
+    yield spark
+    spark.stop()
