@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pytest
 import trio
@@ -13,7 +13,7 @@ import trio
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from levada.actors.spark.bridge import Bridge, BridgeConfig
+    from levada.actors.spark.bridge import Bridge
     from levada.framework import ActorSystem
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ class Actors:
     def _run(self) -> None:
         try:
             trio.run(self._serve)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised in the thread of the test
             self._failure = error
             self._ready.set()
 
@@ -76,7 +76,7 @@ class Actors:
             result: Any = function(*args)
             return await result if isinstance(result, Awaitable) else result
 
-        return trio.from_thread.run(run, trio_token=self._token)
+        return cast("T", trio.from_thread.run(run, trio_token=self._token))
 
     def mailbox(self, name: str, columns: Any = None, **settings: Any) -> Any:
         """`Bridge.mailbox`."""

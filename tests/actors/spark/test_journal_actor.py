@@ -313,14 +313,11 @@ async def test_a_batch_is_delivered_once_from_the_attempts_that_won(system: Acto
     assert await journal.ask(Deliver("q", 9)) == Delivered(False, {})
 
 
-async def test_two_actors_cannot_keep_the_same_journal(tmp_path: Path) -> None:
-    async with ActorSystem("test", shutdown=5.0) as system:
-        spawn(system, tmp_path).tell(GetExtent())
-        first = system.spawn(partial(Journal, tmp_path, Line), name="second")
-        await system.spawn(partial(Journal, tmp_path / "other", Line), name="third").ask(GetExtent())
-        reason = await first.terminated()
-        assert isinstance(reason, Failed)
-        assert isinstance(reason.error, JournalLocked)
+async def test_two_actors_cannot_keep_the_same_journal(system: ActorSystem, tmp_path: Path) -> None:
+    await spawn(system, tmp_path).ask(GetExtent())
+    reason = await system.spawn(partial(Journal, tmp_path, Line), name="second").terminated()
+    assert isinstance(reason, Failed)
+    assert isinstance(reason.error, JournalLocked)
 
 
 async def test_what_was_asked_for_is_written_when_it_stops(tmp_path: Path) -> None:

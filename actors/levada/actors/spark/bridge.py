@@ -48,6 +48,7 @@ from levada.transports.carriers import TlsConfig, UnixConfig
 from levada.transports.rsocket import Payload
 from levada.transports.rsocket.extensions import Authentication, BearerAuthentication
 
+from .asks import AskRows
 from .columns import Columns, Envelope, columns_of
 from .errors import JournalError
 from .journal import (
@@ -65,6 +66,7 @@ from .journal import (
     StageRows,
 )
 from .protocol import (
+    REQUEST_ID,
     ActorFailed,
     AppendedRows,
     BlockHead,
@@ -144,13 +146,6 @@ class Delivery(Asks[None]):
     """The row, as an instance of the mailbox's class."""
     key: RowKey
     """Rows may come again after a crash; whoever minds keeps the last key of each partition."""
-
-
-@attrs.frozen
-class AskRows(Asks[pa.RecordBatch]):
-    """Rows of a Spark task, to be answered by a record batch of as many rows."""
-
-    rows: pa.RecordBatch
 
 
 @attrs.frozen(eq=False)
@@ -379,7 +374,8 @@ class Bridge:
                 [asked] = stream
         except (pa.ArrowException, OSError, ValueError) as error:
             raise RequestInvalid(f"these octets are no Arrow stream of one batch: {error}") from error
-        answer = await self._ask(name, AskRows(asked))
+        tried = (entry.metadata for entry in request.entries.entries if entry.mime_type == REQUEST_ID)
+        answer = await self._ask(name, AskRows(asked, next(tried, b"").decode("ascii", "replace")))
         if not isinstance(answer, pa.RecordBatch) or answer.num_rows != asked.num_rows:
             got = f"{answer.num_rows} rows" if isinstance(answer, pa.RecordBatch) else type(answer).__name__
             raise ActorFailed(f"{name} answered {asked.num_rows} rows by {got}", self._exposed[name].path)

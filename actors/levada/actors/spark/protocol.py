@@ -43,6 +43,7 @@ from . import errors as journal_errors
 
 __all__ = [
     "PROBLEM",
+    "REQUEST_ID",
     "WINDOW",
     "ActorFailed",
     "AppendHead",
@@ -78,6 +79,8 @@ WINDOW = 8
 """Blocks that a reader, or a writer, may be ahead of the other side."""
 HEAD = "application/vnd.levada.bridge+msgpack"
 """MIME type of the part of the metadata that says what the rows in the data are for."""
+REQUEST_ID = "application/vnd.levada.request-id"
+"""MIME type of the part of the metadata that tells a question from others, and is the same each time it is tried."""
 
 _codec = Codec()
 

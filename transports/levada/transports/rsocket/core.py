@@ -312,7 +312,15 @@ class RSocketCore(RSocketConnection):
                 raise InvalidFrame("a request without its initial n")
             n = U32.unpack_from(data, at)[0] & MAX_U31
             at += U32.size
-        payload = payload_at(data, at, end, word) if word & METADATA else Payload(data[at:end])
+        if word & METADATA:
+            # As `payload_at`, whose call costs 0.3 us.
+            start = at + 3
+            at = start + int.from_bytes(data[at:start])
+            if start > end or at > end:
+                raise InvalidFrame("metadata longer than its frame", rule="RS-15")
+            payload = Payload(data[at:end], data[start:at])
+        else:
+            payload = Payload(data[at:end])
         if stream_id & 1 == self._parity or stream_id in self._streams:
             return  # RS-22; RS-88, RS-121
         if self._state is _OPENING:

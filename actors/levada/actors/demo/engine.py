@@ -1,0 +1,97 @@
+"""Spark for the length of a block: started in a thread, and at the end nothing of it is left, whenever that end comes.
+
+Java is a child of this process, Spark's Python workers are children of Java, in a process group of their own, so that a Ctrl-C in the
+terminal does not reach them. Java ends when this process does, but later: it is waited for here. Where there is no ``/proc`` it
+is left to end by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import trio
+from pyspark import SparkContext
+
+from levada.actors.spark import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["descendants", "spark_session"]
+
+STOPPING = 10.0
+"""Seconds that Spark has to stop in order, and its processes to end, before they are killed."""
+
+
+@asynccontextmanager
+async def spark_session(conf: Mapping[str, object]) -> AsyncIterator[SparkSession]:
+    """Start Spark in this machine's processes; at the end stop it, unless it ran before.
+
+    Raises:
+        ConfigurationError: there is no Java.
+
+    Cancellation:
+        Spark is gone, also if it was still starting. That takes a second or two.
+    """
+    if SparkContext._active_spark_context is not None:
+        yield await trio.to_thread.run_sync(partial(session, **conf))
+        return
+    before = set(descendants(os.getpid()))
+    started: SparkSession | None = None
+    try:
+        started = await trio.to_thread.run_sync(partial(session, **conf), abandon_on_cancel=True)
+        yield started
+    finally:
+        with trio.CancelScope(shield=True):
+            if started is not None:
+                with trio.move_on_after(STOPPING):
+                    await trio.to_thread.run_sync(_stop, started, abandon_on_cancel=True)
+            await trio.to_thread.run_sync(_end, before)
+
+
+def descendants(process: int) -> list[int]:
+    """List the processes that a process started, and those that they started; empty where there is no ``/proc``."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # The program's name is in parentheses and may have anything in it.
+            state, parent = entry.read_text(errors="replace").rpartition(")")[2].split()[:2]
+        except (OSError, ValueError):
+            continue  # it has just ended
+        if state != "Z":
+            children.setdefault(int(parent), []).append(int(entry.parent.name))
+    found = [process]
+    for one in found:
+        found += children.get(one, [])
+    return found[1:]
+
+
+def _stop(spark: SparkSession) -> None:
+    context: Any = spark.sparkContext
+    with contextlib.suppress(Exception):  # whatever it is, the processes are ended next
+        context.setLogLevel("OFF")
+        spark.stop()
+        context._gateway.shutdown()
+
+
+def _end(before: set[int]) -> None:
+    """End what was started since: Java first, whose end is the end of its workers."""
+    deadline = time.monotonic() + STOPPING
+    number = signal.SIGTERM
+    while left := [process for process in descendants(os.getpid()) if process not in before]:
+        for process in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, number)
+        time.sleep(0.05)
+        if time.monotonic() > deadline:
+            number = signal.SIGKILL
+    # A session after this one starts a Java of its own.
+    SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None

@@ -1,0 +1,144 @@
+"""The way in: files are followed and shipped over Lumberjack, and what arrives is appended to the mailbox ``logs``.
+
+::
+
+    file ──tail──> pace ──> writer ══Lumberjack, TLS══> reader ──Unit──> Ingest (an actor for each connection) ──Append──> logs
+
+Nothing is acknowledged to the shipper before it is on the disk, so nothing is lost if any part of this is killed; it may come twice then.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import attrs
+import trio
+
+from levada.actors.lumberjack import HostConfig, Tail, TailConfig, Unit, Writer, connect, tail
+from levada.actors.spark.bridge import Mailbox
+from levada.framework import Actor, ActorSystem, handles
+from levada.framework.errors import ConfigurationError
+from levada.transports.carriers import TlsConfig
+
+from .rows import LogLine
+
+__all__ = ["LOGS", "Ingest", "Pace", "ship", "source_of", "unpack"]
+
+LOGS = ("apache-access-2015.log", "linux-auth-2017.log", "kafka-controller-2016.log")
+"""The logs that belong to the demo."""
+EVENT = r"^\["
+"""Begins an event of a log whose events may have several lines."""
+
+_SOURCES = (
+    ("access", re.compile(r"\S+ \S+ \S+ \[\d\d/[A-Z][a-z]{2}/\d{4}:")),
+    ("auth", re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ [^:]+: ")),
+    ("kafka", re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+\] [A-Z]+ ")),
+)
+
+
+def source_of(text: str) -> str:
+    """Tell by its beginning of which kind a line is: the name of a source, or ``other``."""
+    return next((name for name, beginning in _SOURCES if beginning.match(text)), "other")
+
+
+class Ingest(Actor[Unit]):
+    """Appends what one connection of the reader brings."""
+
+    logs: Mailbox[LogLine]
+
+    @handles
+    async def take(self, unit: Unit) -> None:
+        """Put the lines of a unit into the journal; the answer, when they are on the disk, is the acknowledgement."""
+        by_file: dict[tuple[str, str], list[LogLine]] = {}
+        for event in unit.events:
+            # Ours says "line", the Beats say "message" and have the rest elsewhere.
+            text = str(event.get("line", event.get("message", "")))
+            host, file, offset = (event.get(name) for name in ("host", "file", "offset"))
+            where = (host if isinstance(host, str) else unit.origin.peer, file if isinstance(file, str) else "")
+            at = int(offset) if isinstance(offset, int | str) and str(offset).isdecimal() else 0
+            by_file.setdefault(where, []).append(LogLine(source_of(text), *where, at, text))
+        for where, lines in by_file.items():
+            # By file: the lines of one are in order then.
+            await self.logs.append(lines, key=":".join(where))
+
+
+@attrs.define
+class Pace:
+    """Holds a shipper to so many lines a second."""
+
+    writer: Writer
+    rate: float
+    """Lines a second, of all files together; infinite: as fast as they are taken."""
+    shipped: int = 0
+    """Lines, or records of several, that were acknowledged."""
+    _next: float = -float("inf")
+
+    async def deliver(self, events: Sequence[dict[str, Any]]) -> None:
+        """Deliver, a tenth of a second's worth at a time.
+
+        Cancellation:
+            some may have been delivered.
+        """
+        size = int(min(max(self.rate / 10, 1), len(events)))
+        for at in range(0, len(events), size):
+            some = events[at : at + size]
+            start = max(self._next, trio.current_time())
+            self._next = start + len(some) / self.rate
+            await trio.sleep_until(start)
+            await self.writer.deliver(some)
+            self.shipped += len(some)
+
+
+@asynccontextmanager
+async def ship(
+    system: ActorSystem, url: str, ca: Path, paths: Iterable[str | Path], *, rate: float, once: bool = True
+) -> AsyncIterator[tuple[Pace, list[Tail]]]:
+    """Ship files: one writer, and a tail for each file, since logs differ in where a record begins.
+
+    Args:
+        system: where the actors live.
+        url: of the reader, ``lumberjack+tls://…``.
+        ca: whom to trust.
+        paths: of files.
+        rate: lines a second.
+        once: end with what is there now; else follow them.
+
+    Raises:
+        ConfigurationError: a file cannot be read.
+    """
+    async with AsyncExitStack() as stack:
+        hosts = HostConfig(tls=TlsConfig(ca=ca))
+        pace = Pace(await stack.enter_async_context(connect(system, url, hosts=hosts)), rate)
+        tails = []
+        for path in paths:
+            config = TailConfig(once=once, multiline=EVENT if _has_events(Path(path)) else None)
+            tails.append(await stack.enter_async_context(tail(system, [str(path)], pace.deliver, config=config)))
+        yield pace, tails
+
+
+def unpack(folder: Path, limit: int | None = None) -> list[Path]:
+    """Unpack the logs that belong to the demo.
+
+    Args:
+        folder: where to.
+        limit: lines of each; None: all.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in LOGS:
+        text = gzip.decompress((files("levada.actors.demo") / "data" / f"{name}.gz").read_bytes())
+        (folder / name).write_bytes(b"".join(text.splitlines(keepends=True)[:limit]))
+    return [folder / name for name in LOGS]
+
+
+def _has_events(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return re.match(EVENT.encode(), file.read(1)) is not None
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {error.strerror or error}") from error

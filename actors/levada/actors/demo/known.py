@@ -1,0 +1,31 @@
+"""What has to come out for the logs that belong to the demo, counted by other means; see ``data/README.md``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .live import Results
+
+__all__ = ["KNOWN", "mistakes"]
+
+KNOWN: Mapping[tuple[str, str], Mapping[str, int]] = {
+    ("access", "lines"): {"": 10_000},
+    ("access", "damaged"): {"octet 2111246: 5 quotation marks, wanted 6": 1},
+    ("access", "status"): {"200": 9125, "304": 445, "404": 213, "301": 164, "206": 45, "500": 3, "403": 2, "416": 2},
+    ("access", "day"): {"2015-05-17": 1632, "2015-05-18": 2893, "2015-05-19": 2896, "2015-05-20": 2579},
+    ("auth", "lines"): {"": 7121},
+    ("auth", "damaged"): {},
+    ("kafka", "lines"): {"": 1032},
+    ("kafka", "records"): {"": 803},
+    ("kafka", "damaged"): {},
+}
+"""By source and kind, the count of each key."""
+
+
+def mistakes(results: Results, known: Mapping[tuple[str, str], Mapping[str, int]] = KNOWN) -> list[str]:
+    """Compare results with what is known; one line for each difference."""
+    return [
+        f"{source}, {kind}: wanted {dict(wanted)}, got {got}"
+        for (source, kind), wanted in known.items()
+        if (got := results.by_key(source, kind)) != wanted
+    ]

@@ -1,0 +1,192 @@
+"""The demo's pipeline, from files to whoever asks for the results.
+
+::
+
+    files ──Lumberjack, TLS──> ingest actors ──> mailbox logs ──Spark──> mailboxes counts, rates, attacks, anomalies
+                                                                               │
+                               RSocket request-streams <── subscriber actors <─┘
+
+`pipeline` puts it together; `levada.actors.cli.demo` is the command, which shows what comes out.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import attrs
+import trio
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import DataStreamWriter
+
+from levada.actors import lumberjack, rsocket
+from levada.actors.interop.certificates import make_certificates
+from levada.actors.lumberjack import Tail
+from levada.actors.spark import GetExtent
+from levada.actors.spark.bridge import Bridge, Mailbox, serve_bridge
+from levada.actors.spark.query import AwaitAvailable, GetProgress, Query
+from levada.framework import ActorSystem, Ref, restart
+from levada.transports.carriers import TlsConfig
+
+from .engine import spark_session
+from .ingest import Ingest, Pace, ship
+from .live import MAILBOXES, Desk, Results, Subscriber
+from .queries import QUERIES, StreamQuery
+from .rows import LogLine, Result
+
+__all__ = ["Pipeline", "Settings", "pipeline"]
+
+ROUTES = rsocket.CoreConfig(metadata_mime_type=rsocket.COMPOSITE)
+SPARK = {
+    # transformWithState takes no other.
+    "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    # Only what changed goes into a checkpoint.
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": True,
+    # Most of a minute's run is code that runs for the first time: Java's quick compiler is enough.
+    "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1",
+}
+
+
+@attrs.frozen(kw_only=True)
+class Settings:
+    """What to run."""
+
+    paths: tuple[Path, ...]
+    """Files to ship."""
+    folder: Path
+    """For the journals, the checkpoints and the certificates."""
+    rate: float = math.inf
+    """Lines a second to ship."""
+    follow: bool = False
+    """Whether to follow the files, instead of shipping what is there."""
+    host: str = "127.0.0.1"
+    """Where to listen."""
+    ports: tuple[int, int] = (0, 0)
+    """Of Lumberjack and of RSocket; 0: a free one."""
+
+
+@attrs.define
+class Pipeline:
+    """A pipeline that runs."""
+
+    phase: str = "starting actors"
+    results: Results = attrs.field(factory=Results)
+    """What has come out at the end, over RSocket."""
+    batches: int = 0
+    """Micro-batches of all queries."""
+    reader_url: str = ""
+    """Where lines can be shipped to."""
+    door_url: str = ""
+    """Where results can be asked for."""
+    ca: Path = Path()
+    """Whom shippers have to trust."""
+    pace: Pace | None = None
+    tails: list[Tail] = attrs.field(factory=list)
+    queries: list[Ref[AwaitAvailable | GetProgress]] = attrs.field(factory=list)
+    mailboxes: dict[str, Mailbox[Result]] = attrs.field(factory=dict)
+
+    async def finish(self) -> None:
+        """Wait until all that was in the files when they were read has gone the whole way.
+
+        Raises:
+            ActorStopped: a query failed, more than once.
+        """
+        self.phase = "shipping"
+        for tail in self.tails:
+            await tail.finished()
+        self.phase = "running the queries"
+        async with trio.open_nursery() as nursery:
+            for query in self.queries:
+                nursery.start_soon(functools.partial(query.ask, AwaitAvailable(), timeout=None))
+        self.phase = "delivering results"
+        extents = {name: await mailbox.ref.ask(GetExtent()) for name, mailbox in self.mailboxes.items()}
+        await self.results.reach({name: sum(extent.end.values()) for name, extent in extents.items()})
+        for query in self.queries:
+            progress = await query.ask(GetProgress(), timeout=None)
+            self.batches += progress.batch + 1 if progress is not None else 0
+        self.phase = "done"
+
+
+@asynccontextmanager
+async def pipeline(settings: Settings, run: Pipeline) -> AsyncIterator[None]:
+    """Run it; entering means that the queries run. Leaving stops everything, Spark before what it talks to.
+
+    Args:
+        settings: what to run.
+        run: is filled in, from before it runs on, so that somebody else can watch.
+
+    Raises:
+        ConfigurationError: a file cannot be read, a port is taken, or there is no Java.
+
+    Cancellation:
+        nothing is left running.
+    """
+    pems = make_certificates(settings.folder / "tls")
+    tls = TlsConfig(certificate=pems.certificate, key=pems.key)
+    run.ca = pems.ca
+    lumberjack_port, rsocket_port = settings.ports
+    async with ActorSystem("demo") as system, serve_bridge(system, settings.folder / "bridge") as bridge:
+        # From Spark's end to the watcher. Each subscriber is an actor of its own.
+        desk = Desk()
+        for name, row in MAILBOXES.items():
+            run.mailboxes[name] = await bridge.mailbox(name, row)
+            bridge.subscribe(name, system.spawn(Subscriber, desk.feeds[name], name=name), group="demo")
+        door_url = f"rsocket+tcp://{settings.host}:{rsocket_port}"
+        # From the files to Spark.
+        logs = await bridge.mailbox("logs", LogLine, partitions=2)
+        ingest = functools.partial(Ingest, logs)
+        reader_url = f"lumberjack+tls://{settings.host}:{lumberjack_port}"
+        async with (
+            rsocket.serve(system, door_url, desk.answer, config=rsocket.ServerConfig(core=ROUTES)) as door,
+            rsocket.connect(system, door.url, config=rsocket.ClientConfig(core=ROUTES)) as peer,
+            lumberjack.serve(system, reader_url, ingest, carrier=tls) as reader,
+            ship(system, reader.url, pems.ca, settings.paths, rate=settings.rate, once=not settings.follow) as shipping,
+            trio.open_nursery() as nursery,
+        ):
+            run.door_url, run.reader_url = door.url, reader.url
+            run.pace, run.tails = shipping
+            for route in MAILBOXES:
+                nursery.start_soon(run.results.follow, peer, route)
+            # Lines come in already, and wait in the journal.
+            run.phase = "starting Spark"
+            async with spark_session(SPARK) as spark:
+                run.queries = _start(system, spark, bridge, settings.folder / "checkpoints")
+                yield
+                await _stop(run.queries)
+            nursery.cancel_scope.cancel()
+
+
+def _start(
+    system: ActorSystem, spark: SparkSession, bridge: Bridge, checkpoints: Path
+) -> list[Ref[AwaitAvailable | GetProgress]]:
+    """Start a supervised actor for each query."""
+    again = restart("transient", max=3, within=60.0, backoff=(1.0, 10.0))
+    return [
+        system.spawn(
+            Query, spark, functools.partial(_stream, query, bridge, checkpoints), name=query.name, supervise=again
+        )
+        for query in QUERIES
+    ]
+
+
+def _stream(query: StreamQuery, bridge: Bridge, checkpoints: Path, spark: SparkSession) -> DataStreamWriter:
+    """From one mailbox through a query into another."""
+    mailboxes = {"address": bridge.address, "tokenFile": str(bridge.token_file)}
+    lines = spark.readStream.format("mailbox").options(**mailboxes, mailbox="logs", group=query.name).load()
+    rows = query.build(lines.where(lines.source == query.source))
+    return (
+        rows.writeStream.format("mailbox")
+        .options(**mailboxes, mailbox=query.mailbox, checkpointLocation=str(checkpoints / query.name))
+        .queryName(query.name)
+        .outputMode(query.mode)
+    )
+
+
+async def _stop(queries: Iterable[Ref[AwaitAvailable | GetProgress]]) -> None:
+    for query in queries:
+        query.stop()
+    for query in queries:
+        await query.terminated()

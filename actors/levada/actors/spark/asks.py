@@ -1,0 +1,404 @@
+"""Questions from Spark's executors to actors: `ask`, `ask_many`, `ask_batches`; and `EachRow`, for actors that take one row at a time.
+
+Example:
+    >>> from levada.actors.spark.asks import RemoteActor, ask_batches
+    >>> scores = RemoteActor("scores", bridge.address)  # doctest: +SKIP
+    >>> def scored(batches):
+    ...     return ask_batches(scores, batches, window=8)
+    >>> df.mapInArrow(scored, "score double")  # doctest: +SKIP
+
+On the actors' side: ``bridge.expose("scores", ref)``, where the actor handles `AskRows`, whole batches, or is an `EachRow` in front of
+an actor that handles single messages.
+
+What to know:
+
+* **One at a time is slow**: a question and its answer cross two processes, so rows in a loop of `ask` take about 60 times as long as the same
+  rows in batches. `ask_many` keeps questions under way, `ask_batches` sends a batch as one.
+* **Spark runs functions again**: a task that failed, a stage whose results were lost, a speculative copy, a micro-batch after a restart.
+  So whatever is asked from a function of a data frame is asked at least once, and handlers must not mind, whatever is said here about retries.
+  A row that carries a key of its own lets a handler tell a repetition; for results that count once, write to a mailbox.
+* **Lost connections**: a question that was under way may have been handled. Only with ``idempotent=True`` is it asked again, until its
+  deadline; the bridge may have been started anew meanwhile. `AskRows.request` is the same for each of these tries.
+* **Deadlines**: each question has one, counted from when it is first sent. Past it the question is withdrawn, if no handler has begun with it.
+* An exception that leaves the function fails Spark's task. Those raised here are plain values and name the actor.
+
+Runs in any process that has this package, without an event loop; in a bridge's own process only from threads.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar, cast
+
+import attrs
+import pyarrow as pa
+import trio
+
+from levada.actors.rsocket import RequestFailed, RequestRejected
+from levada.actors.rsocket.blocking import BlockingPeer, PendingAnswer, RequestTimeout
+from levada.framework import Actor, Asks, Ref, handles
+from levada.framework.errors import (
+    ActorStopped,
+    AskTimeout,
+    ConfigurationError,
+    ConnectionClosed,
+    ConnectionLost,
+    LevadaError,
+)
+from levada.framework.message import reply_type
+from levada.transports.rsocket import Payload
+from levada.transports.rsocket.extensions import Entry
+
+from .columns import columns_of
+from .protocol import REQUEST_ID, ActorFailed, raised
+from .worker import connection
+
+__all__ = ["AskRows", "EachRow", "RemoteActor", "ask", "ask_batches", "ask_many"]
+
+R = TypeVar("R")
+
+logger = logging.getLogger("levada.actors.spark")
+
+TIMEOUT = 30.0
+"""Seconds for an answer, unless told otherwise."""
+MANY, BATCHES = 256, 8
+"""Questions under way, unless told otherwise: single ones, and batches."""
+MAX_OCTETS = 60 << 20
+"""Octets of a batch: a peer puts together 64 MiB at most."""
+PAUSES = 0.05, 1.0
+"""Seconds before the second try after a lost connection, and the most; doubled from one to the other."""
+HINT_AFTER = 200
+"""Questions of one process, one at a time, after which it is told that there is a faster way."""
+ROWS_A_TURN = 64
+"""Rows after which `EachRow` lets others have a turn: 0.5 ms or so."""
+
+
+@attrs.frozen
+class AskRows(Asks[pa.RecordBatch]):
+    """Rows of a Spark task, to be answered by a record batch of as many rows, in the same order."""
+
+    rows: pa.RecordBatch
+    request: str = ""
+    """The same each time this question is tried, and that of no other; empty if it is tried once only."""
+
+
+# ---------------------------------------------------------------- on executors
+
+
+@attrs.frozen
+class RemoteActor:
+    """An actor as executors see it: what it was exposed as, and where. Plain data, for the closure of a function that Spark ships."""
+
+    name: str
+    """As given to `Bridge.expose`."""
+    address: str
+    """`Bridge.address`."""
+    token_file: str | None = None
+    """Path, or the name of a file that was shipped with the job (``spark-submit --files``). None: beside the bridge's Unix socket."""
+
+
+def ask(actor: RemoteActor, value: Asks[R], *, timeout: float = TIMEOUT, idempotent: bool = False) -> R:
+    """Ask one question and wait for its answer. For more than a few: `ask_many`, `ask_batches`.
+
+    Args:
+        actor: whom.
+        value: an instance of a message class that derives from ``Asks[R]``, defined in a module that executors have.
+        timeout: seconds for all of it.
+        idempotent: whether it may be asked again when the connection is lost.
+
+    Raises:
+        ActorStopped: the actor has ended.
+        ActorFailed: it failed on this question.
+        AskTimeout: no answer in time.
+        ConnectionLost: the bridge cannot be reached; or, if not idempotent, was lost, and the question may have been handled.
+        UnknownName: the bridge has no actor of this name.
+        BridgeRefused, ConfigurationError: see `levada.actors.spark.worker.connection`.
+    """
+    if next(_asked) == HINT_AFTER:
+        logger.warning(
+            "%s questions to actors one at a time, the last one to %s: ask_many() or, from mapInArrow, ask_batches() are many times faster",
+            HINT_AFTER,
+            actor.name,
+            extra={"event": "asks_one_at_a_time"},
+        )
+    asking = _Asking(actor, _Single(actor), timeout, idempotent=idempotent)
+    asking.send(value)
+    try:
+        return cast("R", asking.take())
+    finally:
+        asking.close()
+
+
+_asked = itertools.count(1)
+
+
+def ask_many(
+    actor: RemoteActor,
+    values: Iterable[Asks[R]],
+    *,
+    window: int = MANY,
+    timeout: float = TIMEOUT,
+    idempotent: bool = False,
+) -> Iterator[R]:
+    """Yield the answers to many questions, in their order, with at most `window` under way.
+
+    Questions are taken from `values` only as fast as answers are taken here. Closed early, what is under way is withdrawn.
+
+    Args:
+        actor: whom.
+        values: see `ask`.
+        window: questions that are sent and whose answers have not been taken.
+        timeout: seconds for each, from when it is sent.
+        idempotent: see `ask`.
+
+    Raises:
+        LevadaError: as `ask`, at the answer that is missing; the ones behind it are given up.
+    """
+    return _windowed(_Asking(actor, _Single(actor), timeout, idempotent=idempotent), values, window)
+
+
+def ask_batches(
+    actor: RemoteActor,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    window: int = BATCHES,
+    timeout: float = TIMEOUT,
+    idempotent: bool = False,
+) -> Iterator[pa.RecordBatch]:
+    """Yield an answer for each record batch, in their order: a batch of as many rows. For ``mapInArrow`` and Arrow functions.
+
+    With pandas: ``pa.RecordBatch.from_pandas(frame)`` on the way there, ``batch.to_pandas()`` on the way back.
+
+    Args:
+        actor: handles `AskRows`, itself or by an `EachRow` in front of it.
+        batches: as Spark gives them.
+        window: batches that are sent and whose answers have not been taken.
+        timeout: seconds for each, from when it is sent.
+        idempotent: see `ask`.
+
+    Raises:
+        ActorFailed: also if the answer is no batch, or one of another length.
+        ConfigurationError: also if a batch is larger than `MAX_OCTETS`.
+        LevadaError: as `ask`.
+    """
+    return _windowed(_Asking(actor, _Batch(actor), timeout, idempotent=idempotent), batches, window)
+
+
+def _windowed(asking: _Asking, values: Iterable[Any], window: int) -> Iterator[Any]:
+    if window < 1:
+        raise ConfigurationError(f"window is 1 or more, not {window!r}")
+    return _answers(asking, values, window)
+
+
+def _answers(asking: _Asking, values: Iterable[Any], window: int) -> Iterator[Any]:
+    try:
+        for value in values:
+            if len(asking.waiting) >= window:
+                yield asking.take()
+            asking.send(value)
+        while asking.waiting:
+            yield asking.take()
+    finally:
+        asking.close()
+
+
+@attrs.define(eq=False)
+class _Question:
+    """One that is under way."""
+
+    value: Any
+    request: str
+    until: float
+    pending: PendingAnswer | None = None
+
+    @property
+    def left(self) -> float:
+        return max(0.0, self.until - time.monotonic())
+
+    @property
+    def lost(self) -> bool:
+        if self.pending is None:
+            return True
+        future = self.pending.future
+        return future.done() and isinstance(future.exception(), _LOST)
+
+
+_LOST = ConnectionLost, ConnectionClosed, RequestRejected
+"""After these the same question may be sent again, if it is idempotent."""
+
+
+class _Asking:
+    """Questions to one actor, answered in order."""
+
+    def __init__(self, actor: RemoteActor, kind: _Single | _Batch, timeout: float, *, idempotent: bool) -> None:
+        if not timeout > 0:
+            raise ConfigurationError(f"timeout is more than 0 seconds, not {timeout!r}")
+        self._actor = actor
+        self._kind = kind
+        self._timeout = timeout
+        self._idempotent = idempotent
+        self.waiting: deque[_Question] = deque()
+
+    def send(self, value: Any) -> None:
+        """Send a question; waits for room, and for a connection."""
+        request = uuid.uuid4().hex if self._idempotent else ""
+        question = _Question(value, request, time.monotonic() + self._timeout)
+        self._start(question)
+        self.waiting.append(question)
+
+    def take(self) -> Any:
+        """Wait for the answer to the oldest question."""
+        while True:
+            question = self.waiting[0]
+            assert question.pending is not None
+            try:
+                answer = question.pending.result(question.left)
+            except RequestTimeout:
+                raise self._late() from None
+            except _LOST as error:
+                if not self._idempotent:
+                    raise ConnectionLost(
+                        f"the bridge was lost while {self._actor.name} was asked, which may have handled the question "
+                        f"(idempotent=True lets it be asked again): {error}"
+                    ) from error
+                # All that were lost with it go together: one at a time they would take a round trip each.
+                for each in self.waiting:
+                    if each.lost:
+                        self._start(each)
+            except RequestFailed as error:
+                found = raised(error)
+                raise found from (None if found is error else error)
+            else:
+                self.waiting.popleft()
+                return self._kind.read(question.value, answer)
+
+    def close(self) -> None:
+        """Withdraw what is under way."""
+        for question in self.waiting:
+            if question.pending is not None:
+                question.pending.cancel()
+        self.waiting.clear()
+
+    def _start(self, question: _Question) -> None:
+        pause, most = PAUSES
+        question.pending = None
+        while True:
+            try:
+                peer = connection(self._actor.address, self._actor.token_file)
+                question.pending = self._kind.start(peer, question.value, question.request, question.left)
+                return
+            except RequestTimeout:
+                raise self._late() from None
+            except (ConnectionLost, ConnectionClosed):
+                if not self._idempotent or question.left < pause:
+                    raise
+            time.sleep(pause)
+            pause = min(2 * pause, most)
+
+    def _late(self) -> AskTimeout:
+        name = self._actor.name
+        return AskTimeout(f"{name} did not answer in {self._timeout:g} s", actor=name, seconds=self._timeout)
+
+
+class _Single:
+    """Questions that are messages."""
+
+    def __init__(self, actor: RemoteActor) -> None:
+        self._route = f"ask/{actor.name}"
+
+    def start(self, peer: BlockingPeer, question: Any, request: str, timeout: float) -> PendingAnswer:
+        if not isinstance(question, Asks):
+            raise TypeError(f"a question is an instance of a message class of Asks[…], got {type(question).__name__}")
+        return peer.start_request(question, route=self._route, metadata=_metadata(request), timeout=timeout)
+
+    def read(self, question: Any, answer: Any) -> Any:
+        return answer
+
+
+class _Batch:
+    """Questions that are record batches, each as a stream of one batch, which brings its columns."""
+
+    def __init__(self, actor: RemoteActor) -> None:
+        self._actor = actor
+        self._route = f"ask/{actor.name}/batch"
+
+    def start(self, peer: BlockingPeer, question: pa.RecordBatch, request: str, timeout: float) -> PendingAnswer:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, question.schema) as writer:
+            writer.write_batch(question)
+        octets = sink.getvalue()
+        if octets.size > MAX_OCTETS:
+            raise ConfigurationError(
+                f"a batch for {self._actor.name} of {octets.size} octets, at most {MAX_OCTETS} "
+                "(lower spark.sql.execution.arrow.maxRecordsPerBatch)"
+            )
+        return peer.start_request(octets.to_pybytes(), route=self._route, metadata=_metadata(request), timeout=timeout)
+
+    def read(self, question: pa.RecordBatch, answer: Payload) -> pa.RecordBatch:
+        with pa.ipc.open_stream(answer.data) as stream:
+            batch = stream.read_next_batch()
+        if batch.num_rows != question.num_rows:
+            raise ActorFailed(
+                f"{self._actor.name} answered {question.num_rows} rows by {batch.num_rows} rows", self._actor.name
+            )
+        return batch
+
+
+def _metadata(request: str) -> list[Entry] | None:
+    return [Entry(REQUEST_ID, request.encode())] if request else None
+
+
+# ---------------------------------------------------------------- beside the actor
+
+
+class EachRow(Actor[AskRows]):
+    """Makes messages of the rows of a Spark task, asks an actor one after the other, and makes a batch of the answers.
+
+    A row on which the actor fails is the failure of its batch, and of no more. Batches are worked off one at a time; spawn several of these,
+    each exposed by a name, where the actor behind them can do more (a pool).
+
+    Args:
+        target: whom to ask.
+        question: a message class of ``Asks[R]`` whose fields are the columns of the rows, by place and name; R is a message class too, whose
+            fields are the columns of the answer.
+
+    Raises:
+        ConfigurationError: `question` is no such class.
+    """
+
+    target: Ref[Any]
+    question: type[Asks[Any]]
+
+    def __attrs_post_init__(self) -> None:
+        answer = reply_type(self.question)
+        try:
+            self._rows, self._answers = columns_of(self.question), columns_of(answer)
+        except TypeError as error:
+            raise ConfigurationError(
+                f"{self.question.__qualname__} and what answers it, {answer!r}, must be message classes: {error}"
+            ) from error
+
+    @handles
+    async def take(self, m: AskRows) -> None:
+        """Ask row by row; the answer is a batch."""
+        reply, answers, row = self.reply_later(), [], 0
+        try:
+            for row, question in enumerate(self._rows.decode(m.rows)):
+                if row % ROWS_A_TURN == 0:
+                    await trio.lowlevel.checkpoint()
+                    if not reply.wanted:
+                        return
+                answers.append(await self.target.ask(question, timeout=None))
+            reply.send(self._answers.encode(answers))
+        except ActorStopped as error:
+            failure: LevadaError = error
+            if error.__cause__ is not None:
+                failure = ActorFailed(f"row {row}: {self.target.path} failed: {error.__cause__!r}", self.target.path)
+            reply.fail(failure)
+        except LevadaError as error:
+            reply.fail(error)

@@ -1,0 +1,88 @@
+"""Make a zip of this package for Spark's workers: ``spark-submit --py-files levada.zip`` or ``spark.submit.pyFiles``.
+
+A wheel on ``sys.path`` will not do: ``levada`` is a namespace without an ``__init__.py``, and Python finds such a package in a zip only if the zip
+has an entry for the folder itself, which wheels lack. The zip made here has those entries.
+
+From a shell: ``python -m levada.actors.spark.shipping levada.zip --with-dependencies``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import levada.actors
+import levada.framework
+import levada.transports
+
+__all__ = ["make_zip"]
+
+DEPENDENCIES = "attr", "attrs", "idna", "msgpack", "outcome", "sniffio", "sortedcontainers", "trio"
+"""What the package needs and is pure Python, or works without its compiled part. pyarrow is not: workers have to have it."""
+_STORED_TIME = 1980, 1, 1, 0, 0, 0  # the same files make the same octets
+
+
+def make_zip(path: str | os.PathLike[str], *, dependencies: bool = False) -> Path:
+    """Write a zip that Spark's workers can import levada from; replaces what is there in one step.
+
+    Args:
+        path: of the zip.
+        dependencies: whether `DEPENDENCIES` go into it too, for workers whose Python has pyarrow and nothing else of what is needed.
+
+    Returns:
+        The path, made absolute.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    target = Path(path).absolute()
+    beside = target.with_name(target.name + ".new")
+    folders: set[str] = set()
+    with zipfile.ZipFile(beside, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, source in sorted(_files(dependencies)):
+            for folder in list(Path(name).parents)[-2::-1]:
+                if f"{folder.as_posix()}/" not in folders:
+                    folders.add(f"{folder.as_posix()}/")
+                    archive.writestr(zipfile.ZipInfo(f"{folder.as_posix()}/", _STORED_TIME), b"")
+            entry = zipfile.ZipInfo(name, _STORED_TIME)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, source.read_bytes())
+    beside.replace(target)
+    return target
+
+
+def _files(dependencies: bool) -> Iterator[tuple[str, Path]]:
+    """Names in the zip, and files."""
+    roots = [
+        (f"levada/{module.__name__.rpartition('.')[2]}", Path(module.__path__[0]))
+        for module in (levada.framework, levada.transports, levada.actors)
+    ]
+    if dependencies:
+        roots += [(name, Path(importlib.import_module(name).__path__[0])) for name in DEPENDENCIES]
+    for name, root in roots:
+        for source in root.rglob("*"):
+            inside = source.relative_to(root)
+            if source.suffix in (".py", ".typed") and not {"_tests", "__pycache__"} & set(inside.parts):
+                yield f"{name}/{inside.as_posix()}", source
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Make a zip, from a shell."""
+    parser = argparse.ArgumentParser(
+        prog="python -m levada.actors.spark.shipping",
+        description="Write a zip that Spark's workers can import levada from.",
+    )
+    parser.add_argument("path", help="of the zip, for example levada.zip")
+    parser.add_argument("--with-dependencies", action="store_true", help=f"put {', '.join(DEPENDENCIES)} into it too")
+    asked = parser.parse_args(arguments)
+    written = make_zip(asked.path, dependencies=asked.with_dependencies)
+    sys.stdout.write(f"{written} ({written.stat().st_size} octets)\n")
+
+
+if __name__ == "__main__":
+    main()

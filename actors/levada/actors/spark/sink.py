@@ -1,0 +1,212 @@
+"""Writing to a mailbox: batches of a job, and micro-batches of a stream, each exactly once.
+
+Tasks stage their rows under (query, batch, part, attempt); readers do not see them. When all tasks are done, the driver names the attempt of
+each part that counts, and the journal appends these rows and a line of its ledger in one transaction. Asked to deliver the same batch again,
+after a crash of either side, it answers that it is done. Spark runs a micro-batch that it has no record of again under the same number, and its
+query keeps its id in the checkpoint; so each micro-batch is in the journal once.
+
+An attempt is a number drawn by lot: Spark's own come again when a driver or a stage starts again.
+"""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from collections.abc import Iterator
+
+import attrs
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from levada.framework.errors import ConfigurationError, LevadaError
+
+from .errors import SchemaMismatch
+from .protocol import BridgeError, DeliverBatch, DiscardBatch, StageHead
+from .schema import DEFAULT, differences, fit
+from .source import Options
+from .worker import RemoteMailbox
+
+__all__ = ["BatchSink", "StreamSink"]
+
+DELIVER_TIMEOUT = 600.0
+"""Seconds that a delivery may wait for room in a full journal."""
+
+
+@attrs.frozen
+class Staged(WriterCommitMessage):
+    """What one task has put aside."""
+
+    query: str
+    batch: int
+    part: int
+    attempt: int
+    rows: int
+
+
+# ---------------------------------------------------------------- columns
+
+
+def fitting(batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
+    """Bring rows to the columns of the mailbox, by name; those at its end that the rows do not have are left to the journal.
+
+    Raises:
+        SchemaMismatch: a column has nulls that may have none.
+    """
+    arrays, fields = [], []
+    for field in columns:
+        place = batch.schema.get_field_index(field.name)
+        column = batch.column(place) if place >= 0 else _default(field, batch)
+        if column.null_count and not field.nullable:
+            raise SchemaMismatch(f"{field.name}: has nulls, in the mailbox it may have none", differences=(field.name,))
+        arrays.append(column if column.type == field.type else _cast(column, field.type))
+        fields.append(field)
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields, metadata=columns.metadata))
+
+
+def check_columns(schema: StructType, columns: pa.Schema) -> None:
+    """Require that rows of `schema` can be written, by name; whether a column has nulls shows in the rows only.
+
+    Raises:
+        SchemaMismatch: says column by column what differs.
+    """
+    got = to_arrow_schema(schema, timezone="UTC")
+    given = [got.field(field.name) for field in columns if got.get_field_index(field.name) >= 0]
+    extra = [field for field in got if columns.get_field_index(field.name) < 0]
+    wanted = [
+        field
+        for field in columns
+        if got.get_field_index(field.name) >= 0 or not (field.nullable or DEFAULT in (field.metadata or {}))
+    ]
+    problems = differences(
+        pa.schema([field.with_type(_plain(field.type)).with_nullable(True) for field in wanted]),
+        pa.schema([field.with_type(_plain(field.type)).with_nullable(True) for field in given + extra]),
+    )
+    if problems:
+        raise SchemaMismatch(f"these rows do not fit the mailbox: {'; '.join(problems)}", differences=tuple(problems))
+
+
+def _default(field: pa.Field, batch: pa.RecordBatch) -> pa.Array:
+    """A column that these rows do not have."""
+    anchor = batch.schema.field(0)
+    return fit(batch.select([0]), pa.schema([anchor, field])).column(1)
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """The type without what Spark and the journal say differently: nulls within, and names of the parts of lists."""
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(field.name, _plain(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(_plain(kind.value_type))
+    if pa.types.is_map(kind):
+        return pa.map_(_plain(kind.key_type), _plain(kind.item_type))
+    return kind
+
+
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    try:
+        return column.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
+        # A struct within which nulls are allowed here and not there: only the values tell, row by row.
+        return pa.array(column.to_pylist(), kind)
+
+
+# ---------------------------------------------------------------- writing
+
+
+class _Tasks:
+    """What the tasks of both writers do."""
+
+    def __init__(self, remote: RemoteMailbox, schema: StructType) -> None:
+        self._remote = remote
+        columns = remote.describe().columns()
+        check_columns(schema, columns)
+        self._columns: bytes = columns.serialize().to_pybytes()
+
+    def stage(self, query: str, batch: int, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        """Put the rows of one task aside, in a worker."""
+        context = TaskContext.get()
+        assert context is not None
+        part, attempt = context.partitionId(), secrets.randbits(62)
+        head = StageHead(query, batch, part, attempt)
+        columns = pa.ipc.read_schema(pa.py_buffer(self._columns))
+        try:
+            rows = self._remote.stage(head, (fitting(each, columns) for each in iterator if each.num_rows))
+        except Exception:
+            self._discard(DiscardBatch(query, batch, part, attempt))
+            raise
+        return Staged(query, batch, part, attempt, rows)
+
+    def deliver(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Append what the tasks have staged, in the driver."""
+        staged = [message for message in messages if isinstance(message, Staged)]
+        if staged:
+            winners = {each.part: each.attempt for each in staged if each.rows}
+            question = DeliverBatch(staged[0].query, staged[0].batch, winners)
+            self._remote.ask(question, timeout=DELIVER_TIMEOUT)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Drop what the tasks have staged, in the driver."""
+        for message in messages:
+            if isinstance(message, Staged):
+                self._discard(DiscardBatch(message.query, message.batch))
+                return
+
+    def _discard(self, question: DiscardBatch) -> None:
+        try:
+            self._remote.ask(question, patience=0.0)
+        except LevadaError:
+            # The failure that led here is what counts. What stays behind goes with the next delivery of this batch, or in time.
+            pass
+
+
+class StreamSink(DataSourceStreamArrowWriter):
+    """Writes micro-batches; Spark makes one in the driver and one more for each commit."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._tasks = _Tasks(options.remote, schema)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        """Stage the rows of one task.
+
+        Raises:
+            BridgeError: Spark does not say which micro-batch this is.
+        """
+        context = TaskContext.get()
+        query = context and context.getLocalProperty("sql.streaming.queryId")
+        batch = context and context.getLocalProperty("streaming.sql.batchId")
+        if not query or not batch:
+            raise BridgeError("Spark does not say which micro-batch this task belongs to: is this a streaming query?")
+        return self._tasks.stage(query, int(batch), iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """Deliver the micro-batch, unless that was done before."""
+        self._tasks.deliver(messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """Drop it."""
+        self._tasks.abort(messages)
+
+
+class BatchSink(DataSourceArrowWriter):
+    """Writes what a batch job has, all at once at its end."""
+
+    def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
+        if overwrite:
+            raise ConfigurationError("a mailbox is appended to: use mode('append')")
+        self._tasks = _Tasks(options.remote, schema)
+        self._job = f"job:{options.job or uuid.uuid4()}"
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        """Stage the rows of one task."""
+        return self._tasks.stage(self._job, 0, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Deliver all."""
+        self._tasks.deliver(messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Drop all."""
+        self._tasks.abort(messages)

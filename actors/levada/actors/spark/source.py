@@ -1,0 +1,445 @@
+"""Reading a mailbox: batches, and streams of micro-batches.
+
+An offset of a stream is ``{"epoch": …, "0": …, "1": …}``: which journal, and for each partition the offset behind the last row. Rows between
+two offsets are always the same rows, so a micro-batch that is run again is the same one; with the checkpoint that makes each row count once
+in Spark's state. Offsets of another journal are refused, whatever the numbers say.
+
+What the reader holds in the driver is the bounds of one micro-batch. Rows go from the journal straight to the tasks, one for each partition, as
+the Arrow batches that they were written as; a task holds at most `levada.actors.spark.protocol.WINDOW` of them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructField, StructType
+
+from levada.framework.errors import ConfigurationError
+
+from .errors import OffsetGone, SchemaMismatch
+from .protocol import Commit, Declare, Description, EpochChanged
+from .worker import RemoteMailbox
+
+__all__ = ["BatchSource", "Options", "StreamSource", "columns_for"]
+
+logger = logging.getLogger("levada.actors.spark")
+
+_KNOWN = (
+    "address",
+    "tokenFile",
+    "mailbox",
+    "schema",
+    "group",
+    "startingOffsets",
+    "maxRowsPerBatch",
+    "maxBytesPerBatch",
+    "minRowsPerBatch",
+    "maxTriggerDelay",
+    "failOnDataLoss",
+    "jobId",
+)
+_OF_SPARK = frozenset({"path", "checkpointlocation", "querytablename", "recursivefilelookup"})
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")
+
+
+# ---------------------------------------------------------------- options
+
+
+@attrs.frozen(kw_only=True)
+class Options:
+    """The options of a source or a sink, read and checked; see `levada.actors.spark.datasource`."""
+
+    remote: RemoteMailbox
+    columns: str | None
+    """Option ``schema``."""
+    group: str | None
+    starting: str | Mapping[int, int] | None
+    max_rows: int | None
+    max_bytes: int | None
+    min_rows: int | None
+    max_delay: float
+    """Seconds."""
+    fail_on_data_loss: bool
+    job: str | None
+
+    @classmethod
+    def read(cls, options: Mapping[str, str]) -> Options:
+        """Read what Spark passes.
+
+        Raises:
+            ConfigurationError: one is missing, unknown or cannot be read; says which.
+        """
+        given = {name.lower(): value for name, value in options.items()}
+        unknown = set(given) - {name.lower() for name in _KNOWN} - _OF_SPARK
+        if unknown:
+            raise ConfigurationError(
+                f"no option of format mailbox: {', '.join(sorted(unknown))}; there are: {', '.join(_KNOWN)}"
+            )
+        for name in ("address", "mailbox"):
+            if not given.get(name):
+                raise ConfigurationError(f"format mailbox needs option {name}")
+        made = cls(
+            remote=RemoteMailbox(given["address"], given["mailbox"], given.get("tokenfile")),
+            columns=given.get("schema"),
+            group=given.get("group"),
+            starting=_starting(given.get("startingoffsets")),
+            max_rows=_number(given, "maxRowsPerBatch"),
+            max_bytes=_number(given, "maxBytesPerBatch"),
+            min_rows=_number(given, "minRowsPerBatch"),
+            max_delay=_seconds(given.get("maxtriggerdelay", "15m")),
+            fail_on_data_loss=_flag(given.get("failondataloss", "true")),
+            job=given.get("jobid"),
+        )
+        if made.starting == "group" and made.group is None:
+            raise ConfigurationError("startingOffsets=group needs option group")
+        return made
+
+
+def _starting(text: str | None) -> str | Mapping[int, int] | None:
+    if text is None or text in ("earliest", "latest", "group"):
+        return text
+    try:
+        return {int(number): int(offset) for number, offset in json.loads(text).items()}
+    except (ValueError, TypeError, AttributeError):
+        raise ConfigurationError(
+            f'startingOffsets is earliest, latest, group or JSON such as {{"0": 17}}, not {text!r}'
+        ) from None
+
+
+def _number(given: Mapping[str, str], name: str) -> int | None:
+    text = given.get(name.lower())
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or not int(text):
+        raise ConfigurationError(f"{name} is a whole number of 1 or more, not {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        raise ConfigurationError(f"maxTriggerDelay is a time such as 500ms, 10s, 2m or 1h, not {text!r}")
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ConfigurationError(f"failOnDataLoss is true or false, not {text!r}")
+    return text.lower() == "true"
+
+
+# ---------------------------------------------------------------- columns
+
+
+def columns_for(options: Options, columns: pa.Schema) -> StructType:
+    """Return Spark's columns for those of a mailbox: all, or those that option ``schema`` names.
+
+    Raises:
+        SchemaMismatch: Spark has no such type, or the option asks for other columns than there are; says which.
+    """
+    fields, problems = [], []
+    for column in columns:
+        try:
+            fields.append(StructField(column.name, from_arrow_type(column.type), column.nullable))
+        except Exception as error:  # noqa: BLE001 - pyspark's own, which has no class for just this
+            problems.append(f"{column.name}: Spark has no type for {column.type} ({error})")
+    if options.columns is None:
+        if problems:
+            raise _mismatch("not all columns of the mailbox can be read", problems)
+        return StructType(fields)
+    wanted: Any = StructType.fromDDL(options.columns)
+    if not isinstance(wanted, StructType):
+        raise ConfigurationError(
+            f"option schema is a list of columns such as 'n bigint, text string', not {options.columns!r}"
+        )
+    check_columns(wanted, columns)
+    return wanted
+
+
+def check_columns(wanted: StructType, columns: pa.Schema) -> None:
+    """Require that these are columns of the mailbox, with their types; some of them, in any order.
+
+    Raises:
+        SchemaMismatch: says column by column what differs.
+    """
+    problems = []
+    for field in wanted.fields:
+        place = columns.get_field_index(field.name)
+        if place < 0:
+            problems.append(f"{field.name}: not in the mailbox, which has {', '.join(columns.names)}")
+            continue
+        there = from_arrow_type(columns.field(place).type)
+        if there.simpleString() != field.dataType.simpleString():  # which says nothing of nulls within
+            problems.append(f"{field.name}: {field.dataType.simpleString()}, in the mailbox {there.simpleString()}")
+        elif columns.field(place).nullable and not field.nullable:
+            problems.append(f"{field.name}: not null, in the mailbox it may be null")
+    if problems:
+        raise _mismatch("the columns wanted are not those of the mailbox", problems)
+
+
+def _mismatch(what: str, problems: list[str]) -> SchemaMismatch:
+    return SchemaMismatch(f"{what}: {'; '.join(problems)}", differences=tuple(problems))
+
+
+# ---------------------------------------------------------------- batches
+
+
+class Rows(InputPartition):
+    """Rows of one partition, for one task."""
+
+    def __init__(self, partition: int, start: int, end: int, epoch: str, schema: bytes) -> None:
+        super().__init__((partition, start, end))
+        self.partition = partition
+        self.start = start
+        self.end = end
+        self.epoch = epoch
+        self.schema = schema
+        """Columns of the mailbox when the batch was planned, as an Arrow IPC message."""
+
+
+def rows_of(options: Options, wanted: StructType, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of one task, in exactly the Arrow types that Spark wants for its columns."""
+    assert isinstance(partition, Rows)
+    columns = pa.ipc.read_schema(pa.py_buffer(partition.schema))
+    target = to_arrow_schema(wanted, timezone="UTC")
+    start = partition.start
+    while start < partition.end:
+        try:
+            for batch in options.remote.read(
+                partition.partition, start, partition.end, epoch=partition.epoch, schema=columns
+            ):
+                start += batch.num_rows
+                yield batch.select(target.names).cast(target) if batch.schema != target else batch
+        except OffsetGone as gone:
+            if options.fail_on_data_loss:
+                raise
+            logger.warning("rows are lost to this query: %s", gone, extra={"event": "rows_lost"})
+            start = gone.first
+
+
+def begin(options: Options, found: Description) -> dict[int, int]:
+    """Return the offsets at which reading begins."""
+    match options.starting:
+        case "latest":
+            return dict(found.end)
+        case "group":
+            assert options.group is not None
+            return options.remote.ask(Declare(options.group))
+        case None | "earliest":
+            return dict(found.first)
+    given = options.starting
+    assert isinstance(given, Mapping)
+    unknown = set(given) - set(found.end)
+    if unknown:
+        raise ConfigurationError(
+            f"startingOffsets: the mailbox has partitions {sorted(found.end)}, not {sorted(unknown)}"
+        )
+    return {**found.first, **given}
+
+
+def tasks(start: Mapping[int, int], end: Mapping[int, int], found: Description) -> list[Rows]:
+    """Make one task for each partition that has rows."""
+    return [
+        Rows(number, start.get(number, 0), stop, found.epoch, found.schema)
+        for number, stop in sorted(end.items())
+        if stop > start.get(number, 0)
+    ]
+
+
+class BatchSource(DataSourceReader):
+    """Reads what is in a mailbox when the job begins."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> list[Rows]:
+        """Plan the tasks.
+
+        Raises:
+            SchemaMismatch: the columns wanted are not those of the mailbox.
+        """
+        found = self._options.remote.describe()
+        check_columns(self._schema, found.columns())
+        return tasks(begin(self._options, found), found.end, found)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one partition, in a worker."""
+        if not isinstance(partition, Rows):  # Spark's own placeholder for "no tasks at all"
+            return iter(())
+        return rows_of(self._options, self._schema, partition)
+
+
+# ---------------------------------------------------------------- streams
+
+
+class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads a mailbox in micro-batches. Lives in one process on the driver's machine as long as its query."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._declared = False
+        self._target: dict[int, int] | None = None
+        """Where Trigger.AvailableNow ends."""
+        self._last_batch = time.monotonic()
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's names, here and below
+        """Where a query without checkpoint begins."""
+        found = self._describe()
+        return _offset(found.epoch, begin(self._options, found))
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """See option ``maxRowsPerBatch`` and ``maxBytesPerBatch``; with both, both count."""
+        if self._options.max_rows is not None:
+            return ReadMaxRows(self._options.max_rows)
+        if self._options.max_bytes is not None:
+            return ReadMaxBytes(self._options.max_bytes)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Note where the mailbox ends now; nothing behind that is read."""
+        self._target = dict(self._describe().end)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Where the next micro-batch ends; `start` if there is to be none yet.
+
+        Raises:
+            EpochChanged: the checkpoint is of another journal.
+            SchemaMismatch: the mailbox has other columns than the query wants.
+        """
+        found = self._describe()
+        begun = _offsets(start, found)
+        end = dict(found.end) if self._target is None else self._target
+        end = {number: max(stop, begun.get(number, 0)) for number, stop in end.items()}
+        rows = {number: stop - max(begun.get(number, 0), found.first[number]) for number, stop in end.items()}
+        if not any(count > 0 for count in rows.values()) or self._waits(sum(rows.values())):
+            return start
+        end = self._limited(begun, end, found, limit)
+        self._last_batch = time.monotonic()
+        return _offset(found.epoch, end)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """Where the mailbox ends, for the query's progress."""
+        found = self._options.remote.describe()
+        return _offset(found.epoch, found.end)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Rows]:
+        """Plan the tasks of one micro-batch; the same rows for the same offsets.
+
+        Raises:
+            OffsetGone: retention has deleted some of them, and ``failOnDataLoss`` is true.
+        """
+        found = self._describe()
+        begun, stops = _offsets(start, found), _offsets(end, found)
+        if self._options.fail_on_data_loss:
+            for number, first in found.first.items():
+                if begun.get(number, 0) < min(first, stops.get(number, 0)):
+                    raise OffsetGone(
+                        f"mailbox {self._options.remote.name}, partition {number}: rows {begun.get(number, 0)} to {first - 1} have been deleted by "
+                        "retention before this query has read them (option failOnDataLoss=false goes on without them, option group keeps them)",
+                        partition=number,
+                        wanted=begun.get(number, 0),
+                        first=first,
+                    )
+        return tasks(begun, stops, found)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one partition, in a worker."""
+        return rows_of(self._options, self._schema, partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Note how far the group has come: what lies before is never asked for again."""
+        if self._options.group is not None:
+            self._describe()
+            offsets = {int(number): offset for number, offset in end.items() if number != "epoch"}
+            self._options.remote.ask(Commit(self._options.group, end["epoch"], offsets))
+
+    def _describe(self) -> Description:
+        """Ask what there is; the first time see to columns and group."""
+        remote = self._options.remote
+        found = remote.describe()
+        if not self._declared:
+            check_columns(self._schema, found.columns())
+            if self._options.group is not None:
+                remote.ask(Declare(self._options.group, at_end=self._options.starting == "latest"))
+            self._declared = True
+        return found
+
+    def _waits(self, rows: int) -> bool:
+        """Whether these rows are too few to begin with, yet."""
+        least = self._options.min_rows
+        # Trigger.AvailableNow has nothing to wait for.
+        if least is None or rows >= least or self._target is not None:
+            return False
+        return time.monotonic() - self._last_batch < self._options.max_delay
+
+    def _limited(
+        self, start: Mapping[int, int], end: Mapping[int, int], found: Description, limit: ReadLimit
+    ) -> dict[int, int]:
+        first = {number: max(start.get(number, 0), found.first[number]) for number in end}
+        ends = dict(end)
+        if isinstance(limit, ReadAllAvailable):
+            return ends
+        max_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.max_rows
+        max_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.max_bytes
+        if max_rows is not None:
+            ends = shares(first, ends, max_rows)
+        if max_bytes is not None:
+            busy = [number for number in ends if ends[number] > first[number]]
+            for number in busy:
+                share = max(1, max_bytes // len(busy))
+                ends[number] = self._options.remote.measure(number, first[number], ends[number], share)
+        return ends
+
+
+def shares(start: Mapping[int, int], end: Mapping[int, int], rows: int) -> dict[int, int]:
+    """Divide so many rows among partitions, in proportion to what each has.
+
+    Example:
+        >>> shares({0: 0, 1: 10}, {0: 90, 1: 40}, 40)
+        {0: 30, 1: 20}
+    """
+    total = sum(end[number] - start[number] for number in end)
+    if total <= rows:
+        return dict(end)
+    given = {number: (end[number] - start[number]) * rows // total for number in end}
+    # What the division leaves over: fewer rows than there are partitions, to those that have more.
+    over = rows - sum(given.values())
+    for number in end:
+        if over and given[number] < end[number] - start[number]:
+            given[number] += 1
+            over -= 1
+    return {number: start[number] + given[number] for number in end}
+
+
+def _offset(epoch: str, offsets: Mapping[int, int]) -> dict[str, Any]:
+    return {"epoch": epoch, **{str(number): offset for number, offset in sorted(offsets.items())}}
+
+
+def _offsets(offset: Mapping[str, Any], found: Description) -> dict[int, int]:
+    if offset["epoch"] != found.epoch:
+        raise EpochChanged(
+            f"this checkpoint is of journal {offset['epoch']}, and now there is {found.epoch}: it was deleted and made anew, or this is another "
+            "mailbox. Start the query with a new checkpoint",
+            offset["epoch"],
+            found.epoch,
+        )
+    return {int(number): value for number, value in offset.items() if number != "epoch"}

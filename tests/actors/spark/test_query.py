@@ -1,0 +1,289 @@
+"""Streaming queries as actors, on a real Spark: start, progress, end, failure, restart from the checkpoint, and stopping at any moment."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+pytest.importorskip("pyspark")
+pytest.importorskip("levada.actors.spark", exc_type=ImportError)
+
+from levada.actors.spark.query import (
+    AwaitAvailable,
+    GetProgress,
+    Query,
+    QueryEnded,
+    QueryEvent,
+    QueryFailed,
+    QueryProgress,
+    QueryStarted,
+)
+from levada.framework import (
+    Actor,
+    ActorRestarted,
+    ActorSystem,
+    Failed,
+    Normal,
+    Receiver,
+    Shutdown,
+    channel,
+    handles,
+    restart,
+)
+from levada.framework.errors import ActorStopped
+from levada.framework.testing import Probe
+
+# A first query on a busy machine compiles its plan for several seconds.
+pytestmark = pytest.mark.timeout(180)
+
+
+def lines(
+    folder: Path, checkpoint: Path, sink: Callable[[Any, int], None], *, once: bool = False
+) -> Callable[[Any], Any]:
+    """A query over text files: what it reads is decided by what the test writes, and each file is read once."""
+    folder.mkdir(exist_ok=True)
+
+    def start(spark: Any) -> Any:
+        writer = spark.readStream.text(str(folder)).writeStream.foreachBatch(sink)
+        writer = writer.option("checkpointLocation", str(checkpoint))
+        return writer.trigger(availableNow=True) if once else writer.trigger(processingTime="0 seconds")
+
+    return start
+
+
+def put(folder: Path, name: str, *text: str) -> None:
+    folder.mkdir(exist_ok=True)
+    beside = folder.parent / name
+    beside.write_text("".join(f"{line}\n" for line in text))
+    beside.rename(folder / name)
+
+
+def rate(spark: Any) -> Any:
+    return spark.readStream.format("rate").load().writeStream.format("noop")
+
+
+class Sink:
+    """What reached the end of a query, as sorted lines by batch."""
+
+    def __init__(self) -> None:
+        self.batches: dict[int, list[str]] = {}
+        self.fail_at: int | None = None
+
+    def __call__(self, frame: Any, batch: int) -> None:
+        if batch == self.fail_at:
+            self.fail_at = None
+            raise ValueError("the sink is out of order")
+        self.batches[batch] = sorted(row.value for row in frame.collect())
+
+    @property
+    def rows(self) -> list[str]:
+        return sorted(line for batch in self.batches.values() for line in batch)
+
+
+async def events_of(receiver: Receiver[QueryEvent]) -> list[QueryEvent]:
+    return [event async for event in receiver]
+
+
+async def test_a_query_that_ends_by_itself_tells_all_of_its_progress_and_ends_normally(
+    spark: Any, system: ActorSystem, tmp_path: Path
+) -> None:
+    sink = Sink()
+    put(tmp_path / "in", "1.txt", "a", "b", "c")
+    sender, receiver = channel(QueryEvent)
+    query = system.spawn(
+        partial(Query, spark, lines(tmp_path / "in", tmp_path / "at", sink, once=True), progress=sender)
+    )
+    async with receiver:
+        events = await events_of(receiver)
+    assert await query.terminated() == Normal()
+    assert sink.batches == {0: ["a", "b", "c"]}
+    first, *middle, last = events
+    assert isinstance(first, QueryStarted)
+    assert last == QueryEnded(first.query, first.run)
+    progress = [event for event in middle if isinstance(event, QueryProgress)]
+    assert progress == middle
+    assert [(p.query, p.run, p.batch, p.rows, p.watermark) for p in progress if p.rows] == [
+        (first.query, first.run, 0, 3, None)
+    ]
+    assert progress[0].seconds > 0
+    assert 0 < progress[0].phases["addBatch"] <= progress[0].seconds
+    assert spark.streams.active == []
+
+
+async def test_await_available_answers_when_all_has_reached_the_sink(
+    spark: Any, system: ActorSystem, tmp_path: Path
+) -> None:
+    sink = Sink()
+    query = system.spawn(partial(Query, spark, lines(tmp_path / "in", tmp_path / "at", sink)))
+    seen = []
+    for number in range(3):
+        put(tmp_path / "in", f"{number}.txt", f"line {number}")
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(partial(query.ask, AwaitAvailable(), timeout=60.0))
+        seen.append(list(sink.rows))
+    assert seen == [["line 0"], ["line 0", "line 1"], ["line 0", "line 1", "line 2"]]
+    progress = await query.ask(GetProgress())
+    assert progress is not None
+    assert progress.batch >= 2
+    query.stop()
+    assert await query.terminated() == Shutdown()
+    assert spark.streams.active == []
+    with pytest.raises(ActorStopped):
+        await query.ask(AwaitAvailable())
+
+
+async def test_a_failing_query_is_the_failure_of_its_actor_in_plain_values(
+    spark: Any, system: ActorSystem, tmp_path: Path
+) -> None:
+    sink = Sink()
+    sink.fail_at = 0
+    put(tmp_path / "in", "1.txt", "a")
+    sender, receiver = channel(QueryEvent)
+    query = system.spawn(partial(Query, spark, lines(tmp_path / "in", tmp_path / "at", sink), progress=sender))
+    async with receiver:
+        events = await events_of(receiver)
+    reason = await query.terminated()
+    assert isinstance(reason, Failed)
+    error = reason.error
+    assert isinstance(error, QueryFailed)
+    started, ended = events[0], events[-1]
+    assert isinstance(started, QueryStarted)
+    assert isinstance(ended, QueryEnded)
+    assert (error.query, error.run, error.condition) == (started.query, started.run, "STREAM_FAILED")
+    assert "ValueError: the sink is out of order" in str(error)
+    assert error.__cause__ is None
+    assert error.__context__ is None
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.condition) == (str(error), error.condition)
+    assert ended.error is not None
+    assert "the sink is out of order" in ended.error
+
+
+async def test_watchers_and_linked_actors_learn_of_the_failure(spark: Any, system: ActorSystem, tmp_path: Path) -> None:
+    sink = Sink()
+    sink.fail_at = 0
+    put(tmp_path / "in", "1.txt", "a")
+
+    class Owner(Actor[str]):
+        def started(self) -> None:
+            self.link(query)
+
+        @handles
+        def take(self, m: str) -> None:
+            pass
+
+    query = system.spawn(partial(Query, spark, lines(tmp_path / "in", tmp_path / "at", sink)))
+    owner = system.spawn(Owner)
+    reason = await query.terminated()
+    assert isinstance(reason, Failed)
+    assert await owner.terminated() == reason
+
+
+async def test_its_supervisor_starts_it_again_from_its_checkpoint(
+    spark: Any, system: ActorSystem, tmp_path: Path
+) -> None:
+    sink = Sink()
+    sink.fail_at = 1
+    put(tmp_path / "in", "1.txt", "a")
+    probe = Probe(system)
+    system.events.subscribe(ActorRestarted, probe.ref)
+    sender, receiver = channel(QueryEvent)
+    query = system.spawn(
+        partial(Query, spark, lines(tmp_path / "in", tmp_path / "at", sink), progress=sender), supervise=restart()
+    )
+    async with receiver, trio.open_nursery() as nursery:
+        events: list[QueryEvent] = []
+
+        async def collect() -> None:
+            events.extend(await events_of(receiver))
+
+        nursery.start_soon(collect)
+        await query.ask(AwaitAvailable(), timeout=60.0)
+        put(tmp_path / "in", "2.txt", "b")
+        restarted = await probe.expect(ActorRestarted, within=60.0)
+        assert restarted.ref is query
+        put(tmp_path / "in", "3.txt", "c")
+        await query.ask(AwaitAvailable(), timeout=60.0)
+        query.stop()
+    # Each line once, though one batch was tried twice.
+    assert sink.rows == ["a", "b", "c"]
+    starts = [event for event in events if isinstance(event, QueryStarted)]
+    assert len({start.query for start in starts}) == 1
+    assert len({start.run for start in starts}) == len(starts) == 2
+    assert [event.error is None for event in events if isinstance(event, QueryEnded)] == [False, True]
+
+
+async def test_what_cannot_start_fails_at_once(spark: Any, system: ActorSystem) -> None:
+    missing = system.spawn(
+        Query, spark, lambda spark: spark.readStream.format("no.such.source").load().writeStream.format("noop")
+    )
+    wrong = system.spawn(Query, spark, lambda spark: spark.no_such_thing)
+    reasons = [await missing.terminated(), await wrong.terminated()]
+    assert [type(getattr(reason, "error", None)) for reason in reasons] == [QueryFailed, AttributeError]
+    assert "no.such.source" in str(reasons[0])
+
+
+async def test_a_query_that_somebody_else_stops_is_no_failure(spark: Any, system: ActorSystem) -> None:
+    sender, receiver = channel(QueryEvent)
+    query = system.spawn(partial(Query, spark, rate, progress=sender))
+    async with receiver:
+        started = await receiver.receive()
+        assert isinstance(started, QueryStarted)
+        await trio.to_thread.run_sync(lambda: spark.streams.get(started.query).stop())
+        assert await query.terminated() == Normal()
+        assert [event async for event in receiver][-1] == QueryEnded(started.query, started.run)
+
+
+@pytest.mark.parametrize("how", ["stop", "kill", "cancel"])
+async def test_however_the_actor_ends_the_query_is_stopped(spark: Any, how: str) -> None:
+    with trio.CancelScope() as scope:
+        async with ActorSystem() as own:
+            query = own.spawn(Query, spark, rate)
+            await query.ask(GetProgress())
+            assert len(spark.streams.active) == 1
+            if how == "cancel":
+                scope.cancel()
+            else:
+                query.stop() if how == "stop" else query.kill()
+                await query.terminated()
+    assert spark.streams.active == []
+
+
+async def test_a_query_that_comes_up_after_its_actor_was_killed_is_stopped(spark: Any, system: ActorSystem) -> None:
+    about_to, go_on, is_up = threading.Event(), threading.Event(), threading.Event()
+    up = []
+
+    def slow(spark: Any) -> Any:
+        about_to.set()
+        go_on.wait()
+        up.append(rate(spark).start())
+        is_up.set()
+        return up[0]
+
+    query = system.spawn(Query, spark, slow)
+    await trio.to_thread.run_sync(about_to.wait)
+    query.kill()
+    await query.terminated()
+    go_on.set()
+    await trio.to_thread.run_sync(is_up.wait)
+    # It is stopped by the thread that started it.
+    await trio.to_thread.run_sync(up[0].awaitTermination)
+    assert spark.streams.active == []
+
+
+async def test_a_receiver_that_closes_does_not_end_the_query(spark: Any, system: ActorSystem, tmp_path: Path) -> None:
+    sink = Sink()
+    sender, receiver = channel(QueryEvent)
+    query = system.spawn(partial(Query, spark, lines(tmp_path / "in", tmp_path / "at", sink), progress=sender))
+    receiver.close()
+    put(tmp_path / "in", "1.txt", "a")
+    await query.ask(AwaitAvailable(), timeout=60.0)
+    assert sink.rows == ["a"]
