@@ -50,7 +50,6 @@ from .protocol import ActorFailed, BridgeError, BridgeRefused, EpochChanged, Unk
 from .schema import check_growth, differences, fit
 from .segments import Block, Message
 from .session import Java, find_java, session
-from .session import session
 from .store import Appended, Extent, JournalConfig, Stage, Store, StoreStatistics, partition_of
 
 __all__ = [

@@ -331,6 +331,10 @@ class _Run:
         return started
 
     def _start_query(self) -> Any:
+        spark: Any = self._spark
+        if hasattr(spark, "_jsparkSession"):
+            # Spark looks data sources made in Python up in the session that is active in the thread, and this thread has none.
+            spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)
         made: Any = self._start(self._spark)
         # By what it can do, not by its class: sessions over Spark Connect have classes of their own.
         return made if hasattr(made, "awaitTermination") else made.start()

@@ -188,11 +188,16 @@ def _private_folder() -> Path:
 
 
 def _defaults(master: str, app: str, log_level: str, settings: dict[str, str]) -> dict[str, str]:
+    folder = _private_folder()
     defaults = {
         "spark.app.name": app,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
+        # Only makes its folder when there are tables, and then not in the working directory.
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        # State beyond the memory of Java; transformWithState takes no other.
+        "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     }
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -201,7 +206,7 @@ def _defaults(master: str, app: str, log_level: str, settings: dict[str, str]) -
     options = settings.get("spark.driver.extraJavaOptions", "")
     if "log4j" not in options:
         # From a file, as the messages of the start come before any setting of the session counts.
-        log = _private_folder() / "log4j2.properties"
+        log = folder / "log4j2.properties"
         log.write_text(_LOG.format(level=log_level))
         settings["spark.driver.extraJavaOptions"] = f"{options} -Dlog4j2.configurationFile=file:{log}".strip()
     return defaults

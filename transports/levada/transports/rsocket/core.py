@@ -80,6 +80,7 @@ _KINDS: Final = {
     FrameType.REQUEST_CHANNEL.value: _CHANNEL,
 }
 _REQUEST_WORDS: Final = {kind: number << 10 for number, kind in _KINDS.items()}
+_FNF_WORD: Final = _REQUEST_WORDS[_FNF]
 _PAYLOAD: Final = FrameType.PAYLOAD.value << 10
 _ITEM: Final = _PAYLOAD | NEXT
 _ITEM_MASK: Final = 0x3F << 10 | FOLLOWS | COMPLETE | NEXT
@@ -574,7 +575,10 @@ class RSocketCore(RSocketConnection):
             self._waiting[stream_id] = PendingRequest(kind, payload, n, complete)
             return stream_id
         stream_id = self._ids.take(self._streams, self._waiting)
-        self._start(stream_id, kind, payload, n, complete)
+        if kind is _FNF:
+            self._put_payload(stream_id, _FNF_WORD, b"", payload)
+        else:
+            self._start(stream_id, kind, payload, n, complete)
         return stream_id
 
     def _start(self, stream_id: int, kind: Interaction, payload: Payload, n: int, complete: bool) -> None:
@@ -732,10 +736,11 @@ class RSocketCore(RSocketConnection):
         if size > self._max_sent:
             self._put_fragments(stream_id, word, fixed, payload)
         elif self._plain:
-            self._out.append(PREFIXED_HEADER.pack(size >> 16, size & 0xFFFF, stream_id, word) + fixed)
-            if metadata is not None:
-                self._out += (metadata_length(metadata), metadata)
-            self._out.append(data)
+            header = PREFIXED_HEADER.pack(size >> 16, size & 0xFFFF, stream_id, word) + fixed
+            if metadata is None:
+                self._out += (header, data)
+            else:
+                self._out += (header, len(metadata).to_bytes(3), metadata, data)
         elif metadata is None:
             self._put(b"".join((HEADER.pack(stream_id, word), fixed, data)))
         else:

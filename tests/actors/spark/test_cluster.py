@@ -1,0 +1,117 @@
+"""Executors as processes of their own: the same asks by ``spark-submit``, over TLS, with the package from a zip."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("levada.actors.spark", exc_type=ImportError)
+pytest.importorskip("cryptography")
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyspark
+
+from levada.actors.interop.certificates import make_certificates
+from levada.actors.spark.asks import AskRows
+from levada.actors.spark.bridge import BridgeConfig
+from levada.actors.spark.session import find_java
+from levada.actors.spark.shipping import DEPENDENCIES, main, make_zip
+from levada.framework import Actor, handles
+from levada.transports.carriers import TlsConfig
+
+JOB = Path(__file__).with_name("cluster_job.py")
+
+
+class Doubler(Actor[AskRows]):
+    tasks: list[int]
+
+    @handles
+    def rows(self, m: AskRows) -> pa.RecordBatch:
+        self.tasks.append(m.rows.num_rows)
+        return pa.record_batch({"doubled": pc.multiply(m.rows.column("id"), 2)})
+
+
+def test_the_zip_is_importable_where_nothing_else_is(tmp_path: Path) -> None:
+    packed = make_zip(tmp_path / "all.zip", dependencies=True)
+    # pyarrow cannot be in a zip, so only what does without it is imported here.
+    script = "import levada.actors.rsocket.blocking as b, trio; print(b.__file__, trio.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(packed)!r}); {script}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [f"{packed}/levada/actors/rsocket/blocking.py", f"{packed}/trio/__init__.py"]
+
+
+def test_the_zip_has_folders_and_nothing_that_is_not_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main([str(tmp_path / "levada.zip")])
+    with zipfile.ZipFile(tmp_path / "levada.zip") as archive:
+        names = archive.namelist()
+    assert capsys.readouterr().out.startswith(f"{tmp_path / 'levada.zip'} (")
+    assert names[:2] == ["levada/", "levada/actors/"]
+    assert names.count("levada/") == 1
+    assert "levada/__init__.py" not in names
+    assert {Path(name).suffix for name in names} == {"", ".py", ".typed"}
+    assert not [name for name in names if name.split("/")[0] in DEPENDENCIES]
+    first = (tmp_path / "levada.zip").read_bytes()
+    assert make_zip(tmp_path / "levada.zip").read_bytes() == first
+    assert not list(tmp_path.glob("*.new"))
+
+
+@pytest.mark.soak
+@pytest.mark.loopback
+@pytest.mark.timeout(400)
+def test_a_submitted_job_on_a_cluster_asks_over_tls_with_the_package_from_a_zip(
+    make_actors: Any, tmp_path: Path
+) -> None:
+    made = make_certificates(tmp_path)
+    tls = TlsConfig(certificate=made.certificate, key=made.key)
+    actors = make_actors(url="tls://127.0.0.1:0", config=BridgeConfig(tls=tls))
+    asked: list[int] = []
+    actors.do(lambda: actors.bridge.expose("doubler", actors.system.spawn(partial(Doubler, asked))))
+    (address,) = [url for url in actors.bridge.address.split(",") if url.startswith("tls:")]
+    done = submit(tmp_path, make_zip(tmp_path / "levada.zip"), actors.bridge.token_file, [address, "bridge.token"])
+    assert done["rows"] == 1000
+    assert done["sum"] == 2 * sum(range(1000))
+    # Two executors, each with a working directory and a copy of the zip of its own.
+    assert len(done["executors"]) == 2
+    assert len(done["packages"]) == 2
+    assert all("levada.zip/levada/actors/spark/asks.py" in path for path in done["packages"])
+    assert sum(asked) == 1000
+
+
+def submit(folder: Path, packed: Path, token: Path, arguments: list[str]) -> Any:
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.local.dir": str(folder / "local"),
+    }
+    home = Path(pyspark.__file__).parent
+    command = [str(home / "bin" / "spark-submit"), "--master", "local-cluster[2,1,1024]"]
+    for name, value in settings.items():
+        command += ["--conf", f"{name}={value}"]
+    command += ["--py-files", str(packed), "--files", str(token), str(JOB), *arguments]
+    environment = os.environ | {
+        "JAVA_HOME": str(find_java().home),
+        "SPARK_HOME": str(home),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_WORKER_DIR": str(folder / "work"),
+    }
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=360, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
