@@ -15,7 +15,8 @@ and gets the core; ``handle.give_back()`` undoes it as long as the core was not 
 
 * in the place of a *receiver*: `consume` names a callback, which is called whenever there may be something to `take`, including
   what was queued before; each entry taken keeps its slot of the window until `settle`. When something is `pending`, the queue is
-  empty and everything is settled, the consumer calls `end_pending`.
+  empty and everything is settled, the consumer calls `end_pending`. It may also name what `prepare`s each message that is sent from
+  then on: what cannot travel is refused to its sender, and handles inside move when ``send`` says so, not later.
 * in the place of a *sender*: `offer` each message, wait for its callback when it returns False; then `finish_producer`.
 * on both sides `end` with CANCELLED, RECEIVER_CLOSED, LOST or CONNECTION_LOST, and `Half.on_terminated` to learn of the end.
 
@@ -31,7 +32,7 @@ from typing import Any
 
 import attrs
 import trio
-from outcome import Value
+from outcome import Error, Value
 from trio.lowlevel import Abort, Task, current_task, current_trio_token, reschedule, wait_task_rescheduled
 
 from .errors import (
@@ -229,8 +230,12 @@ class _SendWaiter:
     entry: Any
 
     def admit(self, core: ChannelCore) -> None:
-        core.put(self.entry)
-        reschedule(self.task, Value(True))
+        try:
+            core.put(self.entry)
+        except Exception as error:  # noqa: BLE001 - it could not be prepared, which is its sender's to know
+            reschedule(self.task, Error(error))
+        else:
+            reschedule(self.task, Value(True))
 
     def refuse(self) -> None:
         reschedule(self.task, Value(False))
@@ -262,6 +267,7 @@ class ChannelCore:
         "limit",
         "mode",
         "pending",
+        "prepare",
         "producers",
         "putters",
         "queue",
@@ -289,6 +295,8 @@ class ChannelCore:
         self.putters: OrderedDict[_SendWaiter | _OfferWaiter, None] = OrderedDict()
         self.takers: OrderedDict[Task, None] = OrderedDict()
         self.consumer: Callable[[], None] | None = None
+        self.prepare: Callable[[Any], Any] | None = None
+        """Makes of a message what is queued for the consumer; may raise, to the sender."""
         self.enveloped = False
         """Whether the queue may hold envelopes: spares everybody else the isinstance."""
         self.producers = 1
@@ -328,10 +336,12 @@ class ChannelCore:
         return True
 
     def put(self, entry: Any) -> None:
-        """Hand a message to whoever has waited longest, else queue it. There is room."""
+        """Hand a message to whoever has waited longest, else queue it. There is room. What `prepare` raises means that it was not put."""
         if self.takers:
             reschedule(self.takers.popitem(last=False)[0], Value(entry))
         else:
+            if self.prepare is not None:
+                entry = self.prepare(entry)
             self.queue.append(entry)
             if self.consumer is not None:
                 self.consumer()
@@ -409,14 +419,15 @@ class ChannelCore:
             return entry.open()
         return entry
 
-    def consume(self, consumer: Callable[[], None]) -> None:
+    def consume(self, consumer: Callable[[], None], prepare: Callable[[Any], Any] | None = None) -> None:
         """From now on `consumer` takes the messages, also those already queued; tasks inside ``receive`` are sent away.
 
         Args:
             consumer: called after each change that may concern it, in the task of whoever made the change; quick, raises nothing,
                 and made for being called while it runs.
+            prepare: makes an entry of each message, or of its `Tracked`, as it is put; raises what ``send`` is to raise.
         """
-        self.consumer = consumer
+        self.consumer, self.prepare = consumer, prepare
         self._dismiss_takers()
         consumer()
 

@@ -74,17 +74,17 @@ def in_batches(actor: RemoteActor, **settings: Any) -> Any:
 
 @pytest.fixture
 def numbers(spark: Any) -> Iterator[Any]:
-    """Two partitions of 50 batches each."""
+    """Two partitions of ten batches each."""
     before = spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "100")
-    yield spark.range(0, 10_000, numPartitions=2)
+    yield spark.range(0, 2_000, numPartitions=2)
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", before)
 
 
 def test_rows_of_a_data_frame_go_through_an_actor_in_their_order(actors: Any, numbers: Any) -> None:
     there, most, _ = expose(actors)
     doubled = numbers.mapInArrow(in_batches(there, window=3), "doubled long")
-    assert [row.doubled for row in doubled.collect()] == [2 * n for n in range(10_000)]
+    assert [row.doubled for row in doubled.collect()] == [2 * n for n in range(2_000)]
     # Two tasks, three batches each; never more.
     assert 1 < most[0] <= 6
 
@@ -98,11 +98,13 @@ def test_single_questions_from_a_data_frame(actors: Any, numbers: Any) -> None:
             yield pa.record_batch({"doubled": pa.array(ask_many(there, questions, window=64), pa.int64())})
 
     answers = numbers.mapInArrow(doubled, "doubled long").collect()
-    assert [row.doubled for row in answers] == [2 * n for n in range(10_000)]
+    assert [row.doubled for row in answers] == [2 * n for n in range(2_000)]
 
 
-def failure(frame: Any) -> str:
-    with pytest.raises(Exception, match="PythonException|doubler") as caught:
+def failure(numbers: Any, function: Any) -> str:
+    """Run it in one task, which Spark tries twice, each time in a new worker."""
+    frame = numbers.coalesce(1).mapInArrow(function, "doubled long")
+    with pytest.raises(Exception, match=r"PythonException|doubler") as caught:
         frame.collect()
     return str(caught.value)
 
@@ -111,20 +113,20 @@ def test_a_dead_actor_fails_the_task_and_is_named(actors: Any, numbers: Any) -> 
     there, _, ref = expose(actors)
     actors.do(ref.stop)
     actors.do(ref.terminated)
-    text = failure(numbers.mapInArrow(in_batches(there, idempotent=True), "doubled long"))
+    text = failure(numbers, in_batches(there, idempotent=True))
     assert "levada.framework.errors.ActorStopped: /doubler has stopped (shutdown)" in text
 
 
 def test_a_failing_handler_fails_the_task_with_its_text(actors: Any, numbers: Any) -> None:
-    there, _, _ = expose(actors, refused=4321)
-    text = failure(numbers.mapInArrow(in_batches(there), "doubled long"))
-    assert "doubler (/doubler) failed on this question: ValueError('no 4321 here')" in text
+    there, _, _ = expose(actors, refused=1321)
+    text = failure(numbers, in_batches(there))
+    assert "doubler (/doubler) failed on this question: ValueError('no 1321 here')" in text
 
 
 def test_a_slow_actor_fails_the_task_at_the_deadline(actors: Any, numbers: Any) -> None:
     gate = trio.Event()
     there, _, _ = expose(actors, gate=gate)
-    text = failure(numbers.mapInArrow(in_batches(there, timeout=0.1), "doubled long"))
+    text = failure(numbers, in_batches(there, timeout=0.1))
     assert "levada.framework.errors.AskTimeout: doubler did not answer in 0.1 s" in text
     actors.do(gate.set)
 

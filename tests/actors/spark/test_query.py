@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,12 @@ from levada.framework.testing import Probe
 
 # A first query on a busy machine compiles its plan for several seconds.
 pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+async def system() -> AsyncIterator[ActorSystem]:
+    async with ActorSystem("test", seed=0) as system:
+        yield system
 
 
 def lines(

@@ -39,6 +39,8 @@ from .rows import LogLine, Result
 
 __all__ = ["Pipeline", "Settings", "pipeline"]
 
+LANES = 2
+"""Queries that start at a time."""
 ROUTES = rsocket.CoreConfig(metadata_mime_type=rsocket.COMPOSITE)
 SPARK = {
     # transformWithState takes no other.
@@ -85,7 +87,7 @@ class Pipeline:
     """Whom shippers have to trust."""
     pace: Pace | None = None
     tails: list[Tail] = attrs.field(factory=list)
-    queries: list[Ref[AwaitAvailable | GetProgress]] = attrs.field(factory=list)
+    queries: dict[str, Ref[AwaitAvailable | GetProgress]] = attrs.field(factory=dict)
     mailboxes: dict[str, Mailbox[Result]] = attrs.field(factory=dict)
 
     async def finish(self) -> None:
@@ -99,12 +101,12 @@ class Pipeline:
             await tail.finished()
         self.phase = "running the queries"
         async with trio.open_nursery() as nursery:
-            for query in self.queries:
+            for query in self.queries.values():
                 nursery.start_soon(functools.partial(query.ask, AwaitAvailable(), timeout=None))
         self.phase = "delivering results"
         extents = {name: await mailbox.ref.ask(GetExtent()) for name, mailbox in self.mailboxes.items()}
         await self.results.reach({name: sum(extent.end.values()) for name, extent in extents.items()})
-        for query in self.queries:
+        for query in self.queries.values():
             progress = await query.ask(GetProgress(), timeout=None)
             self.batches += progress.batch + 1 if progress is not None else 0
         self.phase = "done"
@@ -112,7 +114,7 @@ class Pipeline:
 
 @asynccontextmanager
 async def pipeline(settings: Settings, run: Pipeline) -> AsyncIterator[None]:
-    """Run it; entering means that the queries run. Leaving stops everything, Spark before what it talks to.
+    """Run it; entering means that all queries run and have seen what was there then. Leaving stops everything, Spark before what it talks to.
 
     Args:
         settings: what to run.
@@ -153,23 +155,33 @@ async def pipeline(settings: Settings, run: Pipeline) -> AsyncIterator[None]:
             # Lines come in already, and wait in the journal.
             run.phase = "starting Spark"
             async with spark_session(SPARK) as spark:
-                run.queries = _start(system, spark, bridge, settings.folder / "checkpoints")
+                run.phase = "running the queries"
+                await _start(system, spark, bridge, settings.folder / "checkpoints", run)
                 yield
-                await _stop(run.queries)
+                await _stop(run.queries.values())
             nursery.cancel_scope.cancel()
 
 
-def _start(
-    system: ActorSystem, spark: SparkSession, bridge: Bridge, checkpoints: Path
-) -> list[Ref[AwaitAvailable | GetProgress]]:
-    """Start a supervised actor for each query."""
+async def _start(
+    system: ActorSystem, spark: SparkSession, bridge: Bridge, checkpoints: Path, run: Pipeline
+) -> None:
+    """Start a supervised actor for each query, `LANES` at a time: the next one when one has worked off what is there.
+
+    Each starts Python processes of its own, and Spark gives up on one that is not up within ten seconds.
+    """
     again = restart("transient", max=3, within=60.0, backoff=(1.0, 10.0))
-    return [
-        system.spawn(
-            Query, spark, functools.partial(_stream, query, bridge, checkpoints), name=query.name, supervise=again
-        )
-        for query in QUERIES
-    ]
+    lanes = trio.Semaphore(LANES)
+
+    async def one(query: StreamQuery) -> None:
+        async with lanes:
+            start = functools.partial(_stream, query, bridge, checkpoints)
+            ref = system.spawn(Query, spark, start, name=query.name, supervise=again)
+            run.queries[query.name] = ref
+            await ref.ask(AwaitAvailable(), timeout=None)
+
+    async with trio.open_nursery() as nursery:
+        for query in QUERIES:
+            nursery.start_soon(one, query)
 
 
 def _stream(query: StreamQuery, bridge: Bridge, checkpoints: Path, spark: SparkSession) -> DataStreamWriter:

@@ -248,6 +248,7 @@ class Writer:
     def __init__(self, hub: Hub, intake: Intake, stamp: str | None) -> None:
         self._hub = hub
         self._intake = intake
+        self._put_nowait = intake.put_nowait
         self._stamp = stamp
         self._stamped = 0
         self._unyielded = 0
@@ -279,11 +280,10 @@ class Writer:
         if self._unyielded >= _UNYIELDED:
             self._unyielded = 0
             await trio.lowlevel.checkpoint()
-        intake = self._intake
-        if intake.full:
-            await intake.put([body])
-        else:
-            intake.put_nowait(body)
+        try:
+            self._put_nowait(body)
+        except trio.WouldBlock:
+            await self._intake.put([body])
 
     def send_nowait(self, event: Mapping[str, Any]) -> None:
         """Take an event without waiting.

@@ -52,11 +52,6 @@ class Counters:
 class Intake(Protocol):
     """Where encoded events go first: the queue, or a spool on disk before it."""
 
-    @property
-    def full(self) -> bool:
-        """Whether `put` would wait, or drop."""
-        ...
-
     async def put(self, bodies: list[bytes]) -> None:
         """Take events, waiting for room."""
         ...
@@ -99,11 +94,6 @@ class Hub:
         self._flushing = 0
 
     # ------------------------------------------------------------ from senders
-
-    @property
-    def full(self) -> bool:
-        """See `Intake.full`."""
-        return self.queue.full
 
     async def put(self, bodies: list[bytes], ticket: Ticket | None = None) -> None:
         """See `Intake.put`; a ticket waits for room whatever the policy is."""

@@ -455,7 +455,8 @@ class PendingAnswer:
         self._stream_id = stream_id
         self._question = question
         self.future = future
-        """The answer's payload; for `concurrent.futures.wait` and callbacks, which run in the client's thread and must be quick."""
+        """The answer's payload; for `concurrent.futures.wait` and callbacks, which run in the client's thread, must be quick
+        and must not use this client."""
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait for the answer.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any, ClassVar, TypeVar
@@ -28,7 +29,6 @@ from levada.framework.errors import (
     CarrierError,
     ConnectionClosed,
     ConnectionLost,
-    LevadaError,
 )
 from levada.transports.carriers import CarrierInfo, CarrierStatistics
 from levada.transports.rsocket import CoreConfig, ErrorCode, LeaseGrant, Payload, RSocketCore
@@ -60,10 +60,11 @@ from levada.transports.rsocket.events import (
 from .config import ClientConfig, ServerConfig
 from .encoding import Encoding
 from .errors import connection_lost
+from .fired import Fired
 from .peers import ConnectedPeer
 from .requests import Request
 from .routing import Handler, Responder, Routes, make_responder
-from .streams import Answer, Call, Channel, Items, Stream
+from .streams import BEGIN, Answer, Call, Channel, Items, Stream
 from .wires import Wire
 
 __all__ = ["Connection"]
@@ -101,6 +102,7 @@ class Renew:
 
 
 FLUSH, DUE, RENEW = Flush(), Due(), Renew()
+FIRE_AND_FORGET = Interaction.FIRE_AND_FORGET
 
 
 class Connection(Actor[Any]):
@@ -128,10 +130,19 @@ class Connection(Actor[Any]):
         self.checks_requests = False
         """Whether `check` is to be called for each request."""
         self.draining = False
+        self.suspended = False
+        """Whether the session is without a carrier, or has one that has not taken it on yet."""
+        self.leases = False
+        """Whether this side gives leases, and has begun to."""
         self.unstarted = 0
         self.requests_sent = self.requests_received = self.dropped = self.resumed = 0
         self.fire_and_forget = 0
-        self._resting: dict[type[Stream], list[Any]] = {Call: [], Items: [], Channel: [], Answer: []}
+        """Requests of the peer that are queued or in their handlers."""
+        self.fired: deque[Request] = deque()
+        """Fire-and-forget requests of the peer that have not begun."""
+        self.firing = False
+        """Whether an actor has been told to take them up, and has not begun to."""
+        self._resting: dict[type[Stream], list[Any]] = {Call: [], Items: [], Channel: [], Answer: [], Fired: []}
         self._high_water = self.config.high_water
         self._flush_due = False
         self._fired = 0.0
@@ -351,18 +362,34 @@ class Connection(Actor[Any]):
 
     def _on_request(self, event: RequestReceived) -> None:
         self.requests_received += 1
-        if event.kind is Interaction.FIRE_AND_FORGET and self.fire_and_forget >= self.config.max_fire_and_forget:
-            self.dropped += 1
+        if event.kind is FIRE_AND_FORGET:
+            if self.fire_and_forget >= self.config.max_fire_and_forget:
+                self.dropped += 1
+                return
+            self.fired.append(Request(FIRE_AND_FORGET, event.stream_id, event.payload, self.peer, self.encoding, None))
+            self.unstarted += 1
+            self.fire_and_forget += 1
+            if not self.firing:
+                self.fire_on()
             return
         try:
             answer = self.actor(Answer)
         except ActorStopped:  # the system is ending
-            if event.kind is not Interaction.FIRE_AND_FORGET:
-                self.core.send_error(event.stream_id, ErrorCode.REJECTED, b"closing")
+            self.core.send_error(event.stream_id, ErrorCode.REJECTED, b"closing")
             return
         self.unstarted += 1
-        self.fire_and_forget += event.kind is Interaction.FIRE_AND_FORGET
         answer.take(event)
+
+    def fire_on(self) -> bool:
+        """Have an actor take up the fire-and-forget requests that are queued; false if there is none to be had any more."""
+        if self.fired and not self.firing:
+            try:
+                actor = self.actor(Fired)
+            except ActorStopped:  # the connection is ending
+                return False
+            self.firing = True
+            actor.ref.tell(BEGIN)
+        return True
 
     def _on_metadata(self, event: MetadataPushed) -> None:
         hook = self.config.metadata_pushed
@@ -394,6 +421,7 @@ class Connection(Actor[Any]):
     def _on_suspended(self, event: SessionSuspended) -> None:
         logger.info("%s: without carrier: %s", self.ref.path, event.text, extra=self._extra("suspended"))
         wire, self.wire = self.wire, None
+        self.suspended = True
         self._wired = trio.Event()
         self.retime()
         if wire is not None:
@@ -403,8 +431,9 @@ class Connection(Actor[Any]):
         self.resumed += 1
         self.retime()
         logger.info("%s: goes on, %d octets again", self.ref.path, event.octets_resent, extra=self._extra("resumed"))
-        if callable(self.config.lease):
-            self.grant()
+        self.suspended = False
+        if self.leases:
+            self.first_lease()  # RS-103: the one of the last carrier holds no more
 
     def _on_ended(self, event: ConnectionEnded) -> None:
         logger.info("%s ended: %s %s", self.ref.path, event.reason.value, event.text, extra=self._extra("ended"))
@@ -458,7 +487,7 @@ class Connection(Actor[Any]):
         call: Call = resting.pop() if resting else self.actor(Call)
         try:
             stream_id = self.core.send_request_response(payload, trio.current_time())
-        except LevadaError:
+        except BaseException:
             self.rest(call)
             raise
         call.stream_id = stream_id
@@ -494,7 +523,7 @@ class Connection(Actor[Any]):
         items = self.actor(Items)
         try:
             stream_id = send(payload, window, trio.current_time())
-        except LevadaError:
+        except BaseException:
             self.rest(items)
             raise
         receiver = items.begin(window, item_type, convert)
@@ -515,7 +544,7 @@ class Connection(Actor[Any]):
         both = self.actor(Channel)
         try:
             stream_id = self.core.send_request_channel(payload, window, trio.current_time())
-        except LevadaError:
+        except BaseException:
             self.rest(both)
             raise
         receiver = both.begin(window, item_type, convert)
@@ -533,9 +562,9 @@ class Connection(Actor[Any]):
         else:
             self.flush_soon()
 
-    def push(self, metadata: bytes) -> None:
+    async def push(self, metadata: bytes) -> None:
         """Send a METADATA_PUSH."""
-        self.check_open()
+        await self.ready()
         self.core.send_metadata_push(metadata)
         self.flush()
 
@@ -547,6 +576,7 @@ class Connection(Actor[Any]):
 
     def first_lease(self) -> None:
         """Let the policy give a lease; one that is always the same the core has given already."""
+        self.leases = True
         lease = self.config.lease
         if not isinstance(lease, LeaseGrant):
             self.grant()
@@ -556,7 +586,7 @@ class Connection(Actor[Any]):
     def grant(self) -> None:
         """Give the peer what the policy says now, and again when that has run out."""
         lease = self.config.lease
-        if lease is None or self.end is not None:
+        if lease is None or self.suspended or self.end is not None:
             return
         grant = lease if isinstance(lease, LeaseGrant) else lease(self.peer)
         self.core.send_lease(grant.ttl, grant.n, trio.current_time(), grant.metadata)

@@ -183,7 +183,7 @@ class Peer(ABC):
             nothing was sent.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        (await self._choose()).push(metadata)
+        await (await self._choose()).push(metadata)
 
 
 def _answers(connection: Connection, x: object) -> tuple[Any, Any]:

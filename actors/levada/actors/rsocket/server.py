@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import trio
 
 from levada.framework import Actor, Reason
-from levada.framework.errors import CarrierError, ConfigurationError, DecodeError, LevadaError
+from levada.framework.errors import ActorStopped, CarrierError, ConfigurationError, DecodeError, LevadaError
 from levada.transports.carriers import Incoming
 from levada.transports.rsocket import RSocketCore, Sessions
 from levada.transports.rsocket.events import ConnectionEnded, ResumeReceived, SetupReceived
@@ -49,10 +49,7 @@ class ServerConnection(Connection):
     async def stopping(self, reason: Reason) -> None:
         """See `Connection.stopping`."""
         if not self.main_task:  # it is ended before it began
-            if isinstance(self.accepted, Incoming):
-                self.accepted.refuse()
-            else:
-                self.accepted.abort()
+            refuse(self.accepted)
         await super().stopping(reason)
 
     async def carry(self) -> None:
@@ -223,12 +220,24 @@ class ListenerActor(Actor[Any]):
 
     def _connect(self, accepted: Accepted, place: object) -> None:
         connection = ServerConnection(self.config, self.handler, self.dialect, accepted, self)
-        ref = self.spawn(lambda: connection)
+        try:
+            ref = self.spawn(lambda: connection)
+        except ActorStopped:  # the listener is ending
+            refuse(accepted)
+            return
         ref.on_stopped(lambda: self._places.release_on_behalf_of(place))
 
     def close_listener(self) -> None:
         """Accept nobody any more."""
         self._accepting.cancel()
+
+
+def refuse(accepted: Accepted) -> None:
+    """Send a client away that came too late."""
+    if isinstance(accepted, Incoming):
+        accepted.refuse()
+    else:
+        accepted.abort()
 
 
 class Listener:

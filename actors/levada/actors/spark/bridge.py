@@ -87,6 +87,8 @@ from .protocol import (
     failed,
     head_of,
     names,
+    rows_of_stream,
+    stream_of,
 )
 from .segments import Block
 from .store import Appended, Extent, JournalConfig, Store
@@ -344,12 +346,7 @@ class Bridge:
     async def _take(self, name: str, request: Request) -> Payload:
         journal = self._find(name).ref
         head = head_of(request.entries)
-        schema = await journal.ask(GetSchema(), timeout=None)
-        try:
-            batch = pa.ipc.read_record_batch(pa.py_buffer(request.data), schema)
-            batch.validate()
-        except (pa.ArrowException, OSError) as error:
-            raise RequestInvalid(f"these octets are no rows of {name}: {error}") from error
+        batch = rows_of_stream(request.data)
         if isinstance(head, StageHead):
             staged = await journal.ask(StageRows(head.query, head.batch, head.part, head.attempt, batch), timeout=None)
             return Payload(self._codec.encode(staged))
@@ -369,20 +366,13 @@ class Bridge:
             raise ActorFailed(text, ref.path) from error
 
     async def _ask_rows(self, name: str, request: Request) -> Payload:
-        try:
-            with pa.ipc.open_stream(request.data) as stream:
-                [asked] = stream
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise RequestInvalid(f"these octets are no Arrow stream of one batch: {error}") from error
+        asked = rows_of_stream(request.data)
         tried = (entry.metadata for entry in request.entries.entries if entry.mime_type == REQUEST_ID)
         answer = await self._ask(name, AskRows(asked, next(tried, b"").decode("ascii", "replace")))
         if not isinstance(answer, pa.RecordBatch) or answer.num_rows != asked.num_rows:
             got = f"{answer.num_rows} rows" if isinstance(answer, pa.RecordBatch) else type(answer).__name__
             raise ActorFailed(f"{name} answered {asked.num_rows} rows by {got}", self._exposed[name].path)
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, answer.schema) as writer:
-            writer.write_batch(answer)
-        return Payload(sink.getvalue().to_pybytes())
+        return Payload(stream_of(answer))
 
 
 async def _telling(answer: Awaitable[Any]) -> Any:

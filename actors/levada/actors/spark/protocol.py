@@ -7,8 +7,8 @@ route                   interaction          carries
 ======================  ===================  ==================================================================================
 ``mailbox/NAME``        request-response     one of the questions below, answered by a message
 ``mailbox/NAME/read``   request-stream       a `ReadRows`; each item is a block: an Arrow record batch message, and as metadata a `BlockHead`
-``mailbox/NAME/stage``  request-response     an Arrow record batch message, with a `StageHead` in the metadata; answered by the rows so far
-``mailbox/NAME/append`` request-response     an Arrow record batch message, with an `AppendHead`; answered by an `AppendedRows`
+``mailbox/NAME/stage``  request-response     an Arrow IPC stream of one batch, with a `StageHead` in the metadata; answered by the rows so far
+``mailbox/NAME/append`` request-response     an Arrow IPC stream of one batch, with an `AppendHead`; answered by an `AppendedRows`
 ``ask/NAME``            request-response     a message for an actor, answered by its reply
 ``ask/NAME/batch``      request-response     an Arrow IPC stream for an actor, answered by another one
 ``hello``               request-response     nothing, answered by nothing: the way to learn whether one was let in
@@ -70,7 +70,9 @@ __all__ = [
     "host_id",
     "names",
     "raised",
+    "rows_of_stream",
     "rows_payload",
+    "stream_of",
 ]
 
 PROBLEM = 0x301
@@ -152,7 +154,8 @@ def failed(error: LevadaError) -> RequestFailed:
         elif isinstance(value, _PLAIN):
             fields[attribute.name] = value
     fields["detail"] = str(error) if kind == "BridgeError" else error.detail
-    return RequestFailed(str(error), code=PROBLEM, data=_codec.encode([kind, fields]))
+    # The last part ends the data with an octet that is not 0: zeros at the end of an error's data are taken for a terminator.
+    return RequestFailed(str(error), code=PROBLEM, data=_codec.encode([kind, fields, True]))
 
 
 def raised(error: RequestFailed) -> LevadaError:
@@ -160,7 +163,7 @@ def raised(error: RequestFailed) -> LevadaError:
     if error.code != PROBLEM:
         return error
     try:
-        kind, fields = _codec.decode(error.data, list[Any])
+        kind, fields, _ = _codec.decode(error.data, list[Any])
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
         }
@@ -303,7 +306,31 @@ Head = StageHead | AppendHead
 def rows_payload(route: str, head: Head, batch: pa.RecordBatch) -> Payload:
     """Make a request of rows and of what is to be done with them."""
     metadata = CompositeMetadata.of(Routing(route), Entry(HEAD, _codec.encode(head)))
-    return Payload(batch.serialize().to_pybytes(), metadata.encode())
+    return Payload(stream_of(batch), metadata.encode())
+
+
+def stream_of(batch: pa.RecordBatch) -> bytes:
+    """Make an Arrow IPC stream of one batch, which says what its columns are."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    octets: bytes = sink.getvalue().to_pybytes()
+    return octets
+
+
+def rows_of_stream(octets: bytes) -> pa.RecordBatch:
+    """Read what `stream_of` wrote, without copying it.
+
+    Raises:
+        BridgeError: it is no Arrow IPC stream of one batch.
+    """
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(octets)) as stream:
+            [batch] = stream
+        batch.validate()
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise BridgeError(f"these octets are no rows: {error}") from error
+    return batch
 
 
 def head_of(entries: CompositeMetadata) -> Head:

@@ -46,8 +46,8 @@ exec '{java}' "$@"
 
 _LOG = """\
 rootLogger.level = {level}
-logger.repl.name = org.apache.spark.repl.Main
-logger.repl.level = {level}
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = {level}
 rootLogger.appenderRef.stderr.ref = stderr
 appender.stderr.type = Console
 appender.stderr.name = stderr

@@ -54,7 +54,7 @@ _KNOWN = (
     "failOnDataLoss",
     "jobId",
 )
-_OF_SPARK = frozenset({"path", "checkpointlocation", "querytablename", "recursivefilelookup"})
+_OF_SPARK = frozenset({"path", "checkpointlocation", "queryname", "querytablename", "recursivefilelookup"})
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")
 

@@ -162,6 +162,9 @@ def _token_path(urls: list[str], token_file: str | None) -> str:
 def _trusting(token: Token) -> ssl.SSLContext:
     context = ssl.create_default_context(cadata=token.trust or None)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if token.trust:
+        # What is in the token file is trusted as it is, also where it is no authority's but the bridge's own certificate.
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return context
 
 

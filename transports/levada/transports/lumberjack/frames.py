@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from levada.transports.lumberjack.config import WriterConfig
@@ -26,7 +26,20 @@ __all__ = [
 _HEAD = struct.Struct(">2sI")
 _U32 = struct.Struct(">I")
 
-_dump_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _json_dumper() -> Callable[[Any], str]:
+    make, quote = json.encoder.c_make_encoder, json.encoder.encode_basestring
+    if make is None:
+        return _encoder.encode
+    # `JSONEncoder.encode` makes this for each value: 3.8 instead of 4.9 us for 400 octets. No table of what is being encoded,
+    # which an error would leave filled: a value that contains itself is a RecursionError.
+    parts = make(None, _encoder.default, quote, None, ":", ",", False, False, False)
+    return lambda value: "".join(parts(value, 0))
+
+
+_dump_json = _json_dumper()
 
 
 def encode_window(version: int, size: int) -> bytes:

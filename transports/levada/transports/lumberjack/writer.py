@@ -11,6 +11,7 @@ In stream mode numbers run on and wrap, so an ack is a distance mod 2**32 from t
 
 from __future__ import annotations
 
+import itertools
 import struct
 import zlib
 from bisect import insort
@@ -288,6 +289,8 @@ class SendQueue:
 
     def __init__(self, config: WriterConfig) -> None:
         self._config = config
+        self._max_events = config.queue * config.window
+        self._max_octets = config.queue * config.max_bytes
         self._new: deque[tuple[bytes, Any, float]] = deque()
         self._new_octets = 0
         self._again: list[Batch] = []  # by age
@@ -309,8 +312,7 @@ class SendQueue:
     @property
     def full(self) -> bool:
         """Whether a sender has to wait: `WriterConfig.queue` windows of events, or of octets, are here."""
-        config = self._config
-        return self._events >= config.queue * config.window or self._octets >= config.queue * config.max_bytes
+        return self._events >= self._max_events or self._octets >= self._max_octets
 
     @property
     def waiting(self) -> int:
@@ -332,6 +334,7 @@ class SendQueue:
             LocalProtocolError: the queue is full and nothing may be dropped.
         """
         dropped: list[Any] = []
+        size = len(body) + _HEAD.size
         if self.full:
             if self._config.drop is None:
                 raise LocalProtocolError("the queue of the writer is full", rule="LJ-57")
@@ -339,13 +342,13 @@ class SendQueue:
             if self._config.drop == "newest" or not self._new:
                 return [token]
             old, old_token, _ = self._new.popleft()
-            self._new_octets -= len(old) + 6
-            self._gone(1, len(old) + 6)
+            self._new_octets -= len(old) + _HEAD.size
+            self._gone(1, len(old) + _HEAD.size)
             dropped.append(old_token)
         self._new.append((body, token, now))
-        self._new_octets += len(body) + 6
+        self._new_octets += size
         self._events += 1
-        self._octets += len(body) + 6
+        self._octets += size
         return dropped
 
     def _gone(self, events: int, octets: int) -> None:
@@ -366,9 +369,10 @@ class SendQueue:
             return self._old_batch(room)
         new = self._new
         config = self._config
+        most = min(room, config.window)
         if not new or not (
             flush
-            or len(new) >= min(room, config.window)
+            or len(new) >= most
             or self._new_octets >= config.max_bytes
             or now >= new[0][2] + config.linger
         ):
@@ -376,14 +380,15 @@ class SendQueue:
         bodies: list[bytes] = []
         tokens: list[Any] = []
         octets = 0
-        while new and len(bodies) < min(room, config.window):
-            size = len(new[0][0]) + 6
+        for body, token, _ in itertools.islice(new, most):
+            size = len(body) + _HEAD.size
             if bodies and octets + size > config.max_bytes:
                 break
             octets += size
-            body, token, _ = new.popleft()
             bodies.append(body)
             tokens.append(token)
+        for _ in bodies:
+            new.popleft()
         self._new_octets -= octets
         batch = Batch(bodies, tokens, (self._next_age,))
         self._next_age += 1

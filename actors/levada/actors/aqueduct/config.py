@@ -1,0 +1,94 @@
+"""How a side behaves, beyond what `levada.transports.aqueduct.AqueductConfig` says of the protocol; and what URLs mean."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import attrs
+from attrs import validators as v
+
+from levada.framework import Codec
+from levada.framework.errors import ConfigurationError
+from levada.transports.aqueduct import ALPN, AqueductConfig, Headers
+from levada.transports.carriers import MemoryConfig, dial, listen
+
+__all__ = ["PeerConfig", "dial_carrier", "listen_carrier"]
+
+_COUNT = [v.instance_of(int), v.ge(1)]
+
+
+@attrs.frozen(kw_only=True)
+class PeerConfig:
+    """Settings of one side, client or server. Immutable; derive with `attrs.evolve`."""
+
+    core: AqueductConfig = attrs.field(factory=AqueductConfig, validator=v.instance_of(AqueductConfig))
+    """The protocol: windows, limits, delays."""
+    carrier: Any = None
+    """``QuicConfig`` or `MemoryConfig`; ``None`` for the defaults (a QUIC server needs a certificate). The protocol name and the
+    number of streams that the peer may open are filled in where they are too small for `AqueductConfig.max_channels`."""
+    codec: Codec = attrs.field(factory=Codec, validator=v.instance_of(Codec))
+    """Writes and reads messages."""
+    headers: Headers = attrs.field(default=(), converter=tuple)
+    """Connection headers that the peer sees: pairs of ASCII text and octets."""
+    drain: float = attrs.field(default=5.0, validator=v.ge(0.0))
+    """Seconds that open channels, and then running handlers, have to end when this side closes in order."""
+    max_connections: int = attrs.field(default=1000, validator=_COUNT)
+    """Clients that a server lets in at once; further ones wait."""
+    max_handlers: int = attrs.field(default=100, validator=_COUNT)
+    """Messages of one client that an async function may handle at once; further ones wait in the window."""
+
+
+def dial_carrier(url: str, config: PeerConfig) -> AbstractAsyncContextManager[Any]:
+    """Connect to an ``aqueduct://`` URL. Source: AQ-14."""
+    carrier = carrier_url(url)
+    return dial(carrier, _fit(carrier, config))
+
+
+def listen_carrier(url: str, config: PeerConfig) -> AbstractAsyncContextManager[Any]:
+    """Listen at an ``aqueduct://`` URL. Source: AQ-14."""
+    carrier = carrier_url(url)
+    return listen(carrier, _fit(carrier, config))
+
+
+def carrier_url(url: str) -> str:
+    """Find the carrier's own URL.
+
+    Raises:
+        ConfigurationError: another scheme.
+
+    Example:
+        >>> carrier_url("aqueduct://example.org:4433"), carrier_url("aqueduct+memory://desk")
+        ('quic://example.org:4433', 'memory://desk')
+    """
+    scheme, separator, rest = url.partition("://")
+    carriers = {"aqueduct": "quic", "aqueduct+quic": "quic", "aqueduct+memory": "memory"}
+    if not separator or scheme not in carriers:
+        raise ConfigurationError(f"expected aqueduct://host:port or aqueduct+memory://name, got {url!r}")
+    return f"{carriers[scheme]}://{rest}"
+
+
+def _fit(url: str, config: PeerConfig) -> Any:
+    """Complete the carrier's settings: a channel takes a stream of each kind, the connection one more."""
+    streams = config.core.max_channels + 1
+    carrier = config.carrier
+    if url.startswith("memory:"):
+        carrier = MemoryConfig(shape="connection") if carrier is None else carrier
+        if not isinstance(carrier, MemoryConfig):
+            return carrier  # `dial` and `listen` say what is wrong
+        return attrs.evolve(
+            carrier,
+            max_streams_bidi=max(streams, carrier.max_streams_bidi),
+            max_streams_uni=max(streams, carrier.max_streams_uni),
+        )
+    from levada.transports.quic import QuicConfig  # an extra
+
+    carrier = QuicConfig() if carrier is None else carrier
+    if not isinstance(carrier, QuicConfig):
+        return carrier
+    return attrs.evolve(
+        carrier,
+        alpn=(ALPN,),
+        max_streams=max(streams, carrier.max_streams),
+        max_streams_unidirectional=max(streams, carrier.max_streams_unidirectional),
+    )

@@ -1,0 +1,346 @@
+"""Reading mailboxes from Spark: options, columns, offsets and limits without a session; then batches and streams with one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pa = pytest.importorskip("pyarrow")
+pytest.importorskip("pyspark")
+pytest.importorskip("levada.actors.spark", exc_type=ImportError)
+
+from hypothesis import given  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows  # noqa: E402
+from pyspark.sql.types import StructType  # noqa: E402
+
+from levada.actors.spark import (  # noqa: E402
+    DeclareGroup,
+    EpochChanged,
+    GetGroups,
+    JournalConfig,
+    JournalError,
+    OffsetGone,
+    SchemaMismatch,
+    UnknownName,
+)
+from levada.actors.spark.datasource import MailboxSource  # noqa: E402
+from levada.actors.spark.source import Options, StreamSource, shares  # noqa: E402
+from levada.framework import message  # noqa: E402
+from levada.framework.errors import ConfigurationError  # noqa: E402
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from .conftest import Actors
+
+pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
+
+
+@message("source.Line")
+class Line:
+    number: int
+    text: str = ""
+
+
+ONE_ROW = JournalConfig(
+    partitions=2, block_rows=1, block_bytes=512, segment_bytes=2048, retain_bytes=None, max_bytes=1 << 20
+)
+
+
+def fill(actors: Actors, name: str = "lines", *counts: int, config: JournalConfig = ONE_ROW) -> Any:
+    """Make a mailbox with so many rows in its partitions."""
+    made = actors.mailbox(name, Line, config=config)
+
+    async def append() -> None:
+        for partition, count in enumerate(counts):
+            for number in range(count):
+                await made.append([Line(number)], partition=partition)
+
+    actors.do(append)
+    return made
+
+
+def options(actors: Actors, **more: str) -> dict[str, str]:
+    return {"address": actors.bridge.address, "mailbox": "lines", **more}
+
+
+def source(actors: Actors, ddl: str = "number bigint, text string", **more: str) -> StreamSource:
+    wanted = StructType.fromDDL(ddl)
+    assert isinstance(wanted, StructType)
+    return StreamSource(Options.read(options(actors, **more)), wanted)
+
+
+def bounds(offset: dict[str, Any]) -> tuple[int, ...]:
+    return tuple(offset[number] for number in sorted(offset) if number != "epoch")
+
+
+# ---------------------------------------------------------------- options
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"mailbox": ""}, "needs option mailbox"),
+        ({"maxRowPerBatch": "3"}, "no option of format mailbox: maxrowperbatch; there are: address"),
+        ({"maxRowsPerBatch": "0"}, "maxRowsPerBatch is a whole number of 1 or more, not '0'"),
+        ({"maxTriggerDelay": "soon"}, "maxTriggerDelay is a time such as 500ms"),
+        ({"startingOffsets": "first"}, "startingOffsets is earliest, latest, group or JSON"),
+        ({"startingOffsets": "group"}, "startingOffsets=group needs option group"),
+        ({"failOnDataLoss": "maybe"}, "failOnDataLoss is true or false"),
+    ],
+)
+def test_options_that_cannot_be_say_which(wrong: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        Options.read({"address": "unix:///x", "mailbox": "m", **wrong})
+
+
+def test_names_of_options_are_spelt_as_one_likes() -> None:
+    read = Options.read(
+        {"ADDRESS": "unix:///x", "Mailbox": "m", "maxtriggerdelay": "250ms", "startingOffsets": '{"1": 4}'}
+    )
+    assert (read.remote.name, read.max_delay, read.starting) == ("m", 0.25, {1: 4})
+
+
+# ---------------------------------------------------------------- columns
+
+
+def test_columns_are_those_of_the_mailbox(actors: Actors) -> None:
+    fill(actors)
+    schema = MailboxSource(options(actors)).schema()
+    assert schema.simpleString() == "struct<number:bigint,text:string>"
+    some = MailboxSource(options(actors, schema="text string")).schema()
+    assert some.simpleString() == "struct<text:string>"
+
+
+def test_columns_that_differ_are_named(actors: Actors) -> None:
+    fill(actors)
+    with pytest.raises(SchemaMismatch) as refused:
+        source(actors, "number string, level int").initialOffset()
+    assert refused.value.differences == (
+        "number: string, in the mailbox bigint",
+        "level: not in the mailbox, which has number, text",
+    )
+    actors.mailbox("odd", pa.schema([("a", pa.uint64()), ("b", pa.int64())]))
+    with pytest.raises(SchemaMismatch, match="a: Spark has no type for uint64"):
+        MailboxSource({"address": actors.bridge.address, "mailbox": "odd"}).schema()
+    with pytest.raises(UnknownName):
+        MailboxSource(options(actors, mailbox="none")).schema()
+
+
+# ---------------------------------------------------------------- offsets
+
+
+def test_a_stream_begins_where_it_is_told(actors: Actors) -> None:
+    made = fill(actors, "lines", 3, 2)
+    assert bounds(source(actors).initialOffset()) == (0, 0)
+    assert bounds(source(actors, startingOffsets="latest").initialOffset()) == (3, 2)
+    assert bounds(source(actors, startingOffsets='{"1": 2}').initialOffset()) == (0, 2)
+    with pytest.raises(ConfigurationError, match=r"partitions \[0, 1\], not \[7\]"):
+        source(actors, startingOffsets='{"7": 2}').initialOffset()
+    late = source(actors, startingOffsets="latest", group="late")
+    late.initialOffset()
+    assert actors.ask(made, GetGroups()) == {"late": {0: 3, 1: 2}}
+    assert bounds(source(actors, startingOffsets="group", group="late").initialOffset()) == (3, 2)
+
+
+def test_without_limits_a_micro_batch_is_all_there_is(actors: Actors) -> None:
+    fill(actors, "lines", 3, 2)
+    stream = source(actors)
+    start = stream.initialOffset()
+    end = stream.latestOffset(start, stream.getDefaultReadLimit())
+    assert bounds(end) == (3, 2)
+    assert stream.latestOffset(end, ReadAllAvailable()) == end
+    assert stream.reportLatestOffset() == end
+    assert [(each.partition, each.start, each.end) for each in stream.partitions(start, end)] == [(0, 0, 3), (1, 0, 2)]
+
+
+def test_rows_and_octets_of_a_micro_batch_are_limited(actors: Actors) -> None:
+    fill(actors, "lines", 8, 4)
+    stream = source(actors, maxRowsPerBatch="3")
+    assert stream.getDefaultReadLimit() == ReadMaxRows(3)
+    start = stream.initialOffset()
+    first = stream.latestOffset(start, stream.getDefaultReadLimit())
+    assert bounds(first) == (2, 1)
+    assert bounds(stream.latestOffset(first, ReadAllAvailable())) == (8, 4)
+    small = source(actors, maxBytesPerBatch="1")
+    assert small.getDefaultReadLimit() == ReadMaxBytes(1)
+    assert bounds(small.latestOffset(start, ReadMaxBytes(1))) == (1, 1)
+    assert bounds(small.latestOffset(start, ReadMaxBytes(1 << 20))) == (8, 4)
+    both = source(actors, maxRowsPerBatch="6", maxBytesPerBatch="1")
+    assert bounds(both.latestOffset(start, both.getDefaultReadLimit())) == (1, 1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=6), st.integers(1, 60))
+def test_shares_use_the_limit_up_and_keep_within_it(partitions: list[tuple[int, int]], rows: int) -> None:
+    start = {number: first for number, (first, _) in enumerate(partitions)}
+    end = {number: first + count for number, (first, count) in enumerate(partitions)}
+    shared = shares(start, end, rows)
+    assert all(start[number] <= shared[number] <= end[number] for number in end)
+    assert sum(shared[number] - start[number] for number in end) == min(rows, sum(count for _, count in partitions))
+
+
+def test_a_micro_batch_waits_for_enough_rows_or_for_its_time(actors: Actors) -> None:
+    made = fill(actors, "lines", 2, 0)
+    patient = source(actors, minRowsPerBatch="3")
+    start = patient.initialOffset()
+    assert patient.latestOffset(start, ReadAllAvailable()) == start
+    # The time is over at once; and Trigger.AvailableNow has nothing to wait for.
+    hasty = source(actors, minRowsPerBatch="3", maxTriggerDelay="0s")
+    assert bounds(hasty.latestOffset(start, ReadAllAvailable())) == (2, 0)
+    now = source(actors, minRowsPerBatch="3")
+    now.prepareForTriggerAvailableNow()
+    assert bounds(now.latestOffset(start, ReadAllAvailable())) == (2, 0)
+    actors.do(lambda: made.append([Line(2)]))
+    assert sum(bounds(patient.latestOffset(start, ReadAllAvailable()))) == 3
+
+
+def test_available_now_reads_up_to_what_was_there_while_appends_go_on(actors: Actors) -> None:
+    made = fill(actors, "lines", 3, 2)
+    stream = source(actors)
+    start = stream.initialOffset()
+    stream.prepareForTriggerAvailableNow()
+    actors.do(lambda: made.append([Line(9)] * 5, partition=0))
+    end = stream.latestOffset(start, ReadAllAvailable())
+    assert bounds(end) == (3, 2)
+    assert stream.latestOffset(end, ReadAllAvailable()) == end
+    # A checkpoint that is ahead already stays where it is.
+    ahead = {**end, "0": 7}
+    assert stream.latestOffset(ahead, ReadAllAvailable()) == ahead
+
+
+def test_a_checkpoint_of_another_journal_is_refused(actors: Actors) -> None:
+    fill(actors, "lines", 1)
+    stream = source(actors)
+    start = {**stream.initialOffset(), "epoch": "0" * 32}
+    with pytest.raises(EpochChanged, match="Start the query with a new checkpoint"):
+        stream.latestOffset(start, ReadAllAvailable())
+
+
+def test_a_group_is_kept_and_moves_with_the_commits_of_the_query(actors: Actors) -> None:
+    made = fill(actors, "lines", 3, 2)
+    stream = source(actors, group="job")
+    start = stream.initialOffset()
+    assert actors.ask(made, GetGroups()) == {"job": {0: 0, 1: 0}}
+    stream.commit(stream.latestOffset(start, ReadAllAvailable()))
+    assert actors.ask(made, GetGroups()) == {"job": {0: 3, 1: 2}}
+
+
+def test_lost_rows_fail_the_query_or_are_left_out(actors: Actors) -> None:
+    """Rows that another group has done with are deleted: no group of this query kept them."""
+    config = JournalConfig(block_rows=1, block_bytes=512, segment_bytes=1024, retain_bytes=None, max_bytes=1 << 20)
+    made = fill(actors, "lines", 30, config=config)
+    first = source(actors)
+    start = first.initialOffset()
+    actors.ask(made, DeclareGroup("other"))
+    done = source(actors, group="other")
+    done.commit(done.latestOffset(start, ReadAllAvailable()))
+    end = first.latestOffset(start, ReadAllAvailable())
+    oldest = actors.bridge and first._describe().first[0]
+    assert 0 < oldest < 30
+    with pytest.raises(OffsetGone, match=rf"partition 0: rows 0 to {oldest - 1} have been deleted") as gone:
+        first.partitions(start, end)
+    assert (gone.value.wanted, gone.value.first) == (0, oldest)
+    lenient = source(actors, failOnDataLoss="false")
+    [task] = lenient.partitions(start, end)
+    rows = [number for batch in lenient.read(task) for number in batch.column("number").to_pylist()]
+    assert rows == list(range(oldest, 30))
+    with pytest.raises(JournalError):
+        list(first.read(task))
+
+
+# ---------------------------------------------------------------- with Spark
+
+
+def frame(spark: SparkSession, actors: Actors, **more: str) -> Any:
+    return spark.read.format("mailbox").options(**options(actors, **more)).load()
+
+
+def test_a_batch_is_what_is_there(spark: SparkSession, actors: Actors) -> None:
+    """Whole, some columns in another order, filtered, ended early; of a mailbox without rows as well."""
+    fill(actors, "lines", 60, 40)
+    lines = frame(spark, actors)
+    assert [str(field) for field in lines.schema] == [
+        "StructField('number', LongType(), False)",
+        "StructField('text', StringType(), False)",
+    ]
+    assert lines.groupBy().sum("number").first()[0] == sum(range(60)) + sum(range(40))
+    assert frame(spark, actors, schema="text string, number bigint").where("number = 59").collect() == [("", 59)]
+    assert len(lines.limit(3).collect()) == 3
+    fill(actors, "none")
+    assert frame(spark, actors, mailbox="none").count() == 0
+
+
+def test_every_type_of_column_arrives(spark: SparkSession, actors: Actors) -> None:
+    schema = pa.schema(
+        [
+            pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False),
+            ("day", pa.date32()),
+            ("amount", pa.decimal128(38, 18)),
+            ("raw", pa.binary()),
+            ("names", pa.list_(pa.field("item", pa.string(), nullable=False))),
+            ("by", pa.map_(pa.string(), pa.struct([pa.field("n", pa.int64(), nullable=False)]))),
+            ("took", pa.duration("us")),
+        ]
+    )
+    made = actors.mailbox("typed", schema)
+    rows = [
+        {
+            "at": 1_700_000_000_000_000,
+            "day": 19_000,
+            "amount": None,
+            "raw": b"\x00",
+            "names": ["a", "b"],
+            "by": [("k", {"n": 1})],
+            "took": 5,
+        }
+    ]
+    actors.do(lambda: made.append(pa.RecordBatch.from_pylist(rows, schema=schema)))
+    [row] = (
+        frame(spark, actors, mailbox="typed")
+        .selectExpr("unix_micros(at)", "day", "amount", "raw", "names", "by.k.n")
+        .collect()
+    )
+    assert [row[0], str(row[1]), row[2], bytes(row[3]), row[4], row[5]] == [
+        1_700_000_000_000_000,
+        "2022-01-08",
+        None,
+        b"\x00",
+        ["a", "b"],
+        1,
+    ]
+
+
+def test_a_stream_reads_each_row_once_over_restarts(
+    spark: SparkSession, make_actors: Callable[..., Actors], tmp_path: Path
+) -> None:
+    """With limits, in several micro-batches; a new start of both sides goes on from the checkpoint."""
+    actors = make_actors()
+    made = fill(actors, "lines", 30, 20)
+    settings = options(actors, maxRowsPerBatch="20", group="job")
+
+    def run() -> Any:
+        stream = spark.readStream.format("mailbox").options(**settings).load()
+        to = stream.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = to.trigger(availableNow=True).start(str(tmp_path / "out"))
+        assert query.awaitTermination(120)
+        return query
+
+    progress = [each.numInputRows for each in run().recentProgress]
+    assert sorted(count for count in progress if count) == [10, 20, 20]
+    actors.stop()
+    actors.start()
+    made = fill(actors, "lines", 0, 5)
+    run()
+    rows = spark.read.parquet(str(tmp_path / "out"))
+    assert (rows.count(), rows.groupBy().sum("number").first()[0]) == (
+        55,
+        sum(range(30)) + sum(range(20)) + sum(range(5)),
+    )
+    [last] = [path for path in (tmp_path / "checkpoint" / "offsets").glob("3")]
+    assert bounds(json.loads(last.read_text().splitlines()[-1])) == (30, 25)
+    assert sum(actors.ask(made, GetGroups())["job"].values()) >= 50

@@ -1,0 +1,200 @@
+"""The exchange on stream 0: the client's message, the server's result, and readers for both that take octets in any cutting.
+
+The readers are generators that ask for a number of octets and get exactly these; `Octets` feeds them. So each length is judged
+before anything of that size is waited for (MA-18), and nothing is read twice however the octets come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Final, Generic, TypeVar
+
+import attrs
+
+from .config import MaopConfig
+from .errors import ErrorCode, Fault
+from .versions import CAPABILITY_PAIR, Capability, Version, parse_capabilities, parse_version
+
+__all__ = ["Authentication", "Octets", "Result", "read_authentication", "read_result"]
+
+_TCHAR: Final = frozenset(b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
+MIN_RESULT: Final = 32
+"""Octets that a known peer waits for before it reads a result. Source: MA-25."""
+
+T = TypeVar("T")
+
+
+def _short(text: str | bytes) -> bytes:
+    data = text.encode() if isinstance(text, str) else text
+    return bytes((len(data),)) + data
+
+
+def _long(text: str | bytes) -> bytes:
+    data = text.encode() if isinstance(text, str) else text
+    return len(data).to_bytes(2, "big") + data
+
+
+@attrs.frozen
+class Authentication:
+    """What a client sends. Source: section 3.1."""
+
+    auth_type: str
+    token: bytes = attrs.field(repr=False)
+    pairs: dict[str, str]
+    version: Version
+    vendor: str
+
+    def __attrs_post_init__(self) -> None:
+        raw = self.auth_type.encode()
+        if not 0 < len(raw) < 256 or not _TCHAR.issuperset(raw):
+            raise ValueError(f"auth_type must be 1 to 255 token characters, not {self.auth_type!r} [MA-16]")
+        sizes = (len(self.token), len(self.pairs), len(self.vendor.encode()))
+        if sizes > (65_535, 65_536) or sizes[1] > 255 or sizes[2] > 255 or len(str(self.version)) > 255:
+            raise ValueError("token, pairs, version or vendor is too long [MA-18]")
+        if any(len(text.encode()) > 65_535 for pair in self.pairs.items() for text in pair):
+            raise ValueError("a pair is too long [MA-18]")
+
+    @property
+    def capabilities(self) -> Capability:
+        """What the client announces. Source: MA-35."""
+        return parse_capabilities(self.pairs.get(CAPABILITY_PAIR, ""))
+
+    def encode(self) -> bytes:
+        """Return its octets."""
+        pairs = b"".join(_long(key) + _long(value) for key, value in self.pairs.items())
+        head = _short(self.auth_type) + _long(self.token) + bytes((len(self.pairs),)) + pairs
+        return head + _short(str(self.version)) + _short(self.vendor)
+
+
+@attrs.frozen
+class Result:
+    """What a server answers; approved if there is a session. Source: section 3.2."""
+
+    version: Version
+    vendor: str
+    session_id: bytes | None = None
+    identifier: str = ""
+    code: int = 0
+    retry_after_ms: int = 0
+    reason: str = ""
+
+    def encode(self) -> bytes:
+        """Return its octets."""
+        if self.session_id is not None:
+            head = b"\x01" + self.session_id + _short(self.identifier)
+        else:
+            head = b"\x00" + self.code.to_bytes(2, "big") + self.retry_after_ms.to_bytes(4, "big") + _long(self.reason)
+        return head + _short(str(self.version)) + _short(self.vendor)
+
+
+class Octets(Generic[T]):
+    """Feeds a reader with what has come."""
+
+    __slots__ = ("_buffer", "_need", "_reader", "rest", "value")
+
+    def __init__(self, reader: Generator[int, bytes, T]) -> None:
+        self._reader = reader
+        self._buffer = bytearray()
+        self._need = next(reader)
+        self.value: T | None = None
+        """What was read, when it is whole."""
+        self.rest = b""
+        """What came behind it at the same time."""
+
+    def feed(self, data: bytes) -> bool:
+        """Take octets; say whether the whole is there.
+
+        Raises:
+            Fault: it is wrong.
+        """
+        buffer = self._buffer
+        buffer += data
+        at = 0
+        while len(buffer) - at >= self._need:
+            piece = bytes(buffer[at : at + self._need])
+            at += self._need
+            try:
+                self._need = self._reader.send(piece)
+            except StopIteration as done:
+                self.value = done.value
+                self.rest = bytes(buffer[at:])
+                buffer.clear()
+                return True
+        del buffer[:at]
+        return False
+
+
+def _number(raw: bytes) -> int:
+    return int.from_bytes(raw, "big")
+
+
+def _text(raw: bytes, what: str) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise Fault(ErrorCode.INVALID_FORMAT, f"the {what} is not UTF-8.", "MA-5") from None
+
+
+def read_authentication(config: MaopConfig) -> Generator[int, bytes, Authentication]:
+    """Read a client's message, judging each part as soon as it is there. Source: MA-16 to MA-18, MA-32 to MA-34a."""
+    size = _number((yield 1))
+    if not size:
+        raise Fault(ErrorCode.INVALID_FORMAT, "the authentication type is empty.", "MA-16")
+    name = bytearray()
+    while len(name) < size:
+        octet = yield 1
+        # MA-16: garbage shows here, without waiting for the octets that it seems to announce.
+        if octet[0] not in _TCHAR:
+            raise Fault(ErrorCode.INVALID_FORMAT, "the authentication type has characters that no type has.", "MA-16")
+        name += octet
+    size = _number((yield 2))
+    if size > config.max_token:
+        raise Fault(ErrorCode.CONTENT_TOO_LARGE, f"the token has {size} octets, at most {config.max_token}.", "MA-18")
+    token = yield size
+    count = _number((yield 1))
+    if count > config.max_pairs:
+        raise Fault(ErrorCode.CONTENT_TOO_LARGE, f"there are {count} pairs, at most {config.max_pairs}.", "MA-18")
+    pairs: dict[str, str] = {}
+    octets = 0
+    for _ in range(count):
+        texts = []
+        for what in ("key of a pair", "value of a pair"):
+            size = _number((yield 2))
+            octets += 2 + size
+            if octets > config.max_pair_octets:
+                raise Fault(
+                    ErrorCode.CONTENT_TOO_LARGE, f"the pairs have more than {config.max_pair_octets} octets.", "MA-18"
+                )
+            texts.append(_text((yield size), what))
+        pairs[texts[0]] = texts[1]  # MA-17: the last value counts.
+    version = yield from _version()
+    vendor = _text((yield _number((yield 1))), "vendor")
+    if version is None:
+        raise Fault(ErrorCode.INVALID_FORMAT, "the version is malformed.", "MA-32")
+    return Authentication(name.decode().lower(), token, pairs, version, vendor)
+
+
+def _version() -> Generator[int, bytes, Version | None]:
+    raw = yield _number((yield 1))
+    return parse_version(raw.decode("ascii")) if raw.isascii() else None
+
+
+def read_result() -> Generator[int, bytes, Result]:
+    """Read a server's answer. Source: MA-21 to MA-26, MA-33."""
+    approved = (yield 1) == b"\x01"
+    session_id, identifier, code, retry, reason = None, "", 0, 0, ""
+    if approved:
+        session_id = yield 16
+        identifier = _text((yield _number((yield 1))), "identifier")
+    else:
+        code = _number((yield 2))
+        retry = _number((yield 4))
+        reason = _text((yield _number((yield 2))), "reason")
+    version = yield from _version()
+    vendor = _text((yield _number((yield 1))), "vendor")
+    if version is None:
+        # What a refusal says is of use whatever version it names.
+        if approved:
+            raise Fault(ErrorCode.INVALID_FORMAT, "the server's version is malformed.", "MA-32")
+        version = Version(0, 0, 0)
+    return Result(version, vendor, session_id, identifier, code, retry, reason)

@@ -1,0 +1,155 @@
+"""Bodies: Blocks into pieces and pieces into Blocks, alike for Messages, Requests and Responses.
+
+Nothing is allocated by announced length, and large pieces are views of what came; the octets of a body are copied once at most,
+when the pieces of a body that is wanted whole are joined.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .config import MaopConfig
+from .errors import ErrorCode, Fault
+from .events import Octets, Output, StreamData
+from .frames import BLOCK, BLOCK_END, UNDEFINED
+from .state import MISPLACED
+
+__all__ = ["BodyReader", "write_blocks", "write_end"]
+
+_JOIN: Final = 16_384
+"""Chunks up to this size are sent in one piece with their header: copying them costs less than another write."""
+_VIEW: Final = 4096
+"""Pieces from this size on are views: below, a copy is as cheap, and frees what it was cut from."""
+_SMALL_BLOCK: Final = 1024
+"""Blocks below are counted. Source: section 7."""
+
+
+class BodyReader:
+    """Takes the octets of one body."""
+
+    __slots__ = ("_config", "_head", "_left", "_small", "_zero", "blocks", "ended", "length", "limit", "pieces", "total")
+
+    def __init__(self, length: int, limit: int, config: MaopConfig) -> None:
+        self.length = length
+        """Octets announced, or `UNDEFINED`."""
+        self.limit = limit
+        """Octets allowed, if the length is undefined."""
+        self._config = config
+        self.total = 0
+        """Octets announced by the Blocks so far."""
+        self.blocks = 0
+        self.ended = False
+        """Whether Block End has come and was right."""
+        self.pieces: list[Octets] = []
+        """What has come; whoever uses the reader takes them out."""
+        self._left = 0
+        self._small = 0
+        self._head = bytearray()
+        self._zero = False
+
+    def read(self, data: bytes, at: int) -> int:
+        """Take octets up to Block End; return where reading stopped.
+
+        Raises:
+            Fault: they are wrong.
+        """
+        end = len(data)
+        head = self._head
+        while at < end:
+            if self._left:
+                size = min(self._left, end - at)
+                self.pieces.append(data[at : at + size] if size < _VIEW else memoryview(data)[at : at + size])
+                self._left -= size
+                at += size
+                continue
+            op = head[0] if head else data[at]
+            if op == 5:
+                need = 5
+            elif op == 6:
+                need = 9
+            elif op == 0 and self._zero:
+                need = 4  # MA-137: the lower half of a length of eight octets, whose upper half was read as a Block of none.
+            else:
+                raise misplaced(op)
+            if head or end - at < need:
+                missing = need - len(head)
+                head += data[at : at + missing]
+                at = min(end, at + missing)
+                if len(head) < need:
+                    break
+                raw = bytes(head)
+                head.clear()
+                self._header(op, raw, 0)
+            else:
+                self._header(op, data, at)
+                at += need
+            if self.ended:
+                break
+        return at
+
+    def _header(self, op: int, raw: bytes, at: int) -> None:
+        if op == 6:
+            self._end(BLOCK_END.unpack_from(raw, at)[1])
+            return
+        if op == 5:
+            size = BLOCK.unpack_from(raw, at)[1]
+            self._zero = size == 0 and self._config.tolerate_u64_block_length
+            self.blocks += 1
+            if size < _SMALL_BLOCK and self.length != UNDEFINED:
+                self._small += 1
+                if self._small > self._config.max_blocks_per_message:
+                    raise Fault(ErrorCode.CONTENT_TOO_LARGE, "too many small Blocks", "MA-62")
+        else:
+            size = int.from_bytes(raw[at : at + 4], "big")
+            self._zero = False
+        self.total += size
+        # MA-58: judged by the header alone, before any octet of the chunk.
+        if self.total > self.length:
+            raise Fault(
+                ErrorCode.PAYLOAD_LENGTH_MISMATCH, f"{self.total} octets, {self.length} were announced", "MA-58"
+            )
+        if self.length == UNDEFINED and self.total > self.limit:
+            raise Fault(ErrorCode.CONTENT_TOO_LARGE, f"more than {self.limit} octets", "MA-58")
+        self._left = size
+
+    def _end(self, total: int) -> None:
+        if not self.blocks and self.length != UNDEFINED:
+            raise Fault(ErrorCode.ORDER_VIOLATION, "Block End before any Block", "MA-59")
+        if total != self.total or (self.length != UNDEFINED and total != self.length):
+            raise Fault(
+                ErrorCode.PAYLOAD_LENGTH_MISMATCH, f"Block End says {total} octets, Blocks had {self.total}", "MA-58"
+            )
+        self.ended = True
+
+    def whole(self) -> bytes:
+        """Return the body that was collected."""
+        pieces = self.pieces
+        if len(pieces) == 1 and type(pieces[0]) is bytes:
+            return pieces[0]
+        return b"".join(pieces)
+
+
+def misplaced(op: int) -> Fault:
+    """Say what is wrong with an operation that may not come on a data stream here. Source: MA-11 to MA-13, MA-70."""
+    code = MISPLACED.get(op)
+    if code is None:
+        return Fault(ErrorCode.INVALID_FORMAT, f"unknown operation 0x{op:02x}", "MA-13")
+    return Fault(code, f"operation 0x{op:02x} has no place here", "MA-11" if op < 2 else "MA-70" if op == 2 else "MA-12")
+
+
+def write_blocks(out: list[Output], stream_id: int, data: Octets, chunk: int) -> None:
+    """Queue octets of a body as Blocks. Source: section 7 (chunking)."""
+    size = len(data)
+    if size <= min(_JOIN, chunk):
+        out.append(StreamData(stream_id, BLOCK.pack(5, size) + data, False))
+        return
+    view = memoryview(data)
+    for at in range(0, size, chunk):
+        piece = view[at : at + chunk]
+        out.append(StreamData(stream_id, BLOCK.pack(5, len(piece)), False))
+        out.append(StreamData(stream_id, piece, False))
+
+
+def write_end(out: list[Output], stream_id: int, total: int) -> None:
+    """Queue Block End with the end of the stream. Source: MA-62."""
+    out.append(StreamData(stream_id, BLOCK_END.pack(6, total), True))

@@ -1,0 +1,417 @@
+"""The control pool: our signals to the peer, and the peer's to us.
+
+Out: each control stream has its own bounded backlog, written in the order that MA-85 gives whenever the owner says that the stream
+takes octets. A stream is opened by its first signal. Signals of one operation share a stream, so they arrive in order; nothing is
+ever queued that could overtake an earlier signal of the same operation, because a Proceed that is not written yet is taken back
+when its operation ends (the Fail or Refuse then is its only decision).
+
+In: signals are read as they come, entry by entry, so that a batch needs no memory; a text is kept until it is whole, 64 KiB at
+most. A token bucket counts entries; while it is empty the streams are not read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .errors import ErrorCode, Fault, close_code
+from .events import OpenStream, Output, StopStream, StreamData, StreamUnblocked
+from .frames import BATCH, CONTROL_OPS, DISCONNECT_REQUEST, DONE_ENTRY, ENTRIES, FAIL, PROCEED_ENTRY, REFUSE_ENTRY
+from .rates import TokenBucket
+
+if TYPE_CHECKING:
+    from .core import MaopCore
+
+__all__ = ["ControlIn", "ControlPool", "Signals"]
+
+
+class ControlOut:
+    """One control stream of ours, and what waits for it."""
+
+    __slots__ = ("dones", "fails", "proceeds", "refuses", "requests", "stream_id", "writable")
+
+    def __init__(self) -> None:
+        self.stream_id: int | None = None
+        """None until its first signal is written."""
+        self.writable = True
+        self.refuses: list[bytes] = []
+        self.fails: list[bytes] = []
+        self.dones: list[bytes] = []
+        self.proceeds: dict[int, None] = {}
+        self.requests: list[bytes] = []
+
+    def __len__(self) -> int:
+        """Entries that wait."""
+        return len(self.refuses) + len(self.fails) + len(self.dones) + len(self.proceeds) + len(self.requests)
+
+    def take(self, most: int, *, dones: bool) -> bytes:
+        """Take what waits, in the order of MA-85, in batches of at most `most` entries."""
+        parts: list[bytes] = []
+        if self.refuses:
+            _batches(parts, 4, self.refuses, most)
+        if self.fails:
+            parts += self.fails
+            self.fails.clear()
+        if self.dones and dones:
+            _batches(parts, 8, self.dones, most)
+        if self.proceeds:
+            entries = [PROCEED_ENTRY.pack(i) for i in self.proceeds]
+            self.proceeds.clear()
+            _batches(parts, 3, entries, most)
+        if self.requests:
+            parts += self.requests
+            self.requests.clear()
+        return b"".join(parts)
+
+
+def _batches(parts: list[bytes], op: int, entries: list[bytes], most: int) -> None:
+    if len(entries) <= most:
+        parts.append(BATCH.pack(op, len(entries)))
+        parts += entries
+    else:
+        for at in range(0, len(entries), most):
+            piece = entries[at : at + most]
+            parts.append(BATCH.pack(op, len(piece)))
+            parts += piece
+    entries.clear()
+
+
+class ControlPool:
+    """Our control streams."""
+
+    __slots__ = ("_core", "_dirty", "_done_at", "_slots", "backlog", "stops", "streams")
+
+    def __init__(self, core: MaopCore) -> None:
+        self._core = core
+        self._slots: list[ControlOut | None] = [None] * core.config.global_control_pool_size
+        self.streams: dict[int, ControlOut] = {}
+        """By stream id, those that are open."""
+        self._dirty: dict[ControlOut, None] = {}
+        self._done_at: float | None = None
+        self.backlog = 0
+        """Most entries that wait on one stream, as of the last flush."""
+        self.stops = 0
+        """Control streams of ours that the peer has stopped."""
+
+    def _slot(self, stream_id: int) -> ControlOut:
+        # MA-84: by the operation's number. A slot keeps its stream, so signals of one operation stay in order.
+        slots = self._slots
+        place = (stream_id >> 2) % len(slots)
+        out = slots[place]
+        if out is None:
+            # MA-130: with no credit for another stream the slot shares one that is there.
+            out = next((o for o in slots if o is not None), None) if self._unopened() >= self._credit() else None
+            out = slots[place] = out or ControlOut()
+        self._dirty[out] = None
+        return out
+
+    def _unopened(self) -> int:
+        return sum(1 for o in set(self._slots) if o is not None and o.stream_id is None)
+
+    def _credit(self) -> int:
+        return self._core.credit_left(unidirectional=self._core.config.control_stream_kind == "uni")
+
+    def proceed(self, stream_id: int) -> None:
+        """Queue a Proceed."""
+        self._slot(stream_id).proceeds[stream_id] = None
+
+    def refuse(self, stream_id: int, code: int, retry_after_ms: int) -> None:
+        """Queue a Refuse."""
+        self._slot(stream_id).refuses.append(REFUSE_ENTRY.pack(stream_id, retry_after_ms, code))
+
+    def fail(self, stream_id: int, code: int, reason: bytes) -> None:
+        """Queue a Fail; a Proceed for the same operation that still waits is not sent."""
+        out = self._slot(stream_id)
+        out.proceeds.pop(stream_id, None)
+        out.fails.append(FAIL.pack(7, stream_id, code, len(reason)) + reason)
+
+    def done(self, stream_id: int, start_ms: int, time_ms: int) -> None:
+        """Queue a Done."""
+        self._slot(stream_id).dones.append(DONE_ENTRY.pack(stream_id, start_ms, time_ms))
+
+    def withdraw(self, stream_id: int) -> None:
+        """Take back a Proceed that is not written: its operation is gone."""
+        out = self._slots[(stream_id >> 2) % len(self._slots)]
+        if out is not None:
+            out.proceeds.pop(stream_id, None)
+
+    def disconnect_request(self, drain_ms: int, reason: bytes) -> None:
+        """Queue a Disconnect Request."""
+        self._slot(0).requests.append(DISCONNECT_REQUEST.pack(9, drain_ms, len(reason)) + reason)
+
+    def disconnect(self, out: list[Output]) -> None:
+        """Write Disconnect, before or instead of all that waits. Source: MA-85, MA-93."""
+        for stream in list(self.streams.values()) or [self._slot(0)]:
+            self._open(stream, out)
+            if stream.stream_id is not None:
+                out.append(StreamData(stream.stream_id, b"\x0a", False))
+                break
+        self._dirty.clear()
+
+    def waiting(self) -> bool:
+        """Whether any signal is not written."""
+        return any(len(stream) for stream in self._dirty)
+
+    def deadline(self) -> float | None:
+        """When Dones that wait for more must go. Source: MA-126 (`done_flush_ms`)."""
+        return self._done_at
+
+    def flush(self, out: list[Output], now: float) -> None:
+        """Write what can be written."""
+        config = self._core.config
+        self.backlog = 0
+        if not self._dirty:
+            return
+        dones = True
+        if config.done_flush:
+            if self._done_at is None and any(s.dones for s in self._dirty):
+                self._done_at = now + config.done_flush
+            dones = self._done_at is not None and now >= self._done_at
+            if dones:
+                self._done_at = None
+        left: dict[ControlOut, None] = {}
+        for stream in self._dirty:
+            if stream.stream_id is None:
+                self._open(stream, out)
+            if stream.writable and stream.stream_id is not None:
+                data = stream.take(config.control_batch_max, dones=dones)
+                if data:
+                    out.append(StreamData(stream.stream_id, data, False))
+            if waits := len(stream):
+                left[stream] = None
+                self.backlog = max(self.backlog, waits)
+        self._dirty = left
+        if self.backlog > 4 * config.control_ring:
+            self._core.fail_connection(ErrorCode.CAPACITY_LIMIT, "signals are not read", "MA-85")
+
+    def _open(self, stream: ControlOut, out: list[Output]) -> None:
+        core = self._core
+        unidirectional = core.config.control_stream_kind == "uni"
+        if stream.stream_id is not None or not core.credit_left(unidirectional=unidirectional):
+            return
+        stream.stream_id = core.take_stream_id(unidirectional=unidirectional)
+        self.streams[stream.stream_id] = stream
+        out.append(OpenStream(stream.stream_id, unidirectional, -1))
+        if not unidirectional:
+            core.streams[stream.stream_id] = ControlIn(core, stream.stream_id, own=True)
+
+    def stopped(self, stream_id: int) -> None:
+        """The peer reads a control stream no more: what waits goes to another. Source: MA-86, MA-88a."""
+        stream = self.streams.pop(stream_id)
+        stream.stream_id = None
+        self.stops += 1
+        # Each would be opened anew for ever.
+        if self.stops > self._core.config.max_control_streams:
+            self._core.fail_connection(ErrorCode.PROTOCOL_VIOLATION, "all control streams were stopped", "MA-86")
+
+
+class Signals:
+    """What bounds the peer's signals: the rate, strikes, signals for unknown streams."""
+
+    __slots__ = ("_core", "_since", "_unknown", "_unknown_at", "blocked", "bucket", "late", "strikes")
+
+    def __init__(self, core: MaopCore, now: float) -> None:
+        config = core.config
+        self._core = core
+        self.bucket = TokenBucket(config.signal_rate, config.signal_burst, now)
+        self.blocked: dict[ControlIn, None] = {}
+        """Streams that wait for tokens."""
+        self._since: float | None = None
+        self.strikes = 0
+        self.late = 0
+        """Signals for operations that are over or unknown."""
+        self._unknown = 0
+        self._unknown_at = now
+
+    def strike(self, detail: str, rule: str) -> None:
+        """Count a grave mistake; the third ends the connection. Source: MA-12."""
+        self.strikes += 1
+        if self.strikes >= self._core.config.max_strikes:
+            self._core.fail_connection(ErrorCode.PROTOCOL_VIOLATION, detail, rule)
+
+    def unknown(self, now: float) -> None:
+        """Count a signal for a stream that this side never opened. Source: MA-49."""
+        self.late += 1
+        if now - self._unknown_at >= 1:
+            self._unknown, self._unknown_at = 0, now
+        self._unknown += 1
+        if self._unknown == self._core.config.unknown_signal_rate:
+            self.strike("signals for unknown streams", "MA-49")
+
+    def block(self, stream: ControlIn, now: float) -> None:
+        """Read a stream no more until there are tokens. Source: MA-88."""
+        self.blocked[stream] = None
+        if self._since is None:
+            self._since = now
+
+    def deadline(self) -> float | None:
+        """When blocked streams may be read on."""
+        if not self.blocked or self._since is None:
+            return None
+        # A tenth of a second's worth at a time: one wake-up for each token would be a flood of its own.
+        wait = max(0.0, 0.1 - max(0.0, self.bucket.tokens) / self.bucket.rate)
+        return min(self._core.now + wait, self._since + self._core.config.flood_timeout)
+
+    def resume(self, now: float) -> None:
+        """Read blocked streams on, as far as tokens go."""
+        if not self.blocked or self._since is None:
+            return
+        if now >= self._since + self._core.config.flood_timeout:
+            self._core.fail_connection(ErrorCode.CAPACITY_LIMIT, "too many signals", "MA-88")
+            return
+        if self.bucket.refill(now) < min(self.bucket.burst, self.bucket.rate / 10):
+            return
+        for stream in list(self.blocked):
+            del self.blocked[stream]
+            stream.resume(now)
+            if stream not in self.blocked and self._core.streams.get(stream.stream_id) is stream:
+                self._core.emit(StreamUnblocked(stream.stream_id))
+        if not self.blocked:
+            self._since = None
+
+
+class ControlIn:
+    """One stream on which the peer sends signals: its own, or the reverse side of one of ours (MA-82)."""
+
+    __slots__ = ("_buffer", "_core", "_fin", "_left", "_need", "_op", "own", "stream_id")
+
+    def __init__(self, core: MaopCore, stream_id: int, *, own: bool) -> None:
+        self._core = core
+        self.stream_id = stream_id
+        self.own = own
+        """Whether this side opened it."""
+        self._buffer = bytearray()
+        self._need = 1
+        self._op = 0
+        self._left = 0
+        """Entries of the present batch that have not come."""
+        self._fin = False
+
+    def receive(self, data: bytes, fin: bool, now: float) -> None:
+        """Take octets."""
+        self._fin = fin
+        if self in self._core.signals.blocked:
+            self._buffer += data
+            if len(self._buffer) > self._core.config.stream_window:
+                self._core.fail_connection(ErrorCode.CAPACITY_LIMIT, "too many signals", "MA-88")
+            return
+        if self._buffer:
+            self._buffer += data
+            if len(self._buffer) >= self._need:
+                data = bytes(self._buffer)
+                self._buffer.clear()
+                self._parse(data, now)
+        elif data:
+            self._parse(data, now)
+        self._ended(now)
+
+    def resume(self, now: float) -> None:
+        """Read on what was held."""
+        data = bytes(self._buffer)
+        self._buffer.clear()
+        self._parse(data, now)
+        self._ended(now)
+
+    def _ended(self, now: float) -> None:
+        core = self._core
+        if self._fin and self not in core.signals.blocked and core.streams.get(self.stream_id) is self:
+            self.gone(now)
+
+    def gone(self, now: float) -> None:
+        """The peer's direction is over. Source: MA-86, MA-91."""
+        core = self._core
+        core.signals.blocked.pop(self, None)
+        core.forget_control(self)
+        if self._buffer or self._left:
+            if (self._buffer and not self._left and self._buffer[0] == 9):
+                core.fail_connection(ErrorCode.PROTOCOL_VIOLATION, "Disconnect Request broken off", "MA-91")
+            else:
+                core.signals.strike("control stream ended inside a signal", "MA-86")
+
+    def _parse(self, data: bytes, now: float) -> None:
+        core = self._core
+        bucket = core.signals.bucket
+        tokens = bucket.refill(now)
+        at, end = 0, len(data)
+        try:
+            while at < end and not core.closed:
+                if self._left:
+                    entry = ENTRIES[self._op]
+                    count = min(self._left, (end - at) // entry.size, int(tokens))
+                    if count:
+                        after = at + count * entry.size
+                        entries = entry.iter_unpack(data[at:after])
+                        if self._op == 3:
+                            for (stream_id,) in entries:
+                                core.on_proceed(stream_id, now)
+                        elif self._op == 4:
+                            for stream_id, retry_ms, code in entries:
+                                core.on_refuse(stream_id, retry_ms, code, now)
+                        else:
+                            for stream_id, start_ms, time_ms in entries:
+                                core.on_done(stream_id, start_ms, time_ms, now)
+                        at = after
+                        self._left -= count
+                        tokens -= count
+                        continue
+                    if tokens < 1:
+                        core.signals.block(self, now)
+                    self._need = entry.size
+                    break
+                op = data[at]
+                if op not in CONTROL_OPS:
+                    raise Fault(ErrorCode.ILLEGAL_STREAM, f"operation 0x{op:02x} on a control stream", "MA-12")
+                if tokens < 1:
+                    core.signals.block(self, now)
+                    break
+                if op in ENTRIES:
+                    if end - at < 3:
+                        self._need = 3
+                        break
+                    self._op, self._left = BATCH.unpack_from(data, at)
+                    at += 3
+                    if not self._left:
+                        tokens -= 1  # MA-38: does nothing, but a flood of them is one.
+                    continue
+                if op == 0x0A:
+                    core.on_disconnect(now)
+                    return
+                layout = FAIL if op == 7 else DISCONNECT_REQUEST
+                if end - at < layout.size:
+                    self._need = layout.size
+                    break
+                fields = layout.unpack_from(data, at)
+                size = layout.size + fields[-1]
+                if end - at < size:
+                    self._need = size
+                    break
+                tokens -= 1
+                text = self._text(data[at + layout.size : at + size])
+                at += size
+                if op == 7:
+                    core.on_fail(fields[1], fields[2], text, now)
+                else:
+                    core.on_disconnect_request(fields[1] / 1000, text, now)
+        except Fault as fault:
+            bucket.tokens = tokens
+            self._lost(fault)
+            return
+        bucket.tokens = tokens
+        if at < end and not core.closed:
+            self._buffer += data[at:]
+
+    def _text(self, raw: bytes) -> str:
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            # MA-5: the length is known, so framing holds and the signal counts; its text does not.
+            self._core.fail_stream(self.stream_id, ErrorCode.PARSE, "text of a signal is not UTF-8")
+            self._core.signals.strike("text of a signal is not UTF-8", "MA-5")
+            return ""
+
+    def _lost(self, fault: Fault) -> None:
+        # MA-12: where the next signal begins is anybody's guess.
+        core = self._core
+        core.fail_stream(self.stream_id, fault.code, fault.reason)
+        core.out.append(StopStream(self.stream_id, close_code(fault.code)))
+        core.forget_control(self, ended=self._fin)
+        core.signals.strike(fault.reason, fault.rule)

@@ -1,0 +1,122 @@
+"""Who is next: deficit round robin over classes of priority, with ageing.
+
+For approvals in the core, and for the order of execution and writing in whatever runs it.
+"""
+
+from __future__ import annotations
+
+import enum
+from heapq import heapify, heappop, heappush
+from typing import Final, Generic, TypeVar
+
+__all__ = ["FairQueue", "PriorityClass", "class_of"]
+
+T = TypeVar("T")
+
+
+class PriorityClass(enum.IntEnum):
+    """A range of priorities that shares a weight. Source: MA-117."""
+
+    CRITICAL = 0
+    HIGH = 1
+    NORMAL = 2
+    LOW = 3
+    BEST_EFFORT = 4
+
+
+WEIGHTS: Final = (16, 8, 4, 2, 1)
+"""Shares of the classes. Source: MA-117."""
+AGING: Final = 0.5
+"""Seconds of waiting that lift an entry by one class. Source: MA-117."""
+_BOUNDS: Final = (32, 96, 160, 224, 256)
+_CLASSES: Final = tuple(next(i for i, bound in enumerate(_BOUNDS) if p < bound) for p in range(256))
+
+
+def class_of(priority: int) -> PriorityClass:
+    """Return the class of a priority.
+
+    Example:
+        >>> class_of(128).name, class_of(255).name
+        ('NORMAL', 'BEST_EFFORT')
+    """
+    return PriorityClass(_CLASSES[priority])
+
+
+class FairQueue(Generic[T]):
+    """Entries that wait, each with a priority and a cost. Source: MA-117.
+
+    A class takes entries as long as its deficit covers their cost; each round adds its weight. So over a time in which all classes
+    have entries their shares of the cost are as their weights, and no class starves.
+    """
+
+    __slots__ = ("_age_at", "_classes", "_deficit", "_live", "_order", "_turn")
+
+    def __init__(self) -> None:
+        self._classes: list[list[tuple[int, int, float, float, T]]] = [[] for _ in WEIGHTS]
+        self._deficit = [0.0] * len(WEIGHTS)
+        self._turn = 0
+        self._order = 0
+        self._live = 0
+        self._age_at = 0.0
+
+    def __len__(self) -> int:
+        return self._live
+
+    def push(self, entry: T, priority: int, octets: int, now: float) -> None:
+        """Put an entry in.
+
+        Args:
+            entry: what comes out again.
+            priority: 0 to 255; decides the class, and the order in it.
+            octets: announced, for the cost: 1 and one for each 64 KiB, 128 of these at most, so that a turn comes in a bounded time.
+            now: when it came.
+        """
+        self._order += 1
+        heappush(self._classes[_CLASSES[priority]], (priority, self._order, now, 1 + min(octets / 65_536, 128), entry))
+        self._live += 1
+
+    def pop(self, now: float) -> T | None:
+        """Take who is next; None if nobody waits."""
+        if not self._live:
+            return None
+        self._age(now)
+        while True:
+            turn = self._turn
+            heap = self._classes[turn]
+            if heap and self._deficit[turn] >= heap[0][3]:
+                self._deficit[turn] -= heap[0][3]
+                self._live -= 1
+                return heappop(heap)[4]
+            if not heap:
+                self._deficit[turn] = 0.0
+            self._turn = turn = (turn + 1) % len(WEIGHTS)
+            if self._classes[turn]:
+                self._deficit[turn] += WEIGHTS[turn]
+
+    def _age(self, now: float) -> None:
+        if now < self._age_at:
+            return
+        # Looking at every entry costs time; a tenth of the step is exact enough.
+        self._age_at = now + AGING / 10
+        for place in range(1, len(WEIGHTS)):
+            heap = self._classes[place]
+            stay = [e for e in heap if now - e[2] < AGING]
+            if len(stay) == len(heap):
+                continue
+            for priority, order, since, cost, entry in heap:
+                if now - since >= AGING:
+                    heappush(self._classes[place - 1], (priority, order, since + AGING, cost, entry))
+            heap[:] = stay
+            heapify(heap)
+
+    def remove(self, entry: T) -> bool:
+        """Take an entry out that waits no more; say whether it was there."""
+        for heap in self._classes:
+            for at, item in enumerate(heap):
+                if item[4] is entry:
+                    heap[at] = heap[-1]
+                    heap.pop()
+                    heapify(heap)
+                    self._live -= 1
+                    return True
+        return False

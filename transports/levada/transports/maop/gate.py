@@ -1,0 +1,222 @@
+"""The gate: whether an operation of the peer may begin, and when.
+
+The checks of MA-44 are made in their order when the header is there; the first failure decides. Quotas and rate may make an
+operation wait; those that wait come in turn by class and age (`FairQueue`). What is approved is armed at the end of the turn, when
+everything at hand has been read: a Block that came before that was sent without Proceed (MA-50).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .errors import ErrorCode
+from .events import Audited, OperationOffered
+from .fairness import FairQueue
+from .idempotency import StoredResponse
+from .rates import TokenBucket
+from .state import ConnectionState, ReceiverInput, ReceiverState
+
+if TYPE_CHECKING:
+    from .core import MaopCore
+    from .receiver import Incoming
+
+__all__ = ["Gate"]
+
+_OPEN, _CHECKED, _PENDING, _ENDED = (
+    ConnectionState.OPEN,
+    ReceiverInput.CHECKED,
+    ReceiverState.PENDING,
+    ReceiverState.ENDED,
+)
+_POLL = 0.02
+"""Seconds after which a shared quota is looked at again: other connections free it without a word."""
+
+
+class Gate:
+    """Decides on the operations of one connection."""
+
+    __slots__ = ("_arm_at", "_armed", "_core", "_next", "_queue", "_rate", "pending")
+
+    def __init__(self, core: MaopCore, now: float) -> None:
+        self._core = core
+        self._queue: FairQueue[Incoming] = FairQueue()
+        self._next: Incoming | None = None
+        self._armed: list[Incoming] = []
+        self._arm_at: float | None = None
+        rate = core.config.max_op_rate
+        self._rate = None if rate is None else TokenBucket(rate, max(1.0, rate), now)
+        self.pending = 0
+        """Operations without a decision."""
+
+    def check(self, op: Incoming, now: float) -> None:
+        """Judge a header. Source: MA-43 to MA-45, MA-54a to MA-54c, MA-63, MA-89, MA-109."""
+        core = self._core
+        spec = core.config.handler(core.handlers, op.msg_id)
+        if op.length != 0:
+            op.state = _PENDING
+        if core.state is not _OPEN and not (spec is not None and spec.allow_while_draining):
+            op.refuse(ErrorCode.CAPACITY_LIMIT, 0, now)
+            return
+        if spec is None or not (spec.requests if op.is_request else spec.messages):
+            if op.msg_id == 0:
+                core.emit(Audited(op.stream_id, ErrorCode.INVALID_FORMAT, "operation with msg_id 0"))
+                op.refuse(ErrorCode.INVALID_FORMAT, 0, now)
+            else:
+                op.refuse(ErrorCode.INCOMPATIBLE_MESSAGE, 0, now)
+            return
+        op.spec = spec
+        if spec.priority is not None:
+            op.priority = spec.priority
+        if spec.role is not None and spec.role not in core.roles:
+            op.refuse(ErrorCode.UNAUTHORIZED, 0, now)
+            return
+        length = op.length
+        if length is None:
+            allowed = spec.allow_undefined_length
+            if allowed is None:
+                allowed = not core.config.refuse_undefined_length_by_default
+            if not allowed:
+                op.refuse(ErrorCode.POLICY_UNDEFINED_LENGTH, 0, now)
+                return
+        elif length > spec.max_payload or (length > core.quota.max_octets and not spec.streaming):
+            op.refuse(ErrorCode.CONTENT_TOO_LARGE, 0, now)
+            return
+        if op.is_request and op.response_msg_id not in spec.responses:
+            op.abort(ErrorCode.ID_MISMATCH, f"no response {op.response_msg_id} here", now)
+            return
+        if spec.replay_window and not core.replay.admit(core.identity, op.msg_id, spec.replay_window, now):
+            op.refuse(ErrorCode.DUPLICATE_OPERATION, 0, now)
+            return
+        if op.idempotency_key and not self._first(op, now):
+            return
+        self._admit(op, now)
+
+    def _first(self, op: Incoming, now: float) -> bool:
+        core = self._core
+        key = (core.identity, op.msg_id, op.idempotency_key)
+        found = core.dedup.begin(key, now)
+        if found is True:
+            op.dedup_key = key
+            return True
+        if found is False:
+            op.refuse(ErrorCode.DUPLICATE_OPERATION, core.config.capacity_retry, now)
+        elif isinstance(found, StoredResponse) != op.is_request or getattr(found, "payload", b"") is None:
+            op.refuse(ErrorCode.DUPLICATE_OPERATION, 0, now)
+        else:
+            op.answer_again(found, now)
+        return False
+
+    def _admit(self, op: Incoming, now: float) -> None:
+        if not self._queue and self._next is None and self._room(op, now):
+            self._grant(op, now)
+            return
+        core = self._core
+        if self.pending >= core.config.max_pending_approvals:
+            op.refuse(ErrorCode.CAPACITY_LIMIT, core.config.capacity_retry, now)
+            return
+        self._wait(op, now)
+        self._queue.push(op, op.priority, op.length or 0, now)
+
+    def _wait(self, op: Incoming, now: float) -> None:
+        op.pending = True
+        self.pending += 1
+        at = op.since + self._core.config.approval_timeout
+        if op.length == 0 and op.response_timeout is not None:
+            at = min(at, op.since + op.response_timeout)
+        self._core.timers.set(op, at)
+
+    def _decided(self, op: Incoming) -> None:
+        if op.pending:
+            op.pending = False
+            self.pending -= 1
+
+    def _octets(self, op: Incoming) -> int:
+        # MA-54c: a streaming handler counts what is held, and that is nothing yet.
+        return 0 if op.spec.streaming or op.length is None else op.length
+
+    def _room(self, op: Incoming, now: float) -> bool:
+        core = self._core
+        # MA-85: while signals pile up nothing is approved.
+        if core.pool.backlog > core.config.control_ring or not core.quota.fits(self._octets(op)):
+            return False
+        return self._rate is None or self._rate.take(now)
+
+    def _grant(self, op: Incoming, now: float) -> None:
+        core = self._core
+        op.granted = True
+        core.quota.operations += 1
+        op.reserved = octets = self._octets(op)
+        core.quota.buffered += octets
+        if not op.spec.gated:
+            self._decided(op)
+            op.approved(now)
+            return
+        if not op.pending:
+            if self.pending >= core.config.max_pending_approvals:
+                op.refuse(ErrorCode.CAPACITY_LIMIT, core.config.capacity_retry, now)
+                return
+            self._wait(op, now)
+        op.told = True
+        core.emit(OperationOffered(op))
+
+    def approve(self, op: Incoming, now: float) -> None:
+        """The application lets an offered operation in."""
+        self._decided(op)
+        op.approved(now)
+
+    def arm(self, op: Incoming) -> None:
+        """Write Proceed for an approved operation when the turn is over."""
+        self._armed.append(op)
+
+    def flush(self, now: float) -> None:
+        """Arm what was approved. Source: MA-50."""
+        if not self._armed:
+            return
+        if self._core.config.proceed_coalesce:
+            if self._arm_at is None:
+                self._arm_at = now + self._core.config.proceed_coalesce
+            if now < self._arm_at:
+                return
+            self._arm_at = None
+        armed, self._armed = self._armed, []
+        for op in armed:
+            if op.state is _PENDING:
+                op.arm(now)
+
+    def release(self, op: Incoming, now: float) -> None:
+        """An operation is over: whoever waits may go."""
+        if op.pending:
+            self._decided(op)
+            if self._next is op:
+                self._next = None
+            elif not op.granted:
+                self._queue.remove(op)
+        if op.granted:
+            op.granted = False
+            self._core.quota.operations -= 1
+        if self._queue or self._next is not None:
+            self.pump(now)
+
+    def pump(self, now: float) -> None:
+        """Let in as many as there is room for, in their order."""
+        while True:
+            op = self._next or self._queue.pop(now)
+            self._next = None
+            if op is None:
+                return
+            if not self._room(op, now):
+                self._next = op
+                return
+            self._grant(op, now)
+
+    def deadline(self) -> float | None:
+        """When there may be room without an operation of this connection ending, or Proceeds are due."""
+        at = self._arm_at
+        if self._queue or self._next is not None:
+            core = self._core
+            wait = _POLL if core.quota.shared or core.pool.backlog else None
+            if self._rate is not None:
+                wait = max(self._rate.wait(), 0.001) if wait is None else min(wait, max(self._rate.wait(), 0.001))
+            if wait is not None:
+                at = core.now + wait if at is None else min(at, core.now + wait)
+        return at

@@ -1,0 +1,141 @@
+"""What connections of one identity share: finished operations by key, replay windows, quotas.
+
+Each of the three may serve many cores of one thread, or just one. Times are arguments, as everywhere.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final, TypeAlias
+
+import attrs
+
+__all__ = ["DedupStore", "Quota", "ReplayWindow", "StoredDone", "StoredResponse"]
+
+Key: TypeAlias = tuple[str, int, bytes]
+"""Identity, msg_id, idempotency key."""
+
+MAX_STORED: Final = 65_536
+"""Octets of the largest Response that is kept. Source: MA-123."""
+
+
+@attrs.frozen
+class StoredDone:
+    """A Message that was executed."""
+
+    exec_start_ms: int
+    exec_time_ms: int
+
+
+@attrs.frozen
+class StoredResponse:
+    """A Request that was answered."""
+
+    payload: bytes | None
+    """As on the wire, native header included; None if it was too large to keep."""
+    exec_start_ms: int
+    exec_time_ms: int
+
+
+class DedupStore:
+    """Operations by idempotency key. Source: MA-123.
+
+    Args:
+        ttl: seconds for which a terminal is kept; at least as long as callers repeat.
+        size: entries at most; the one used longest ago goes first.
+        octets: of stored Responses at most.
+    """
+
+    def __init__(self, *, ttl: float = 600.0, size: int = 100_000, octets: int = 64 * 2**20) -> None:
+        self._ttl: Final = ttl
+        self._size: Final = size
+        self._limit: Final = octets
+        self._octets = 0
+        self._entries: OrderedDict[Key, tuple[float, StoredDone | StoredResponse | None]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def begin(self, key: Key, now: float) -> StoredDone | StoredResponse | bool:
+        """Ask whether to execute.
+
+        Returns:
+            True: execute, and say how it ended. False: it is running. Else what was answered.
+        """
+        entry = self._entries.get(key)
+        if entry is not None and (entry[1] is None or now < entry[0]):
+            self._entries.move_to_end(key)
+            return False if entry[1] is None else entry[1]
+        self._put(key, now, None)
+        return True
+
+    def finish(self, key: Key, terminal: StoredDone | StoredResponse, now: float) -> None:
+        """Keep the answer of an operation."""
+        if isinstance(terminal, StoredResponse) and terminal.payload is not None and len(terminal.payload) > MAX_STORED:
+            terminal = attrs.evolve(terminal, payload=None)
+        self._put(key, now, terminal)
+
+    def abandon(self, key: Key) -> None:
+        """An operation failed or was never executed: the next one with its key is executed."""
+        self._drop(key)
+
+    def _put(self, key: Key, now: float, terminal: StoredDone | StoredResponse | None) -> None:
+        self._drop(key)
+        self._entries[key] = (now + self._ttl, terminal)
+        self._octets += _octets(terminal)
+        while len(self._entries) > self._size or self._octets > self._limit:
+            self._drop(next(iter(self._entries)))
+
+    def _drop(self, key: Key) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self._octets -= _octets(entry[1])
+
+
+def _octets(terminal: StoredDone | StoredResponse | None) -> int:
+    return len(terminal.payload or b"") if isinstance(terminal, StoredResponse) else 0
+
+
+class ReplayWindow:
+    """When each identity last began an operation of a kind. Source: MA-124."""
+
+    def __init__(self, size: int = 100_000) -> None:
+        self._size: Final = size
+        self._last: OrderedDict[tuple[str, int], float] = OrderedDict()
+
+    def admit(self, identity: str, msg_id: int, window: float, now: float) -> bool:
+        """Say whether an operation may begin, and remember that it did."""
+        key = (identity, msg_id)
+        last = self._last.get(key)
+        if last is not None and now - last < window:
+            return False
+        self._last[key] = now
+        self._last.move_to_end(key)
+        if len(self._last) > self._size:
+            self._last.popitem(last=False)
+        return True
+
+
+class Quota:
+    """What one identity uses at the moment. Source: MA-118.
+
+    Args:
+        operations: approved and not ended.
+        octets: of bodies held for the application.
+        shared: whether several connections use it, so that room may come without a word to this one.
+    """
+
+    __slots__ = ("buffered", "max_octets", "max_operations", "operations", "shared")
+
+    def __init__(self, operations: int, octets: int, *, shared: bool = True) -> None:
+        self.max_operations = operations
+        self.max_octets = octets
+        self.shared = shared
+        self.operations = 0
+        """In flight now."""
+        self.buffered = 0
+        """Octets held, or promised room, now."""
+
+    def fits(self, octets: int) -> bool:
+        """Whether one more operation with so many octets has room."""
+        return self.operations < self.max_operations and self.buffered + octets <= self.max_octets

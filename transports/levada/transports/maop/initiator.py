@@ -1,0 +1,409 @@
+"""An operation that this side has begun: from its header to its end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from levada.framework.errors import LocalProtocolError
+
+from .body import BodyReader, write_blocks, write_end
+from .errors import ErrorCode, Fault, close_code
+from .events import (
+    BodyReceived,
+    BodyWanted,
+    Completed,
+    Failed,
+    Octets,
+    Refused,
+    ResetStream,
+    ResponseStarted,
+    StopStream,
+)
+from .frames import RESPONSE, UNDEFINED
+from .native import SuccessReader
+from .state import INITIATOR, InitiatorInput, InitiatorState
+
+if TYPE_CHECKING:
+    from .core import MaopCore
+
+__all__ = ["Outgoing"]
+
+_HEADER_SENT, _SENDING, _WAITING, _RECEIVING, _CONSUMING, _ENDED = InitiatorState
+_PROCEED, _BODY_SENT, _RESPONSE, _RESPONSE_COMPLETE, _DONE, _REFUSED, _FAILED = InitiatorInput
+
+
+class Outgoing:
+    """A Message or Request of ours. Source: section 21 (initiator)."""
+
+    __slots__ = (
+        "_core",
+        "_head",
+        "_reader",
+        "_response",
+        "_sent",
+        "_success",
+        "acknowledge",
+        "allow_undefined",
+        "body",
+        "cut_off",
+        "deadline",
+        "fin",
+        "length",
+        "limit",
+        "own_over",
+        "proceeded",
+        "scheduled",
+        "since",
+        "state",
+        "stream_id",
+        "streamed",
+        "success",
+        "timeout",
+        "used_at",
+    )
+
+    def __init__(self, core: MaopCore, stream_id: int, length: int, body: Octets | None, now: float) -> None:
+        self._core = core
+        self.stream_id = stream_id
+        self.length = length
+        """Octets announced, or `UNDEFINED`."""
+        self.body = body
+        """The whole body, if it is sent as soon as the peer says Proceed."""
+        self.state = _HEADER_SENT if length else _WAITING
+        self.since = now
+        self.timeout: float | None = None
+        """Seconds for the Response header, or for the Done of a Message; None without limit."""
+        self.success = False
+        """Whether the Response has the Success header."""
+        self.streamed = False
+        """Whether the Response goes to the application piece by piece."""
+        self.limit: int | None = None
+        """Octets of a Response."""
+        self.allow_undefined = True
+        """Whether a Response may be of undefined length."""
+        self.acknowledge = True
+        """Whether Done is sent as soon as the Response is complete."""
+        self.proceeded = False
+        """Whether a Proceed has come."""
+        self.own_over = not length
+        """Whether our direction has ended."""
+        self.fin = stream_id & 2 != 0
+        """Whether the peer's direction has ended; a Message has none."""
+        self.cut_off = False
+        """Whether the peer has reset or stopped the stream, and its reason may follow."""
+        self.used_at = now
+        """When the Response was complete."""
+        self.deadline: float | None = None
+        self.scheduled: float | None = None
+        self._sent = 0
+        self._head = b""
+        self._reader: BodyReader | None = None
+        self._response = (0, 0)
+        self._success: SuccessReader | None = None
+
+    @property
+    def is_request(self) -> bool:
+        """Whether a Response is wanted; else a Message."""
+        return not self.stream_id & 2
+
+    def _go(self, what: InitiatorInput) -> None:
+        self.state = INITIATOR[self.state, what]
+
+    def wait(self, now: float) -> None:
+        """Set the clock of a header that was just sent. Source: MA-53, MA-69."""
+        if self.state is _HEADER_SENT:
+            at: float | None = now + self._core.config.approval_timeout
+        elif self.timeout is None:
+            at = None
+        else:
+            at = now + self.timeout
+        self._core.timers.set(self, at)
+
+    # ------------------------------------------------ our body
+
+    def send_body(self, data: Octets, now: float) -> None:
+        """Write a piece of the body."""
+        if self.state is not _SENDING or self.cut_off:
+            raise LocalProtocolError(f"send_body() in state {self.state.name}: wait for BodyWanted", rule="MA-46")
+        if self._sent + len(data) > self.length:
+            raise LocalProtocolError(f"more than the {self.length} octets announced", rule="MA-56")
+        if data:
+            core = self._core
+            self._sent += len(data)
+            write_blocks(core.out, self.stream_id, data, core.config.max_block_chunk_size)
+            core.timers.set(self, now + core.config.transfer_idle_timeout)
+
+    def end_body(self, now: float) -> None:
+        """End the body."""
+        if self.state is not _SENDING or self.cut_off:
+            raise LocalProtocolError(f"end_body() in state {self.state.name}", rule="MA-46")
+        if self.length not in (self._sent, UNDEFINED):
+            raise LocalProtocolError(f"{self._sent} octets of {self.length}", rule="MA-56")
+        write_end(self._core.out, self.stream_id, self._sent)
+        self.own_over = True
+        self._go(_BODY_SENT)
+        self.wait(now)
+
+    # ------------------------------------------------ signals
+
+    def on_proceed(self, now: float) -> None:
+        """The peer wants the body. Source: MA-47, MA-48."""
+        if self.proceeded:
+            self.fail(ErrorCode.DUPLICATE_OPERATION, "second Proceed", now)
+            return
+        self.proceeded = True
+        if self.state is not _HEADER_SENT or self.cut_off:
+            return
+        self._go(_PROCEED)
+        if self.body is None:
+            self._core.timers.set(self, now + self._core.config.transfer_idle_timeout)
+            self._core.emit(BodyWanted(self.stream_id))
+            return
+        body, self.body = self.body, None
+        self.send_body(body, now)
+        self.end_body(now)
+
+    def on_refuse(self, retry_ms: int, code: int, now: float) -> None:
+        """The peer does not want the operation. Source: MA-48, MA-51."""
+        if self.proceeded or (self.state, _REFUSED) not in INITIATOR:
+            self.fail(ErrorCode.DUPLICATE_OPERATION, "Refuse after Proceed", now)
+            return
+        self._go(_REFUSED)
+        self._leave(close_code(ErrorCode.CANCELLED), stop=False)
+        self._core.emit(Refused(self.stream_id, code, retry_ms / 1000 if retry_ms else None))
+        self._retire()
+
+    def on_done(self, start_ms: int, time_ms: int, now: float) -> None:
+        """The peer has executed. Source: MA-72, MA-74."""
+        if self.is_request or (self.state, _DONE) not in INITIATOR:
+            what = "a Request was answered by Done" if self.is_request else "Done before the body was complete"
+            self.fail(ErrorCode.PROTOCOL_VIOLATION, what, now)
+            return
+        self._go(_DONE)
+        self._leave(0, stop=False)
+        self._core.emit(Completed(self.stream_id, None, None, start_ms, time_ms))
+        self._retire()
+
+    def on_fail(self, code: int, reason: str, now: float) -> None:
+        """The peer has failed. Source: MA-66, MA-67."""
+        self.fail(code, reason, now, by_peer=True)
+
+    # ------------------------------------------------ the peer's direction
+
+    def receive(self, data: bytes, fin: bool, now: float) -> None:
+        """Take octets of a Response."""
+        self.fin = fin
+        try:
+            at = 0
+            if self._reader is None:
+                at = self._header(data, now)
+                if at < 0:
+                    if fin:
+                        self._ended_early(now)
+                    return
+            if at < len(data) or data:
+                self._octets(data, at, now)
+            if fin and self.state is _RECEIVING:
+                raise Fault(ErrorCode.ORDER_VIOLATION, "the Response ended before its Block End", "MA-71")
+        except Fault as fault:
+            self.fail(fault.code, fault.reason, now, signal=True)
+
+    def _ended_early(self, now: float) -> None:
+        if self._head:
+            raise Fault(ErrorCode.ORDER_VIOLATION, "the stream ended inside the Response header", "MA-71")
+        # MA-66: a responder may end a direction in which it wrote nothing; its Fail tells why.
+        self._explain(now)
+
+    def _explain(self, now: float) -> None:
+        """Wait for the signal that belongs to a stream that was cut off. Source: MA-67."""
+        self.cut_off = True
+        self._core.timers.set(self, now + self._core.config.response_grace)
+
+    def _header(self, data: bytes, now: float) -> int:
+        core = self._core
+        skip = len(self._head)
+        if skip:
+            data = self._head + data
+        if not data:
+            return -1
+        if data[0] != 2:
+            raise Fault(ErrorCode.ILLEGAL_STREAM, f"operation 0x{data[0]:02x} in place of a Response", "MA-14a")
+        if len(data) < 21:
+            self._head = data
+            return -1
+        _, length, start, took = RESPONSE.unpack_from(data)
+        self._head = b""
+        if (self.state, _RESPONSE) not in INITIATOR:
+            raise Fault(ErrorCode.PROTOCOL_VIOLATION, "Response before the end of the request", "MA-64")
+        if core.config.strict_timestamps and (
+            start > (core.wall_offset + now + 5) * 1000 or took > (now - self.since + 5) * 1000
+        ):
+            raise Fault(ErrorCode.INVALID_HEADER, "the times of the Response cannot be", "MA-73")
+        self._go(_RESPONSE)
+        self._response = (start, took)
+        if length == UNDEFINED:
+            if not self.allow_undefined:
+                raise Fault(ErrorCode.POLICY_UNDEFINED_LENGTH, "Response of undefined length", "MA-71")
+        elif self.limit is not None and length > self.limit:
+            raise Fault(ErrorCode.CONTENT_TOO_LARGE, f"Response of {length} octets, at most {self.limit}", "MA-71")
+        self._reader = BodyReader(length, UNDEFINED if self.limit is None else self.limit, core.config)
+        if not length:
+            # MA-98: no body, and no content type either.
+            if self.streamed:
+                core.emit(ResponseStarted(self.stream_id, 0, None, start, took))
+            self._complete(None, now)
+        else:
+            if self.success:
+                self._success = SuccessReader()
+            elif self.streamed:
+                core.emit(ResponseStarted(self.stream_id, self._announced(), None, start, took))
+            core.timers.set(self, now + core.config.response_transfer_timeout)
+        return 21 - skip
+
+    def _announced(self) -> int | None:
+        assert self._reader is not None
+        return None if self._reader.length == UNDEFINED else self._reader.length
+
+    def _octets(self, data: bytes, at: int, now: float) -> None:
+        reader = self._reader
+        assert reader is not None
+        if self.state is not _RECEIVING:
+            # Behind the terminal: one Block End(0) is tolerated, everything else dropped (MA-55, MA-66).
+            return
+        at = reader.read(data, at)
+        if self.success and self._success is not None and self._success.content_type is None and reader.pieces:
+            self._success_header(reader)
+        if self.streamed and (self._success is None or self._success.content_type is not None):
+            for piece in reader.pieces:
+                self._core.emit(BodyReceived(self.stream_id, piece))
+            reader.pieces.clear()
+        self._core.timers.set(self, now + self._core.config.response_transfer_timeout)
+        if reader.ended:
+            if self._success is not None:
+                if reader.total:
+                    self._success.end()
+                else:
+                    raise Fault(ErrorCode.INVALID_HEADER, "Success header is missing", "MA-111")
+            self._complete(None if self.streamed else reader.whole(), now)
+            if at < len(data):
+                self._core.mark_stopped(self.stream_id)
+
+    def _success_header(self, reader: BodyReader) -> None:
+        success = self._success
+        assert success is not None
+        pieces, reader.pieces = reader.pieces, []
+        for place, piece in enumerate(pieces):
+            rest = success.read(piece)
+            if rest is not None:
+                reader.pieces = [rest, *pieces[place + 1 :]] if rest else pieces[place + 1 :]
+                if self.streamed:
+                    self._core.emit(
+                        ResponseStarted(self.stream_id, self._announced(), success.content_type, *self._response)
+                    )
+                return
+
+    def _complete(self, body: bytes | None, now: float) -> None:
+        core = self._core
+        reader = self._reader
+        assert reader is not None
+        self._go(_RESPONSE_COMPLETE)
+        self.used_at = now
+        core.timers.set(self, None)
+        if not self.streamed and body is None:
+            body = b""
+        kind = self._success.content_type if self._success is not None else None
+        core.emit(Completed(self.stream_id, body, kind, *self._response, self._announced(), reader.blocks))
+        reader.pieces = []
+        if self.acknowledge:
+            self.consumed(now)
+
+    def consumed(self, now: float) -> None:
+        """The application has used the Response. Source: MA-71."""
+        if self.state is not _CONSUMING:
+            raise LocalProtocolError(f"the Response of {self.stream_id} is not complete", rule="MA-71")
+        core = self._core
+        start = int((core.wall_offset + self.used_at) * 1000)
+        core.pool.done(self.stream_id, start, max(0, int((now - self.used_at) * 1000)))
+        self._go(_DONE)
+        self._retire()
+
+    def reject(self, code: int, reason: str, now: float) -> None:
+        """The application cannot use the Response. Source: MA-71."""
+        if self.state not in (_RECEIVING, _CONSUMING):
+            raise LocalProtocolError(f"there is no Response of {self.stream_id} to reject", rule="MA-71")
+        self._core.pool.fail(self.stream_id, code, self._core.reason(reason))
+        self._end(code)
+
+    def reset(self, now: float) -> None:
+        """The responder gave its direction up. Source: MA-67."""
+        self.fin = True
+        self._core.statistic.streams_aborted += 1
+        self._explain(now)
+
+    def stopped(self, now: float) -> None:
+        """The receiver wants no more of the body; its Fail or Refuse tells why. Source: section 21."""
+        if self.own_over:
+            return
+        self.own_over = True
+        self.body = None
+        self._core.out.append(ResetStream(self.stream_id, close_code(ErrorCode.CANCELLED)))
+        self._explain(now)
+
+    # ------------------------------------------------ ends
+
+    def fail(self, code: int, reason: str, now: float, *, by_peer: bool = False, signal: bool = False) -> None:
+        """End without success."""
+        core = self._core
+        if self.state is _CONSUMING:
+            # MA-67: after a complete Response nothing can fail at the peer.
+            core.signals.late += 1
+            return
+        if signal:
+            core.pool.fail(self.stream_id, code, core.reason(reason))
+        core.statistic.failed[code] += 1
+        not_executed = self.state is _HEADER_SENT and not by_peer and not self.proceeded
+        core.emit(Failed(self.stream_id, code, reason, by_peer, not_executed))
+        self._end(ErrorCode.CANCELLED if code == ErrorCode.TIMEOUT else code)
+
+    def cancel(self) -> None:
+        """The caller wants no more of it; no event follows. Source: MA-61."""
+        self._end(ErrorCode.CANCELLED)
+
+    def _end(self, code: int) -> None:
+        self._go(_FAILED)
+        self._leave(close_code(code), stop=True)
+        self._retire()
+
+    def _leave(self, code: int, *, stop: bool) -> None:
+        """End our direction, and the peer's."""
+        core = self._core
+        if not self.own_over or (stop and not self.is_request):
+            self.own_over = True
+            core.out.append(ResetStream(self.stream_id, code))
+        if stop and not self.fin:
+            core.out.append(StopStream(self.stream_id, code))
+            core.mark_stopped(self.stream_id)
+
+    def forget(self) -> None:
+        """The connection is over."""
+        if self.state is not _CONSUMING:
+            # Section 21: what is certain is only that nothing happens without Proceed.
+            not_executed = self.state is _HEADER_SENT and not self.proceeded
+            self._core.emit(
+                Failed(self.stream_id, ErrorCode.CANCELLED, "the connection is over", False, not_executed)
+            )
+        self.state = _ENDED
+
+    def _retire(self) -> None:
+        self.body = self._reader = None
+        self._core.timers.set(self, None)
+        self._core.retire(self)
+
+    def expire(self, now: float) -> None:
+        """A clock has run down. Source: MA-53, MA-67, MA-69, MA-126."""
+        if self.cut_off:
+            self.fail(ErrorCode.CANCELLED, "the peer gave the stream up", now)
+        else:
+            self.fail(ErrorCode.TIMEOUT, f"time is up in state {self.state.name}", now)
+
+

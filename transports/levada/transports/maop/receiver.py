@@ -1,0 +1,564 @@
+"""An operation that the peer has begun: from its header to its terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from levada.framework.errors import LocalProtocolError
+
+from .body import BodyReader, misplaced, write_blocks, write_end
+from .config import HandlerSpec
+from .errors import ErrorCode, Fault, close_code
+from .events import (
+    BodyEnded,
+    BodyReceived,
+    Execute,
+    Octets,
+    OperationCancelled,
+    ResetStream,
+    SetPriority,
+    StopStream,
+    StreamData,
+)
+from .frames import BLOCK, BLOCK_END, MESSAGE, REQUEST, RESPONSE, UNDEFINED, check_key
+from .idempotency import Key, StoredDone, StoredResponse
+from .native import OPAQUE, SUCCESS, TEST, success_header, test_payload
+from .state import RECEIVER, UNARMED, ReceiverInput, ReceiverState
+from .versions import Capability
+
+if TYPE_CHECKING:
+    from .core import MaopCore
+
+__all__ = ["Incoming"]
+
+_NEW, _PENDING, _ARMED, _RUNNING, _RESPONDING, _ENDED = ReceiverState
+_CHECKED, _APPROVED, _COMPLETE, _RESPONSE, _DONE, _REFUSED, _FAILED, _RESET = ReceiverInput
+
+
+class Incoming:
+    """A Message or Request of the peer; for handlers to read, all else is `MaopCore`'s. Source: MA-114, section 21."""
+
+    __slots__ = (
+        "_announced",
+        "_body",
+        "_core",
+        "_head",
+        "_stored",
+        "_written",
+        "checked",
+        "deadline",
+        "dedup_key",
+        "exec_at",
+        "fin",
+        "granted",
+        "idempotency_key",
+        "length",
+        "msg_id",
+        "pending",
+        "priority",
+        "reserved",
+        "response_msg_id",
+        "response_timeout",
+        "scheduled",
+        "since",
+        "spec",
+        "state",
+        "stream_id",
+        "told",
+    )
+
+    def __init__(self, core: MaopCore, stream_id: int, now: float) -> None:
+        self._core = core
+        self.stream_id = stream_id
+        """Its identity within the session. Source: MA-42."""
+        self.msg_id = 0
+        """Names the handler."""
+        self.length: int | None = 0
+        """Octets announced; None for undefined length."""
+        self.priority = 128
+        """0 (first) to 255."""
+        self.response_msg_id = 0
+        """Kind of the Response that is wanted; of no meaning for a Message."""
+        self.response_timeout: float | None = None
+        """Seconds from the whole body to the Response header; None without limit."""
+        self.idempotency_key = b""
+        """16 octets, or none."""
+        self.state = _NEW
+        self.spec: HandlerSpec = _NO_SPEC
+        """What was declared for its msg_id."""
+        self.since = now
+        """When the header came."""
+        self.exec_at = now
+        """When the body was complete."""
+        self.deadline: float | None = None
+        """When the core gives it up."""
+        self.scheduled: float | None = None
+        self.checked = False
+        """Whether the header is whole."""
+        self.pending = False
+        """Whether the gate has not decided."""
+        self.granted = False
+        """Whether it counts in the quota."""
+        self.told = False
+        """Whether the application knows it, so that it must hear of the end."""
+        self.fin = False
+        """Whether the initiator's direction is over."""
+        self.reserved = 0
+        """Octets that it has in the quota."""
+        self.dedup_key: Key | None = None
+        """Its entry in the store of finished operations."""
+        self._head = bytearray()
+        self._body: BodyReader | None = None
+        self._announced = 0
+        self._written = 0
+        self._stored: list[Octets] | None = None
+
+    @property
+    def is_request(self) -> bool:
+        """Whether a Response is wanted; else a Message."""
+        return not self.stream_id & 2
+
+    def _go(self, what: ReceiverInput) -> None:
+        self.state = RECEIVER[self.state, what]
+
+    # ------------------------------------------------ octets of the initiator
+
+    def receive(self, data: bytes, fin: bool, now: float) -> None:
+        """Take octets of the initiator's direction."""
+        self.fin = fin
+        try:
+            at = 0
+            if not self.checked:
+                at = self._header(data, now)
+                if at < 0:
+                    if fin:
+                        raise Fault(ErrorCode.INVALID_FORMAT, "stream ends inside the header", "MA-14")
+                    return
+            if at < len(data) or self._head:
+                self._octets(data, at, now)
+            if fin and self.state is not _ENDED:
+                self._finished()
+        except Fault as fault:
+            self.abort(fault.code, fault.reason, now)
+
+    def _header(self, data: bytes, now: float) -> int:
+        """Read the header; return where it ends, or -1."""
+        core = self._core
+        layout = REQUEST if self.is_request else MESSAGE
+        at = layout.size
+        head = self._head
+        skip = len(head)
+        if skip:
+            head += data
+            data = bytes(head)
+        if len(data) >= at:
+            tail = core.capabilities & 16  # Capability.IDEMPOTENCY; as a number, since this is done for each operation
+            if tail:
+                if len(data) > at:
+                    check_key(data[at])
+                    at += 1 + data[at]
+                    if len(data) >= at:
+                        self.idempotency_key = data[layout.size + 1 : at]
+                        tail = 0
+            if not tail:
+                if self.is_request:
+                    _, self.msg_id, length, self.priority, self.response_msg_id, timeout = REQUEST.unpack_from(data)
+                    if timeout:
+                        self.response_timeout = timeout / 1000
+                else:
+                    _, self.msg_id, length, self.priority = MESSAGE.unpack_from(data)
+                self.length = None if length == UNDEFINED else length
+                head.clear()
+                self.checked = True
+                core.gate.check(self, now)
+                return at - skip
+        if not skip:
+            head += data
+            core.timers.set(self, now + core.config.transfer_idle_timeout)
+        return -1
+
+    def _octets(self, data: bytes, at: int, now: float) -> None:
+        if self.state is _ARMED:
+            body = self._body
+            assert body is not None
+            at = body.read(data, at)
+            self._take_pieces(body, now)
+            if body.ended and self.state is _ARMED:
+                self._complete(body, now)
+        if at == len(data) or self.state is _ENDED:
+            return
+        head = self._head
+        op = head[0] if head else data[at]
+        code = UNARMED[self.state, self.length == 0] if op in (5, 6) else None
+        if code is None:
+            raise misplaced(op)
+        # MA-55: one Block End(0) behind a header that announced nothing is dropped, in whatever pieces it comes.
+        if op == 6 and self.length == 0 and not self._announced:
+            head += data[at : at + 9 - len(head)]
+            if BLOCK_END.pack(6, 0).startswith(head):
+                if len(head) == 9:
+                    self._announced = 1
+                    rest = data[at + 9 :]
+                    head.clear()
+                    if rest:
+                        self._octets(rest, 0, now)
+                return
+        raise Fault(code, "Block or Block End has no place here", "MA-95")
+
+    def _take_pieces(self, body: BodyReader, now: float) -> None:
+        core = self._core
+        if not body.pieces and not body.blocks:
+            return
+        config = core.config
+        at = now + config.transfer_idle_timeout
+        if config.transfer_total_timeout is not None:
+            at = min(at, self.since + config.transfer_total_timeout)
+        core.timers.set(self, at)
+        octets = sum(map(len, body.pieces)) if self.spec.streaming or self.length is None else 0
+        if self.spec.streaming:
+            self._start(now)
+            for piece in body.pieces:
+                core.emit(BodyReceived(self.stream_id, piece))
+            body.pieces.clear()
+        elif self.length is None:
+            octets -= self.reserved
+        if octets:
+            self.reserved += octets
+            core.quota.buffered += octets
+            if core.quota.buffered > core.quota.max_octets:
+                # MA-54c
+                raise Fault(ErrorCode.CAPACITY_LIMIT, "no room for the body", "MA-54c")
+
+    def _start(self, now: float) -> None:
+        if not self.told:
+            self.told = True
+        elif self.exec_at != self.since:
+            return
+        self.exec_at = now
+        self._core.emit(Execute(self, None))
+
+    def _finished(self) -> None:
+        # MA-61: FIN before Block End; without a body there is none to wait for.
+        if self.state is _PENDING or self.state is _ARMED:
+            raise Fault(ErrorCode.ORDER_VIOLATION, "stream ended before Block End", "MA-61")
+        if self._head:
+            raise Fault(ErrorCode.PAYLOAD_LENGTH_MISMATCH, "stream ended inside Block End", "MA-55")
+
+    def reset(self, now: float) -> None:
+        """The initiator gave its direction up. Source: MA-61."""
+        self.fin = True
+        self._core.statistic.streams_aborted += 1
+        running = self.state in (_RUNNING, _RESPONDING) or (self.spec.streaming and self.exec_at != self.since)
+        self.abort(ErrorCode.CANCELLED, "the initiator reset the stream", now, signal=running)
+
+    def stopped(self, now: float) -> None:
+        """The initiator does not want the Response. Source: section 21."""
+        running = self.state in (_RUNNING, _RESPONDING)
+        self.abort(ErrorCode.CANCELLED, "the initiator wants no Response", now, signal=running)
+
+    # ------------------------------------------------ the gate's decision
+
+    def approved(self, now: float) -> None:
+        """All checks are passed."""
+        core = self._core
+        if self.length == 0:
+            self._go(_APPROVED)
+            if self.is_request:
+                core.pool.proceed(self.stream_id)
+            self._execute(b"", now)
+        else:
+            core.gate.arm(self)
+
+    def arm(self, now: float) -> None:
+        """Write Proceed: from now on Blocks are right."""
+        core = self._core
+        self._go(_APPROVED)
+        self._body = BodyReader(UNDEFINED if self.length is None else self.length, self.spec.max_payload, core.config)
+        core.pool.proceed(self.stream_id)
+        core.timers.set(self, now + core.config.transfer_idle_timeout)
+
+    def refuse(self, code: int, retry_after: float, now: float) -> None:
+        """Turn the operation down. Source: MA-51."""
+        core = self._core
+        self._go(_REFUSED)
+        core.pool.refuse(self.stream_id, code, min(round(retry_after * 1000), 2**32 - 1))
+        core.statistic.refused[code] += 1
+        self._abandon(code, now)
+
+    # ------------------------------------------------ execution
+
+    def _complete(self, body: BodyReader, now: float) -> None:
+        self._go(_COMPLETE)
+        self._body = None
+        if self.spec.streaming:
+            self._start(now)
+            self.exec_at = now
+            self._core.emit(BodyEnded(self.stream_id, body.total))
+            self._limit(now)
+            return
+        whole = body.whole()
+        self._release()
+        self._execute(whole, now)
+
+    def _limit(self, now: float) -> None:
+        limit = self.response_timeout
+        cap = self.spec.max_timeout
+        if cap is not None and self.is_request:
+            limit = cap if limit is None else min(limit, cap)
+        # MA-68: from the completion of the body; with none, from the header.
+        start = self.since if self.length == 0 else now
+        self._core.timers.set(self, None if limit is None else start + limit)
+
+    def _execute(self, body: bytes, now: float) -> None:
+        self.exec_at = now
+        self._limit(now)
+        if self.msg_id == TEST:
+            self._test(body, now)
+            return
+        self.told = True
+        self._core.emit(Execute(self, body))
+
+    def _test(self, body: bytes, now: float) -> None:
+        """Answer the native Test. Source: section 13.2."""
+        plan = test_payload(body)
+        if not self.is_request:
+            self.finish(now)
+        elif plan is None:
+            self._respond(OPAQUE, now)
+        elif not plan.mode:
+            self._respond(b"", now)
+        else:
+            self._begin_response(plan.announced, now)
+            plan.write(self._core.out, self.stream_id)
+            write_end(self._core.out, self.stream_id, plan.length)
+            self._responded(now)
+
+    def finish(self, now: float) -> None:
+        """Say Done for a Message. Source: MA-74."""
+        if self.is_request:
+            raise LocalProtocolError("a Request is answered by respond() or fail(), never by Done", rule="MA-72")
+        if self.state is not _RUNNING:
+            raise LocalProtocolError(f"finish() in state {self.state.name}: the body is not complete", rule="MA-64")
+        start, took = self._times(now)
+        self._done(start, took, now)
+        if self.dedup_key is not None:
+            self._core.dedup.finish(self.dedup_key, StoredDone(start, took), now)
+            self.dedup_key = None
+
+    def _done(self, start_ms: int, time_ms: int, now: float) -> None:
+        self._go(_DONE)
+        self._core.pool.done(self.stream_id, start_ms, time_ms)
+        self._core.statistic.done += 1
+        self._retire(now)
+
+    def _times(self, now: float) -> tuple[int, int]:
+        core = self._core
+        return int((core.wall_offset + self.exec_at) * 1000), max(0, int((now - self.exec_at) * 1000))
+
+    def respond(self, body: Octets, content_type: str | None, now: float) -> None:
+        """Write a whole Response. Source: MA-65."""
+        header = self._native_header(content_type, bool(body))
+        self._responding()
+        if len(body) <= 16_384:
+            self._respond(header + body, now)
+            return
+        self._begin_response(len(header) + len(body), now, header)
+        write_blocks(self._core.out, self.stream_id, body, self._core.config.max_block_chunk_size)
+        if self._stored is not None:
+            self._stored.append(body)
+        write_end(self._core.out, self.stream_id, self._announced)
+        self._responded(now)
+
+    def _native_header(self, content_type: str | None, body: bool) -> bytes:
+        wire = self.response_msg_id
+        if wire != SUCCESS and wire not in self.spec.success_layout:
+            if content_type is not None:
+                raise LocalProtocolError(f"response {wire} has no content type", rule="MA-99a")
+            return b""
+        if content_type is None:
+            if body:
+                raise LocalProtocolError("a Success with a body needs a content type", rule="MA-96")
+            return b""
+        try:
+            return _HEADERS.get(content_type) or success_header(content_type)
+        except ValueError as error:
+            raise LocalProtocolError(str(error), rule="MA-97") from error
+
+    def _responding(self) -> None:
+        if not self.is_request:
+            raise LocalProtocolError("a Message has no Response: finish() or fail()", rule="MA-74")
+        if self.state is not _RUNNING:
+            raise LocalProtocolError(f"a Response in state {self.state.name}", rule="MA-66")
+
+    def _respond(self, payload: bytes, now: float) -> None:
+        start, took = self._times(now)
+        self._replay(payload, start, took)
+        if self.dedup_key is not None:
+            self._core.dedup.finish(self.dedup_key, StoredResponse(payload, start, took), now)
+            self.dedup_key = None
+        self._responded(now)
+
+    def _replay(self, payload: bytes, start_ms: int, time_ms: int) -> None:
+        self._go(_RESPONSE)
+        size = len(payload)
+        data = RESPONSE.pack(2, size, start_ms, time_ms)
+        if size:
+            data = b"".join((data, BLOCK.pack(5, size), payload, BLOCK_END.pack(6, size)))
+        self._prioritise()
+        self._core.out.append(StreamData(self.stream_id, data, True))
+
+    def _prioritise(self) -> None:
+        if self.priority != 128:
+            self._core.out.append(SetPriority(self.stream_id, self.priority))
+
+    def _begin_response(self, length: int, now: float, header: bytes = b"") -> None:
+        core = self._core
+        start, took = self._times(now)
+        self._go(_RESPONSE)
+        self._announced = length
+        self._prioritise()
+        core.out.append(StreamData(self.stream_id, RESPONSE.pack(2, length, start, took), False))
+        core.timers.set(self, now + core.config.transfer_idle_timeout)
+        if self.dedup_key is not None:
+            self._stored = [header] if header else []
+        if header:
+            self._written = len(header)
+            core.out.append(StreamData(self.stream_id, BLOCK.pack(5, len(header)) + header, False))
+
+    def start_response(self, length: int | None, content_type: str | None, now: float) -> None:
+        """Write the header of a Response whose body comes in pieces."""
+        header = self._native_header(content_type, length != 0)
+        self._responding()
+        if not length and length is not None:
+            self._respond(header, now)
+            return
+        self._begin_response(UNDEFINED if length is None else len(header) + length, now, header)
+
+    def send_body(self, data: Octets, now: float) -> None:
+        """Write a piece of the Response's body."""
+        if self.state is not _RESPONDING:
+            raise LocalProtocolError(f"send_body() in state {self.state.name}: start_response() first", rule="MA-65")
+        if self._written + len(data) > self._announced:
+            raise LocalProtocolError(f"more than the {self._announced} octets announced", rule="MA-56")
+        if not data:
+            return
+        self._written += len(data)
+        write_blocks(self._core.out, self.stream_id, data, self._core.config.max_block_chunk_size)
+        if self._stored is not None:
+            # MA-123: what is too large is not kept, and takes no memory on the way there.
+            self._stored = [*self._stored, data] if self._written <= 65_536 else None
+        self._core.timers.set(self, now + self._core.config.transfer_idle_timeout)
+
+    def end_body(self, now: float) -> None:
+        """End the Response's body."""
+        if self.state is not _RESPONDING:
+            raise LocalProtocolError(f"end_body() in state {self.state.name}", rule="MA-65")
+        if self._announced not in (self._written, UNDEFINED):
+            raise LocalProtocolError(f"{self._written} octets of {self._announced}", rule="MA-56")
+        write_end(self._core.out, self.stream_id, self._written)
+        self._responded(now)
+
+    def _responded(self, now: float) -> None:
+        core = self._core
+        if self.dedup_key is not None:
+            stored = None if self._stored is None else b"".join(self._stored)
+            core.dedup.finish(self.dedup_key, StoredResponse(stored, *self._times(now)), now)
+            self.dedup_key = None
+        self._go(_DONE)
+        core.statistic.done += 1
+        core.unacked[self.stream_id] = now + core.config.response_ack_timeout
+        self._retire(now)
+
+    def answer_again(self, stored: StoredDone | StoredResponse, now: float) -> None:
+        """Give the stored terminal, without execution. Source: MA-123."""
+        if isinstance(stored, StoredDone):
+            self._stop(close_code(ErrorCode.DUPLICATE_OPERATION))
+            self._done(stored.exec_start_ms, stored.exec_time_ms, now)
+            return
+        assert stored.payload is not None
+        if self.length != 0:
+            self._stop(close_code(ErrorCode.DUPLICATE_OPERATION))
+        self._replay(stored.payload, stored.exec_start_ms, stored.exec_time_ms)
+        self._responded(now)
+
+    def fail(self, code: int, reason: str, now: float) -> None:
+        """The handler failed. Source: MA-66, MA-74, MA-79."""
+        if not self.told:
+            raise LocalProtocolError(f"operation {self.stream_id} was not handed out", rule="MA-76")
+        self.told = False
+        self.abort(code, reason, now)
+
+    # ------------------------------------------------ ends
+
+    def abort(self, code: int, reason: str, now: float, *, signal: bool = True) -> None:
+        """End without success; the application hears of it if it knows the operation."""
+        core = self._core
+        self._go(_FAILED if signal else _RESET)
+        if signal:
+            core.pool.fail(self.stream_id, code, core.reason(reason))
+            core.statistic.failed[code] += 1
+        else:
+            core.pool.withdraw(self.stream_id)
+        self._abandon(code, now, reason)
+
+    def _abandon(self, code: int, now: float, reason: str = "refused") -> None:
+        core = self._core
+        self._stop(close_code(code))
+        if self.is_request:
+            core.out.append(ResetStream(self.stream_id, close_code(code)))
+        if self.told:
+            core.emit(OperationCancelled(self.stream_id, code, reason))
+        if self.dedup_key is not None:
+            core.dedup.abandon(self.dedup_key)
+        self._retire(now)
+
+    def _stop(self, code: int) -> None:
+        if not self.fin:
+            self._core.out.append(StopStream(self.stream_id, code))
+            self._core.mark_stopped(self.stream_id)
+
+    def forget(self) -> None:
+        """The connection is over: tell the application, and leave what is shared with other connections. Source: MA-61, MA-93."""
+        self.state = _ENDED
+        if self.told:
+            self._core.emit(OperationCancelled(self.stream_id, ErrorCode.CANCELLED, "the connection is over"))
+        if self.dedup_key is not None:
+            self._core.dedup.abandon(self.dedup_key)
+        self._release()
+        if self.granted:
+            self._core.quota.operations -= 1
+
+    def _release(self) -> None:
+        self._core.quota.buffered -= self.reserved
+        self.reserved = 0
+
+    def consumed(self, octets: int) -> None:
+        """The application is through with octets of a streamed body."""
+        octets = min(octets, self.reserved)
+        self.reserved -= octets
+        self._core.quota.buffered -= octets
+
+    def _retire(self, now: float) -> None:
+        core = self._core
+        core.timers.set(self, None)
+        self._body = None
+        self._release()
+        core.retire(self)
+        core.gate.release(self, now)
+
+    def expire(self, now: float) -> None:
+        """A clock has run down. Source: section 17."""
+        config = self._core.config
+        if self.checked and self.state in (_NEW, _PENDING):
+            limit = self.response_timeout
+            # MA-68: with an empty body the wait at the gate counts.
+            if not (self.length == 0 and limit is not None and now >= self.since + limit):
+                self.refuse(ErrorCode.CAPACITY_LIMIT, config.capacity_retry, now)
+                return
+        self.abort(ErrorCode.TIMEOUT, "time is up", now)
+
+
+_NO_SPEC = HandlerSpec()
+_HEADERS = {kind: success_header(kind) for kind in ("application/octet-stream", "application/json", "text/plain")}
+"""Headers that are wanted often."""
+assert Capability.IDEMPOTENCY == 16, "Incoming.receive tests the bit"
