@@ -29,6 +29,7 @@ def test_the_readme_has_programs() -> None:
         "README.md:1",
         "README.md:2",
         "README.md:3",
+        "README.md:4",
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import struct
 from collections.abc import AsyncIterator
@@ -13,10 +14,13 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.lumberjack import Reader, ReaderConfig, Sink, Unit, serve
-from levada.framework import Actor, ActorSystem, Reply, handles
+from levada.actors.lumberjack.connection import Connection
+from levada.actors.lumberjack.load import Load
+from levada.framework import Actor, ActorSystem, Reply, actor, handles
 from levada.framework.errors import ConfigurationError, ConnectionLost
 from levada.framework.message import field_types, tag_of
 from levada.transports.carriers import ByteStream, MemoryConfig, dial
+from levada.transports.carriers.memory import memory_streams
 from levada.transports.lumberjack import encode_data, encode_json, encode_window
 
 
@@ -229,9 +233,26 @@ async def test_lj25a_lj26_version_1_does_not_wait_for_ever(
             reply.send(None)
         await trio.sleep(1)
         assert (reader.statistics().late_commits, reader.statistics().sink_failures) == (2, 2)
-        assert [record.getMessage() for record in caplog.records].count(
-            f"{first.info.local} was gone before the sink committed a unit, which comes again; put a spool before a sink that is slow"
-        ) + [record.levelno for record in caplog.records].count(logging.WARNING) == 2
+        assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
+            "logs/client was gone when the sink committed a unit after 60 s; it comes again: put a spool before a slow sink"
+        ]
+
+
+@pytest.mark.rule("LJ-26")
+async def test_lj26_a_writer_that_closes_at_once_is_not_the_sinks_fault(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """LJ-26: a commit that is late because its writer did not wait is counted; nobody is blamed for it."""
+    async with desk(patient=True) as (reader, kept):
+        async with writer() as hasty:
+            await hasty.send_all(window(2, 1))
+            await wait_all_tasks_blocked()
+            hasty.abort()
+        await wait_all_tasks_blocked()
+        kept.replies[0].send(None)
+        await wait_all_tasks_blocked()
+        assert reader.statistics().late_commits == 1
+    assert [record.levelno for record in caplog.records if record.levelno > logging.INFO] == []
 
 
 @pytest.mark.rule("LJ-18")
@@ -361,6 +382,65 @@ async def test_the_end_of_the_system_ends_the_reader(autojump_clock: MockClock) 
         nursery.cancel_scope.cancel()
 
 
+async def test_connections_of_a_system_that_ends_have_their_time_together(autojump_clock: MockClock) -> None:
+    kept: list[Kept] = []
+
+    class Edge(Actor[Any]):
+        async def started(self) -> None:
+            kept.append(Kept(self.system, patient=True))
+            await self.enter(serve(self.system, "lumberjack+memory://logs", kept[0].ref))
+
+    async with trio.open_nursery() as nursery:
+        async with ActorSystem(shutdown=60.0) as system:
+            system.spawn(Edge)
+            await wait_all_tasks_blocked()
+            streams = [await nursery.start(hold) for _ in range(5)]
+            for stream in streams:
+                await stream.send_all(window(2, 1))
+            await wait_all_tasks_blocked()
+            began = trio.current_time()
+        assert trio.current_time() - began < 8.0
+        for stream in streams:
+            assert await until_closed(stream) == b"2A\0\0\0\0"  # a keepalive
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("order", ["stop", "kill", "drain", "drain and stop", "lost"])
+@pytest.mark.parametrize("steps", range(8))
+@pytest.mark.parametrize("data", [b"", window(1, 1), window(1, 1)[:9]], ids=["nothing", "unit", "cut"])
+async def test_a_connection_may_end_at_any_moment(
+    order: str, steps: int, data: bytes, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever comes first: no error, nothing is left of it, and no longer than the time for commits."""
+
+    async def slow(unit: Unit) -> None:
+        await trio.sleep(1.0)
+
+    load = Load(ReaderConfig())
+    async with ActorSystem() as system:
+        client, server = memory_streams()
+        if data:
+            client.send_nowait(data)
+        ref = system.spawn(functools.partial(Connection, server, system.spawn(actor(slow)), load))
+        for _ in range(steps):
+            await trio.lowlevel.checkpoint()
+        if order == "lost":
+            client.abort()
+        if "drain" in order:
+            load.drain()
+        if "stop" in order:
+            ref.stop()
+        elif order == "kill":
+            ref.kill()
+        await trio.sleep(10.0)
+        client.abort()
+        with trio.fail_after(100.0):
+            ref.stop()
+            assert type(await ref.terminated()).__name__ != "Failed"
+    assert (len(load), load.statistics(0.0).octets_held) == (0, 0)
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
+
+
 async def hold(task_status: trio.TaskStatus[ByteStream]) -> None:
     async with writer() as stream:
         task_status.started(stream)
@@ -409,6 +489,26 @@ async def test_lj42b_the_newest_are_paused_first_and_all_get_through(autojump_cl
         assert any(not unit.whole for unit in kept.units)
 
 
+@pytest.mark.rule("LJ-42b")
+async def test_lj42b_those_that_wait_go_on_although_nobody_reports(autojump_clock: MockClock) -> None:
+    """LJ-42b: once little is held all connections are read, also if those let on first have nothing to say."""
+    async with desk(patient=True, max_inflight_bytes=100_000) as (reader, kept):
+        async with writer() as big, writer() as idle, writer() as idle_too, writer() as last:
+            await big.send_all(encode_window(2, 1) + encode_json(2, 1, {"line": "x" * 40_000}))
+            await wait_all_tasks_blocked()
+            assert reader.statistics().connections_paused == 3
+            kept.replies[0].send(None)
+            assert await acks(big, 1) == [1]
+            assert reader.statistics().connections_paused == 0
+            await last.send_all(window(2, 1))
+            await wait_all_tasks_blocked()
+            assert len(kept.units) == 2
+            kept.replies[1].send(None)
+            assert await acks(last, 1) == [1]
+            for quiet in (idle, idle_too):
+                await quiet.send_eof()
+
+
 @pytest.mark.rule("LJ-6")
 async def test_lj6_an_end_inside_a_frame_is_an_error_in_the_log(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
@@ -431,6 +531,26 @@ async def test_a_url_that_is_none_of_ours() -> None:
             with pytest.raises(ConfigurationError):
                 async with serve(system, url, cast("Any", None)):
                     pass
+
+
+async def two(unit: Unit, more: int) -> None: ...
+
+
+@pytest.mark.parametrize("sink", [two, lambda unit: unit, Shelf, "store"], ids=["two", "sync", "fields", "text"])
+async def test_what_cannot_be_a_sink_is_a_mistake(sink: Any) -> None:
+    async with ActorSystem() as system:
+        with pytest.raises(ConfigurationError, match="a sink is a Ref, an async function of one unit"):
+            async with serve(system, "lumberjack+memory://logs", sink):
+                pass
+
+
+async def test_a_function_may_be_annotated_with_what_is_not_there() -> None:
+    async def store(unit: Nowhere) -> None:  # type: ignore[name-defined]  # noqa: F821 - that is the point
+        pass
+
+    async with desk(store), writer() as stream:
+        await stream.send_all(window(1, 1))
+        assert await acks(stream, 1) == [1]
 
 
 async def test_certificates_need_tls() -> None:

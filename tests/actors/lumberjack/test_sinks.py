@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,7 +47,8 @@ async def test_a_unit_is_a_file_of_lines(tmp_path: Path) -> None:
         ]
         assert await spool.ask(Unit(events, ORIGIN, 7)) == "0123-000007.jsonl"
         folder = tmp_path / "deep" / "spool"
-        assert [file.name for file in folder.iterdir()] == ["0123-000007.jsonl"]
+        assert sorted(os.listdir(folder)) == [".writing", "0123-000007.jsonl"]
+        assert os.listdir(folder / ".writing") == []
         assert lines(folder) == events
         assert (folder / "0123-000007.jsonl").read_bytes().count(b"\n") == 3
         line = (folder / "0123-000007.jsonl").read_text(encoding="ascii").splitlines()[0]
@@ -76,7 +78,24 @@ async def test_a_full_disk_fails_the_unit_and_leaves_nothing(
         await stream.send_all(encode_window(1, 1) + encode_data(1, 1, {"n": "1"}))
         assert await stream.receive_some() == b""
         assert reader.statistics().sink_failures == 1
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(tmp_path) == [".writing"]
+    assert os.listdir(tmp_path / ".writing") == []
+
+
+async def test_what_a_dead_process_left_half_written_is_removed(tmp_path: Path) -> None:
+    folder = tmp_path / ".writing"
+    folder.mkdir()
+    long_ago = time.time() - 4000
+    for name in ("old-000001.jsonl", "new-000001.jsonl", "no unit of ours"):
+        (folder / name).write_text("{")
+        if name != "new-000001.jsonl":
+            os.utime(folder / name, (long_ago, long_ago))
+    (tmp_path / "old-000001.jsonl").write_text("{}\n")
+    os.utime(tmp_path / "old-000001.jsonl", (long_ago, long_ago))
+    async with ActorSystem() as system:
+        await system.spawn(SpoolSink, tmp_path).ask(Unit([{}], ORIGIN, 1))
+    assert sorted(os.listdir(folder)) == ["new-000001.jsonl", "no unit of ours"], "somebody may be writing the new one"
+    assert sorted(os.listdir(tmp_path)) == [".writing", "0123-000001.jsonl", "old-000001.jsonl"]
 
 
 # The reader as a process of its own, which can be killed.

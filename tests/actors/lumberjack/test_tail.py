@@ -401,6 +401,33 @@ async def test_only_so_many_files_are_open(tmp_path: Path, sink: Sink, quick: Mo
     assert len(sink.lines) == 21
 
 
+async def test_moved_files_wait_for_a_place_too(tmp_path: Path, sink: Sink, quick: MockClock) -> None:
+    """Files that were left unfinished and renamed to names that nobody ships, more of them than may be open."""
+    registry = tmp_path / "registry"
+    for number in range(6):
+        append(tmp_path / f"{number}.log", f"a{number}\n")
+    assert len(await ship_once(sink, tmp_path / "*.log", registry=registry)) == 6
+    for number in range(6):
+        append(tmp_path / f"{number}.log", f"b{number}\n")
+        (tmp_path / f"{number}.log").rename(tmp_path / f"{number}.moved")
+    config = TailConfig(max_files=2, rotate_wait=1.0, drain_timeout=600.0)
+    async with following(sink, tmp_path / "*.log", registry=registry, config=config):
+        await until(lambda: len(sink.events) >= 6)
+    assert sorted(sink.lines) == [f"b{number}" for number in range(6)]
+
+
+async def test_a_file_that_was_let_go_grows_and_is_renamed(tmp_path: Path, sink: Sink, quick: MockClock) -> None:
+    log = tmp_path / "app.log"
+    log.write_text("one\n")
+    config = TailConfig(close_inactive=1.0, scan=20.0, drain_timeout=600.0)
+    async with following(sink, log, config=config) as followed:
+        await sink.has("one")
+        await until(lambda: followed.status().files == 0)
+        append(log, "two\n")
+        log.rename(tmp_path / "app.moved")
+        await sink.has("two")
+
+
 async def test_rotation_races_lose_nothing(tmp_path: Path, sink: Sink, quick: MockClock) -> None:
     log = tmp_path / "app.log"
     written: list[str] = []

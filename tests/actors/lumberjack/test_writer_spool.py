@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -13,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
+from levada.actors.lumberjack import LumberjackHandler
 from levada.actors.lumberjack.disk_spool import Segments, SpoolConfig, open_segments
 from levada.actors.lumberjack.writer import connect
 from levada.framework import ActorSystem
@@ -76,6 +81,32 @@ def test_what_is_acked_does_not_come_again_and_its_files_are_removed(tmp_path: P
     again.note_acked(again.end)
     assert again.octets == 0
     again.close()
+    for path in tmp_path.glob("*.spool"):
+        path.unlink()
+    bare = Segments(config, b"J")
+    bare.append(bodies(13, 1))
+    assert read_all(bare) == bodies(13, 1), "a place behind the end of the files hides nothing"
+    bare.close()
+
+
+def test_a_disk_that_is_full_when_a_segment_begins_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segments = Segments(SpoolConfig(folder=tmp_path, segment=60), b"J")
+    segments.append(bodies(0, 3))
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        for _ in range(2):
+            with pytest.raises(OSError, match="No space"):
+                segments.append(bodies(3, 3))
+    segments.append(bodies(3, 3))
+    assert read_all(segments) == bodies(0, 6)
+    assert len(list(tmp_path.glob("*.spool"))) == 2
+    segments.close()
 
 
 @given(st.integers(0, 120), st.booleans())
@@ -117,7 +148,6 @@ def test_a_spool_is_for_one_writer_and_one_kind(tmp_path: Path) -> None:
         segments.append([b"json"])
         with pytest.raises(ConfigurationError, match="another writer uses"), open_segments(config, b"J"):
             pass
-        segments.close()
     with pytest.raises(ConfigurationError, match="for the other version"), open_segments(config, b"D"):
         pass
     (tmp_path / "00000001.spool").write_bytes(b"something else that is long enough")
@@ -162,6 +192,68 @@ async def test_events_survive_the_writer_and_the_absence_of_the_reader(
             assert [event["n"] for event in reader.events] == [33], "what was acked does not come again"
 
 
+async def test_flush_waits_for_what_is_being_written(
+    tmp_path: Path, small_reader: Readers, quick: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if nothing is written after it."""
+    entered, leave = trio.Event(), threading.Event()
+    append = Segments.append
+    token = trio.lowlevel.current_trio_token()
+
+    def slow_disk(self: Segments, bodies: list[bytes]) -> None:
+        token.run_sync_soon(entered.set)
+        leave.wait()
+        append(self, bodies)
+
+    monkeypatch.setattr(Segments, "append", slow_disk)
+    spool = SpoolConfig(folder=tmp_path)
+    async with ActorSystem() as system, small_reader() as reader:
+        async with connect(system, reader.url, spool=spool) as writer, trio.open_nursery() as nursery:
+            await writer.send({"n": 1})
+            await entered.wait()
+            nursery.start_soon(writer.flush)
+            await trio.sleep(1.0)
+            leave.set()
+            with trio.fail_after(200.0):
+                await writer.flush()
+            assert [event["n"] for event in reader.events] == [1]
+
+
+async def test_a_writer_that_ends_while_the_disk_is_slow_keeps_everything(
+    tmp_path: Path, quick: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered = trio.Event()
+    append = Segments.append
+    token = trio.lowlevel.current_trio_token()
+
+    def slow_disk(self: Segments, bodies: list[bytes]) -> None:
+        token.run_sync_soon(entered.set)
+        time.sleep(0.01)  # of real time: it is a thread
+        append(self, bodies)
+
+    monkeypatch.setattr(Segments, "append", slow_disk)
+    spool = SpoolConfig(folder=tmp_path)
+    async with (
+        ActorSystem() as system,
+        connect(system, "lumberjack+memory://nobody", spool=spool, close_timeout=0.0) as writer,
+    ):
+        await writer.send({"n": 1})
+        await entered.wait()
+        await writer.send({"n": 2})
+    with open_segments(spool, b"J") as segments:
+        assert len(read_all(segments)) == 2
+
+
+async def test_a_spool_cannot_drop_the_oldest(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"spool": SpoolConfig(folder=tmp_path), "config": WriterConfig(drop="oldest")}
+    async with ActorSystem() as system:
+        with pytest.raises(ConfigurationError, match="cannot drop its oldest events"):
+            async with connect(system, "lumberjack+memory://small", **settings):
+                pass
+    with pytest.raises(ConfigurationError, match="cannot drop its oldest events"):
+        LumberjackHandler("lumberjack+memory://small", **settings)
+
+
 async def test_a_full_spool_makes_senders_wait_or_drops(
     tmp_path: Path, small_reader: Readers, quick: MockClock
 ) -> None:
@@ -169,7 +261,7 @@ async def test_a_full_spool_makes_senders_wait_or_drops(
         spool = SpoolConfig(folder=tmp_path / "waits", max_octets=500, segment=100)
         async with connect(system, "lumberjack+memory://small", spool=spool, close_timeout=0.5) as writer:
             sent = 0
-            with trio.move_on_after(60):
+            with trio.move_on_after(20):
                 while True:
                     await writer.send({"n": sent})
                     sent += 1
@@ -187,5 +279,5 @@ async def test_a_full_spool_makes_senders_wait_or_drops(
         ) as writer:
             for number in range(100):
                 writer.send_nowait({"n": number})
-                await trio.sleep(0.1)
+                await trio.sleep(0.05)
             assert writer.statistics().events_dropped > 50

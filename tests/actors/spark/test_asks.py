@@ -196,16 +196,26 @@ def test_closed_early_what_is_under_way_is_withdrawn(actors: Any) -> None:
 def test_a_slow_actor_is_waited_for_until_the_deadline(actors: Any) -> None:
     gate, seen = trio.Event(), list[int]()
     there, _ = expose(actors, "slow", partial(Slow, gate=gate, seen=seen))
+    answers: list[Doubled] = []
+    first = threading.Thread(target=lambda: answers.append(ask(there, Double(1))))
+    first.start()
+
+    async def begun() -> None:
+        while not seen:
+            await trio.lowlevel.checkpoint()
+
+    actors.do(begun)
+    # These wait in its mailbox, and are withdrawn: no handler ever begins with them.
     with pytest.raises(AskTimeout, match=r"^slow did not answer in 0\.05 s$") as caught:
-        ask(there, Double(1), timeout=0.05)
-    assert (caught.value.actor, caught.value.seconds) == ("slow", 0.05)
-    # The next one still waits in its mailbox, and is withdrawn: its handler never begins.
-    with pytest.raises(AskTimeout):
         ask(there, Double(2), timeout=0.05)
-    assert seen == [1]
+    assert (caught.value.actor, caught.value.seconds) == ("slow", 0.05)
     with pytest.raises(AskTimeout):
         list(ask_many(there, [Double(3), Double(4)], timeout=0.05, idempotent=True))
     actors.do(gate.set)
+    first.join()
+    assert ask(there, Double(5)) == Doubled(10)
+    assert answers == [Doubled(2)]
+    assert seen == [1, 5]
 
 
 def test_an_actor_that_has_ended_is_named(actors: Any) -> None:
@@ -384,6 +394,11 @@ def test_what_cannot_be_asked_is_refused(actors: Any) -> None:
         ask_many(there, [], window=0)
     with pytest.raises(ConfigurationError, match="timeout is more than 0 seconds, not 0"):
         ask(there, Double(1), timeout=0)
+
+
+async def test_inside_trio_nothing_is_asked_by_blocking_it() -> None:
+    with pytest.raises(ConfigurationError, match=r"inside trio, use Ref\.ask"):
+        ask(RemoteActor("desk", "unix:///nowhere"), Double(1))
 
 
 def test_a_batch_larger_than_a_peer_takes_is_refused_before_it_is_sent(

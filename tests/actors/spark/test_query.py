@@ -30,6 +30,7 @@ from levada.framework import (
     ActorRestarted,
     ActorSystem,
     Failed,
+    Killed,
     Normal,
     Receiver,
     Shutdown,
@@ -246,6 +247,42 @@ async def test_a_query_that_somebody_else_stops_is_no_failure(spark: Any, system
         await trio.to_thread.run_sync(lambda: spark.streams.get(started.query).stop())
         assert await query.terminated() == Normal()
         assert [event async for event in receiver][-1] == QueryEnded(started.query, started.run)
+
+
+async def test_progress_goes_to_an_actor_too(spark: Any, system: ActorSystem, tmp_path: Path) -> None:
+    probe = Probe(system)
+    put(tmp_path / "in", "1.txt", "a", "b")
+    start = lines(tmp_path / "in", tmp_path / "at", Sink(), once=True)
+    query = system.spawn(partial(Query, spark, start, progress=probe.ref))
+    started = await probe.expect(QueryStarted, within=60.0)
+    progress = await probe.expect(QueryProgress, within=60.0)
+    ended = await probe.fish(QueryEnded, within=60.0)
+    assert (started.run, progress.rows, ended.error) == (progress.run, 2, None)
+    assert await query.terminated() == Normal()
+
+
+async def test_who_waits_for_a_query_that_is_killed_is_told(spark: Any, system: ActorSystem, tmp_path: Path) -> None:
+    in_sink, go_on = threading.Event(), threading.Event()
+
+    def held(frame: Any, batch: int) -> None:
+        in_sink.set()
+        go_on.wait()
+
+    put(tmp_path / "in", "1.txt", "a")
+    query = system.spawn(Query, spark, lines(tmp_path / "in", tmp_path / "at", held))
+    async with trio.open_nursery() as nursery:
+
+        async def wait() -> None:
+            with pytest.raises(ActorStopped):
+                await query.ask(AwaitAvailable(), timeout=60.0)
+
+        nursery.start_soon(wait)
+        await trio.to_thread.run_sync(in_sink.wait)
+        query.kill()
+        # A batch in a function of the driver cannot be interrupted; the query ends with it.
+        go_on.set()
+        assert await query.terminated() == Killed()
+    assert spark.streams.active == []
 
 
 @pytest.mark.parametrize("how", ["stop", "kill", "cancel"])

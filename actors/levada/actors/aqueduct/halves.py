@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol, TypeAlias
 
 from levada.framework import OneshotReceiver, OneshotSender, Receiver, Sender
 from levada.framework.channel import WINDOW
 from levada.framework.channel_core import ChannelCore, Envelope, Mode, TerminalState, Tracked
 from levada.framework.codec import AttachmentKind, Codec
-from levada.framework.errors import ChannelError, HandleNotForwardable, LocalProtocolError
+from levada.framework.errors import ChannelError, HandleMoved, HandleNotForwardable, LocalProtocolError
 from levada.transports import aqueduct
 from levada.transports.aqueduct import (
     AqueductCore,
@@ -30,7 +31,7 @@ from levada.transports.aqueduct import (
     SenderState,
 )
 
-__all__ = ["Arrival", "Halves", "Inbound", "Letter", "Outbound"]
+__all__ = ["Arrival", "Halves", "Inbound", "Letter", "Outbound", "give_up"]
 
 logger = logging.getLogger("levada.actors.aqueduct")
 
@@ -47,7 +48,6 @@ _KINDS: Final = {
     OneshotSender: (AttachmentKind.ONESHOT_SENDER, Attach.ONESHOT_SENDER),
     OneshotReceiver: (AttachmentKind.ONESHOT_RECEIVER, Attach.ONESHOT_RECEIVER),
 }
-_LOST: Final = {SenderState.CONNECTION_LOST, ReceiverState.CONNECTION_LOST}
 
 Half: TypeAlias = SenderHalf | ReceiverHalf
 
@@ -67,10 +67,12 @@ class Halves:
         core: of the connection.
         codec: writes and reads messages.
         peer: name of the peer, for errors.
+        turn: sees to it that what the core has to say and to send is taken, soon.
     """
 
-    def __init__(self, core: AqueductCore, codec: Codec, peer: str) -> None:
+    def __init__(self, core: AqueductCore, codec: Codec, peer: str, turn: Callable[[], None]) -> None:
         self.core = core
+        self.turn = turn
         self.codec = codec
         self.peer = peer
         self.outbound: dict[SenderHalf, Outbound] = {}
@@ -82,13 +84,11 @@ class Halves:
         self._starting: deque[Record] = deque()
         self._busy = False
 
-    def turn(self) -> None:
-        """See to it that what the core has to say and to send is taken, soon."""
-        raise NotImplementedError
-
     def bind(self, channel: ChannelCore, half: Half) -> None:
         """Let a channel go on at the peer."""
-        self._starting.append(Outbound(self, channel, half) if isinstance(half, SenderHalf) else Inbound(self, channel, half))
+        self._starting.append(
+            Outbound(self, channel, half) if isinstance(half, SenderHalf) else Inbound(self, channel, half)
+        )
         if self._busy:
             return
         self._busy = True
@@ -158,7 +158,9 @@ class Packing:
         """Take a handle from its owner."""
         kinds = _KINDS.get(type(handle))
         if kinds is None:
-            raise HandleNotForwardable(f"a {type(handle).__name__} cannot travel in a message; send a Sender that leads to it")
+            raise HandleNotForwardable(
+                f"a {type(handle).__name__} cannot travel in a message; send a Sender that leads to it"
+            )
         self.taken.append((handle, handle.take_over(self.where), kinds[1]))
         return kinds[0], len(self.taken) - 1
 
@@ -168,15 +170,26 @@ class Packing:
             self.taken.pop()[0].give_back()
 
 
+def give_up(handles: Iterable[Any]) -> None:
+    """Cancel senders and close receivers that nobody will use."""
+    for handle in handles:
+        try:
+            handle.cancel() if isinstance(handle, Sender | OneshotSender) else handle.close()
+        except HandleMoved:
+            pass  # somebody does use it
+
+
 class Arrival(Envelope):
     """A message from the peer, decoded when it is taken. Source: AQ-33, AQ-34."""
 
-    __slots__ = ("delivery", "halves", "item_type")
+    __slots__ = ("delivery", "halves", "handles", "item_type")
 
     def __init__(self, halves: Halves, delivery: Delivery, item_type: Any) -> None:
         self.halves = halves
         self.delivery = delivery
         self.item_type = item_type
+        self.handles: tuple[Any, ...] = ()
+        """What was in the message, once it is open."""
 
     def open(self) -> Any:
         """See `Envelope.open`.
@@ -187,17 +200,16 @@ class Arrival(Envelope):
         delivery, codec = self.delivery, self.halves.codec
         if not delivery.attachments:
             return codec.decode(delivery.payload, self.item_type)
-        used: set[int] = set()
+        used: dict[int, Any] = {}
 
         def detach(number: int, kind: AttachmentKind, item: Any) -> Any:
-            half = delivery.attachments[number]
-            handle = self._handle(half, kind, item)
-            used.add(number)
+            handle = used[number] = self._handle(delivery.attachments[number], kind, item)
             return handle
 
         try:
             message = codec.decode(delivery.payload, self.item_type, detach=detach)
         except BaseException:
+            give_up(used.values())
             delivery.discard()
             self.halves.turn()
             raise
@@ -207,6 +219,7 @@ class Arrival(Envelope):
             for half in unused:
                 half.cancel() if isinstance(half, SenderHalf) else half.close()
         self.halves.turn()
+        self.handles = tuple(used.values())
         return message
 
     def _handle(self, half: Half, kind: AttachmentKind, item: Any) -> Any:
@@ -276,7 +289,7 @@ class Outbound:
             mode = _MODES[channel.mode] if channel.mode is not Mode.ORDERED else aqueduct.Mode.ORDERED
             while channel.queue and half.state in (SenderState.OPEN, SenderState.UNATTACHED) and half.has_room(mode):
                 self._send(channel.take(), mode)
-            if channel.pending is not None and not channel.queue:
+            if channel.pending is not None and not channel.queue and channel.sender.state is _OPEN:
                 half.finish()
         finally:
             self._busy = False
@@ -284,7 +297,9 @@ class Outbound:
 
     def _send(self, entry: Any, mode: aqueduct.Mode) -> None:
         try:
-            letter = entry if isinstance(entry, Letter) else self.prepare(entry)  # else it was queued before the channel travelled
+            letter = (
+                entry if isinstance(entry, Letter) else self.prepare(entry)
+            )  # else it was queued before the channel travelled
         except Exception:
             logger.exception("channel %s: a message that was queued cannot travel", self.channel.name)
             self.channel.settle(entry, delivered=False)

@@ -1,91 +1,324 @@
-"""``levada demo``: a whole program made of actors, which checks its own result."""
+"""``levada demo``: real logs through Lumberjack, actors, Spark and RSocket, and a result that is known beforehand."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.util
 import json
+import math
+import os
+import shutil
+import signal
 import sys
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
 import trio
 
-from levada.actors.demo import KNOWN, Summary, log_lines, mistakes, summarise
+from levada.framework.errors import ConfigurationError
 
 from . import Subparsers
 
+if TYPE_CHECKING:
+    from levada.actors.demo.live import Results
+    from levada.actors.demo.pipeline import Pipeline
+
 __all__ = ["add_parser", "run"]
+
+OUTPUT = Path("demo-output")
+TERMINAL_INTERVAL, LOG_INTERVAL = 0.2, 5.0  # seconds between reports
+NEEDED = ("pyspark", "pyarrow", "cryptography")
 
 
 def add_parser(subparsers: Subparsers) -> None:
     """Describe the arguments."""
     parser = subparsers.add_parser(
         "demo",
-        help="run a whole program made of actors; it checks its own result",
-        description="Send the 10,000 lines of a real access log through a pool of parsing actors with a bounded mailbox, count them by "
-        "status and by day through channels, and compare with what is known about that log. Exit code 1 if a count is wrong.",
+        help="run a whole log pipeline: Lumberjack, actors, Spark, RSocket; it checks its own result",
+        description="Ship real logs over Lumberjack with TLS to ingest actors, run streaming queries over them on Spark, and take the results over "
+        "RSocket: counts by status, day and template, errors by hour, guessed passwords, hours that stand out. Compare the counts with what is known "
+        "about these logs, and write a report in HTML.",
+        epilog="Exit codes: 0 all is as it should be; 1 a count is wrong; 2 a mistake in the arguments, or Spark or Java is missing; "
+        "130 after Ctrl-C; with --serve 0 after SIGTERM.",
     )
-    parser.add_argument("--json", action="store_true", help="write JSON instead of tables")
+    parser.add_argument(
+        "--input",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="logs of your own instead: Apache access logs, auth logs, log4j, others by line; nothing is known about their counts",
+    )
+    parser.add_argument("--rate", type=_rate, default=math.inf, metavar="N", help="ship so many lines a second at most")
+    parser.add_argument(
+        "--lines", type=_number, metavar="N", help="ship the first lines of each log only; nothing is verified then"
+    )
+    parser.add_argument(
+        "--serve", action="store_true", help="then keep running: ship files into it, follow the results"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1)")
+    parser.add_argument(
+        "--ports",
+        nargs=2,
+        type=int,
+        default=(0, 0),
+        metavar=("LUMBERJACK", "RSOCKET"),
+        help="where to listen (default: free ones)",
+    )
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="DIR",
+        help=f"write the report there instead of {OUTPUT}/, and keep journals, checkpoints and certificates beside it",
+    )
+    parser.add_argument("--json", action="store_true", help="write the results as JSON instead of tables")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the program; 1 if what came out is wrong."""
-    start = time.perf_counter()
+    """Run the pipeline; 1 if what came out is wrong."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigurationError(f"levada demo runs on Spark and needs {', '.join(missing)}: pip install 'levada[all]'")
+    output = args.keep or OUTPUT
     try:
-        summary = trio.run(summarise, log_lines(), _tell_progress)
-    finally:
-        _tell_progress(None)
-    seconds = time.perf_counter() - start
-    wrong = mistakes(summary)
-    if args.json:
-        print(json.dumps(_to_json(summary, wrong), indent=2))
-    else:
-        print(_to_text(summary, seconds))
-    for mistake in wrong:
-        print(f"levada: {mistake}", file=sys.stderr)
-    if not wrong and not args.json:
-        print("verified: all counts are those that are known for this log")
-    return 1 if wrong else 0
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write to {output}: {error.strerror or error}") from error
+    with contextlib.ExitStack() as stack:
+        if args.keep is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="levada-demo-")))
+        else:
+            folder = output / "run"
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(mode=0o700)
+        # Spark has the standard error while it starts; progress goes on meanwhile.
+        show = stack.enter_context(open(os.dup(sys.stderr.fileno()), "w", encoding=sys.stderr.encoding))
+        return trio.run(_run, args, folder, output, show)
 
 
-def _tell_progress(done: int | None) -> None:
-    if not sys.stderr.isatty():
+async def _run(args: argparse.Namespace, folder: Path, output: Path, show: TextIO) -> int:
+    from levada.actors.demo.ingest import sources_of, unpack
+    from levada.actors.demo.known import mistakes
+    from levada.actors.demo.pipeline import Pipeline, Settings, pipeline
+    from levada.actors.demo.queries import SOURCES
+    from levada.actors.demo.report import Facts, report
+
+    start = time.perf_counter()
+    paths = tuple(args.input or unpack(folder / "logs", args.lines))
+    settings = Settings(
+        paths=paths,
+        sources=frozenset(SOURCES) if args.serve else sources_of(paths),
+        folder=folder,
+        log=output / "spark.log",
+        rate=args.rate,
+        host=args.host,
+        ports=tuple(args.ports),
+    )
+    demo = Pipeline()
+    stop = _Stop()
+    code = 0
+    async with trio.open_nursery() as nursery:
+        await nursery.start(stop.watch)
+        nursery.start_soon(_show, demo, show, start)
+        with stop.scope:
+            async with pipeline(settings, demo):
+                await demo.finish()
+                wrong = None if args.input or args.lines else mistakes(demo.results)
+                seconds = time.perf_counter() - start
+                facts = Facts(
+                    seconds=seconds,
+                    batches=demo.batches,
+                    shipped=demo.pace.shipped,
+                    files=[path.name for path in paths],
+                    mistakes=wrong,
+                )
+                (output / "report.html").write_text(report(demo.results, facts), "utf-8")
+                if args.json:
+                    print(json.dumps({**_as_json(demo.results), "verified": None if wrong is None else not wrong}))
+                else:
+                    print("\n".join(_summary(demo, seconds)))
+                    print(f"\nreport: {output / 'report.html'}")
+                for mistake in wrong or ():
+                    print(f"levada: {mistake}", file=sys.stderr)
+                if wrong == [] and not args.json:
+                    print("verified: all counts are those that are known for these logs")
+                sys.stdout.flush()
+                code = 1 if wrong else 0
+                if args.serve:
+                    demo.phase = "serving"
+                    print(_invitation(demo), file=sys.stderr, flush=True)
+                    await trio.sleep_forever()
+        nursery.cancel_scope.cancel()
+    if stop.number == signal.SIGINT:
+        return 130
+    return code if stop.number == 0 or args.serve else 1
+
+
+class _Stop:
+    """Ends the pipeline on SIGINT and SIGTERM."""
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        self.number = 0
+        """The signal that came."""
+
+    async def watch(self, task_status: trio.TaskStatus[None]) -> None:
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            task_status.started()
+            async for number in signals:
+                self.number = self.number or number
+                self.scope.cancel()
+
+
+# ---------------------------------------------------------------- progress
+
+
+async def _show(demo: Pipeline, out: TextIO, start: float) -> None:
+    """Say how far it is: bars on a terminal if rich is there, else a line for each phase and every few seconds."""
+    if out.isatty() and importlib.util.find_spec("rich") is not None:
+        await _show_bars(demo, out)
         return
-    bar = "" if done is None else f"{_bar(done / KNOWN.lines):40} {done:,} of {KNOWN.lines:,} lines"
-    print(f"\r\x1b[K{bar}", end="", file=sys.stderr, flush=True)
+    said, last = "", 0.0
+    while demo.phase != "serving":
+        now = time.perf_counter()
+        if demo.phase != said or now - last >= LOG_INTERVAL:
+            said, last = demo.phase, now
+            done = ", ".join(f"{count:,} {name}" for name, count in _progress(demo).items())
+            print(f"[{now - start:5.1f} s] {said}: {done}", file=out, flush=True)
+        await trio.sleep(TERMINAL_INTERVAL)
 
 
-def _to_json(summary: Summary, wrong: list[str]) -> dict[str, object]:
+async def _show_bars(demo: Pipeline, out: TextIO) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description:24}"),
+        BarColumn(),
+        TextColumn("{task.completed:>8,.0f}"),
+        TimeElapsedColumn(),
+    )
+    # Nothing of rich's own runs beside trio: refreshed here.
+    with Progress(*columns, console=Console(file=out), auto_refresh=False, transient=True) as progress:
+        phase = progress.add_task(demo.phase, total=None)
+        bars = {name: progress.add_task(name, total=None) for name in _progress(demo)}
+        while demo.phase not in ("done", "serving"):
+            progress.update(phase, description=demo.phase, completed=len(demo.queries))
+            for name, count in _progress(demo).items():
+                progress.update(bars[name], completed=count, total=demo.pace.shipped or None)
+            progress.refresh()
+            await trio.sleep(TERMINAL_INTERVAL)
+
+
+def _progress(demo: Pipeline) -> dict[str, int]:
+    counted = sum(demo.results.count(source, "records") for source in demo.sources)
     return {
-        "lines": summary.lines,
-        "statuses": dict(summary.statuses),
-        "days": {day.isoformat(): count for day, count in summary.days.items()},
-        "damaged": {str(number): why for number, why in summary.damaged.items()},
-        "verified": not wrong,
+        "records shipped": demo.pace.shipped,
+        "records counted": counted,
+        "results received": sum(demo.results.taken.values()),
     }
 
 
-def _to_text(summary: Summary, seconds: float) -> str:
-    return "\n".join(
+# ---------------------------------------------------------------- output
+
+
+def _as_json(results: Results) -> dict[str, object]:
+    counts: dict[str, dict[str, dict[str, int]]] = {}
+    for source, kind, _ in results.counts:
+        counts.setdefault(source, {})[kind] = results.by_key(source, kind)
+    return {
+        "counts": counts,
+        "rates": list(results.rates.values()),
+        "attacks": list(results.attacks.values()),
+        "anomalies": list(results.anomalies.values()),
+    }
+
+
+def _summary(demo: Pipeline, seconds: float) -> Iterator[str]:
+    results = demo.results
+    yield (
+        f"{demo.pace.shipped:,} records shipped, {demo.batches} micro-batches, {sum(results.taken.values()):,} results received, "
+        f"in {seconds:.1f} s"
+    )
+    yield ""
+    yield from _table(
+        ["log", "records", "lines", "damaged"],
         [
-            f"{summary.lines:,} lines of a web server's access log, parsed and counted by actors in {seconds:.1f} s",
-            "",
-            *_table("status", dict(sorted(summary.statuses.items(), key=lambda item: -item[1]))),
-            "",
-            *_table("day", {f"{day:%a} {day}": count for day, count in sorted(summary.days.items())}),
-            "",
-            *(f"damaged, and reported: line {number:,}, {why}" for number, why in summary.damaged.items()),
-        ]
+            [source, *(f"{number:,}" for number in numbers)]
+            for source in demo.sources
+            if any(
+                numbers := [
+                    results.count(source, "records"),
+                    results.count(source, "lines"),
+                    sum(results.by_key(source, "damaged").values()),
+                ]
+            )
+        ],
+    )
+    for source in demo.sources:
+        for key in list(results.by_key(source, "damaged"))[:5]:
+            yield f"damaged, and reported: {source}, {key}"
+    for kind, heading in (("status", "status"), ("day", "day")):
+        if found := results.by_key("access", kind):
+            yield ""
+            ordered = found if kind == "status" else dict(sorted(found.items()))
+            yield from _table([heading, "lines"], [[key, f"{count:,}"] for key, count in ordered.items()])
+    if results.attacks:
+        yield ""
+        most = sorted(results.attacks.values(), key=lambda row: -row["failures"])[:5]
+        yield f"{len(results.attacks)} sessions of guessed passwords; the largest:"
+        rows = [[row["address"], row["start"][:16].replace("T", " "), str(row["failures"])] for row in most]
+        yield from _table(["address", "from", "failures"], rows)
+    if results.anomalies:
+        yield ""
+        most = sorted(results.anomalies.values(), key=lambda row: -row["score"])[:5]
+        yield f"{len(results.anomalies)} kinds of lines stand out in some hour; the most unlikely:"
+        rows = [[row["start"][:13].replace("T", " "), f"{row['score']:.0f}", row["template"][:70]] for row in most]
+        yield from _table(["hour", "score", "line"], rows, left=(2,))
+    if results.rates:
+        yield ""
+        worst = max(
+            results.rates.values(), key=lambda row: (row["client_errors"] + row["server_errors"]) / row["requests"]
+        )
+        share = 100 * (worst["client_errors"] + worst["server_errors"]) / worst["requests"]
+        yield f"{len(results.rates)} hours of requests; the worst, {worst['start'][:13].replace('T', ' ')}, had {share:.0f} % errors"
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int] = ()) -> Iterator[str]:
+    """Lay a table out: the first column and those of `left` to the left, others to the right."""
+    lines = [list(headings), *map(list, rows)]
+    widths = [max(len(line[at]) for line in lines) for at in range(len(headings))]
+    for line in lines:
+        cells = (
+            f"{cell:{'<' if at == 0 or at in left else '>'}{width}}"
+            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        yield "  ".join(cells).rstrip()
+
+
+def _invitation(demo: Pipeline) -> str:
+    return (
+        f"serving until Ctrl-C; in another terminal:\n"
+        f"  levada ship --to {demo.reader_url} --ca {demo.ca} FILE\n"
+        f"  levada call {demo.door_url} --stream --route counts    # or rates, attacks, anomalies"
     )
 
 
-def _table(heading: str, counts: Mapping[str, int]) -> list[str]:
-    width = max(map(len, (heading, *counts)))
-    most = max(counts.values(), default=1)
-    lines = [f"{heading:{width}}   lines"]
-    return lines + [f"{key:{width}}  {count:6,}  {_bar(count / most)}".rstrip() for key, count in counts.items()]
+# ---------------------------------------------------------------- arguments
 
 
-def _bar(share: float) -> str:
-    block = "█" if (sys.stdout.encoding or "").lower().startswith("utf") else "#"
-    return block * round(share * 40)
+def _rate(text: str) -> float:
+    rate = float(text)
+    if not rate > 0:
+        raise argparse.ArgumentTypeError(f"must be more than 0 lines a second, not {text}")
+    return rate
+
+
+def _number(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, not {text}")
+    return number

@@ -1,7 +1,8 @@
-"""The program behind ``levada demo``: real log lines through a small system of actors, and a result that is known beforehand."""
+"""The pipeline behind ``levada demo``: real logs in, by Lumberjack; Spark in the middle; results out, by RSocket.
+
+Needs all extras: ``pip install 'levada[all]'``. Begin with `levada.actors.demo.pipeline`.
+"""
 
 from __future__ import annotations
 
-from .log_summary import KNOWN, Summary, log_lines, mistakes, summarise
-
-__all__ = ["KNOWN", "Summary", "log_lines", "mistakes", "summarise"]
+__all__: list[str] = []

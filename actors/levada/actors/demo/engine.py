@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -32,8 +32,10 @@ STOPPING = 10.0
 
 
 @asynccontextmanager
-async def spark_session(conf: Mapping[str, object]) -> AsyncIterator[SparkSession]:
+async def spark_session(conf: Mapping[str, Any], log: Path) -> AsyncIterator[SparkSession]:
     """Start Spark in this machine's processes; at the end stop it, unless it ran before.
+
+    While it starts, the standard error of this process is `log`; that of Java and of the workers stays it.
 
     Raises:
         ConfigurationError: there is no Java.
@@ -47,7 +49,8 @@ async def spark_session(conf: Mapping[str, object]) -> AsyncIterator[SparkSessio
     before = set(descendants(os.getpid()))
     started: SparkSession | None = None
     try:
-        started = await trio.to_thread.run_sync(partial(session, **conf), abandon_on_cancel=True)
+        with _errors_to(log):
+            started = await trio.to_thread.run_sync(partial(session, **conf), abandon_on_cancel=True)
         yield started
     finally:
         with trio.CancelScope(shield=True):
@@ -72,6 +75,22 @@ def descendants(process: int) -> list[int]:
     for one in found:
         found += children.get(one, [])
     return found[1:]
+
+
+@contextlib.contextmanager
+def _errors_to(log: Path) -> Iterator[None]:
+    """Have what is started now write its standard error to a file.
+
+    Workers tell there of each end of a pipe, and of their work, whatever the level of Spark's log.
+    """
+    saved = os.dup(2)
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
 
 
 def _stop(spark: SparkSession) -> None:

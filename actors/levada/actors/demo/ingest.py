@@ -9,10 +9,12 @@ Nothing is acknowledged to the shipper before it is on the disk, so nothing is l
 
 from __future__ import annotations
 
+import functools
 import gzip
+import math
 import re
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from typing import Any
 import attrs
 import trio
 
-from levada.actors.lumberjack import HostConfig, Tail, TailConfig, Unit, Writer, connect, tail
+from levada.actors.lumberjack import HostConfig, TailConfig, Unit, Writer, connect, tail
 from levada.actors.spark.bridge import Mailbox
 from levada.framework import Actor, ActorSystem, handles
 from levada.framework.errors import ConfigurationError
@@ -28,7 +30,7 @@ from levada.transports.carriers import TlsConfig
 
 from .rows import LogLine
 
-__all__ = ["LOGS", "Ingest", "Pace", "ship", "source_of", "unpack"]
+__all__ = ["LOGS", "Ingest", "Pace", "ship", "source_of", "sources_of", "unpack"]
 
 LOGS = ("apache-access-2015.log", "linux-auth-2017.log", "kafka-controller-2016.log")
 """The logs that belong to the demo."""
@@ -70,16 +72,15 @@ class Ingest(Actor[Unit]):
 
 @attrs.define
 class Pace:
-    """Holds a shipper to so many lines a second."""
+    """Holds a shipper to so many lines a second, and counts what was acknowledged."""
 
-    writer: Writer
-    rate: float
+    rate: float = math.inf
     """Lines a second, of all files together; infinite: as fast as they are taken."""
     shipped: int = 0
     """Lines, or records of several, that were acknowledged."""
-    _next: float = -float("inf")
+    _next: float = -math.inf
 
-    async def deliver(self, events: Sequence[dict[str, Any]]) -> None:
+    async def deliver(self, writer: Writer, events: Sequence[dict[str, Any]]) -> None:
         """Deliver, a tenth of a second's worth at a time.
 
         Cancellation:
@@ -91,35 +92,32 @@ class Pace:
             start = max(self._next, trio.current_time())
             self._next = start + len(some) / self.rate
             await trio.sleep_until(start)
-            await self.writer.deliver(some)
+            await writer.deliver(some)
             self.shipped += len(some)
 
 
-@asynccontextmanager
-async def ship(
-    system: ActorSystem, url: str, ca: Path, paths: Iterable[str | Path], *, rate: float, once: bool = True
-) -> AsyncIterator[tuple[Pace, list[Tail]]]:
-    """Ship files: one writer, and a tail for each file, since logs differ in where a record begins.
+async def ship(system: ActorSystem, url: str, ca: Path, paths: Iterable[Path], pace: Pace) -> None:
+    """Ship what is in files and return when it is acknowledged: one writer, and a tail for each file, as logs differ in where a record begins.
 
     Args:
         system: where the actors live.
         url: of the reader, ``lumberjack+tls://…``.
         ca: whom to trust.
         paths: of files.
-        rate: lines a second.
-        once: end with what is there now; else follow them.
+        pace: holds it back, and counts.
 
     Raises:
         ConfigurationError: a file cannot be read.
     """
     async with AsyncExitStack() as stack:
-        hosts = HostConfig(tls=TlsConfig(ca=ca))
-        pace = Pace(await stack.enter_async_context(connect(system, url, hosts=hosts)), rate)
+        writer = await stack.enter_async_context(connect(system, url, hosts=HostConfig(tls=TlsConfig(ca=ca))))
+        deliver = functools.partial(pace.deliver, writer)
         tails = []
         for path in paths:
-            config = TailConfig(once=once, multiline=EVENT if _has_events(Path(path)) else None)
-            tails.append(await stack.enter_async_context(tail(system, [str(path)], pace.deliver, config=config)))
-        yield pace, tails
+            config = TailConfig(once=True, multiline=EVENT if re.match(EVENT, _first_line(path)) else None)
+            tails.append(await stack.enter_async_context(tail(system, [str(path)], deliver, config=config)))
+        for followed in tails:
+            await followed.finished()
 
 
 def unpack(folder: Path, limit: int | None = None) -> list[Path]:
@@ -136,9 +134,18 @@ def unpack(folder: Path, limit: int | None = None) -> list[Path]:
     return [folder / name for name in LOGS]
 
 
-def _has_events(path: Path) -> bool:
+def sources_of(paths: Iterable[Path]) -> frozenset[str]:
+    """Tell by their first lines of which kinds files are.
+
+    Raises:
+        ConfigurationError: one cannot be read.
+    """
+    return frozenset(source_of(_first_line(path)) for path in paths)
+
+
+def _first_line(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            return re.match(EVENT.encode(), file.read(1)) is not None
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.readline(4096)
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error.strerror or error}") from error

@@ -16,15 +16,15 @@ import math
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import attrs
 import trio
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming import DataStreamWriter
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from levada.actors import lumberjack, rsocket
 from levada.actors.interop.certificates import make_certificates
-from levada.actors.lumberjack import Tail
 from levada.actors.spark import GetExtent
 from levada.actors.spark.bridge import Bridge, Mailbox, serve_bridge
 from levada.actors.spark.query import AwaitAvailable, GetProgress, Query
@@ -34,7 +34,7 @@ from levada.transports.carriers import TlsConfig
 from .engine import spark_session
 from .ingest import Ingest, Pace, ship
 from .live import MAILBOXES, Desk, Results, Subscriber
-from .queries import QUERIES, StreamQuery
+from .queries import QUERIES, SOURCES, StreamQuery
 from .rows import LogLine, Result
 
 __all__ = ["Pipeline", "Settings", "pipeline"]
@@ -42,7 +42,7 @@ __all__ = ["Pipeline", "Settings", "pipeline"]
 LANES = 2
 """Queries that start at a time."""
 ROUTES = rsocket.CoreConfig(metadata_mime_type=rsocket.COMPOSITE)
-SPARK = {
+SPARK: dict[str, Any] = {
     # transformWithState takes no other.
     "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     # Only what changed goes into a checkpoint.
@@ -59,11 +59,13 @@ class Settings:
     paths: tuple[Path, ...]
     """Files to ship."""
     folder: Path
-    """For the journals, the checkpoints and the certificates."""
+    """For the journals, the checkpoints and the certificates; this user's alone."""
+    log: Path
+    """File for what Spark complains about."""
+    sources: frozenset[str] = frozenset(SOURCES)
+    """Whose queries to run."""
     rate: float = math.inf
     """Lines a second to ship."""
-    follow: bool = False
-    """Whether to follow the files, instead of shipping what is there."""
     host: str = "127.0.0.1"
     """Where to listen."""
     ports: tuple[int, int] = (0, 0)
@@ -75,6 +77,8 @@ class Pipeline:
     """A pipeline that runs."""
 
     phase: str = "starting actors"
+    sources: tuple[str, ...] = ()
+    """Whose queries run."""
     results: Results = attrs.field(factory=Results)
     """What has come out at the end, over RSocket."""
     batches: int = 0
@@ -85,8 +89,9 @@ class Pipeline:
     """Where results can be asked for."""
     ca: Path = Path()
     """Whom shippers have to trust."""
-    pace: Pace | None = None
-    tails: list[Tail] = attrs.field(factory=list)
+    pace: Pace = attrs.field(factory=Pace)
+    shipped: trio.Event = attrs.field(factory=trio.Event)
+    """Set when all is shipped and acknowledged."""
     queries: dict[str, Ref[AwaitAvailable | GetProgress]] = attrs.field(factory=dict)
     mailboxes: dict[str, Mailbox[Result]] = attrs.field(factory=dict)
 
@@ -97,8 +102,7 @@ class Pipeline:
             ActorStopped: a query failed, more than once.
         """
         self.phase = "shipping"
-        for tail in self.tails:
-            await tail.finished()
+        await self.shipped.wait()
         self.phase = "running the queries"
         async with trio.open_nursery() as nursery:
             for query in self.queries.values():
@@ -126,6 +130,7 @@ async def pipeline(settings: Settings, run: Pipeline) -> AsyncIterator[None]:
     Cancellation:
         nothing is left running.
     """
+    run.sources = tuple(source for source in SOURCES if source in settings.sources)
     pems = make_certificates(settings.folder / "tls")
     tls = TlsConfig(certificate=pems.certificate, key=pems.key)
     run.ca = pems.ca
@@ -138,23 +143,22 @@ async def pipeline(settings: Settings, run: Pipeline) -> AsyncIterator[None]:
             bridge.subscribe(name, system.spawn(Subscriber, desk.feeds[name], name=name), group="demo")
         door_url = f"rsocket+tcp://{settings.host}:{rsocket_port}"
         # From the files to Spark.
-        logs = await bridge.mailbox("logs", LogLine, partitions=2)
+        logs: Mailbox[LogLine] = await bridge.mailbox("logs", LogLine, partitions=2)
         ingest = functools.partial(Ingest, logs)
         reader_url = f"lumberjack+tls://{settings.host}:{lumberjack_port}"
         async with (
             rsocket.serve(system, door_url, desk.answer, config=rsocket.ServerConfig(core=ROUTES)) as door,
             rsocket.connect(system, door.url, config=rsocket.ClientConfig(core=ROUTES)) as peer,
             lumberjack.serve(system, reader_url, ingest, carrier=tls) as reader,
-            ship(system, reader.url, pems.ca, settings.paths, rate=settings.rate, once=not settings.follow) as shipping,
             trio.open_nursery() as nursery,
         ):
             run.door_url, run.reader_url = door.url, reader.url
-            run.pace, run.tails = shipping
             for route in MAILBOXES:
                 nursery.start_soon(run.results.follow, peer, route)
+            nursery.start_soon(_ship, system, settings, run)
             # Lines come in already, and wait in the journal.
             run.phase = "starting Spark"
-            async with spark_session(SPARK) as spark:
+            async with spark_session(SPARK, settings.log) as spark:
                 run.phase = "running the queries"
                 await _start(system, spark, bridge, settings.folder / "checkpoints", run)
                 yield
@@ -162,9 +166,13 @@ async def pipeline(settings: Settings, run: Pipeline) -> AsyncIterator[None]:
             nursery.cancel_scope.cancel()
 
 
-async def _start(
-    system: ActorSystem, spark: SparkSession, bridge: Bridge, checkpoints: Path, run: Pipeline
-) -> None:
+async def _ship(system: ActorSystem, settings: Settings, run: Pipeline) -> None:
+    run.pace.rate = settings.rate
+    await ship(system, run.reader_url, run.ca, settings.paths, run.pace)
+    run.shipped.set()
+
+
+async def _start(system: ActorSystem, spark: SparkSession, bridge: Bridge, checkpoints: Path, run: Pipeline) -> None:
     """Start a supervised actor for each query, `LANES` at a time: the next one when one has worked off what is there.
 
     Each starts Python processes of its own, and Spark gives up on one that is not up within ten seconds.
@@ -181,7 +189,8 @@ async def _start(
 
     async with trio.open_nursery() as nursery:
         for query in QUERIES:
-            nursery.start_soon(one, query)
+            if query.source in run.sources:
+                nursery.start_soon(one, query)
 
 
 def _stream(query: StreamQuery, bridge: Bridge, checkpoints: Path, spark: SparkSession) -> DataStreamWriter:

@@ -17,9 +17,9 @@ from typing import Any
 import attrs
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as f
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-__all__ = ["QUERIES", "Expectation", "StreamQuery"]
+__all__ = ["QUERIES", "SOURCES", "Expectation", "StreamQuery"]
 
 # Apache's combined format: client, identity, user, [time], "request", status, size, "referrer", "user agent".
 _QUOTED = r'"((?:[^"\\]|\\.)*)"'
@@ -64,6 +64,7 @@ def access_counts(lines: DataFrame) -> DataFrame:
     return _counts(
         "access",
         _access(lines),
+        _one("records", f.lit("")),
         _one("lines", f.lit("")),
         _one("damaged", f.concat(f.lit("octet "), f.col("offset").cast("string"), f.lit(": "), fault), _damaged()),
         _one("status", f.col("status"), ~_damaged()),
@@ -77,6 +78,7 @@ def auth_counts(lines: DataFrame) -> DataFrame:
     return _counts(
         "auth",
         _auth(lines),
+        _one("records", f.lit("")),
         _one("lines", f.lit("")),
         _one("damaged", f.concat(f.lit("octet "), f.col("offset").cast("string")), f.col("at").isNull()),
         _one("day", f.date_format("at", "yyyy-MM-dd"), f.col("at").isNotNull()),
@@ -97,6 +99,17 @@ def kafka_counts(lines: DataFrame) -> DataFrame:
         _one("traces", f.lit(""), f.contains("text", f.lit("\n\tat "))),
         _one("level", f.col("level"), f.col("level") != ""),
         _one("template", f.col("template"), f.col("level") != ""),
+    )
+
+
+def other_counts(lines: DataFrame) -> DataFrame:
+    """Count the lines of all other logs by template."""
+    return _counts(
+        "other",
+        lines.select(_masked(f.col("text"), ((r"\d+", "<n>"),)).alias("template")),
+        _one("records", f.lit("")),
+        _one("lines", f.lit("")),
+        _one("template", f.col("template")),
     )
 
 
@@ -161,14 +174,14 @@ def auth_anomalies(lines: DataFrame) -> DataFrame:
     )
 
 
-class Expectation(StatefulProcessor):
+class Expectation(StatefulProcessor):  # type: ignore[misc]  # mypy is not shown pyspark
     """Keeps, for one template, the mean and the variance of its hourly counts, and tells the hours that stand out."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Open the state."""
         self._state = handle.getValueState("expectation", "hours int, mean double, variance double")
 
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803 - Spark's names
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803 - Spark's names
         """Judge the hours of one batch, in their order."""
         hours, mean, variance = self._state.get() or (0, 0.0, 0.0)
         for row in sorted(rows, key=lambda row: row.start):
@@ -201,10 +214,13 @@ class StreamQuery:
     """Complete: all counts come with each batch. Update would bring those that changed, but Spark has it for no sink made in Python."""
 
 
+SOURCES = ("access", "auth", "kafka", "other")
+"""Kinds of lines."""
 QUERIES = (
     StreamQuery("access_counts", "access", "counts", access_counts, "complete"),
     StreamQuery("auth_counts", "auth", "counts", auth_counts, "complete"),
     StreamQuery("kafka_counts", "kafka", "counts", kafka_counts, "complete"),
+    StreamQuery("other_counts", "other", "counts", other_counts, "complete"),
     StreamQuery("access_rates", "access", "rates", access_rates),
     StreamQuery("auth_attacks", "auth", "attacks", auth_attacks),
     StreamQuery("auth_anomalies", "auth", "anomalies", auth_anomalies),

@@ -22,7 +22,8 @@ h1 { font-size: 1.6em; margin-bottom: 0 } h2 { font-size: 1.15em; margin: 2em 0 
 p { margin: .3em 0; color: var(--faint) } .good { color: #2b8a4b } .bad { color: var(--c) }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
 td, th { text-align: left; padding: .15em .8em .15em 0; border-bottom: 1px solid var(--line); vertical-align: top; overflow-wrap: anywhere }
-td.n, th.n { text-align: right; white-space: nowrap; overflow-wrap: normal } svg { width: 100%; height: auto } svg text { font-size: 11px; fill: var(--faint) }
+td.n, th.n { text-align: right; white-space: nowrap; overflow-wrap: normal }
+svg { width: 100%; height: auto } svg text { font-size: 11px; fill: var(--faint) }
 .a { fill: var(--a) } .b { fill: var(--b) } .c { fill: var(--c) } .axis { stroke: var(--line) }
 """
 
@@ -75,9 +76,7 @@ def report(results: Results, facts: Facts) -> str:
                 ([a["address"], _hour(a["start"]), _hour(a["end"]), a["users"], a["failures"]] for a in attacks[:15]),
             ),
             "<h2>Log-ins: lines by day</h2>",
-            _columns(
-                [(day, (float(count), 0.0, 0.0)) for day, count in sorted(results.by_key("auth", "day").items())]
-            ),
+            _columns([(day, (float(count), 0.0, 0.0)) for day, count in sorted(results.by_key("auth", "day").items())]),
             "<h2>Log-ins: hours that stand out</h2>",
             "<p>Kinds of lines that came far more often than in the hours before; the score is in standard deviations.</p>",
             _table(
@@ -172,7 +171,9 @@ def _list(title: str, counts: Mapping[str, int], most: int = 12) -> list[str]:
 def _table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Write a table; columns whose heading begins with ``#`` hold numbers."""
     marks = [' class="n"' if heading.startswith("#") else "" for heading in headings]
-    head = "".join(f"<th{mark}>{escape(heading.lstrip('#'))}</th>" for mark, heading in zip(marks, headings, strict=True))
+    head = "".join(
+        f"<th{mark}>{escape(heading.lstrip('#'))}</th>" for mark, heading in zip(marks, headings, strict=True)
+    )
     lines = []
     for row in rows:
         cells = (f"{cell:,}" if isinstance(cell, int) else escape(str(cell)) for cell in row)

@@ -12,13 +12,14 @@ from __future__ import annotations
 import logging
 import ssl
 import uuid
+from collections.abc import Callable
 from math import inf
 from typing import Any
 
 import attrs
 import trio
 
-from levada.framework import Actor, Ref
+from levada.framework import Actor, Ref, Shutdown
 from levada.framework.errors import CarrierError
 from levada.transports.carriers import ByteStream
 from levada.transports.lumberjack import (
@@ -32,7 +33,7 @@ from levada.transports.lumberjack import (
 )
 
 from .load import Load
-from .unit import Origin, Sink, Unit
+from .unit import Origin, Unit
 
 __all__ = ["Connection"]
 
@@ -40,6 +41,7 @@ logger = logging.getLogger("levada.actors.lumberjack.reader")
 
 _LATE = 60.0  # seconds after its end in which a connection still counts commits (LJ-26)
 _LATE_LOG = 60.0  # seconds between log lines about them
+_SLOW = 1.0  # seconds from which on a late commit is the sink's fault
 
 
 class Connection(Actor[Any]):
@@ -47,12 +49,12 @@ class Connection(Actor[Any]):
 
     Args:
         stream: the connection; it is closed at the end.
-        sink: see `Sink`.
+        sink: takes units, or makes an actor for this connection that does.
         load: of the reader.
     """
 
     stream: ByteStream
-    sink: Sink
+    sink: Ref[Unit] | Callable[[], Actor[Unit]]
     load: Load
     core: ReaderCore = attrs.field(init=False)
     _sink: Ref[Unit] = attrs.field(init=False)
@@ -91,7 +93,10 @@ class Connection(Actor[Any]):
         if not self._started:
             self.stream.abort()
             return
-        if not self._done.is_set():
+        if isinstance(reason, Shutdown):
+            # The system stops one connection after another: let the time of all of them run now.
+            self.load.drain()
+        elif not self._done.is_set():
             self.end()
         await self._done.wait()
 
@@ -229,6 +234,7 @@ class Connection(Actor[Any]):
     async def _ask(self, ready: UnitReady, before: trio.Event | None, asked: trio.Event) -> None:
         if before is not None:
             await before.wait()
+        began = trio.current_time()
         asked.set()  # an ask enters the mailbox, or the line before it, without a yield: so the next one comes behind
         try:
             await self._sink.ask(self._unit(ready), timeout=None)
@@ -242,7 +248,7 @@ class Connection(Actor[Any]):
             late = self.core.late_commits
             self._take(self.core.commit(ready.number, trio.current_time()))
             if self.core.late_commits > late:
-                self._note_late_commit()
+                self._note_late_commit(trio.current_time() - began)
         if self._wait is not None and self._finished is not None:
             self._wait.cancel()
 
@@ -264,14 +270,16 @@ class Connection(Actor[Any]):
                 await trio.sleep_forever()
             self._wait = None
 
-    def _note_late_commit(self) -> None:
+    def _note_late_commit(self, took: float) -> None:
         now = trio.current_time()
-        if now >= self.load.late_log_at:
+        if took < _SLOW:  # some writers close as soon as they have sent, or after the first of their acks
+            self._log(logging.DEBUG, "late_commit", "was gone before a unit could be acked, which may come again")
+        elif now >= self.load.late_log_at:
             self.load.late_log_at = now + _LATE_LOG
             text = (
-                "was gone before the sink committed a unit, which comes again; put a spool before a sink that is slow"
+                "was gone when the sink committed a unit after %.0f s; it comes again: put a spool before a slow sink"
             )
-            self._log(logging.WARNING, "late_commit", text)
+            self._log(logging.WARNING, "late_commit", text, took)
 
     def _log(self, level: int, event: str, text: str, *arguments: object) -> None:
         extra = {"protocol": "lumberjack", "connection_id": self._peer, "actor": self.ref.path, "event": event}

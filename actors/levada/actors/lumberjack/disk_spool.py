@@ -34,11 +34,12 @@ from attrs import validators as v
 
 from levada.framework import Actor, Reason
 from levada.framework.errors import ConfigurationError
+from levada.transports.lumberjack import WriterConfig
 
 from .folder_lock import locked_folder
 from .writer_queue import Hub, Ticket
 
-__all__ = ["DiskSpool", "Place", "Segments", "SpoolConfig", "SpoolPump", "open_segments"]
+__all__ = ["DiskSpool", "Place", "Segments", "SpoolConfig", "SpoolPump", "check_spool", "open_segments"]
 
 logger = logging.getLogger("levada.actors.lumberjack.spool")
 
@@ -84,12 +85,14 @@ class Segments:
         self._magic = _MAGIC + kind + b"\n"
         self.damaged = 0
         """Octets that were no whole record."""
-        self._sizes = {int(path.stem): self._check(path) for path in sorted(self._folder.glob("*.spool"))}
+        files = [path for path in self._folder.glob("*.spool") if path.stem.isdecimal()]
+        self._sizes = {int(path.stem): self._check(path) for path in sorted(files)}
         self.acked = self._read_acked()
         """Everything before this place is acked."""
-        self._read_at = self.acked
         self._last = max([*self._sizes, self.acked[0]])
-        self._file = self._open_last()
+        self._file = self._open(self._last)
+        # Files may have been taken away or cut off; a place behind the end would hide what is appended up to there.
+        self.acked = self._read_at = min(self.acked, self.end)
         self.octets = 0
         """Octets on the disk that are not acked; a number and no property, since each event sent looks at it."""
         self._count()
@@ -117,27 +120,31 @@ class Segments:
             raise ConfigurationError(f"{path} does not hold a place in a spool") from error
         return max(first, (number, offset))
 
-    def _open_last(self) -> BinaryIO:
+    def _open(self, number: int) -> BinaryIO:
         """Open the last segment, cut what is no whole record off its end, and make it if there is none."""
-        path = self._path(self._last)
+        path = self._path(number)
         good = _HEAD
         if path.exists():
             good = max([_HEAD, *(end for _, end in _records(path.read_bytes(), _HEAD))])
         # Only for this user: what is in a log is nobody else's business.
         path.touch(mode=0o600)
         file = path.open("r+b", buffering=0)
-        size = path.stat().st_size
-        if size < _HEAD:
-            file.truncate(0)
-            file.write(self._magic)
-        elif size > good:
-            logger.warning("%s: the last %d octets are no whole record", path, size - good)
-            self.damaged += size - good
-            file.truncate(good)
-        file.seek(good)
-        os.fsync(file.fileno())
-        _sync_folder(self._folder)
-        self._sizes[self._last] = good
+        try:
+            size = path.stat().st_size
+            if size < _HEAD:
+                file.truncate(0)
+                file.write(self._magic)
+            elif size > good:
+                logger.warning("%s: the last %d octets are no whole record", path, size - good)
+                self.damaged += size - good
+                file.truncate(good)
+            file.seek(good)
+            os.fsync(file.fileno())
+            _sync_folder(self._folder)
+        except BaseException:
+            file.close()
+            raise
+        self._sizes[number] = good
         return file
 
     def close(self) -> None:
@@ -162,9 +169,10 @@ class Segments:
         data = b"".join(part for body in bodies for part in (_RECORD.pack(len(body), zlib.crc32(body)), body))
         at = self._sizes[self._last]
         if at > _HEAD and at + len(data) > self._config.segment:
+            file = self._open(self._last + 1)
             self._file.close()
+            self._file = file
             self._last += 1
-            self._file = self._open_last()
             at = _HEAD
         try:
             view = memoryview(data)
@@ -252,10 +260,10 @@ class DiskSpool:
         self.pending: list[bytes] = []
         self.pending_octets = 0
         """Of events that are not on the disk yet."""
+        self.taken = self.written = 0
+        """Events taken, and those of them that are on the disk."""
         self.work = trio.Event()
         """Set when something is pending."""
-        self.written = trio.Event()
-        """Set, and replaced, when what is pending now is on the disk."""
         self.changed = trio.Event()
         """Set, and replaced, when something was written or acked."""
 
@@ -267,18 +275,13 @@ class DiskSpool:
 
     async def put(self, bodies: list[bytes]) -> None:
         """See `Intake.put`."""
-        if self.full and self.hub.config.drop is not None:
-            self.hub.queue.dropped += len(bodies)
-        else:
-            await self._put(bodies)
-
-    async def _put(self, bodies: list[bytes]) -> None:
         while self.full:
             await self.changed.wait()
         self._add(bodies)
 
     def _add(self, bodies: list[bytes]) -> None:
         self.pending += bodies
+        self.taken += len(bodies)
         self.pending_octets += sum(map(len, bodies)) + _RECORD.size * len(bodies)
         self.work.set()
 
@@ -293,14 +296,18 @@ class DiskSpool:
 
     async def deliver(self, bodies: list[bytes]) -> None:
         """See `Intake.deliver`: safe is what is on the disk."""
-        if bodies:
-            await self._put(bodies)
-            await self.written.wait()
+        await self.put(bodies)
+        await self._all_written()
+
+    async def _all_written(self) -> None:
+        """Wait until what was taken so far is on the disk."""
+        taken = self.taken
+        while self.written < taken:
+            await self.changed.wait()
 
     async def flush(self) -> None:
         """See `Intake.flush`: waits for acks, not only for the disk."""
-        if self.pending_octets:
-            await self.written.wait()
+        await self._all_written()
         end = self.segments.end
         with self.hub.flushing():
             while self.segments.acked < end:
@@ -323,13 +330,13 @@ class SpoolPump(Actor[Any]):
         self.under_way: deque[tuple[Place, Ticket]] = deque()
         self.more = trio.Event()
         self.lock = trio.Lock()
+        self.writing = trio.Lock()
         for task in (self.write, self.send, self.note):
             self.start_soon(task)
 
     async def stopping(self, reason: Reason) -> None:
         """Write what is pending, whatever became of the rest."""
         await self.write_pending()
-        self.spool.segments.close()
 
     async def write(self) -> None:
         """Write what is pending whenever something is."""
@@ -342,15 +349,18 @@ class SpoolPump(Actor[Any]):
     async def write_pending(self) -> None:
         """Write what is pending now."""
         spool = self.spool
-        if not spool.pending:
-            return
-        bodies, octets = spool.pending, spool.pending_octets
-        told = spool.written
-        spool.pending, spool.work, spool.written = [], trio.Event(), trio.Event()
-        await self.insist(spool.segments.append, bodies)
-        spool.pending_octets -= octets
-        told.set()
-        spool.has_changed()
+        async with self.writing:
+            if not spool.pending:
+                return
+            bodies, octets = spool.pending[:], spool.pending_octets
+            spool.work = trio.Event()
+            await self.insist(spool.segments.append, bodies)
+            del spool.pending[: len(bodies)]
+            spool.pending_octets -= octets
+            spool.written += len(bodies)
+            if spool.pending:
+                spool.work.set()
+            spool.has_changed()
 
     async def send(self) -> None:
         """Read events back and put them into the writer's queue, which makes this wait when it is full."""
@@ -390,6 +400,16 @@ class SpoolPump(Actor[Any]):
                 await trio.sleep(_RETRY)
 
 
+def check_spool(config: WriterConfig, spool: SpoolConfig | None) -> None:
+    """Refuse settings that do not go together.
+
+    Raises:
+        ConfigurationError: the oldest events cannot be dropped out of the middle of a file.
+    """
+    if spool is not None and config.drop == "oldest":
+        raise ConfigurationError("a spool on disk cannot drop its oldest events: drop='newest', or None to wait")
+
+
 @contextmanager
 def open_segments(config: SpoolConfig, kind: bytes) -> Iterator[Segments]:
     """Open the folder of a spool, and keep other processes off it while the block lasts. Blocks.
@@ -402,4 +422,7 @@ def open_segments(config: SpoolConfig, kind: bytes) -> Iterator[Segments]:
             segments = Segments(config, kind)
         except OSError as error:
             raise ConfigurationError(f"cannot keep a spool in {config.folder}: {error.strerror or error}") from error
-        yield segments
+        try:
+            yield segments
+        finally:
+            segments.close()

@@ -2,7 +2,8 @@
 
 A connection reports what it holds after each step.  When all together hold too much, all are paused but the oldest that holds
 anything: that one can always go on until its events are committed.  As the sum falls the others are let on, one at each report, the
-oldest first, so the newest wait longest.  A paused connection neither reads nor unpacks.
+oldest first, so the newest wait longest; below half of the bound all of them, since those that go on may have nothing to report.
+A paused connection neither reads nor unpacks.
 """
 
 from __future__ import annotations
@@ -117,6 +118,8 @@ class Load:
 
     def report(self, connection: Pausable) -> None:
         """Look at what a connection holds now, and at what that means for all."""
+        if connection not in self._held:
+            return  # it has ended, or never began
         held = connection.core.held
         self._total += held - self._held[connection]
         self._held[connection] = held
@@ -131,9 +134,12 @@ class Load:
             paused = [each for each in self._held if each is not first and each not in self._paused]
             self._paused.update(dict.fromkeys(paused))
             for each in paused:
-                each.pause()
+                if each in self._paused:  # what one hands on may end it, and let others go on
+                    each.pause()
         elif self._paused:
-            self._resume(next(each for each in self._held if each in self._paused))
+            paused = [each for each in self._held if each in self._paused]
+            for each in paused if self._total <= self.config.max_inflight_bytes // 2 else paused[:1]:
+                self._resume(each)
 
     def _resume(self, connection: Pausable | None) -> None:
         if connection is not None:

@@ -29,7 +29,7 @@ from levada.framework.errors import ConfigurationError
 from levada.transports.lumberjack import EventRejected, WriterConfig
 
 from .balance import HostConfig, targets
-from .disk_spool import SpoolConfig
+from .disk_spool import SpoolConfig, check_spool
 from .writer import Writer, connect
 
 __all__ = ["LumberjackHandler"]
@@ -56,7 +56,7 @@ class LumberjackHandler(logging.Handler):
         fields: put into each event.
 
     Raises:
-        ConfigurationError: a URL that cannot be used. Certificates are looked at later, by the sender: if they cannot be used the
+        ConfigurationError: a URL or settings that cannot be used. Certificates are looked at later, by the sender: if they cannot be used the
             reason is in `failure`, and records are dropped.
 
     Example:
@@ -79,7 +79,8 @@ class LumberjackHandler(logging.Handler):
         close_timeout: float = 5.0,
         fields: Mapping[str, Any] | None = None,
     ) -> None:
-        targets(url, hosts or HostConfig())  # a mistake shows here
+        targets(url, hosts or HostConfig())  # mistakes show here
+        check_spool(config or WriterConfig(), spool)
         if queue < 1 or block < 0 or close_timeout < 0:
             raise ConfigurationError("queue is 1 or more records, block and close_timeout are 0 or more seconds")
         super().__init__(level)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import attrs
 import trio
 
-from levada.framework import Actor, ActorSystem, Ref
+from levada.framework import Actor, ActorSystem, Ref, handles
 from levada.framework.errors import ActorStopped, ConfigurationError, ConnectionClosed
 from levada.transports.carriers import ByteStream, Listener, MemoryConfig, TcpConfig, TlsConfig, listen
 from levada.transports.carriers.streams import StreamConfig
@@ -21,7 +22,7 @@ from levada.transports.lumberjack import ReaderConfig
 from .balance import HostConfig, targets
 from .connection import Connection
 from .load import Load, ReaderStatistics
-from .unit import Sink
+from .unit import Sink, Unit
 
 __all__ = ["Reader", "serve"]
 
@@ -63,7 +64,7 @@ class _Acceptor(Actor[Any]):
     """Takes connections in; each is a child."""
 
     listener: Listener[ByteStream]
-    sink: Sink
+    sink: Ref[Unit] | Callable[[], Actor[Unit]]
     load: Load
 
     def started(self) -> None:
@@ -110,7 +111,8 @@ async def serve(
         carrier: settings of the scheme; TLS needs a certificate, and asks for those of writers by `TlsConfig.client_certificates`.
 
     Raises:
-        ConfigurationError: not such a URL, settings that cannot work, or the address cannot be listened at.
+        ConfigurationError: not such a URL, something that cannot be a sink, settings that cannot work, or the address cannot be
+            listened at.
 
     Cancellation:
         connections are closed at once, as they are if the block ends by an error; nothing is acked that was not committed.
@@ -130,11 +132,12 @@ async def serve(
         ['hello']
     """
     config = config or ReaderConfig()
+    taker = _checked(sink)
     carrier_url = targets(url, HostConfig())[0].carrier_url
     async with listen(carrier_url, cast("Any", _settings(carrier_url, carrier, config))) as listening:
         listener = cast("Listener[ByteStream]", listening)
         load = Load(config)
-        acceptor: Ref[Any] = system.spawn(functools.partial(_Acceptor, listener, sink, load), supervise="escalate")
+        acceptor: Ref[Any] = system.spawn(functools.partial(_Acceptor, listener, taker, load), supervise="escalate")
         try:
             yield Reader(listener, load)
             await listener.aclose()
@@ -145,6 +148,32 @@ async def serve(
             acceptor.kill()
             with trio.CancelScope(shield=True):
                 await acceptor.terminated()
+
+
+class _Function(Actor[Unit]):
+    """A function as the sink of one connection; what it calls its parameter's type is its own business."""
+
+    function: Callable[[Unit], Awaitable[object]]
+
+    @handles
+    async def take(self, unit: Unit) -> object:
+        return await self.function(unit)
+
+
+def _checked(sink: Sink) -> Ref[Unit] | Callable[[], Actor[Unit]]:
+    """Find out now what would else fail with each connection."""
+    if isinstance(sink, Ref):
+        return sink
+    is_function = inspect.iscoroutinefunction(sink)
+    try:
+        inspect.signature(sink).bind(*([None] if is_function else []))
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"a sink is a Ref, an async function of one unit, or an actor class or factory without arguments; not {sink!r}: {error}"
+        ) from error
+    if is_function:
+        return functools.partial(_Function, cast("Callable[[Unit], Awaitable[object]]", sink))
+    return cast("Callable[[], Actor[Unit]]", sink)
 
 
 def _settings(

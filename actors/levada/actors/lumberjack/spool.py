@@ -1,23 +1,29 @@
 """A sink that writes each unit to disk before it is acked, as JSON lines that any tool can read.
 
-One unit is one file, named like `Unit.name`, and the file is there whole or not at all: it is written under a hidden name,
+One unit is one file, named like `Unit.name`, and the file is there whole or not at all: it is written in a hidden folder,
 synced, renamed, and then the folder is synced.  Only after that comes the answer, and with it the ack.  So after a crash at any
 moment no acked event is missing; a unit that was in the folder and not acked comes again, in another file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import time
 from pathlib import Path
 from typing import Any
+
+import trio
 
 from levada.framework import Actor, blocking, handles
 
 from .unit import Unit
 
 __all__ = ["SpoolSink"]
+
+_OLD = 3600.0  # seconds since the last octet was written after which nobody is writing any more
 
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
@@ -27,7 +33,7 @@ class SpoolSink(Actor[Unit]):
 
     A file is ``<connection>-<number>.jsonl``: one event a line, ASCII only; what is not ASCII, surrogate escapes for octets
     that were not UTF-8 among them, is a JSON escape.  A number that JSON cannot hold, which a writer can make by ``1e999``,
-    becomes text.  Names that begin with a dot are files being written, or left by a crash: ignore or remove them.
+    becomes text.  Ignore ``.writing``: it holds files being written; those left by a crash are removed at the next start after an hour.
 
     Args:
         folder: made if it is not there.
@@ -35,17 +41,27 @@ class SpoolSink(Actor[Unit]):
 
     folder: Path
 
-    def started(self) -> None:
-        """Make the folder."""
+    async def started(self) -> None:
+        """Make the folder, and remove what dead processes left half written."""
         self.folder = Path(self.folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.writing = self.folder / ".writing"
+        await trio.to_thread.run_sync(self._prepare)
+
+    def _prepare(self) -> None:
+        self.writing.mkdir(parents=True, exist_ok=True)
+        # Others may be writing there now. Should one of them be that slow its rename fails, and with it the unit, which comes again.
+        old = time.time() - _OLD
+        for file in self.writing.glob("*.jsonl"):
+            with contextlib.suppress(FileNotFoundError):
+                if file.stat().st_mtime < old:
+                    file.unlink()
 
     @handles
     @blocking
     def store(self, unit: Unit) -> str:
         """Write a unit; the answer is the file's name."""
         name = f"{unit.name}.jsonl"
-        hidden = self.folder / f".{name}.tmp"
+        hidden = self.writing / name
         try:
             with open(hidden, "xb") as file:
                 file.writelines(map(_line, unit.events))

@@ -15,6 +15,7 @@ How files are told apart stands in `levada.actors.lumberjack.registry`.  All of 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -422,12 +423,14 @@ class _Tailer(Actor[_Drain | Down]):
             self.freed = trio.Event()
             files = await trio.to_thread.run_sync(find_files, self.patterns, config.exclude)
             here = {(file.device, file.inode): file for file in files}
-            lost = [self.shared.registry.by_inode(*key) for key in self.unfinished - here.keys()]
+            # Those let go may have grown before they were renamed.
+            sought = (self.unfinished | self.shared.left.keys()) - here.keys()
             self.unfinished.clear()
-            if lost:
-                found = await trio.to_thread.run_sync(find_moved, [entry for entry in lost if entry is not None])
-                here |= {(file.device, file.inode): file for file in found}
-            await self.take_in(here)
+            lost = [entry for key in sought if (entry := self.shared.registry.by_inode(*key)) is not None]
+            found = await trio.to_thread.run_sync(find_moved, lost) if lost else []
+            moved = {(file.device, file.inode): file for file in found}
+            await self.take_in(here | moved)
+            self.unfinished |= moved.keys() - self.readers.keys() - self.done  # there was no place for them
             self.looked = True
             self.look_whether_done()
             with trio.move_on_after(config.scan):
@@ -470,6 +473,8 @@ class _Tailer(Actor[_Drain | Down]):
         for key, opened, entry in taken:
             self.readers[key] = reader = self.spawn(_FileReader, opened, entry, shared)
             self.watch(reader, key)
+            if self.drained is not None:  # meanwhile
+                reader.tell(_Drain())
         shared.files = len(self.readers)
         shared.waiting = len(missing) - looked_at  # not before the actors are there, see `look_whether_done`
         now = time.time()
@@ -590,7 +595,8 @@ async def tail(
         ConfigurationError: the registry cannot be used.
     """
     config = config or TailConfig()
-    with open_registry(registry) as entries:
+    with contextlib.ExitStack() as files:
+        entries = await trio.to_thread.run_sync(files.enter_context, open_registry(registry))
         finished = trio.Event()
         shared = _Shared(config, entries, deliver)
         tailer = system.spawn(_Tailer, tuple(patterns), shared, finished, supervise="escalate")

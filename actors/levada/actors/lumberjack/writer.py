@@ -42,7 +42,7 @@ from levada.transports.lumberjack import (
 )
 
 from .balance import HostConfig, Rota, targets
-from .disk_spool import DiskSpool, SpoolConfig, SpoolPump, open_segments
+from .disk_spool import DiskSpool, SpoolConfig, SpoolPump, check_spool, open_segments
 from .writer_queue import Hub, Intake
 
 __all__ = ["Writer", "WriterStatistics", "connect"]
@@ -368,6 +368,7 @@ async def connect(
         ConfigurationError: a URL, certificates or a spool that cannot be used.
     """
     config = config or WriterConfig()
+    check_spool(config, spool)
     hosts = hosts or HostConfig()
     found = targets(url, hosts)
     hub = Hub(config)
@@ -377,7 +378,8 @@ async def connect(
         intake: Intake = hub
         disk: DiskSpool | None = None
         if spool is not None:
-            segments = files.enter_context(open_segments(spool, b"J" if config.json else b"D"))
+            opening = open_segments(spool, b"J" if config.json else b"D")
+            segments = await trio.to_thread.run_sync(files.enter_context, opening)
             intake = disk = DiskSpool(segments, spool, hub)
         actor = system.spawn(_Writer, hub, rotas, hosts.ttl, disk, supervise="escalate")
         try:

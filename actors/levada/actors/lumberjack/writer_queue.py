@@ -53,11 +53,11 @@ class Intake(Protocol):
     """Where encoded events go first: the queue, or a spool on disk before it."""
 
     async def put(self, bodies: list[bytes]) -> None:
-        """Take events, waiting for room."""
+        """Take events, waiting for room; for those that `put_nowait` did not take, so whatever may be dropped."""
         ...
 
     def put_nowait(self, body: bytes) -> None:
-        """Take one event, or raise `trio.WouldBlock`."""
+        """Take one event, or drop one, or raise `trio.WouldBlock`."""
         ...
 
     async def deliver(self, bodies: list[bytes]) -> None:
@@ -96,10 +96,9 @@ class Hub:
     # ------------------------------------------------------------ from senders
 
     async def put(self, bodies: list[bytes], ticket: Ticket | None = None) -> None:
-        """See `Intake.put`; a ticket waits for room whatever the policy is."""
-        waits = ticket is not None or self.config.drop is None
+        """See `Intake.put`."""
         for body in bodies:
-            while waits and self.queue.full:
+            while self.queue.full:
                 await self._room.park()
             self._put(body, ticket or self._common)
 

@@ -481,7 +481,8 @@ class Connection(Actor[Any]):
 
     async def call(self, payload: Payload) -> Payload:
         """Send a request-response and wait for the answer."""
-        if self.crowded or self.draining or self.end is not None:
+        wire = self.wire
+        if wire is None or wire.unsent > self._high_water or self.draining:
             await self.ready()
         resting = self._resting[Call]
         call: Call = resting.pop() if resting else self.actor(Call)
@@ -501,7 +502,9 @@ class Connection(Actor[Any]):
             # Nothing else here waits, so a loop of these would let nobody else run, the carrier included.
             self.flush()
             await trio.lowlevel.checkpoint()
-        if self.crowded or self.draining or self.end is not None:
+            self._fired = perf_counter()  # the others' turns are no pause of this one's
+        wire = self.wire
+        if wire is None or wire.unsent > self._high_water or self.draining:
             await self.ready()
         self.core.send_fire_and_forget(payload, trio.current_time())
         now = perf_counter()

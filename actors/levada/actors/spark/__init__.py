@@ -16,7 +16,8 @@ except ModuleNotFoundError as missing:
         "levada.actors.spark needs pyarrow: pip install 'levada[spark]'", name="pyarrow"
     ) from missing
 
-from .bridge import AskRows, Bridge, BridgeConfig, Delivery, Mailbox, RowKey, serve_bridge
+from .asks import AskRows, EachRow, RemoteActor, ask, ask_batches, ask_many
+from .bridge import Bridge, BridgeConfig, Delivery, Mailbox, RowKey, serve_bridge
 from .columns import Columns, Envelope, columns_of
 from .errors import (
     JournalDamaged,
@@ -70,6 +71,7 @@ __all__ = [
     "Delivered",
     "Delivery",
     "DiscardStaged",
+    "EachRow",
     "Envelope",
     "EpochChanged",
     "Extent",
@@ -92,6 +94,7 @@ __all__ = [
     "OffsetGone",
     "OffsetWithin",
     "Read",
+    "RemoteActor",
     "RowKey",
     "SchemaMismatch",
     "Stage",
@@ -99,6 +102,9 @@ __all__ = [
     "Store",
     "StoreStatistics",
     "UnknownName",
+    "ask",
+    "ask_batches",
+    "ask_many",
     "check_growth",
     "columns_of",
     "differences",

@@ -238,6 +238,8 @@ class _Asking:
     def __init__(self, actor: RemoteActor, kind: _Single | _Batch, timeout: float, *, idempotent: bool) -> None:
         if not timeout > 0:
             raise ConfigurationError(f"timeout is more than 0 seconds, not {timeout!r}")
+        if trio.lowlevel.in_trio_run():
+            raise ConfigurationError("asks of executors block their thread: inside trio, use Ref.ask")
         self._actor = actor
         self._kind = kind
         self._timeout = timeout

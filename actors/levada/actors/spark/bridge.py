@@ -93,7 +93,7 @@ from .protocol import (
 from .segments import Block
 from .store import Appended, Extent, JournalConfig, Store
 
-__all__ = ["AskRows", "Bridge", "BridgeConfig", "Delivery", "Mailbox", "RowKey", "serve_bridge"]
+__all__ = ["Bridge", "BridgeConfig", "Delivery", "Mailbox", "RowKey", "serve_bridge"]
 
 M = TypeVar("M")
 

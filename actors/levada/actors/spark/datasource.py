@@ -40,14 +40,14 @@ class MailboxSource(DataSource):
         """What ``format`` takes."""
         return "mailbox"
 
-    def schema(self) -> StructType:
-        """Return the columns of the mailbox, or those of option ``schema``.
+    def schema(self) -> StructType | str:
+        """Return the columns of the mailbox, or what option ``schema`` says: only Spark itself can read that, and planning compares it.
 
         Raises:
-            SchemaMismatch: they are not columns of the mailbox, or of a type that Spark does not have.
+            SchemaMismatch: the mailbox has a column of a type that Spark does not have.
         """
         options = Options.read(self.options)
-        return columns_for(options, options.remote.describe().columns())
+        return options.columns or columns_for(options.remote.describe().columns())
 
     def reader(self, schema: StructType) -> BatchSource:
         """Read what is there now."""

@@ -636,23 +636,21 @@ class Journal(
     def _deliver(self, m: Deliver) -> Delivered:
         stages = self._staged.get((m.query, m.batch), {})
         missing = [part for part, attempt in m.winners.items() if (part, attempt) not in stages]
-        done = self._store.delivered(m.query, m.batch)
-        if done is None and missing:
+        if missing and self._store.delivered(m.query, m.batch) is None:
             raise JournalError(
                 f"parts {missing} of batch {m.batch} of {m.query} were not staged, or the journal has started anew since",
                 path=str(self.directory),
             )
-        if done is None:
-            partitions = self.config.partitions
-            done = self._store.deliver(
-                m.query,
-                m.batch,
-                (
-                    (part % partitions, message)
-                    for part, attempt in sorted(m.winners.items())
-                    for message in stages[part, attempt].messages()
-                ),
-            )
+        partitions = self.config.partitions
+        done = self._store.deliver(
+            m.query,
+            m.batch,
+            (
+                (part % partitions, message)
+                for part, attempt in sorted(m.winners.items())
+                for message in stages[part, attempt].messages()
+            ),
+        )
         self._discard(DiscardStaged(m.query, m.batch))
         return done
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import attrs
 import pyarrow as pa
+from pyspark.errors import PySparkTypeError
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 from pyspark.sql.streaming.datasource import (
@@ -148,29 +149,21 @@ def _flag(text: str) -> bool:
 # ---------------------------------------------------------------- columns
 
 
-def columns_for(options: Options, columns: pa.Schema) -> StructType:
-    """Return Spark's columns for those of a mailbox: all, or those that option ``schema`` names.
+def columns_for(columns: pa.Schema) -> StructType:
+    """Return Spark's columns for those of a mailbox.
 
     Raises:
-        SchemaMismatch: Spark has no such type, or the option asks for other columns than there are; says which.
+        SchemaMismatch: Spark has no such type; says which columns.
     """
     fields, problems = [], []
     for column in columns:
         try:
             fields.append(StructField(column.name, from_arrow_type(column.type), column.nullable))
-        except Exception as error:  # noqa: BLE001 - pyspark's own, which has no class for just this
-            problems.append(f"{column.name}: Spark has no type for {column.type} ({error})")
-    if options.columns is None:
-        if problems:
-            raise _mismatch("not all columns of the mailbox can be read", problems)
-        return StructType(fields)
-    wanted: Any = StructType.fromDDL(options.columns)
-    if not isinstance(wanted, StructType):
-        raise ConfigurationError(
-            f"option schema is a list of columns such as 'n bigint, text string', not {options.columns!r}"
-        )
-    check_columns(wanted, columns)
-    return wanted
+        except PySparkTypeError:
+            problems.append(f"{column.name}: Spark has no type for {column.type}")
+    if problems:
+        raise _mismatch("not all columns of the mailbox can be read, name others in option schema", problems)
+    return StructType(fields)
 
 
 def check_columns(wanted: StructType, columns: pa.Schema) -> None:

@@ -30,12 +30,12 @@ _encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(","
 
 
 def _json_dumper() -> Callable[[Any], str]:
-    make, quote = json.encoder.c_make_encoder, json.encoder.encode_basestring
+    make: Any = getattr(json.encoder, "c_make_encoder", None)  # not in typeshed, and not in every Python
     if make is None:
         return _encoder.encode
     # `JSONEncoder.encode` makes this for each value: 3.8 instead of 4.9 us for 400 octets. No table of what is being encoded,
     # which an error would leave filled: a value that contains itself is a RecursionError.
-    parts = make(None, _encoder.default, quote, None, ":", ",", False, False, False)
+    parts = make(None, _encoder.default, json.encoder.encode_basestring, None, ":", ",", False, False, False)
     return lambda value: "".join(parts(value, 0))
 
 

@@ -371,10 +371,7 @@ class SendQueue:
         config = self._config
         most = min(room, config.window)
         if not new or not (
-            flush
-            or len(new) >= most
-            or self._new_octets >= config.max_bytes
-            or now >= new[0][2] + config.linger
+            flush or len(new) >= most or self._new_octets >= config.max_bytes or now >= new[0][2] + config.linger
         ):
             return None
         bodies: list[bytes] = []

@@ -27,7 +27,19 @@ _SMALL_BLOCK: Final = 1024
 class BodyReader:
     """Takes the octets of one body."""
 
-    __slots__ = ("_config", "_head", "_left", "_small", "_zero", "blocks", "ended", "length", "limit", "pieces", "total")
+    __slots__ = (
+        "_config",
+        "_head",
+        "_left",
+        "_small",
+        "_zero",
+        "blocks",
+        "ended",
+        "length",
+        "limit",
+        "pieces",
+        "total",
+    )
 
     def __init__(self, length: int, limit: int, config: MaopConfig) -> None:
         self.length = length
@@ -134,7 +146,9 @@ def misplaced(op: int) -> Fault:
     code = MISPLACED.get(op)
     if code is None:
         return Fault(ErrorCode.INVALID_FORMAT, f"unknown operation 0x{op:02x}", "MA-13")
-    return Fault(code, f"operation 0x{op:02x} has no place here", "MA-11" if op < 2 else "MA-70" if op == 2 else "MA-12")
+    return Fault(
+        code, f"operation 0x{op:02x} has no place here", "MA-11" if op < 2 else "MA-70" if op == 2 else "MA-12"
+    )
 
 
 def write_blocks(out: list[Output], stream_id: int, data: Octets, chunk: int) -> None:

@@ -24,9 +24,7 @@ def _seconds(default: float) -> Any:
 
 
 def _optional_seconds() -> Any:
-    return attrs.field(
-        default=None, converter=attrs.converters.optional(float), validator=v.optional(v.gt(0.0))
-    )
+    return attrs.field(default=None, converter=attrs.converters.optional(float), validator=v.optional(v.gt(0.0)))
 
 
 @attrs.frozen(kw_only=True)
@@ -73,9 +71,9 @@ class MaopConfig:
 
     vendor: str = attrs.field(default="levada", validator=[v.instance_of(str), v.max_len(63)])
     """Name of the program, sent at authentication."""
-    version: Version = Version(1, 0, 0)
+    version: Version = attrs.field(factory=lambda: Version(1, 0, 0))
     """Version that this side speaks. Source: MA-31."""
-    capabilities: Capability = Capability(0b1111)
+    capabilities: Capability = attrs.field(factory=lambda: Capability(0b1111))
     """What is announced; `Capability.IDEMPOTENCY` changes the wire if both have it. Source: MA-35."""
 
     # Authentication.

@@ -322,7 +322,7 @@ class ControlIn:
         core.signals.blocked.pop(self, None)
         core.forget_control(self)
         if self._buffer or self._left:
-            if (self._buffer and not self._left and self._buffer[0] == 9):
+            if self._buffer and not self._left and self._buffer[0] == 9:
                 core.fail_connection(ErrorCode.PROTOCOL_VIOLATION, "Disconnect Request broken off", "MA-91")
             else:
                 core.signals.strike("control stream ended inside a signal", "MA-86")

@@ -68,7 +68,7 @@ _SECRETS: Final = re.compile(
 )
 
 
-class Fault(Exception):  # noqa: N818 - not an error of a program: the peer's mistake, on its way to the place that answers it
+class Fault(Exception):
     """A peer's mistake in an operation; never leaves the core."""
 
     def __init__(self, code: int, reason: str, rule: str) -> None:

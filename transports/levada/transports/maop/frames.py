@@ -114,9 +114,7 @@ class Request:
 
     def encode(self) -> bytes:
         """Return its octets."""
-        head = REQUEST.pack(
-            1, self.msg_id, self.payload_len, self.priority, self.response_msg_id, self.timeout_ms
-        )
+        head = REQUEST.pack(1, self.msg_id, self.payload_len, self.priority, self.response_msg_id, self.timeout_ms)
         return head + _tail(self.key)
 
 
@@ -233,17 +231,7 @@ class Disconnect:
 
 
 Operation: TypeAlias = (
-    Message
-    | Request
-    | Response
-    | Proceed
-    | Refuse
-    | Block
-    | BlockEnd
-    | Fail
-    | Done
-    | DisconnectRequest
-    | Disconnect
+    Message | Request | Response | Proceed | Refuse | Block | BlockEnd | Fail | Done | DisconnectRequest | Disconnect
 )
 
 _FIXED: Final = {
@@ -306,7 +294,7 @@ def decode_operation(
         text = bytes(data[at:end])
         if op == Op.BLOCK:
             return Block(text), end
-        return (Fail(*fields, text) if op == Op.FAIL else DisconnectRequest(*fields, text)), end
+        return (Fail(fields[0], fields[1], text) if op == Op.FAIL else DisconnectRequest(fields[0], text)), end
     if op in (Op.MESSAGE, Op.REQUEST):
         key = None
         if idempotency:
@@ -319,7 +307,11 @@ def decode_operation(
                 return None
             key = bytes(data[at + 1 : at + 1 + size])
             at += 1 + size
-        return (Message(*fields, key) if op == Op.MESSAGE else Request(*fields, key)), at
+        return (
+            Message(fields[0], fields[1], fields[2], key)
+            if op == Op.MESSAGE
+            else attrs.evolve(Request(*fields), key=key)
+        ), at
     if op == Op.RESPONSE:
         return Response(*fields), at
     return (BlockEnd(*fields) if op == Op.BLOCK_END else Disconnect()), at

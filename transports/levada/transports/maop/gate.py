@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from .errors import ErrorCode
 from .events import Audited, OperationOffered
 from .fairness import FairQueue
-from .idempotency import StoredResponse
 from .rates import TokenBucket
-from .state import ConnectionState, ReceiverInput, ReceiverState
+from .shared import StoredResponse
+from .state import RECEIVER, ConnectionState, ReceiverInput, ReceiverState
 
 if TYPE_CHECKING:
     from .core import MaopCore
@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Gate"]
 
-_OPEN, _CHECKED, _PENDING, _ENDED = (
-    ConnectionState.OPEN,
-    ReceiverInput.CHECKED,
-    ReceiverState.PENDING,
-    ReceiverState.ENDED,
-)
+_OPEN, _CHECKED, _PENDING = ConnectionState.OPEN, ReceiverInput.CHECKED, ReceiverState.PENDING
 _POLL = 0.02
 """Seconds after which a shared quota is looked at again: other connections free it without a word."""
 
@@ -53,7 +48,7 @@ class Gate:
         core = self._core
         spec = core.config.handler(core.handlers, op.msg_id)
         if op.length != 0:
-            op.state = _PENDING
+            op.state = RECEIVER[op.state, _CHECKED]
         if core.state is not _OPEN and not (spec is not None and spec.allow_while_draining):
             op.refuse(ErrorCode.CAPACITY_LIMIT, 0, now)
             return

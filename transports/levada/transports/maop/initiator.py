@@ -201,7 +201,8 @@ class Outgoing:
                     if fin:
                         self._ended_early(now)
                     return
-            if at < len(data) or data:
+            # MA-55, MA-66: what comes behind the terminal is dropped.
+            if self.state is _RECEIVING:
                 self._octets(data, at, now)
             if fin and self.state is _RECEIVING:
                 raise Fault(ErrorCode.ORDER_VIOLATION, "the Response ended before its Block End", "MA-71")
@@ -267,10 +268,7 @@ class Outgoing:
     def _octets(self, data: bytes, at: int, now: float) -> None:
         reader = self._reader
         assert reader is not None
-        if self.state is not _RECEIVING:
-            # Behind the terminal: one Block End(0) is tolerated, everything else dropped (MA-55, MA-66).
-            return
-        at = reader.read(data, at)
+        reader.read(data, at)
         if self.success and self._success is not None and self._success.content_type is None and reader.pieces:
             self._success_header(reader)
         if self.streamed and (self._success is None or self._success.content_type is not None):
@@ -285,8 +283,6 @@ class Outgoing:
                 else:
                     raise Fault(ErrorCode.INVALID_HEADER, "Success header is missing", "MA-111")
             self._complete(None if self.streamed else reader.whole(), now)
-            if at < len(data):
-                self._core.mark_stopped(self.stream_id)
 
     def _success_header(self, reader: BodyReader) -> None:
         success = self._success
@@ -389,9 +385,7 @@ class Outgoing:
         if self.state is not _CONSUMING:
             # Section 21: what is certain is only that nothing happens without Proceed.
             not_executed = self.state is _HEADER_SENT and not self.proceeded
-            self._core.emit(
-                Failed(self.stream_id, ErrorCode.CANCELLED, "the connection is over", False, not_executed)
-            )
+            self._core.emit(Failed(self.stream_id, ErrorCode.CANCELLED, "the connection is over", False, not_executed))
         self.state = _ENDED
 
     def _retire(self) -> None:
@@ -405,5 +399,3 @@ class Outgoing:
             self.fail(ErrorCode.CANCELLED, "the peer gave the stream up", now)
         else:
             self.fail(ErrorCode.TIMEOUT, f"time is up in state {self.state.name}", now)
-
-

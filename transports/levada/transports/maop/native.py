@@ -171,8 +171,5 @@ def check_test(plan: TestPlan, answer: Completed) -> str | None:
         plan.length * 11 // 10 if plan.mode == 2 and plan.multi else plan.length
     ):
         return f"{total} octets, wanted {plan.length}"
-    if plan.mode == 2 and plan.multi:
-        wrong = answer.blocks < 2
-    else:
-        wrong = answer.blocks != plan.blocks
+    wrong = answer.blocks < 2 if plan.mode == 2 and plan.multi else answer.blocks != plan.blocks
     return f"{answer.blocks} Blocks, wanted {plan.blocks}" if wrong else None

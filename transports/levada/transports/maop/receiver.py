@@ -21,10 +21,9 @@ from .events import (
     StreamData,
 )
 from .frames import BLOCK, BLOCK_END, MESSAGE, REQUEST, RESPONSE, UNDEFINED, check_key
-from .idempotency import Key, StoredDone, StoredResponse
 from .native import OPAQUE, SUCCESS, TEST, success_header, test_payload
+from .shared import Key, StoredDone, StoredResponse
 from .state import RECEIVER, UNARMED, ReceiverInput, ReceiverState
-from .versions import Capability
 
 if TYPE_CHECKING:
     from .core import MaopCore
@@ -49,6 +48,7 @@ class Incoming:
         "deadline",
         "dedup_key",
         "exec_at",
+        "executing",
         "fin",
         "granted",
         "idempotency_key",
@@ -101,6 +101,8 @@ class Incoming:
         """Whether it counts in the quota."""
         self.told = False
         """Whether the application knows it, so that it must hear of the end."""
+        self.executing = False
+        """Whether the handler was started: with the body, or with its first Block."""
         self.fin = False
         """Whether the initiator's direction is over."""
         self.reserved = 0
@@ -152,14 +154,13 @@ class Incoming:
             head += data
             data = bytes(head)
         if len(data) >= at:
-            tail = core.capabilities & 16  # Capability.IDEMPOTENCY; as a number, since this is done for each operation
-            if tail:
-                if len(data) > at:
-                    check_key(data[at])
-                    at += 1 + data[at]
-                    if len(data) >= at:
-                        self.idempotency_key = data[layout.size + 1 : at]
-                        tail = 0
+            tail = core.idempotency
+            if tail and len(data) > at:
+                check_key(data[at])
+                at += 1 + data[at]
+                if len(data) >= at:
+                    self.idempotency_key = data[layout.size + 1 : at]
+                    tail = False
             if not tail:
                 if self.is_request:
                     _, self.msg_id, length, self.priority, self.response_msg_id, timeout = REQUEST.unpack_from(data)
@@ -230,12 +231,10 @@ class Incoming:
                 raise Fault(ErrorCode.CAPACITY_LIMIT, "no room for the body", "MA-54c")
 
     def _start(self, now: float) -> None:
-        if not self.told:
-            self.told = True
-        elif self.exec_at != self.since:
-            return
-        self.exec_at = now
-        self._core.emit(Execute(self, None))
+        if not self.executing:
+            self.executing = self.told = True
+            self.exec_at = now
+            self._core.emit(Execute(self, None))
 
     def _finished(self) -> None:
         # MA-61: FIN before Block End; without a body there is none to wait for.
@@ -248,13 +247,11 @@ class Incoming:
         """The initiator gave its direction up. Source: MA-61."""
         self.fin = True
         self._core.statistic.streams_aborted += 1
-        running = self.state in (_RUNNING, _RESPONDING) or (self.spec.streaming and self.exec_at != self.since)
-        self.abort(ErrorCode.CANCELLED, "the initiator reset the stream", now, signal=running)
+        self.abort(ErrorCode.CANCELLED, "the initiator reset the stream", now, signal=self.executing)
 
     def stopped(self, now: float) -> None:
         """The initiator does not want the Response. Source: section 21."""
-        running = self.state in (_RUNNING, _RESPONDING)
-        self.abort(ErrorCode.CANCELLED, "the initiator wants no Response", now, signal=running)
+        self.abort(ErrorCode.CANCELLED, "the initiator wants no Response", now, signal=self.executing)
 
     # ------------------------------------------------ the gate's decision
 
@@ -311,6 +308,7 @@ class Incoming:
 
     def _execute(self, body: bytes, now: float) -> None:
         self.exec_at = now
+        self.executing = True
         self._limit(now)
         if self.msg_id == TEST:
             self._test(body, now)
@@ -561,4 +559,3 @@ class Incoming:
 _NO_SPEC = HandlerSpec()
 _HEADERS = {kind: success_header(kind) for kind in ("application/octet-stream", "application/json", "text/plain")}
 """Headers that are wanted often."""
-assert Capability.IDEMPOTENCY == 16, "Incoming.receive tests the bit"

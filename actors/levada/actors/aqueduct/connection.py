@@ -1,0 +1,528 @@
+"""The connection actor: a core, the carrier under it, and the streams of the carrier.
+
+* Each stream that can be read has a task that gives the core what comes and waits while the core says that the stream is blocked. No
+  code of the user runs in it.
+* What the core has to say and to send is taken once for a batch of turns, however many channels were used in it: `turn` asks for that.
+* Streams are opened in the order in which the core names them. Where the peer gives no credit for one, what is to be done on it waits,
+  and so do those behind it of the same kind; control streams, which carry the acks, do not wait for streams of messages.
+* Time is the core's: a timer of the actor is set to `next_deadline`, and only ever set anew to be earlier.
+* The end is the core's too: `ConnectionEnded` is its last event, each channel has had its own by then. When the carrier ends, all that
+  had arrived is given to the core first.
+* Octets queued on the carrier are bounded by the windows of the channels; a stream that the peer has stopped is noticed at the next write.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, ClassVar
+
+import attrs
+import trio
+
+from levada.framework import Actor, Reason, handles
+from levada.framework.channel import WINDOW, Sender
+from levada.framework.channel_core import ChannelCore, TerminalState
+from levada.framework.errors import (
+    CarrierError,
+    ConfigurationError,
+    ConnectionClosed,
+    ConnectionLost,
+    DatagramTooLarge,
+    LevadaError,
+    StreamWasReset,
+    StreamWasStopped,
+)
+from levada.transports import carriers
+from levada.transports.aqueduct import (
+    AqueductCore,
+    CloseCode,
+    CloseConnection,
+    ConnectionEnded,
+    DatagramData,
+    Ended,
+    Event,
+    HeadersReceived,
+    OpenStream,
+    Output,
+    Readable,
+    ReceiverHalf,
+    ResetCode,
+    ResetStream,
+    SenderHalf,
+    Settled,
+    StopStream,
+    StreamData,
+    StreamDone,
+    StreamUnblocked,
+    Writable,
+)
+from levada.transports.carriers import CarrierInfo, CloseReason
+
+from .config import PeerConfig
+from .halves import Halves
+
+__all__ = ["Carrier", "Connection"]
+
+logger = logging.getLogger("levada.actors.aqueduct")
+
+Carrier = Callable[[], AbstractAsyncContextManager[carriers.Connection]]
+"""Connects, or accepts; leaving the context closes."""
+
+CODEC = ("levada-codec", b"1")
+"""Connection header: which messages this side writes. A peer that says nothing about it is taken at its word when it sends any."""
+URGENT, USUAL = 64, 128  # priorities of streams
+
+
+class Flush:
+    """To the connection: take what its core has to say and to send."""
+
+    __slots__ = ()
+
+
+class Due:
+    """The core's deadline has passed."""
+
+    __slots__ = ()
+
+
+FLUSH, DUE = Flush(), Due()
+
+
+class Wire:
+    """One stream of the carrier, or one that waits to be opened."""
+
+    __slots__ = ("backlog", "priority", "readable", "stream", "stream_id")
+
+    def __init__(self, stream_id: int, stream: carriers.Stream | None, priority: int = USUAL) -> None:
+        self.stream_id = stream_id
+        self.stream = stream
+        self.priority = priority
+        self.backlog: list[Output] = []
+        """What is to be done when the stream is open."""
+        self.readable: trio.Event | None = None
+        """Set when the core takes octets again."""
+
+
+class Connection(Actor[Any]):
+    """One connection of either side."""
+
+    config: PeerConfig
+    carrier: Carrier
+    item_type: Any
+    """Of the entrypoint's messages."""
+    client: bool = attrs.field(kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        limit = self.config.core.max_message
+        codec = self.config.codec
+        self.core = AqueductCore(client=self.client, headers=self._headers(), config=self.config.core)
+        self.halves = Halves(self.core, attrs.evolve(codec, max_bytes=min(codec.max_bytes, limit)), "peer", self.turn)
+        self.entry = ChannelCore(self.item_type, WINDOW, "entrypoint")
+        """The client's sends, the server's receives."""
+        self.entrance: Sender[Any] | None = Sender(self.entry) if self.client else None
+        self.info: CarrierInfo | None = None
+        self.end: ConnectionEnded | None = None
+        self.opened = trio.Event()
+        """Set when both sides have greeted, or never will."""
+        self.refusal: LevadaError | OSError | None = None
+        """Why there was no carrier."""
+        self.greeted = self.closing = False
+        self.handlers: trio.Nursery
+        self.turns = self.datagrams_dropped = 0
+        self._carrier: carriers.Connection | None = None
+        self._carrier_over = False
+        self._tasks: trio.Nursery
+        self._wires: dict[int, Wire] = {}
+        self._opening: tuple[deque[Wire], deque[Wire]] = (deque(), deque())
+        self._flush_due = False
+        self._armed = math.inf
+        self._idle = trio.Event()
+        self._begun = False
+        self._gone = trio.Event()
+
+    def _headers(self) -> tuple[tuple[str, bytes], ...]:
+        return (CODEC, *self.config.headers)
+
+    # ------------------------------------------------------------ turns
+
+    def turn(self) -> None:
+        """Take what the core has to say and to send at the end of the batch of turns that is running."""
+        if not self._flush_due and self.end is None:
+            self._flush_due = True
+            self._cell.tell(FLUSH)
+
+    @handles
+    def on_flush(self, m: Flush) -> None:
+        """End a turn."""
+        self._flush_due = False
+        self._flush()
+
+    @handles
+    def on_due(self, m: Due) -> None:
+        """Let the core do what is due."""
+        self._armed = math.inf
+        if self._carrier is not None and not self._carrier_over:
+            self.core.datagram_limit = self._carrier.max_datagram_size()  # the path may have changed
+        self._apply_all(self.core.handle_timeout(trio.current_time()))
+        self._flush()
+
+    def _flush(self) -> None:
+        core, actions = self.core, self._actions
+        self.turns += 1
+        while events := core.take_events():
+            self._apply_all(events)
+        for output in core.data_to_send(trio.current_time()):
+            actions[type(output)](self, output)
+        deadline = core.next_deadline()
+        if deadline is not None and deadline < self._armed:
+            self._armed = deadline
+            self.timers.at("core", deadline, DUE)
+
+    def _feed(self, events: list[Event]) -> None:
+        self._apply_all(events)
+        self.turn()
+
+    # ------------------------------------------------------------ what the core says
+
+    def _apply_all(self, events: list[Event]) -> None:
+        if events and isinstance(events[-1], ConnectionEnded):
+            self._explain(events[-1])
+        for event in events:
+            self._events[type(event)](self, event)
+
+    def _explain(self, event: ConnectionEnded) -> None:
+        """Say how the connection ended to all that end with it."""
+        halves = self.halves
+        if self.closing:
+            halves.detail = "this side closed the connection"
+        elif event.error is not None:
+            halves.detail = f"the peer broke the protocol: {event.reason}"
+        else:
+            halves.detail = f"the connection was lost: {event.reason or f'closed with code {event.code}'}"
+        halves.cause = event.error
+
+    def _on_settled(self, event: Settled) -> None:
+        record = self.halves.outbound.get(event.half)
+        if record is not None:
+            record.settled(event.tokens, delivered=event.delivered)
+
+    def _on_readable(self, event: Readable) -> None:
+        record = self.halves.inbound.get(event.half)
+        if record is not None:
+            record.pump()
+
+    def _on_writable(self, event: Writable) -> None:
+        record = self.halves.outbound.get(event.half)
+        if record is not None:
+            record.pump()
+
+    def _on_half_ended(self, event: Ended) -> None:
+        half, halves = event.half, self.halves
+        record = halves.outbound.get(half) if isinstance(half, SenderHalf) else halves.inbound.get(half)
+        if record is not None:
+            record.ended()
+        if not self.core.halves:
+            self._idle.set()
+
+    def _on_unblocked(self, event: StreamUnblocked) -> None:
+        wire = self._wires.get(event.stream_id)
+        if wire is not None and wire.readable is not None:
+            wire.readable.set()
+
+    def _on_headers(self, event: HeadersReceived) -> None:
+        theirs = dict(event.headers).get(CODEC[0], CODEC[1])
+        if theirs != CODEC[1]:
+            reason = f"{CODEC[0]} is {theirs[:16]!r} there and {CODEC[1]!r} here"
+            self._apply_all(self.core.close(CloseCode.SERIALISATION, reason))
+            return
+        if not self.client:
+            self.core.accept(self._headers())
+            entrance = self.core.entrypoint
+            if isinstance(entrance, ReceiverHalf):
+                self.entry.sender.away = 1
+                self.halves.bind(self.entry, entrance)
+                self.serve()
+        self.greeted = True
+        self.opened.set()
+
+    def serve(self) -> None:
+        """Begin to take messages of the entrypoint; a server's connection does."""
+
+    def _on_ended(self, event: ConnectionEnded) -> None:
+        logger.info("%s ended: %s %s", self.ref.path, event.code, event.reason, extra=self._extra("ended"))
+        self.end = event
+        self.timers.cancel_all()
+        self._idle.set()
+        self.opened.set()
+
+    _events: ClassVar[dict[type, Callable[[Any, Any], None]]] = {
+        ConnectionEnded: _on_ended,
+        Ended: _on_half_ended,
+        HeadersReceived: _on_headers,
+        Readable: _on_readable,
+        Settled: _on_settled,
+        StreamUnblocked: _on_unblocked,
+        Writable: _on_writable,
+    }
+
+    # ------------------------------------------------------------ what the core wants done
+
+    def _do_open(self, output: OpenStream) -> None:
+        wire = Wire(output.stream_id, None, URGENT if output.urgent else USUAL)
+        self._wires[output.stream_id] = wire
+        line = self._opening[output.unidirectional]
+        if not line:
+            try:
+                stream = self._use().try_open_stream(unidirectional=output.unidirectional, priority=wire.priority)
+            except CarrierError:
+                return  # it has ended, which `_carry` tells the core
+            if stream is not None:
+                self._opened(wire, stream)
+                return
+            self._tasks.start_soon(self._open_more, output.unidirectional)
+        line.append(wire)
+
+    async def _open_more(self, unidirectional: bool) -> None:
+        line = self._opening[unidirectional]
+        try:
+            while line:
+                stream = await self._use().open_stream(unidirectional=unidirectional, priority=line[0].priority)
+                self._opened(line.popleft(), stream)
+        except CarrierError:
+            pass
+
+    def _opened(self, wire: Wire, stream: carriers.Stream) -> None:
+        assert stream.stream_id == wire.stream_id, "streams are opened in the order of their numbers"
+        wire.stream = stream
+        if not stream.unidirectional:
+            self._tasks.start_soon(self._read, wire, stream)
+        backlog, wire.backlog = wire.backlog, []
+        for output in backlog:
+            self._actions[type(output)](self, output)
+
+    def _do_on_stream(self, output: StreamData | ResetStream | StopStream | StreamDone) -> None:
+        wire = self._wires.get(output.stream_id)
+        if wire is None:
+            return  # the carrier had ended when it was to be opened
+        stream = wire.stream
+        if stream is None:
+            wire.backlog.append(output)
+            return
+        try:
+            match output:
+                case StreamData(data=data, fin=fin):
+                    stream.send_nowait(data, fin=fin)
+                case ResetStream(code=code):
+                    stream.reset(code)
+                case StopStream(code=code):
+                    stream.stop(code)
+                case StreamDone():
+                    del self._wires[output.stream_id]
+        except StreamWasStopped as error:
+            self._feed(self.core.stream_stopped(output.stream_id, error.code))
+        except CarrierError:
+            pass
+
+    def _do_datagram(self, output: DatagramData) -> None:
+        try:
+            if not self._use().send_datagram_nowait(output.data):
+                self.datagrams_dropped += 1
+        except DatagramTooLarge as error:
+            self.datagrams_dropped += 1
+            self.core.datagram_limit = error.limit
+        except CarrierError:
+            pass
+
+    def _do_close(self, output: CloseConnection) -> None:
+        if self._carrier is not None:
+            self._carrier.close(output.code, output.reason)
+
+    def _use(self) -> carriers.Connection:
+        assert self._carrier is not None
+        return self._carrier
+
+    _actions: ClassVar[dict[type, Callable[[Any, Any], None]]] = {
+        CloseConnection: _do_close,
+        DatagramData: _do_datagram,
+        OpenStream: _do_open,
+        ResetStream: _do_on_stream,
+        StopStream: _do_on_stream,
+        StreamData: _do_on_stream,
+        StreamDone: _do_on_stream,
+    }
+
+    # ------------------------------------------------------------ what comes
+
+    async def _accept(self, carrier: carriers.Connection) -> None:
+        try:
+            while True:
+                stream: carriers.Stream | None = await carrier.accept_stream()
+                while stream is not None:
+                    wire = self._wires[stream.stream_id] = Wire(stream.stream_id, stream)
+                    self._tasks.start_soon(self._read, wire, stream)
+                    stream = carrier.accept_stream_nowait()
+        except CarrierError:
+            pass
+
+    async def _receive_datagrams(self, carrier: carriers.Connection) -> None:
+        try:
+            while True:
+                self._feed(self.core.receive_datagram((await carrier.receive_datagram()).data))
+        except CarrierError:
+            pass
+
+    async def _read(self, wire: Wire, stream: carriers.Stream) -> None:
+        core, stream_id = self.core, wire.stream_id
+        try:
+            while data := await stream.receive_some():
+                self._feed(core.receive_stream_data(stream_id, data))
+                while core.is_blocked(stream_id) and not self._carrier_over:
+                    wire.readable = trio.Event()
+                    await wire.readable.wait()
+            self._feed(core.receive_stream_data(stream_id, b"", fin=True))
+        except StreamWasReset as error:
+            self._feed(core.stream_reset(stream_id, error.code))
+        except ConnectionClosed:
+            self._feed(
+                core.stream_reset(stream_id, ResetCode.LOST)
+            )  # stopped here; nothing happens if the connection is over
+        except CarrierError:
+            pass  # the connection has ended
+        if stream.unidirectional and not stream.initiated_here:
+            self._wires.pop(stream_id, None)
+
+    # ------------------------------------------------------------ beginning and end
+
+    def started(self) -> None:
+        """See `Actor.started`."""
+        self.start_soon(self._main)
+
+    async def _main(self) -> None:
+        try:
+            async with trio.open_nursery() as self.handlers:
+                try:
+                    async with self.carrier() as carrier:
+                        await self._carry(carrier)
+                except (CarrierError, ConfigurationError, OSError) as error:
+                    if not self._begun:
+                        self.refusal = error
+                finally:
+                    self._lose("the connection was given up")
+                self.handlers.cancel_scope.deadline = trio.current_time() + self.config.drain
+        finally:
+            self._gone.set()
+        self.stop()
+
+    async def _carry(self, carrier: carriers.Connection) -> None:
+        """Move octets until the carrier ends."""
+        self._begun = True
+        self.info = carrier.info
+        self.halves.peer = carrier.info.peer
+        async with trio.open_nursery() as self._tasks:
+            self._carrier = carrier
+            if isinstance(self.core.entrypoint, SenderHalf):
+                self.halves.bind(self.entry, self.core.entrypoint)
+            self._feed(self.core.handshake_completed(carrier.max_datagram_size()))
+            self._tasks.start_soon(self._accept, carrier)
+            self._tasks.start_soon(self._receive_datagrams, carrier)
+            reason = await carrier.closed()
+            self._carrier_over = True
+            for wire in self._wires.values():
+                if wire.readable is not None:
+                    wire.readable.set()
+        self._lose(_text(reason), reason.code)
+
+    def _lose(self, text: str, code: int = 0) -> None:
+        """The carrier is gone."""
+        self._carrier_over = True
+        self._apply_all(self.core.connection_lost(code, text))
+        self._wires.clear()
+        if self.client:
+            self.halves.end(self.entry, TerminalState.CONNECTION_LOST)  # in case that it never began
+        self.opened.set()
+
+    async def ready(self) -> None:
+        """Wait until the peer has greeted.
+
+        Raises:
+            ConnectionLost: nobody answers, or not in this protocol.
+            ConnectionClosed: the actor was ended meanwhile.
+            ConfigurationError: a URL or settings that cannot work.
+        """
+        await self.opened.wait()
+        if self.greeted:
+            return
+        if self.refusal is not None:
+            raise self.refusal
+        if self.end is None or self.closing:
+            raise ConnectionClosed("the connection was given up before it was there")
+        raise ConnectionLost(self.halves.detail, code=self.end.code) from self.halves.cause
+
+    async def aclose(self) -> None:
+        """Finish the entrypoint, let open channels end within the time for it, then close.
+
+        Cancellation:
+            closed at once.
+        """
+        self.close_entry()
+        try:
+            if self._carrier is not None and self.end is None:
+                self.turn()
+                with trio.move_on_after(self.config.drain) as scope:
+                    while self.core.halves and self.end is None:
+                        self._idle = trio.Event()
+                        await self._idle.wait()
+                    self.closing = True
+                    # What ended the channels is still on its way to the peer.
+                    await self._carrier.aclose(CloseCode.ORDERLY, "", drain=scope.deadline - trio.current_time())
+        finally:
+            self.shut()
+        await self.ref.terminated()
+
+    def close_entry(self) -> None:
+        """Send nothing more to the handler, or let it take nothing more."""
+        if self.entrance is not None:
+            self.entrance.finish_nowait()
+        else:
+            self.entry.end(TerminalState.RECEIVER_CLOSED)
+
+    def shut(self) -> None:
+        """Close at once: channels end, the actor ends."""
+        self.closing = True
+        if self._begun:
+            self._apply_all(self.core.close(CloseCode.ORDERLY))
+            self._flush()
+        else:
+            self.ref.stop(now=True)
+
+    async def stopping(self, reason: Reason) -> None:
+        """See `Actor.stopping`: somebody else ends the actor, or it has ended itself."""
+        self.shut()
+        if self._begun:
+            self.handlers.cancel_scope.cancel()
+            await self._gone.wait()
+
+    @property
+    def streams(self) -> int:
+        """Streams of the carrier that are in use, or wait to be opened."""
+        return len(self._wires)
+
+    def carrier_statistics(self) -> carriers.CarrierStatistics | None:
+        """Return the counters of the carrier."""
+        return None if self._carrier is None else self._carrier.statistics()
+
+    def undelivered(self, messages: list[Any]) -> None:
+        """See `Actor.undelivered`: a flush that nobody needs any more."""
+
+    def _extra(self, event: str) -> dict[str, object]:
+        return {"protocol": "aqueduct", "actor": self.ref.path, "event": event}
+
+
+def _text(reason: CloseReason) -> str:
+    if reason.lost:
+        return reason.text or "lost"
+    return f"the peer closed it with code {reason.code}{f': {reason.text}' if reason.text else ''}"

@@ -1,0 +1,128 @@
+"""`connect` and `serve`: what programs begin with."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+import trio
+
+from levada.framework import ActorSystem, Ref
+
+from .config import PeerConfig, dial_carrier, listen_carrier
+from .connection import Carrier, Connection
+from .peer import Peer
+from .server import Handler, Listener, ListenerActor, ListenerContext, check_handler
+
+__all__ = ["connect", "connect_over", "serve", "serve_over"]
+
+T = TypeVar("T")
+
+
+def connect(
+    system: ActorSystem, url: str, message_type: type[T], *, config: PeerConfig | None = None
+) -> AbstractAsyncContextManager[Peer[T]]:
+    """Connect to a server; entering the block means that it has greeted.
+
+    Leaving it finishes the entrypoint, lets open channels end for `PeerConfig.drain` seconds, then closes; after an exception or a
+    cancellation it closes at once. Within an actor: ``await self.enter(connect(self.system, …))``.
+
+    Args:
+        system: has been entered.
+        url: ``aqueduct://host:port``, over QUIC, or ``aqueduct+memory://name``.
+        message_type: of the messages that the server's handler takes: a message class, a union of them (then the variable wants an
+            annotation), or ``object`` for all.
+        config: see `PeerConfig`.
+
+    Yields:
+        The peer to send to.
+
+    Raises:
+        ConnectionLost: nobody answers there, or not whom it should be, or not in this protocol.
+        ConfigurationError: a URL or settings that cannot work, or an extra that is not installed.
+
+    Source: AQ-14, AQ-15, AQ-18.
+    """
+    settings = config or PeerConfig()
+    return connect_over(system, partial(dial_carrier, url, settings), message_type, settings)
+
+
+@asynccontextmanager
+async def connect_over(
+    system: ActorSystem, carrier: Carrier, message_type: type[T], config: PeerConfig
+) -> AsyncIterator[Peer[T]]:
+    """Do what `connect` does, over a carrier of one's own making."""
+    connection = Connection(config, carrier, Any if message_type is object else message_type, client=True)
+    root = system.spawn(lambda: connection)
+    async with _closing(root, lambda: [connection], connection.aclose):
+        await connection.ready()
+        yield Peer(connection)
+
+
+def serve(
+    system: ActorSystem, url: str, handler: Handler, *, message_type: Any = Any, config: PeerConfig | None = None
+) -> AbstractAsyncContextManager[Listener]:
+    """Serve clients; entering the block means bound and listening, `Listener.url` holds the real port.
+
+    Leaving it accepts nobody any more, closes the entrypoints, lets open channels end for `PeerConfig.drain` seconds, then closes;
+    after an exception or a cancellation it closes at once.
+
+    Args:
+        system: has been entered.
+        url: as for `connect`; port 0 takes a free one.
+        handler: gets the messages of the entrypoints, see `Handler`. An async function that raises is logged, and the handles in its
+            message are given up, so that the client sees it; an actor that ends closes the entrypoint.
+        message_type: of the messages; `Any` admits every message class that this program has.
+        config: see `PeerConfig`; over QUIC its ``carrier`` needs a certificate.
+
+    Yields:
+        The listener.
+
+    Raises:
+        ConfigurationError: a URL, a handler or settings that cannot work, or an extra that is not installed.
+        OSError: the address cannot be had, or a file cannot be read.
+
+    Source: AQ-14, AQ-15, AQ-18.
+    """
+    settings = config or PeerConfig()
+    return serve_over(system, partial(listen_carrier, url, settings), handler, message_type, settings)
+
+
+@asynccontextmanager
+async def serve_over(
+    system: ActorSystem, listening: ListenerContext, handler: Handler, message_type: Any, config: PeerConfig
+) -> AsyncIterator[Listener]:
+    """Do what `serve` does, over a listener of one's own making."""
+    check_handler(handler)
+    actor = ListenerActor(config, listening, message_type, handler)
+    root = system.spawn(lambda: actor)
+    listener = Listener(actor)
+    async with _closing(root, lambda: [*actor.connections], listener.aclose):
+        await actor.opened()
+        yield listener
+
+
+@asynccontextmanager
+async def _closing(
+    root: Ref[Any], connections: Callable[[], Sequence[Connection]], aclose: Callable[[], Awaitable[None]]
+) -> AsyncIterator[None]:
+    """Close connections after a block: in order after its end, at once after an exception or a cancellation of it."""
+    try:
+        yield
+        await aclose()
+    except BaseException:
+        for connection in connections():
+            connection.shut()
+        raise
+    finally:
+        root.stop(now=True)
+        with trio.CancelScope(shield=True):
+            with trio.move_on_after(_HURRY):
+                await root.terminated()
+            root.kill()
+            await root.terminated()
+
+
+_HURRY = 1.0  # seconds for the last octets of a connection that is closed by an exception or a cancellation

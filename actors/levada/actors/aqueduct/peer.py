@@ -1,0 +1,140 @@
+"""`Peer`: what a program holds of a connection."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar, overload
+
+import attrs
+
+from levada.framework import Reason, Sender
+from levada.framework.channel import Receipt
+from levada.framework.errors import ConfigurationError
+from levada.transports.aqueduct import Headers
+from levada.transports.carriers import CarrierInfo, CarrierStatistics
+
+if TYPE_CHECKING:
+    from .connection import Connection
+
+__all__ = ["ConnectionStatistics", "Peer"]
+
+T = TypeVar("T")
+
+
+@attrs.frozen(kw_only=True)
+class ConnectionStatistics:
+    """Counters of one connection; plain numbers, a snapshot."""
+
+    channels: int
+    """Halves of channels that are here and have not ended; the entrypoint is one."""
+    unclaimed: int
+    """Channels that ended before the message came that names them."""
+    tombstones: int
+    """Channels that have ended here and whose other half the peer's program may still get."""
+    streams: int
+    """Streams of the carrier that are in use."""
+    messages_sent: int
+    """Messages given to the protocol."""
+    messages_received: int
+    """Messages taken from the protocol."""
+    messages_undelivered: int
+    """Messages sent of which it is known that they did not arrive."""
+    datagrams_dropped: int
+    """Datagrams that found no room on this side's carrier."""
+    octets_held: int
+    """Octets that have arrived and wait for the program."""
+    turns: int
+    """Times that output was collected and handed to the carrier."""
+    carrier: CarrierStatistics | None
+    """Counters of the carrier; ``None`` if there is none."""
+
+
+class Peer(Generic[T]):
+    """The other side of a connection. `connect` gives it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    @property
+    def entry(self) -> Sender[T]:
+        """Sends to the server's handler; everything else travels inside these messages.
+
+        Raises:
+            ConfigurationError: this is the server's side, which has no entrypoint to send to.
+        """
+        if self._connection.entrance is None:
+            raise ConfigurationError(
+                "only a client has an entrypoint to send to; a server answers on senders that it gets"
+            )
+        return self._connection.entrance
+
+    @overload
+    async def send(self, message: T, *, receipt: Literal[False] = False) -> None: ...
+
+    @overload
+    async def send(self, message: T, *, receipt: Literal[True]) -> Receipt: ...
+
+    async def send(self, message: T, *, receipt: bool = False) -> Receipt | None:
+        """Send a message to the server's handler: ``peer.entry.send``.
+
+        Cancellation:
+            the message was not sent, and the handles in it are still here.
+        """
+        if receipt:
+            return await self.entry.send(message, receipt=True)
+        await self.entry.send(message)
+        return None
+
+    @property
+    def headers(self) -> Headers:
+        """What the peer said when it greeted."""
+        return self._connection.core.peer_headers or ()
+
+    @property
+    def info(self) -> CarrierInfo:
+        """Who is at the other end of the carrier."""
+        info = self._connection.info
+        assert info is not None
+        return info
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the connection has ended."""
+        return self._connection.end is not None
+
+    def statistics(self) -> ConnectionStatistics:
+        """Return the counters as they are now."""
+        connection = self._connection
+        core, halves = connection.core, connection.halves
+        return ConnectionStatistics(
+            channels=len(core.halves),
+            unclaimed=len(core.unclaimed),
+            tombstones=len(core.links.tombstones),
+            streams=connection.streams,
+            messages_sent=halves.sent,
+            messages_received=halves.received,
+            messages_undelivered=halves.undelivered,
+            datagrams_dropped=connection.datagrams_dropped,
+            octets_held=core.held,
+            turns=connection.turns,
+            carrier=connection.carrier_statistics(),
+        )
+
+    async def aclose(self) -> None:
+        """Finish the entrypoint, wait up to `PeerConfig.drain` seconds until open channels have ended, then close.
+
+        Cancellation:
+            closed at once.
+        """
+        await self._connection.aclose()
+
+    def abort(self) -> None:
+        """Close at once: channels that are open end with `ChannelConnectionLost`, on both sides."""
+        self._connection.shut()
+
+    async def terminated(self) -> Reason:
+        """Wait for the end of the connection, whoever ends it.
+
+        Cancellation:
+            only the waiting ends.
+        """
+        return await self._connection.ref.terminated()

@@ -1,0 +1,169 @@
+"""Fire-and-forget requests share actors and turns; none of them notices."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextvars import ContextVar
+from time import perf_counter
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from levada.actors.rsocket import ApplicationError, Payload, Request
+from levada.actors.rsocket.fired import TURN, Fired
+from levada.transports.rsocket.events import Interaction, RequestReceived
+
+from .test_requests import pair
+
+
+def fire(connection: Any, *requests: bytes) -> None:
+    """Let requests come in one batch, with no turn of an actor between them."""
+    event = Interaction.FIRE_AND_FORGET
+    connection.apply([RequestReceived(event, 1, Payload(data), 0, True) for data in requests])
+
+
+async def test_one_that_waits_holds_up_nobody() -> None:
+    log: list[bytes] = []
+    gate = trio.Event()
+
+    async def handler(request: Request) -> None:
+        if request.data.startswith(b"slow"):
+            await gate.wait()
+        log.append(request.data)
+
+    async with pair(handler) as (peer, listener, _):
+        for data in (b"1", b"slow 2", b"3", b"slow 4", b"5"):
+            await peer.fire_and_forget(data)
+        await wait_all_tasks_blocked()
+        serving = listener.peers[0]._connection
+        assert (log, serving.fire_and_forget, serving.unstarted) == ([b"1", b"3", b"5"], 2, 0)
+        gate.set()
+        await wait_all_tasks_blocked()
+        assert sorted(log[3:]) == [b"slow 2", b"slow 4"]
+        assert serving.fire_and_forget == 0
+
+
+@pytest.mark.parametrize("error", [ValueError("broken"), ApplicationError("no")], ids=["fails", "answers an error"])
+async def test_one_that_fails_is_alone(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    """A failure is logged, and is that request's only; an error for the requester has nobody to go to."""
+    log: list[bytes] = []
+
+    def handler(request: Request) -> None:
+        if request.data == b"2":
+            raise error
+        log.append(request.data)
+
+    async with pair(handler) as (peer, listener, system):
+        with caplog.at_level(logging.WARNING, "levada"):
+            for data in (b"1", b"2", b"3", b"4"):
+                await peer.fire_and_forget(data)
+            await wait_all_tasks_blocked()
+        assert log == [b"1", b"3", b"4"]
+        assert listener.peers[0]._connection.fire_and_forget == 0
+        failures = int(isinstance(error, ValueError))
+        assert (system.statistics().failures, len(caplog.records)) == (failures, failures)
+
+
+async def test_what_one_sets_the_next_does_not_see() -> None:
+    name: ContextVar[bytes] = ContextVar("name", default=b"nobody")
+    seen: list[bytes] = []
+
+    async def handler(request: Request) -> None:
+        seen.append(name.get())
+        name.set(request.data)
+
+    async with pair(handler) as (_, listener, _system):
+        while not listener.peers:
+            await trio.lowlevel.checkpoint()
+        fire(listener.peers[0]._connection, b"ann", b"bob", b"cat")
+        await wait_all_tasks_blocked()
+        assert seen == [b"nobody"] * 3
+
+
+async def test_long_ones_share_the_turn() -> None:
+    """Handlers that do not wait, and take long, let other actors run between them."""
+    log: list[bytes] = []
+
+    def handler(request: Request) -> bytes:
+        if request.kind is Interaction.FIRE_AND_FORGET:
+            until = perf_counter() + TURN
+            while perf_counter() <= until:
+                pass
+        log.append(request.data)
+        return b""
+
+    async with pair(handler) as (peer, listener, _):
+        await peer.request_response(b"0")
+        serving = listener.peers[0]._connection
+        fire(serving, b"1", b"2", b"3")
+        peer._connection.core.send_request_response(Payload(b"other"), trio.current_time())
+        serving.feed(peer._connection.core.data_to_send())
+        await wait_all_tasks_blocked()
+        assert log == [b"0", b"1", b"other", b"2", b"3"]
+
+
+async def test_the_actor_is_killed_before_it_began() -> None:
+    """Another one takes its requests."""
+    log: list[bytes] = []
+
+    def handler(request: Request) -> None:
+        log.append(request.data)
+
+    async with pair(handler) as (peer, listener, _):
+        await peer.fire_and_forget(b"0")
+        await wait_all_tasks_blocked()
+        serving = listener.peers[0]._connection
+        (resting,) = serving._resting[Fired]
+        fire(serving, b"1", b"2")
+        resting.ref.kill()
+        await wait_all_tasks_blocked()
+        assert (log, serving.unstarted, serving.fire_and_forget) == ([b"0", b"1", b"2"], 0, 0)
+
+
+async def test_one_actor_for_those_that_do_not_wait() -> None:
+    def handler(request: Request) -> None:
+        pass
+
+    async with pair(handler) as (peer, listener, system):
+        await peer.fire_and_forget(b"")
+        await wait_all_tasks_blocked()
+        actors = system.statistics().actors
+        for _ in range(200):
+            await peer.fire_and_forget(b"")
+        await wait_all_tasks_blocked()
+        assert listener.peers[0].statistics().requests_received == 201
+        assert system.statistics().actors == actors
+
+
+async def test_those_that_came_before_the_end_are_handled() -> None:
+    """The requester leaves behind its last request; handlers that wait a little end all the same."""
+    handled: list[bytes] = []
+
+    async def handler(request: Request) -> None:
+        await trio.lowlevel.checkpoint()
+        handled.append(request.data)
+
+    async with pair(handler) as (peer, _, _system):
+        for number in range(20):
+            await peer.fire_and_forget(b"%d" % number)
+        await peer.aclose()
+    assert sorted(handled, key=int) == [b"%d" % number for number in range(20)]
+
+
+async def test_an_answer_that_nobody_wants_is_closed() -> None:
+    log: list[str] = []
+
+    class Items:
+        def __aiter__(self) -> AsyncIterator[bytes]:
+            raise AssertionError("nobody asked for it")
+
+        async def aclose(self) -> None:
+            log.append("closed")
+
+    async with pair(lambda request: Items()) as (peer, _, _system):
+        await peer.fire_and_forget(b"")
+        await wait_all_tasks_blocked()
+        assert log == ["closed"]

@@ -1,0 +1,292 @@
+"""Writing mailboxes from Spark: columns that fit, batches that are seen at once, micro-batches that are there once, whoever is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pa = pytest.importorskip("pyarrow")
+pytest.importorskip("pyspark")
+pytest.importorskip("levada.actors.spark", exc_type=ImportError)
+
+from pyspark.sql.types import ArrayType, LongType, MapType, StringType, StructType  # noqa: E402
+
+from levada.actors.spark import GetExtent, GetJournalStatistics, SchemaMismatch, columns_of  # noqa: E402
+from levada.actors.spark.datasource import MailboxSource  # noqa: E402
+from levada.actors.spark.sink import check_columns, fitting  # noqa: E402
+from levada.actors.spark.worker import RemoteMailbox  # noqa: E402
+from levada.framework import message  # noqa: E402
+from levada.framework.errors import ConfigurationError  # noqa: E402
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from .conftest import Actors
+
+pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
+
+
+@message("sink.Line")
+class Line:
+    number: int
+    text: str = "none"
+
+
+COLUMNS = columns_of(Line).schema
+
+
+def rows(address: str, name: str) -> list[int]:
+    """All numbers in a mailbox, sorted."""
+    mailbox = RemoteMailbox(address, name)
+    found = mailbox.describe()
+    columns = found.columns()
+    return sorted(
+        number
+        for partition, end in found.end.items()
+        for batch in mailbox.read(partition, found.first[partition], end, epoch=found.epoch, schema=columns)
+        for number in batch.column("number").to_pylist()
+    )
+
+
+# ---------------------------------------------------------------- columns
+
+
+def test_rows_that_do_not_fit_are_refused_with_what_differs() -> None:
+    with pytest.raises(SchemaMismatch) as refused:
+        check_columns(StructType().add("number", "string").add("level", "integer"), COLUMNS)
+    assert refused.value.differences == ("number: string, wanted int64", "level: int32, not wanted")
+    with pytest.raises(SchemaMismatch, match="number: missing, wanted int64"):
+        check_columns(StructType().add("text", "string"), COLUMNS)
+    # Whatever has a default may be left out, and columns may come in any order.
+    check_columns(StructType().add("number", "long"), COLUMNS)
+    check_columns(StructType().add("text", "string").add("number", "long"), COLUMNS)
+
+
+def test_rows_are_brought_to_the_columns_of_the_mailbox() -> None:
+    given = pa.record_batch({"text": ["a"], "number": [1]})
+    assert fitting(given, COLUMNS).to_pylist() == [{"number": 1, "text": "a"}]
+    assert fitting(pa.record_batch({"number": [1, 2]}), COLUMNS).column("text").to_pylist() == ["none", "none"]
+    assert fitting(given, COLUMNS).schema.equals(COLUMNS, check_metadata=True)
+    with pytest.raises(SchemaMismatch, match="number: has nulls"):
+        fitting(pa.record_batch({"number": pa.array([None], pa.int64())}), COLUMNS)
+
+
+def test_nulls_within_a_column_matter_in_the_rows_only() -> None:
+    """Spark calls the parts of lists and maps by other names, and allows nulls in them."""
+    strict = pa.schema(
+        [
+            ("a", pa.list_(pa.field("item", pa.int64(), nullable=False))),
+            ("b", pa.map_(pa.string(), pa.struct([pa.field("n", pa.int64(), nullable=False)]))),
+        ]
+    )
+    loose = StructType().add("a", ArrayType(LongType())).add("b", MapType(StringType(), StructType().add("n", "long")))
+    check_columns(loose, strict)
+    inner = pa.map_(pa.string(), pa.struct([("n", pa.int64())]))
+    arrays = [pa.array([[1, 2]], pa.list_(pa.field("element", pa.int64()))), pa.array([[("k", {"n": 1})]], inner)]
+    given = pa.record_batch(arrays, names=["a", "b"])
+    assert fitting(given, strict).to_pylist() == [{"a": [1, 2], "b": [("k", {"n": 1})]}]
+
+
+def test_a_mailbox_is_not_overwritten(actors: Actors) -> None:
+    actors.mailbox("out", Line)
+    source = MailboxSource({"address": actors.bridge.address, "mailbox": "out"})
+    with pytest.raises(ConfigurationError, match="appended to"):
+        source.writer(StructType().add("number", "long"), overwrite=True)
+
+
+# ---------------------------------------------------------------- batches
+
+
+def write(frame: DataFrame, address: str, **more: str) -> None:
+    frame.write.format("mailbox").options(address=address, mailbox="out", **more).mode("append").save()
+
+
+def test_a_batch_is_seen_when_its_job_commits(spark: SparkSession, actors: Actors, tmp_path: Path) -> None:
+    """A job that fails leaves nothing; one with the same id is written once; a task's second try counts, its first does not."""
+    out = actors.mailbox("out", Line, partitions=2)
+    address = actors.bridge.address
+    marker = str(tmp_path / "failed once")
+
+    def once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield batch
+            if not os.path.exists(marker):
+                open(marker, "w").close()
+                raise ValueError("the first try fails behind its first rows")
+
+    numbers = spark.range(100).selectExpr("id AS number")
+    write(numbers.mapInArrow(once, "number bigint"), address, jobId="one")
+    assert rows(address, "out") == list(range(100))
+    write(numbers, address, jobId="one")
+    assert rows(address, "out") == list(range(100))
+    with pytest.raises(Exception, match="number: string, wanted int64"):
+        write(spark.range(1).selectExpr("'x' AS number"), address)
+    with pytest.raises(Exception, match="division by zero"):
+        write(numbers.mapInArrow(always_failing, "number bigint"), address)
+    assert rows(address, "out") == list(range(100))
+    assert actors.ask(out, GetJournalStatistics()).store.octets_staged == 0
+
+
+def always_failing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield next(batches)
+    _ = 1 / 0
+
+
+# ---------------------------------------------------------------- micro-batches
+
+
+def start(
+    spark: SparkSession, address: str, checkpoint: Path, through: Callable[..., Any] | None = None, **more: str
+) -> Any:
+    """Copy mailbox ``lines`` to mailbox ``out``, until its present end."""
+    lines = spark.readStream.format("mailbox").options(address=address, mailbox="lines", **more).load()
+    if through is not None:
+        lines = lines.mapInArrow(through, "number bigint")
+    writer = lines.select("number").writeStream.format("mailbox").options(address=address, mailbox="out")
+    return writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+
+
+def finish(query: Any) -> None:
+    assert query.awaitTermination(200)
+
+
+def test_a_micro_batch_is_there_once_though_spark_forgot_it(
+    spark: SparkSession, actors: Actors, tmp_path: Path
+) -> None:
+    """As if the driver died between the commit of the sink and its own: that it committed is what it has not written down."""
+    made = actors.mailbox("lines", Line, partitions=2)
+    out = actors.mailbox("out", Line, partitions=2)
+    actors.do(lambda: made.append([Line(n) for n in range(50)]))
+    checkpoint = tmp_path / "checkpoint"
+    finish(start(spark, actors.bridge.address, checkpoint))
+    before = actors.ask(out, GetExtent()).end
+    for left in (checkpoint / "commits").glob("*0*"):
+        left.unlink()
+    finish(start(spark, actors.bridge.address, checkpoint))
+    assert actors.ask(out, GetExtent()).end == before
+    assert actors.ask(out, GetJournalStatistics()).store.batches_repeated == 1
+    actors.do(lambda: made.append([Line(n) for n in range(50, 60)]))
+    finish(start(spark, actors.bridge.address, checkpoint))
+    assert rows(actors.bridge.address, "out") == list(range(60))
+
+
+# ---------------------------------------------------------------- kill -9
+
+
+class Server:
+    """A bridge in a process that can be killed."""
+
+    def __init__(self, directory: Path, count: int, *more: str) -> None:
+        script = Path(__file__).with_name("bridge_server.py")
+        self.process = subprocess.Popen(
+            [sys.executable, script, directory, str(count), *more], stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        self.address = self.process.stdout.readline().strip()
+        assert self.address.startswith("unix://")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.ended()
+
+    def ended(self) -> int:
+        code = self.process.wait(100)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    servers: list[Server] = []
+
+    def make(count: int, *more: str) -> Server:
+        servers.append(Server(tmp_path / "bridge", count, *more))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        if server.process.poll() is None:
+            server.kill()
+
+
+@pytest.mark.soak
+def test_the_actors_side_is_killed_while_it_is_read(
+    spark: SparkSession, serve: Callable[..., Server], tmp_path: Path
+) -> None:
+    """Under a running query, which waits for it to come back; should it have given up, it goes on from its checkpoint."""
+    server = serve(20_000)
+    seen, go_on = tmp_path / "seen", tmp_path / "go on"
+
+    def pausing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import time
+
+        for batch in batches:
+            seen.touch()
+            while not go_on.exists():
+                time.sleep(0.01)
+            yield batch
+
+    query = start(spark, server.address, tmp_path / "checkpoint", pausing, maxRowsPerBatch="10000")
+    while not seen.exists() and query.isActive:
+        query.awaitTermination(0.05)
+    server.kill()
+    go_on.touch()
+    server = serve(20_000)
+    try:
+        finish(query)
+    except Exception:  # noqa: BLE001 - whichever way Spark says that the query failed
+        finish(start(spark, server.address, tmp_path / "checkpoint"))
+    assert rows(server.address, "out") == list(range(20_000))
+
+
+@pytest.mark.soak
+def test_workers_are_killed_while_they_write(spark: SparkSession, serve: Callable[..., Server], tmp_path: Path) -> None:
+    """One worker of a task kills all others, those that write among them, when some rows are staged; Spark tries the tasks again."""
+    server = serve(100_000)
+    marker = tmp_path / "killed"
+
+    def killing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for number, batch in enumerate(batches):
+            yield batch
+            if number == 2 and not marker.exists():
+                marker.touch()
+                for entry in Path("/proc").iterdir():
+                    if entry.name.isdigit() and entry.name != str(os.getpid()):
+                        try:
+                            parent = entry.joinpath("stat").read_text().rpartition(")")[2].split()[1]
+                        except OSError:
+                            continue
+                        if parent == str(os.getppid()):
+                            os.kill(int(entry.name), signal.SIGKILL)
+
+    finish(start(spark, server.address, tmp_path / "checkpoint", killing))
+    assert marker.exists()
+    assert rows(server.address, "out") == list(range(100_000))
+
+
+@pytest.mark.soak
+def test_the_actors_side_is_killed_when_the_ledger_knows_and_spark_does_not(
+    spark: SparkSession, serve: Callable[..., Server], tmp_path: Path
+) -> None:
+    server = serve(2_000, "die-after-ledger")
+    again: list[Server] = []
+
+    def follow() -> None:
+        assert server.ended() == -signal.SIGKILL
+        again.append(serve(2_000))
+
+    following = threading.Thread(target=follow)
+    following.start()
+    query = start(spark, server.address, tmp_path / "checkpoint")
+    finish(query)
+    following.join(100)
+    assert rows(again[0].address, "out") == list(range(2_000))
