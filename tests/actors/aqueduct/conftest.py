@@ -13,13 +13,13 @@ import attrs
 import pytest
 import trio
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from levada.actors.aqueduct import Listener, Peer, PeerConfig, connect, serve
 from levada.actors.aqueduct.connection import Connection
 from levada.actors.aqueduct.entry import connect_over, serve_over
-from levada.framework import ActorSystem, OneshotReceiver, OneshotSender, Receiver, Sender, message
+from levada.framework import ActorSystem, OneshotReceiver, OneshotSender, Receiver, Sender, channel, message
 from levada.transports.carriers.simnet import SimNet
 from levada.transports.quic import QuicConfig, dial, listen
 
@@ -75,29 +75,18 @@ class Ends:
 Start = Callable[..., AbstractAsyncContextManager[Ends]]
 
 
-@asynccontextmanager
-async def started(
-    system: ActorSystem,
-    listening: AbstractAsyncContextManager[Listener],
-    connecting: Callable[[str], AbstractAsyncContextManager[Peer[Any]]],
-    keep: Sender[Any],
-    got: Receiver[Any],
-) -> AsyncIterator[Ends]:
-    async with listening as listener, connecting(listener.url) as peer:
-        try:
-            yield Ends(system, listener, peer, got)
-        finally:
-            keep.cancel()
-            got.close()
-
-
 class Keeper:
     """The handler: hands on what it gets."""
 
     def __init__(self) -> None:
-        from levada.framework import channel
+        self.sender, self.got = channel(Any)
 
-        self.sender, self.receiver = channel(Any)
+    def __enter__(self) -> Keeper:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sender.cancel()
+        self.got.close()
 
     def function(self) -> Callable[[Any], Any]:
         async def keep(m: Any) -> None:
@@ -113,21 +102,13 @@ def start() -> Start:
     @asynccontextmanager
     async def begin(item: Any = object, **changes: Any) -> AsyncIterator[Ends]:
         config = PeerConfig(**changes)
-        keeper = Keeper()
-        async with ActorSystem() as system:
-            listening = serve(
-                system,
-                "aqueduct+memory://desk",
-                keeper.function(),
-                message_type=Any if item is object else item,
-                config=config,
-            )
-
-            def connecting(url: str) -> AbstractAsyncContextManager[Peer[Any]]:
-                return connect(system, url, item, config=config)
-
-            async with started(system, listening, connecting, keeper.sender, keeper.receiver) as ends:
-                yield ends
+        with Keeper() as keeper:
+            async with (
+                ActorSystem() as system,
+                serve(system, "aqueduct+memory://desk", keeper.function(), config=config) as listener,
+                connect(system, listener.url, item, config=config) as peer,
+            ):
+                yield Ends(system, listener, peer, keeper.got)
 
     return begin
 
@@ -150,13 +131,12 @@ def quic(tmp_path_factory: pytest.TempPathFactory) -> tuple[QuicConfig, QuicConf
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, None)
     )
-    assert isinstance(made.signature_hash_algorithm, hashes.HashAlgorithm | None)
     file: Path = tmp_path_factory.mktemp("certificate") / "server.pem"
     file.write_bytes(
         key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
         + made.public_bytes(serialization.Encoding.PEM)
     )
-    return QuicConfig(alpn=("aqueduct",), certificate=file), QuicConfig(alpn=("aqueduct",), ca=file)
+    return QuicConfig(alpn=("aqueduct",), certificate=file, private_key=file), QuicConfig(alpn=("aqueduct",), ca=file)
 
 
 @pytest.fixture
@@ -165,19 +145,17 @@ def start_on_network(quic: tuple[QuicConfig, QuicConfig]) -> Start:
 
     @asynccontextmanager
     async def begin(net: SimNet, item: Any = object, **changes: Any) -> AsyncIterator[Ends]:
-        keeper = Keeper()
         config = PeerConfig(**changes)
         listening = partial(listen, "quic://server:4433", quic[0], port=net.port("server", 4433))
-        async with ActorSystem() as system:
-            serving = serve_over(system, listening, keeper.function(), Any, config)
-
-            def connecting(url: str) -> AbstractAsyncContextManager[Peer[Any]]:
-                assert url == "aqueduct://server:4433"
-                dialling = partial(dial, "quic://server:4433", quic[1], port=net.port("client"))
-                return connect_over(system, dialling, item, config)
-
-            async with started(system, serving, connecting, keeper.sender, keeper.receiver) as ends:
-                yield ends
+        dialling = partial(dial, "quic://server:4433", quic[1], port=net.port("client"))
+        with Keeper() as keeper:
+            async with (
+                ActorSystem() as system,
+                serve_over(system, listening, keeper.function(), Any, config) as listener,
+                connect_over(system, dialling, item, config) as peer,
+            ):
+                assert listener.url == "aqueduct://server:4433"
+                yield Ends(system, listener, peer, keeper.got)
 
     return begin
 

@@ -406,8 +406,8 @@ async def test_connections_of_a_system_that_ends_have_their_time_together(autoju
 
 
 @pytest.mark.parametrize("order", ["stop", "kill", "drain", "drain and stop", "lost"])
-@pytest.mark.parametrize("steps", range(8))
-@pytest.mark.parametrize("data", [b"", window(1, 1), window(1, 1)[:9]], ids=["nothing", "unit", "cut"])
+@pytest.mark.parametrize("steps", [0, 1, 3, 6])
+@pytest.mark.parametrize("data", [window(1, 1), window(1, 1)[:9]], ids=["unit", "cut"])
 async def test_a_connection_may_end_at_any_moment(
     order: str, steps: int, data: bytes, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -419,8 +419,7 @@ async def test_a_connection_may_end_at_any_moment(
     load = Load(ReaderConfig())
     async with ActorSystem() as system:
         client, server = memory_streams()
-        if data:
-            client.send_nowait(data)
+        client.send_nowait(data)
         ref = system.spawn(functools.partial(Connection, server, system.spawn(actor(slow)), load))
         for _ in range(steps):
             await trio.lowlevel.checkpoint()
@@ -492,21 +491,24 @@ async def test_lj42b_the_newest_are_paused_first_and_all_get_through(autojump_cl
 @pytest.mark.rule("LJ-42b")
 async def test_lj42b_those_that_wait_go_on_although_nobody_reports(autojump_clock: MockClock) -> None:
     """LJ-42b: once little is held all connections are read, also if those let on first have nothing to say."""
-    async with desk(patient=True, max_inflight_bytes=100_000) as (reader, kept):
-        async with writer() as big, writer() as idle, writer() as idle_too, writer() as last:
-            await big.send_all(encode_window(2, 1) + encode_json(2, 1, {"line": "x" * 40_000}))
-            await wait_all_tasks_blocked()
-            assert reader.statistics().connections_paused == 3
-            kept.replies[0].send(None)
-            assert await acks(big, 1) == [1]
-            assert reader.statistics().connections_paused == 0
-            await last.send_all(window(2, 1))
-            await wait_all_tasks_blocked()
-            assert len(kept.units) == 2
-            kept.replies[1].send(None)
-            assert await acks(last, 1) == [1]
-            for quiet in (idle, idle_too):
-                await quiet.send_eof()
+    async with (
+        desk(patient=True, max_inflight_bytes=100_000) as (reader, kept),
+        writer() as big,
+        writer(),
+        writer(),
+        writer() as last,
+    ):
+        await big.send_all(encode_window(2, 1) + encode_json(2, 1, {"line": "x" * 40_000}))
+        await wait_all_tasks_blocked()
+        assert reader.statistics().connections_paused == 3
+        kept.replies[0].send(None)
+        assert await acks(big, 1) == [1]
+        assert reader.statistics().connections_paused == 0
+        await last.send_all(window(2, 1))
+        await wait_all_tasks_blocked()
+        assert len(kept.units) == 2
+        kept.replies[1].send(None)
+        assert await acks(last, 1) == [1]
 
 
 @pytest.mark.rule("LJ-6")

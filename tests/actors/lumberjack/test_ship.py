@@ -34,13 +34,15 @@ def real_log(name: str, folder: Path) -> Path:
     return path
 
 
-async def ship_once(reader: Any, log: Path, version: int = 2, **settings: Any) -> list[dict[str, Any]]:
+async def ship_once(
+    reader: Any, log: Path, version: int = 2, registry: Path | None = None, **settings: Any
+) -> list[dict[str, Any]]:
     config = TailConfig(once=True, drain_timeout=600.0, **settings)
     protocol = WriterConfig(version=1 if version == 1 else 2)
     async with (
         ActorSystem() as system,
         connect(system, reader.url, config=protocol) as writer,
-        tail(system, [str(log)], writer.deliver, config=config) as followed,
+        tail(system, [str(log)], writer.deliver, registry=registry, config=config) as followed,
     ):
         await followed.finished()
         status = followed.status()
@@ -124,14 +126,14 @@ async def test_killed_between_send_and_ack_and_between_ack_and_registry(tmp_path
         reader.events.clear()
         with log.open("a") as file:
             file.write("one more\n")
-        async with shipper(*arguments, "--once") as process:
-            assert await process.wait() == 0
+        await ship_once(reader, log, registry=registry)
         assert lines_of(reader) == ["one more"], "what is in the registry is not sent again"
     entry = json.loads((registry / "registry.json").read_text())["files"][0]
     assert entry["offset"] == log.stat().st_size
 
 
 @pytest.mark.loopback
+@pytest.mark.usefixtures("thorough")
 async def test_killed_again_and_again_while_the_log_is_rotated_loses_nothing(
     tmp_path: Path, small_reader: Readers
 ) -> None:
@@ -164,6 +166,7 @@ async def test_killed_again_and_again_while_the_log_is_rotated_loses_nothing(
 
 
 @pytest.mark.loopback
+@pytest.mark.usefixtures("thorough")
 async def test_the_reader_may_come_and_go(tmp_path: Path, small_reader: Readers) -> None:
     log = tmp_path / "app.log"
     log.write_text("one\n")

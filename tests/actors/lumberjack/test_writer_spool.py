@@ -207,16 +207,15 @@ async def test_flush_waits_for_what_is_being_written(
 
     monkeypatch.setattr(Segments, "append", slow_disk)
     spool = SpoolConfig(folder=tmp_path)
-    async with ActorSystem() as system, small_reader() as reader:
-        async with connect(system, reader.url, spool=spool) as writer, trio.open_nursery() as nursery:
-            await writer.send({"n": 1})
-            await entered.wait()
-            nursery.start_soon(writer.flush)
-            await trio.sleep(1.0)
-            leave.set()
-            with trio.fail_after(200.0):
-                await writer.flush()
-            assert [event["n"] for event in reader.events] == [1]
+    async with ActorSystem() as system, small_reader() as reader, connect(system, reader.url, spool=spool) as writer:
+        await writer.send({"n": 1})
+        await entered.wait()
+        with trio.fail_after(200.0):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(writer.flush)
+                await trio.sleep(1.0)
+                leave.set()
+        assert [event["n"] for event in reader.events] == [1]
 
 
 async def test_a_writer_that_ends_while_the_disk_is_slow_keeps_everything(

@@ -16,6 +16,7 @@ from levada.actors.rsocket import (
     ClientConfig,
     ConnectedPeer,
     CoreConfig,
+    Interaction,
     LeaseGrant,
     Payload,
     Request,
@@ -42,7 +43,7 @@ async def handler(request: Request) -> Any:
             return request.payloads
         case b"stream":
             return numbers()
-        case b"slow":
+        case b"slow" if request.kind is Interaction.REQUEST_RESPONSE:
             await trio.sleep_forever()
     return request.payload
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import attrs
 import pytest
 import trio
 
@@ -12,6 +13,7 @@ from levada.actors.rsocket import (
     ApplicationError,
     ClientConfig,
     ConnectedPeer,
+    CoreConfig,
     Payload,
     Request,
     ServerConfig,
@@ -20,6 +22,9 @@ from levada.actors.rsocket import (
     serve,
 )
 from levada.framework import Actor, ActorSystem, Asks, Receiver, message
+from levada.transports.carriers import Connection, dial
+from levada.transports.rsocket import RSocketCore
+from levada.transports.rsocket.events import PayloadReceived
 
 from .conftest import CarrierSettings
 
@@ -172,3 +177,28 @@ async def test_requests_of_the_server(dialect: str) -> None:
         assert (await client.request_response(b"hello")).data == b"HELLO"
         assert client.setup is not None
         assert client.setup.data_mime_type == "application/octet-stream"
+
+
+@pytest.mark.loopback
+@pytest.mark.rule("RS-8")
+async def test_rs8_quic_carries_a_connection_as_tcp_would(settings: Callable[[str], CarrierSettings]) -> None:
+    """One bidirectional stream, opened by the client, has the frames of both sides with their lengths; ALPN says ``rsocket``."""
+    carrier = settings("quic")
+    one = attrs.evolve(carrier.serving, max_streams=1, max_streams_unidirectional=0)
+    async with ActorSystem() as system:
+        async with serve(system, f"rsocket+{carrier.url}", Desk, config=ServerConfig(carrier=one)) as listener:
+            async with connect(system, listener.url, config=ClientConfig(carrier=carrier.dialling)) as peer:
+                await scenario(peer)
+                assert listener.peers[0].info.alpn == peer.info.alpn == "rsocket"
+
+            core = RSocketCore(
+                CoreConfig(metadata_mime_type="text/plain"), client=True, framed=False, now=0.0, random_bytes=bytes
+            )
+            core.send_request_response(Payload(b"hello", b"echo"), 0.0)
+            bare = attrs.evolve(carrier.dialling, alpn=("rsocket",))
+            async with dial(listener.url.removeprefix("rsocket+"), bare) as connection:
+                assert isinstance(connection, Connection)
+                async with await connection.open_stream() as stream:
+                    await stream.send_all(core.data_to_send())
+                    events = core.receive_data(await stream.receive_some(), 0.0)
+                    assert PayloadReceived(1, Payload(b"hello", b"echo"), True) in events

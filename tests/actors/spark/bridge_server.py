@@ -29,7 +29,7 @@ def die_after_the_ledger_has_written() -> None:
         deliver(self, *args)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    Ledger.deliver = and_die  # type: ignore[method-assign]  # the moment that no timing hits
+    setattr(Ledger, "deliver", and_die)  # noqa: B010 - the moment that no timing hits
 
 
 async def main(directory: str, rows: int) -> None:

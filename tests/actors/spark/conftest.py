@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 
     from levada.actors.spark.bridge import Bridge
     from levada.framework import ActorSystem
-
-T = TypeVar("T")
-
 
 class Actors:
     """The actors' side: a system and a bridge, in trio in another thread."""
@@ -69,14 +66,14 @@ class Actors:
             failure, self._failure = self._failure, None
             raise failure
 
-    def do(self, function: Callable[..., T], *args: Any) -> T:
+    def do(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function, and await what it gives, on the actors' side."""
 
         async def run() -> Any:
             result: Any = function(*args)
             return await result if isinstance(result, Awaitable) else result
 
-        return cast("T", trio.from_thread.run(run, trio_token=self._token))
+        return trio.from_thread.run(run, trio_token=self._token)
 
     def mailbox(self, name: str, columns: Any = None, **settings: Any) -> Any:
         """`Bridge.mailbox`."""

@@ -72,7 +72,7 @@ class Line:
 COLUMNS = columns_of(Line)
 
 
-def batch(*numbers: int, text: str = "") -> pa.RecordBatch:
+def batch(*numbers: int, text: str = "") -> Any:
     return COLUMNS.encode([Line(n, text) for n in numbers])
 
 
@@ -132,7 +132,7 @@ def test_a_reader_that_leaves_early_ends_the_stream_and_the_connection_goes_on(a
     actors.do(lambda: made.append([Line(n) for n in range(100)]))
     lines = remote(actors)
     found = lines.describe()
-    rows = lines.read(0, 0, 100, epoch=found.epoch, schema=COLUMNS.schema)
+    rows: Any = lines.read(0, 0, 100, epoch=found.epoch, schema=COLUMNS.schema)
     assert next(rows).column("number").to_pylist() == [0]
     rows.close()
     assert read(lines, 0, 98) == [98, 99]

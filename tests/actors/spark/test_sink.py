@@ -115,7 +115,7 @@ def test_a_batch_is_seen_when_its_job_commits(spark: SparkSession, actors: Actor
     address = actors.bridge.address
     marker = str(tmp_path / "failed once")
 
-    def once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def once(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             yield batch
             if not os.path.exists(marker):
@@ -135,7 +135,7 @@ def test_a_batch_is_seen_when_its_job_commits(spark: SparkSession, actors: Actor
     assert actors.ask(out, GetJournalStatistics()).store.octets_staged == 0
 
 
-def always_failing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def always_failing(batches: Iterator[Any]) -> Iterator[Any]:
     yield next(batches)
     _ = 1 / 0
 
@@ -226,7 +226,7 @@ def test_the_actors_side_is_killed_while_it_is_read(
     server = serve(20_000)
     seen, go_on = tmp_path / "seen", tmp_path / "go on"
 
-    def pausing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def pausing(batches: Iterator[Any]) -> Iterator[Any]:
         import time
 
         for batch in batches:
@@ -254,7 +254,7 @@ def test_workers_are_killed_while_they_write(spark: SparkSession, serve: Callabl
     server = serve(100_000)
     marker = tmp_path / "killed"
 
-    def killing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def killing(batches: Iterator[Any]) -> Iterator[Any]:
         for number, batch in enumerate(batches):
             yield batch
             if number == 2 and not marker.exists():

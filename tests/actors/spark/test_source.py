@@ -257,7 +257,7 @@ def test_lost_rows_fail_the_query_or_are_left_out(actors: Actors) -> None:
 # ---------------------------------------------------------------- with Spark
 
 
-def frame(spark: SparkSession, actors: Actors, **more: str) -> Any:
+def frame(spark: Any, actors: Actors, **more: str) -> Any:
     return spark.read.format("mailbox").options(**options(actors, **more)).load()
 
 
@@ -337,7 +337,7 @@ def test_a_stream_reads_each_row_once_over_restarts(
     actors.start()
     made = fill(actors, "lines", 0, 5)
     run()
-    rows = spark.read.parquet(str(tmp_path / "out"))
+    rows: Any = spark.read.parquet(str(tmp_path / "out"))
     assert (rows.count(), rows.groupBy().sum("number").first()[0]) == (
         55,
         sum(range(30)) + sum(range(20)) + sum(range(5)),

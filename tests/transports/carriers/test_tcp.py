@@ -111,6 +111,80 @@ async def test_straight_writes_let_others_run(monkeypatch: pytest.MonkeyPatch) -
         nursery.cancel_scope.cancel()
 
 
+async def test_straight_reads_lose_nothing_when_cancelled() -> None:
+    """Cancelled before the socket was readable, when it is, and while octets are left of the last read."""
+    octets = bytes(range(200))
+    async with pair() as (client, server):
+        got = b""
+        with trio.move_on_after(0):
+            got += await client.receive_some()
+        await server.send_all(octets)
+        while len(got) < 100:
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                got += await client.receive_some(7)
+            got += await client.receive_some(7)
+        await settle()
+        for _ in range(3):
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                got += await client.receive_some()
+        while len(got) < 200:
+            got += await client.receive_some()
+        assert got == octets
+
+
+async def test_straight_reads_see_the_end_behind_the_last_octet() -> None:
+    """Whether the last read took all there was, or as many octets as were asked for."""
+    async with pair() as (client, server):
+        await server.send_all(b"abcd")
+        await server.send_eof()
+        assert await client.receive_some(2) == b"ab"
+        assert await client.receive_some(2) == b"cd"
+        assert [await client.receive_some(2) for _ in range(3)] == [b"", b"", b""]
+        for wrong in (0, -1):
+            with pytest.raises(ValueError, match="max_bytes must be 1 or more"):
+                await server.receive_some(wrong)
+        await client.send_all(b"still open")
+        assert await server.receive_some() == b"still open"
+
+
+async def test_straight_reads_always_let_others_run() -> None:
+    async with pair() as (client, server), trio.open_nursery() as nursery:
+        turns = 0
+
+        @nursery.start_soon
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await trio.lowlevel.checkpoint()
+
+        await server.send_all(bytes(50))
+        await server.flush()
+        for _ in range(50):
+            assert await client.receive_some(1) == b"\0"
+        assert turns >= 49  # in the last batch the other one may come second
+        nursery.cancel_scope.cancel()
+
+
+async def test_aborted_between_readable_and_read() -> None:
+    """It is this side that closed, not the peer that was lost."""
+    async with pair() as (client, server):
+        await server.send_all(b"ab")
+        assert await client.receive_some(1) == b"a"  # there is more, so the next read does not wait for the socket
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def receive() -> None:
+                with pytest.raises(ConnectionClosed):
+                    await client.receive_some()
+
+            while not client._receiving:
+                await trio.lowlevel.checkpoint()
+            client.abort()
+
+
 async def test_writer_ends_with_the_stream() -> None:
     before = trio.lowlevel.current_statistics().tasks_living
     async with pair() as (client, server):

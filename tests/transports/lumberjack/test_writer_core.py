@@ -270,7 +270,7 @@ def test_lj57_a_full_queue_waits_or_drops_what_was_never_sent() -> None:
     assert ends.queue.full
     with pytest.raises(LocalProtocolError, match="full"):
         ends.put(1)
-    for drop, dropped in (("oldest", [2]), ("newest", [4])):
+    for drop, dropped in (("oldest", (2,)), ("newest", (4,))):
         ends = Ends(version=1, window=2, queue=2, drop=drop)
         ends.put(4)
         ends.send()

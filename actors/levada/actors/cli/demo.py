@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import importlib.util
 import json
+import logging
 import math
 import os
 import shutil
@@ -94,9 +95,23 @@ def run(args: argparse.Namespace) -> int:
             folder = output / "run"
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(mode=0o700)
+        stack.enter_context(_log_to(output / "demo.log"))
         # Spark has the standard error while it starts; progress goes on meanwhile.
         show = stack.enter_context(open(os.dup(sys.stderr.fileno()), "w", encoding=sys.stderr.encoding))
         return trio.run(_run, args, folder, output, show)
+
+
+@contextlib.contextmanager
+def _log_to(path: Path) -> Iterator[None]:
+    """Keep what is logged off the terminal; py4j has much to say about the end of Java."""
+    handler = logging.FileHandler(path, "w", "utf-8")
+    handler.setLevel(logging.WARNING)
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+        handler.close()
 
 
 async def _run(args: argparse.Namespace, folder: Path, output: Path, show: TextIO) -> int:

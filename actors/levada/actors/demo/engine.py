@@ -47,17 +47,45 @@ async def spark_session(conf: Mapping[str, Any], log: Path) -> AsyncIterator[Spa
         yield await trio.to_thread.run_sync(partial(session, **conf))
         return
     before = set(descendants(os.getpid()))
-    started: SparkSession | None = None
+    found: list[SparkSession] = []
     try:
         with _errors_to(log):
-            started = await trio.to_thread.run_sync(partial(session, **conf), abandon_on_cancel=True)
-        yield started
+            await _come_up(conf, before, found)
+        yield found[0]
     finally:
         with trio.CancelScope(shield=True):
-            if started is not None:
+            if found:
                 with trio.move_on_after(STOPPING):
-                    await trio.to_thread.run_sync(_stop, started, abandon_on_cancel=True)
+                    await trio.to_thread.run_sync(_stop, found[0], abandon_on_cancel=True)
             await trio.to_thread.run_sync(_end, before)
+
+
+async def _come_up(conf: Mapping[str, Any], before: set[int], found: list[SparkSession]) -> None:
+    """Start Spark; when cancelled, end the processes of the start, and those that it goes on to start, until it has come to an end."""
+    over = trio.Event()
+    given_up = False
+
+    async def start() -> None:
+        try:
+            with trio.CancelScope(shield=True):
+                found.append(await trio.to_thread.run_sync(partial(session, **conf)))
+        except Exception:
+            if not given_up:
+                raise
+        finally:
+            over.set()
+
+    async with trio.open_nursery(strict_exception_groups=False) as nursery:
+        nursery.start_soon(start)
+        try:
+            await over.wait()
+        finally:
+            given_up = True
+            with trio.CancelScope(shield=True):
+                while not over.is_set():
+                    await trio.to_thread.run_sync(_end, before)
+                    with trio.move_on_after(0.05):
+                        await over.wait()
 
 
 def descendants(process: int) -> list[int]:
@@ -98,7 +126,10 @@ def _stop(spark: SparkSession) -> None:
     with contextlib.suppress(Exception):  # whatever it is, the processes are ended next
         context.setLogLevel("OFF")
         spark.stop()
+        java = context._gateway.proc
         context._gateway.shutdown()
+        java.stdin.close()  # by which it knows that it is to end
+        java.wait(STOPPING)
 
 
 def _end(before: set[int]) -> None:

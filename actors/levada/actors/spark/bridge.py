@@ -34,7 +34,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar, cast, overload
 from urllib.parse import quote, urlsplit
 
 import attrs
@@ -117,9 +117,7 @@ class BridgeConfig:
     """Certificate and key, for a bridge with a ``tls://`` URL. Its certificates, without the key, go into the token file for executors to trust."""
     advertise: str | None = None
     """Host name or address by which executors reach the TLS listener; ``None``: the host of the URL, or of this machine if that is a wildcard."""
-    allowed_uids: frozenset[int] | None = attrs.field(
-        factory=lambda: frozenset({os.getuid()}), converter=attrs.converters.optional(frozenset)
-    )
+    allowed_uids: frozenset[int] | None = attrs.field(factory=lambda: frozenset({os.getuid()}))
     """Users whose processes may use the Unix socket; ``None``: whoever gets at it and has the token."""
     max_connections: int = 1024
     """Processes of Spark at once."""
@@ -195,14 +193,27 @@ class Bridge:
 
     # ------------------------------------------------------------ for the application
 
+    @overload
+    async def mailbox(
+        self, name: str, columns: type[M], *, partitions: int | None = None, config: JournalConfig | None = None
+    ) -> Mailbox[M]: ...
+    @overload
     async def mailbox(
         self,
         name: str,
-        columns: type[M] | pa.Schema | None = None,
+        columns: pa.Schema | None = None,
         *,
         partitions: int | None = None,
         config: JournalConfig | None = None,
-    ) -> Mailbox[M]:
+    ) -> Mailbox[Any]: ...
+    async def mailbox(
+        self,
+        name: str,
+        columns: type | pa.Schema | None = None,
+        *,
+        partitions: int | None = None,
+        config: JournalConfig | None = None,
+    ) -> Mailbox[Any]:
         """Open a mailbox, or make it; its journal is in ``mailboxes/NAME``.
 
         Args:

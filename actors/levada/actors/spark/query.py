@@ -31,6 +31,14 @@ from typing import Any, TypeVar
 
 import attrs
 import trio
+
+try:
+    import pyspark as _  # noqa: F401 - only to say what is missing
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        "levada.actors.spark.query needs pyspark: pip install 'levada[spark]'", name="pyspark"
+    ) from missing
+
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.errors import PySparkException

@@ -259,7 +259,7 @@ class JoinedStream:
             raise
         self._handed_on(count)
         self._unyielded += count
-        return memoryview(data)[count:]
+        return memoryview(data).cast("B")[count:]
 
     def _handed_on(self, count: int) -> None:
         self._octets_sent += count
@@ -366,13 +366,17 @@ class JoinedStream:
             raise again(self._receive_error)
         if self._ended:
             return b""
+        size = self._config.receive_size if max_bytes is None else max_bytes
+        if size < 1:
+            raise ValueError(f"max_bytes must be 1 or more, got {size}")  # reading 0 octets would look like the end
         self._receiving = True
         try:
-            size = self._config.receive_size if max_bytes is None else max_bytes
             data = await (self._read_straight(size) if self._straight else self._raw.receive_some(size))
         except trio.ClosedResourceError as error:
             raise ConnectionClosed("this side closed the stream") from error
         except (trio.BrokenResourceError, OSError) as error:
+            if self._closed:  # aborted between the socket's being readable and the read
+                raise ConnectionClosed("this side closed the stream") from error
             self._receive_error = lost(error)
             raise again(self._receive_error) from self._receive_error.__cause__
         finally:
@@ -389,7 +393,9 @@ class JoinedStream:
     async def _read_straight(self, size: int) -> bytes:
         """Read from the kernel; a socket that was empty after the last time is waited for first.
 
-        trio's own stream tries first, waits, tries again, and yields after a success: 18 us, where this takes 8.
+        trio's own stream tries first, waits, tries again, and yields after a success: that is 15 us more for each read that waits (64 instead
+        of 49 with the write and the turns of who sends; 26 as here for one that does not).  Nothing is awaited behind the read, so a
+        cancelled one has taken nothing.
         """
         if self._was_empty:
             await trio.lowlevel.wait_readable(self._socket)

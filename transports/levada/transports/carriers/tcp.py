@@ -19,6 +19,10 @@ from levada.transports.carriers.streams import JoinedStream, Ready, StreamConfig
 
 __all__ = ["TcpConfig", "TcpListener", "dial", "listen"]
 
+# What Linux takes; beyond that a socket option would fail with each connection.
+_LONGEST_SILENCE = 32_767
+_BUFFER = v.optional(v.and_(v.instance_of(int), v.gt(0), v.lt(1 << 31)))
+
 
 @attrs.frozen(kw_only=True)
 class TcpConfig(StreamConfig):
@@ -32,15 +36,15 @@ class TcpConfig(StreamConfig):
     """Own address to dial from; ``None`` lets the system choose."""
     no_delay: bool = True
     """Send small packets at once; writes are joined here already."""
-    keepalive: float = attrs.field(default=60.0, validator=v.ge(0))
-    """Seconds of silence after which the kernel probes the peer; 0 never does. The system counts in whole seconds."""
-    keepalive_interval: float = attrs.field(default=10.0, validator=v.ge(1))
-    """Seconds between probes."""
-    keepalive_count: int = attrs.field(default=6, validator=[v.instance_of(int), v.ge(1)])
+    keepalive: float = attrs.field(default=60.0, validator=[v.ge(0), v.le(_LONGEST_SILENCE)])
+    """Seconds of silence, 32,767 at most, after which the kernel probes the peer; 0 never does. The system counts in whole seconds."""
+    keepalive_interval: float = attrs.field(default=10.0, validator=[v.ge(1), v.le(_LONGEST_SILENCE)])
+    """Seconds between probes, 32,767 at most."""
+    keepalive_count: int = attrs.field(default=6, validator=[v.instance_of(int), v.ge(1), v.le(127)])
     """Probes without an answer after which the connection is lost."""
-    send_buffer: int | None = attrs.field(default=None, validator=v.optional(v.gt(0)))
+    send_buffer: int | None = attrs.field(default=None, validator=_BUFFER)
     """Octets of the kernel's buffer for sending; ``None`` leaves it to the kernel."""
-    receive_buffer: int | None = attrs.field(default=None, validator=v.optional(v.gt(0)))
+    receive_buffer: int | None = attrs.field(default=None, validator=_BUFFER)
     """Octets of the kernel's buffer for receiving; ``None`` leaves it to the kernel."""
     backlog: int = attrs.field(default=1024, validator=[v.instance_of(int), v.ge(1)])
     """Peers that wait in the kernel, and again here, until they are accepted."""
@@ -94,6 +98,7 @@ async def connect(host: str, port: int, config: TcpConfig) -> trio.SocketStream:
     Raises:
         ConnectionLost: none does, or there is none.
         IdleTimeout: nothing came of it within `TcpConfig.connect_timeout`.
+        ConfigurationError: no host can have that name.
     """
     stream: trio.SocketStream | None = None
     try:
@@ -103,6 +108,8 @@ async def connect(host: str, port: int, config: TcpConfig) -> trio.SocketStream:
             )
     except OSError as error:
         raise ConnectionLost(f"cannot connect to {host}:{port}: {error}") from error
+    except UnicodeError as error:
+        raise ConfigurationError(f"{host!r} cannot be the name of a host: {error}") from error
     if stream is None:
         raise IdleTimeout(f"no connection to {host}:{port} within {config.connect_timeout} s")
     return stream
@@ -148,7 +155,7 @@ async def bind(url: str, scheme: str, config: TcpConfig) -> list[trio.SocketList
     host, port = host_and_port(url, scheme)
     try:
         listeners = await trio.open_tcp_listeners(port, host=host, backlog=config.backlog)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise ConfigurationError(f"cannot listen at {url}: {error}") from error
     for listener in listeners[1:] if port == 0 else []:
         listener.socket.close()

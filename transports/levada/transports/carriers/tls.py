@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from os import PathLike
 from typing import Any, Literal
@@ -69,9 +69,11 @@ class TlsConfig(StreamConfig):
 
 def make_context(config: TlsConfig, purpose: ssl.Purpose) -> ssl.SSLContext:
     """Make what the settings say, for a client (``SERVER_AUTH``) or a listener; `ConfigurationError` if that cannot be."""
-    if config.context is not None:
-        return config.context
     serving = purpose is ssl.Purpose.CLIENT_AUTH
+    if config.context is not None:
+        if config.context.protocol is (ssl.PROTOCOL_TLS_CLIENT if serving else ssl.PROTOCOL_TLS_SERVER):
+            raise ConfigurationError(f"`context` is of the kind {config.context.protocol.name}, for the other side")
+        return config.context
     if serving and config.certificate is None:
         raise ConfigurationError("a TLS listener needs a certificate: set `certificate` and `key`, or `context`")
     if serving and config.client_certificates != "none" and config.ca is None:
@@ -79,7 +81,8 @@ def make_context(config: TlsConfig, purpose: ssl.Purpose) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(purpose, cafile=config.ca)
         if config.certificate is not None:
-            context.load_cert_chain(config.certificate, config.key, config.key_password)
+            # Without any password OpenSSL would ask for one on the terminal.
+            context.load_cert_chain(config.certificate, config.key, config.key_password or "")
         if config.alpn:
             context.set_alpn_protocols(config.alpn)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
@@ -132,14 +135,17 @@ async def _shake_hands(
     raw: trio.SocketStream, context: ssl.SSLContext, config: TlsConfig, *, server_name: str | None, serving: bool
 ) -> _TlsStream:
     """Make a TLS stream of a TCP one, which is closed if that fails."""
-    tls: trio.SSLStream[_Below] = trio.SSLStream(
-        _Below(raw),
-        context,
-        server_hostname=None if serving else server_name,
-        server_side=serving,
-        https_compatible=False,
-    )
     try:
+        try:
+            tls: trio.SSLStream[_Below] = trio.SSLStream(
+                _Below(raw),
+                context,
+                server_hostname=None if serving else server_name,
+                server_side=serving,
+                https_compatible=False,
+            )
+        except ValueError as error:
+            raise ConfigurationError(f"{server_name!r} cannot be the name of a server: {error}") from error
         info = prepare(raw, "tls", config.tcp)
         try:
             with trio.move_on_after(config.handshake_timeout) as scope:
@@ -173,7 +179,7 @@ async def dial(url: str, config: TlsConfig | None = None) -> AsyncIterator[Joine
     Raises:
         ConnectionLost: nobody answers there, or not the one whom the certificate must name.
         IdleTimeout: not within the time for connecting or for the handshake.
-        ConfigurationError: not such a URL, or certificates that cannot be used.
+        ConfigurationError: not such a URL, or a name or certificates that cannot be used.
     """
     config = config or TlsConfig()
     host, port = host_and_port(url, "tls")
@@ -185,6 +191,25 @@ async def dial(url: str, config: TlsConfig | None = None) -> AsyncIterator[Joine
         yield stream
 
 
+_asked: dict[trio.lowlevel.Task, str | None] = {}
+"""Names that clients ask for, by the task of the handshake."""
+
+
+@attrs.frozen
+class _NoteName:
+    """Notes the name that a client asks for; in a context once, however many listeners use it and however often they reload it."""
+
+    others: Callable[[ssl.SSLObject, str, ssl.SSLContext], int | None] | None
+    """The context's own callback."""
+
+    def __call__(self, tls: ssl.SSLObject, name: str, used: ssl.SSLContext) -> int | None:
+        """Called by a handshake in its task; without SNI the name is ``None``."""
+        task = trio.lowlevel.current_task()
+        if task in _asked:
+            _asked[task] = name
+        return None if self.others is None else self.others(tls, name, used)
+
+
 class TlsListener:
     """Where TLS connections come in, handshake done; a `Listener`. Comes from `listen`."""
 
@@ -194,7 +219,6 @@ class TlsListener:
         self._nursery = nursery
         self._ready: Ready[JoinedStream] = Ready(config.backlog)
         self._handshakes: dict[trio.CancelScope, None] = {}  # the oldest first
-        self._asked: dict[trio.lowlevel.Task, str | None] = {}  # server names, by the task of the handshake
         self._url = f"tls://{authority(sockets[0].socket.getsockname())}"
         self.reload(config.context)
 
@@ -216,18 +240,9 @@ class TlsListener:
             raise ConfigurationError(
                 "the settings hold a context, so there are no files to read: give reload() a new context"
             )
-        context = context or make_context(self._config, ssl.Purpose.CLIENT_AUTH)
-        others = context.sni_callback
-
-        def note_name(tls: ssl.SSLObject, name: str, used: ssl.SSLContext) -> int | None:
-            """Called by a handshake in its task, perhaps of another listener with the same context; without SNI the name is ``None``."""
-            task = trio.lowlevel.current_task()
-            if task in self._asked:
-                self._asked[task] = name
-            return None if others is None else others(tls, name, used)
-
-        context.sni_callback = note_name
-        self._context = context
+        self._context = context or make_context(self._config, ssl.Purpose.CLIENT_AUTH)
+        if not isinstance(self._context.sni_callback, _NoteName):
+            self._context.sni_callback = _NoteName(self._context.sni_callback)
 
     async def accept(self) -> JoinedStream:
         """See `Listener.accept`; several tasks may wait, each gets another peer."""
@@ -244,17 +259,17 @@ class TlsListener:
         task = trio.lowlevel.current_task()
         scope = trio.CancelScope()
         self._handshakes[scope] = None
-        self._asked[task] = None
+        _asked[task] = None
         try:
             with scope:
                 stream = await _shake_hands(raw, self._context, self._config, server_name=None, serving=True)
-                stream.asked_for(self._asked[task])
+                stream.asked_for(_asked[task])
                 self._ready.put(stream)
                 return
         except (CarrierError, trio.ClosedResourceError) as error:
             logger.info("a peer is dropped: %s", error, extra={"event": "handshake_failed"})
         finally:
-            del self._handshakes[scope], self._asked[task]
+            del self._handshakes[scope], _asked[task]
         raw.socket.close()
         self._ready.release()
 

@@ -16,7 +16,7 @@ import struct
 import sys
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from urllib.parse import unquote
+from urllib.parse import quote, unquote_to_bytes
 
 import attrs
 import trio
@@ -61,11 +61,11 @@ class UnixConfig(StreamConfig):
 
 def _path(url: str) -> str:
     parts = split_url(url, "unix")
-    path = unquote(parts.path)
+    path = os.fsdecode(unquote_to_bytes(parts.path))
     if parts.netloc.startswith("@") or path.startswith("\0"):
         raise ConfigurationError(f"abstract names are not supported, as they have no file mode: {url!r}")
-    if parts.netloc or not path.startswith("/") or path.endswith("/"):
-        raise ConfigurationError(f"expected unix:///path/to/socket, got {url!r}")
+    if parts.netloc or parts.query or parts.fragment or not path.startswith("/") or path.endswith("/"):
+        raise ConfigurationError(f"expected unix:///path/to/socket, ? and # as %3F and %23, got {url!r}")
     if "\0" in path or len(os.fsencode(path)) > 107:
         raise ConfigurationError(f"the path of a Unix socket has at most 107 octets, none of them 0: {path!r}")
     return path
@@ -110,6 +110,26 @@ def _stream(raw: trio.SocketStream, path: str, config: UnixConfig) -> JoinedStre
     return _UnixStream(raw, raw.socket, info, config)
 
 
+async def _connect(path: str) -> trio.SocketStream:
+    """Connect, waiting for room in the listener's queue.
+
+    Without room Linux refuses at once (EAGAIN), which trio takes for a connection under way, and then for one that is made.
+    """
+    pause = 0.001
+    while True:
+        raw = await trio.open_unix_socket(path)
+        try:
+            raw.socket.getpeername()
+        except OSError as error:
+            raw.socket.close()
+            if error.errno != errno.ENOTCONN:
+                raise
+        else:
+            return raw
+        await trio.sleep(pause)
+        pause = min(2 * pause, 0.1)
+
+
 @asynccontextmanager
 async def dial(url: str, config: UnixConfig | None = None) -> AsyncIterator[JoinedStream]:
     """Connect to ``unix:///path``; leaving the block closes.
@@ -124,7 +144,7 @@ async def dial(url: str, config: UnixConfig | None = None) -> AsyncIterator[Join
     raw: trio.SocketStream | None = None
     try:
         with trio.move_on_after(config.connect_timeout):
-            raw = await trio.open_unix_socket(path)
+            raw = await _connect(path)
     except OSError as error:
         raise ConnectionLost(f"cannot connect to {path}: {error}") from error
     if raw is None:
@@ -133,8 +153,8 @@ async def dial(url: str, config: UnixConfig | None = None) -> AsyncIterator[Join
         yield stream
 
 
-async def _bind(path: str, config: UnixConfig) -> trio.SocketListener:
-    """Listen at a path; the file of a listener that is no more is replaced."""
+async def _bind(path: str, config: UnixConfig) -> tuple[trio.SocketListener, os.stat_result]:
+    """Listen at a path, and return what its file is; that of a listener that is no more is replaced."""
     if config.allowed_uids is not None and sys.platform != "linux":
         raise ConfigurationError("allowed_uids needs a system that tells who connects (Linux)")
     socket = trio.socket.socket(stdlib_socket.AF_UNIX, stdlib_socket.SOCK_STREAM)
@@ -147,6 +167,7 @@ async def _bind(path: str, config: UnixConfig) -> trio.SocketListener:
             await _remove_stale(path)
             await socket.bind(path)
         os.chmod(path, config.mode)  # nobody can connect before the next line
+        file = os.lstat(path)
         socket.listen(config.backlog)
     except OSError as error:
         socket.close()
@@ -154,7 +175,7 @@ async def _bind(path: str, config: UnixConfig) -> trio.SocketListener:
     except BaseException:
         socket.close()
         raise
-    return trio.SocketListener(socket)
+    return trio.SocketListener(socket), file
 
 
 async def _remove_stale(path: str) -> None:
@@ -178,17 +199,17 @@ async def _remove_stale(path: str) -> None:
 class UnixListener:
     """Where connections over a Unix socket come in; a `Listener`. Comes from `listen`."""
 
-    def __init__(self, socket: trio.SocketListener, path: str, config: UnixConfig) -> None:
+    def __init__(self, socket: trio.SocketListener, path: str, file: os.stat_result, config: UnixConfig) -> None:
         self._socket = socket
         self._path = path
         self._config = config
-        self._file = os.lstat(path)
+        self._file = file
         self._ready: Ready[JoinedStream] = Ready(config.backlog)
 
     @property
     def url(self) -> str:
-        """``unix://`` and the path."""
-        return f"unix://{self._path}"
+        """``unix://`` and the path, quoted."""
+        return f"unix://{quote(os.fsencode(self._path))}"
 
     async def accept(self) -> JoinedStream:
         """See `Listener.accept`; several tasks may wait, each gets another peer."""
@@ -227,9 +248,9 @@ async def listen(url: str, config: UnixConfig | None = None) -> AsyncIterator[Un
     """
     config = config or UnixConfig()
     path = _path(url)
-    socket = await _bind(path, config)
+    socket, file = await _bind(path, config)
     async with plain_nursery() as nursery:
-        listener = UnixListener(socket, path, config)
+        listener = UnixListener(socket, path, file, config)
         nursery.start_soon(accept_from, socket, listener.take_in)
         try:
             yield listener

@@ -195,7 +195,7 @@ class ClientHandshake:
         assert isinstance(event, RejectConnection)
         location = next((value for name, value in event.headers if name.lower() == b"location"), b"").decode("latin-1")
         detail = f"the server answered {event.status_code}" + (f", location {location}" if location else "")
-        raise HandshakeRefused(Refusal(event.status_code if event.status_code >= 400 else 502, detail))
+        raise HandshakeRefused(Refusal(event.status_code if 400 <= event.status_code < 600 else 502, detail))
 
 
 def _encoded(headers: tuple[tuple[str, str], ...]) -> list[tuple[bytes, bytes]]:

@@ -16,7 +16,7 @@ import struct
 import zlib
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from levada.framework.errors import LocalProtocolError, RemoteProtocolError
@@ -297,6 +297,8 @@ class SendQueue:
         self._next_age = 0
         self._events = 0
         self._octets = 0
+        self.full = False
+        """Whether a sender has to wait: `WriterConfig.queue` windows of events, or of octets, are here."""
         self.dropped = 0
         """Events that a full queue dropped."""
         self.rejected = 0
@@ -310,11 +312,6 @@ class SendQueue:
         return self._events
 
     @property
-    def full(self) -> bool:
-        """Whether a sender has to wait: `WriterConfig.queue` windows of events, or of octets, are here."""
-        return self._events >= self._max_events or self._octets >= self._max_octets
-
-    @property
     def waiting(self) -> int:
         """Events in no window now."""
         return len(self._new) + sum(len(batch.bodies) for batch in self._again)
@@ -324,7 +321,7 @@ class SendQueue:
         """Windows that all connections together may have in flight; 1 while a window is stuck, else ``None`` (LJ-59)."""
         return 1 if self._stuck else None
 
-    def put(self, body: bytes, token: Any, now: float) -> list[Any]:
+    def put(self, body: bytes, token: Any, now: float) -> Sequence[Any]:
         """Take an encoded event, see `encode_event`.
 
         Returns:
@@ -333,27 +330,29 @@ class SendQueue:
         Raises:
             LocalProtocolError: the queue is full and nothing may be dropped.
         """
-        dropped: list[Any] = []
+        dropped: Sequence[Any] = ()
         size = len(body) + _HEAD.size
         if self.full:
             if self._config.drop is None:
                 raise LocalProtocolError("the queue of the writer is full", rule="LJ-57")
             self.dropped += 1
             if self._config.drop == "newest" or not self._new:
-                return [token]
+                return (token,)
             old, old_token, _ = self._new.popleft()
             self._new_octets -= len(old) + _HEAD.size
             self._gone(1, len(old) + _HEAD.size)
-            dropped.append(old_token)
+            dropped = (old_token,)
         self._new.append((body, token, now))
         self._new_octets += size
         self._events += 1
         self._octets += size
+        self.full = self._events >= self._max_events or self._octets >= self._max_octets
         return dropped
 
     def _gone(self, events: int, octets: int) -> None:
         self._events -= events
         self._octets -= octets
+        self.full = self._events >= self._max_events or self._octets >= self._max_octets
 
     def next_batch(self, now: float, room: int, *, flush: bool = False) -> Batch | None:
         """Take what to send next: what came back first, then new events once there are enough or they waited long enough.

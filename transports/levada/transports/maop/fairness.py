@@ -54,7 +54,7 @@ class FairQueue(Generic[T]):
     def __init__(self) -> None:
         self._classes: list[list[tuple[int, int, float, float, T]]] = [[] for _ in WEIGHTS]
         self._deficit = [0.0] * len(WEIGHTS)
-        self._turn = 0
+        self._turn = len(WEIGHTS) - 1  # so that the first round begins with the first class
         self._order = 0
         self._live = 0
         self._age_at = 0.0
@@ -104,8 +104,9 @@ class FairQueue(Generic[T]):
             if len(stay) == len(heap):
                 continue
             for priority, order, since, cost, entry in heap:
-                if now - since >= AGING:
-                    heappush(self._classes[place - 1], (priority, order, since + AGING, cost, entry))
+                lift = min(place, int((now - since) / AGING))
+                if lift:
+                    heappush(self._classes[place - lift], (priority, order, since + lift * AGING, cost, entry))
             heap[:] = stay
             heapify(heap)
 

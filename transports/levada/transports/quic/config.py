@@ -6,6 +6,7 @@ import ssl
 from collections import OrderedDict
 from collections.abc import Callable
 from os import PathLike
+from pathlib import Path
 from typing import Any, Literal
 
 import attrs
@@ -47,7 +48,9 @@ class TicketStore:
         """Keep a ticket; the oldest goes if there are too many."""
         now = self._clock()
         self._tickets[ticket.ticket] = (now + self._lifetime, ticket)
-        while len(self._tickets) > self._limit or next(iter(self._tickets.values()))[0] <= now:
+        while self._tickets and (
+            len(self._tickets) > self._limit or next(iter(self._tickets.values()))[0] <= now
+        ):
             self._tickets.popitem(last=False)
 
     def take(self, label: bytes) -> SessionTicket | None:
@@ -139,7 +142,7 @@ class QuicConfig:
     packet_size: int | Literal["loopback"] = 1_200
     """Octets of UDP payload to begin with, 1,200 to 16,384; ``"loopback"`` means 16,384, where both ends are known to share a machine."""
     max_packet_size: int = attrs.field(default=MTU_CEILING, validator=_size)
-    """Octets up to which path MTU discovery probes; at or below `packet_size` there is none."""
+    """Octets up to which path MTU discovery probes, 16,384 at most; at or below `packet_size` there is none."""
     congestion_control: Literal["cubic", "reno"] = attrs.field(
         default="cubic", validator=attrs.validators.in_(("cubic", "reno"))
     )
@@ -188,6 +191,8 @@ class QuicConfig:
         size = self.initial_packet_size
         if not SMALLEST_PACKET <= size <= LOOPBACK_PACKET:
             raise ConfigurationError(f"packet_size is {size}, wanted {SMALLEST_PACKET} to {LOOPBACK_PACKET}")
+        if self.max_packet_size > LOOPBACK_PACKET:
+            raise ConfigurationError(f"max_packet_size is {self.max_packet_size}, wanted at most {LOOPBACK_PACKET}")
         if self.send_low > self.send_high:
             raise ConfigurationError(f"send_low {self.send_low} is above send_high {self.send_high}")
         if self.secret is not None and len(self.secret) < 32:
@@ -204,8 +209,7 @@ class QuicConfig:
         """Say it in the engine's words; reads the certificate files.
 
         Raises:
-            ConfigurationError: a server without a certificate.
-            OSError, ValueError: a file cannot be read or holds something else.
+            ConfigurationError: a server without a certificate, or a file that cannot be read or holds something else.
         """
         configuration = QuicConfiguration(
             alpn_protocols=list(self.alpn),
@@ -225,11 +229,20 @@ class QuicConfig:
             if isinstance(self.ca, bytes):
                 configuration.cadata = self.ca
             elif self.ca is not None:
-                configuration.cafile = str(self.ca)
+                try:
+                    configuration.cadata = Path(self.ca).read_bytes()
+                except OSError as error:
+                    raise ConfigurationError(f"cannot use {self.ca}: {error}") from error
         elif self.certificate is None:
             raise ConfigurationError(
                 "a QUIC server needs a certificate: QuicConfig(certificate=FILE, private_key=FILE)"
             )
         else:
-            configuration.load_cert_chain(self.certificate, self.private_key, self.key_password)
+            try:
+                configuration.load_cert_chain(self.certificate, self.private_key, self.key_password)
+            except (OSError, ValueError, TypeError, IndexError) as error:  # the third is a password missing or too much
+                files = ", ".join(str(file) for file in (self.certificate, self.private_key) if file is not None)
+                raise ConfigurationError(f"cannot use {files}: {error}") from error
+            if configuration.private_key is None:
+                raise ConfigurationError(f"{self.certificate} holds no private key: set `private_key`")
         return configuration

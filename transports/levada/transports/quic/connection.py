@@ -69,6 +69,7 @@ class QuicConnection:
         engine: PlainEngine,
         address: Address,
         *,
+        config: QuicConfig,
         is_client: bool,
         now: float,
         early_offered: bool = False,
@@ -88,7 +89,7 @@ class QuicConnection:
         self.dirty = False
 
         self._endpoint = endpoint
-        self._config: QuicConfig = endpoint.config
+        self._config = config
         self._address = address
         self._info = CarrierInfo(
             scheme="quic",
@@ -258,7 +259,8 @@ class QuicConnection:
         if self.engine.datagrams_queued >= self._config.datagram_queue:
             return False
         self.engine.send_datagram_frame(octets)
-        self.send_promptly(len(octets))
+        if not self.dirty:  # of many in a row only the first needs a look at how to send it
+            self.send_promptly(len(octets))
         return True
 
     async def receive_datagram(self) -> Datagram:

@@ -47,7 +47,7 @@ _YIELDS = 3  # rounds of the scheduler that a flush gives to tasks that can run
 _SMALLEST_RESET = 21  # octets, RFC 9000 section 10.3
 _LARGEST_RESET = 43
 _OUTBOX = 1_024  # datagrams that wait for a socket whose buffer is full; further ones are lost, as on any full network
-_TIMERS_LEFT = 64  # entries of connections that are gone; each keeps its connection in memory until the idle time-out
+_TIMERS_LEFT = 64  # entries that do not count any more; each keeps its connection in memory until the idle time-out
 _RESETS_PER_SECOND = 100
 
 
@@ -157,7 +157,9 @@ class QuicEndpoint:
         )
         now = trio.current_time()
         offered = early and ticket is not None and ticket.max_early_data_size is not None
-        connection = QuicConnection(self, engine, address, is_client=True, now=now, early_offered=offered)
+        connection = QuicConnection(
+            self, engine, address, config=config, is_client=True, now=now, early_offered=offered
+        )
         self.adopt(connection, engine.host_cid)
         engine.connect(address, now=now)
         connection.mark_dirty()
@@ -206,11 +208,7 @@ class QuicEndpoint:
         for token in connection.reset_tokens:
             self._reset_tokens.pop(token, None)
         connection.reset_tokens.clear()
-        if len(self._timers) > 2 * len(self._connections) + _TIMERS_LEFT:
-            self._timers = [
-                entry for entry in self._timers if entry[0] == entry[2].timer_at and entry[2] in self._connections
-            ]
-            heapq.heapify(self._timers)
+        self._drop_stale_timers()
         if not self._connections:
             self._deserted.set()
             self._deserted = trio.Event()
@@ -340,9 +338,17 @@ class QuicEndpoint:
             heapq.heapreplace(timers, entry)
         else:
             heapq.heappush(timers, entry)
+            self._drop_stale_timers()
         scope = self._flusher_scope
         if scope is not None and timers[0][0] != scope.deadline:
             scope.deadline = timers[0][0]
+
+    def _drop_stale_timers(self) -> None:
+        """Keep the heap in proportion to the connections: what an earlier entry has replaced would stay until it comes due."""
+        timers = self._timers
+        if len(timers) > 2 * len(self._connections) + _TIMERS_LEFT:
+            timers[:] = [entry for entry in timers if entry[0] == entry[2].timer_at and entry[2] in self._connections]
+            heapq.heapify(timers)
 
     def _fire_timers(self, now: float) -> None:
         timers = self._timers

@@ -234,12 +234,12 @@ class PlainEngine(QuicConnection):
     def datagram_room(self) -> int:
         """Octets of the largest datagram that fits a packet and that the peer takes."""
         peer = self._remote_max_datagram_frame_size
-        if not peer:
+        if peer is None or peer <= 3:
             return 0
         room = self._max_datagram_size - _PACKET_OVERHEAD - len(self._peer_cid.cid) - 3
         if not self._handshake_complete:  # 0-RTT packets have a long header
             room -= _LONG_HEADER - 3 + len(self.host_cid)
-        return max(0, min(room, peer - 3))
+        return room if room < peer - 3 else peer - 3
 
     # ---------------------------------------------------------------- only in the tuned engine
 
@@ -284,7 +284,7 @@ _TUNED_NAMES = """
     _write_new_connection_id_frame _write_ping_frame _write_crypto_frame _flush_builder
     _payload_received _cryptos _crypto_streams _spaces _ping_pending _probe_pending _pacing_at _handshake_confirmed
     _handshake_done_pending _retire_connection_ids _remote_max_data _remote_max_data_used _close_pending _close_at
-    _idle_timeout _ack_eliciting_sent_since_receipt _spin_bit _spin_highest_pn _version _ack_delay
+    _idle_timeout _loss_at _ack_eliciting_sent_since_receipt _spin_bit _spin_highest_pn _version _ack_delay
     _remote_ack_delay_exponent _events _is_client
 """
 
@@ -305,7 +305,7 @@ def _missing(names: str) -> list[str]:
         (getattr(sample, "_loss", None), "_pacer _cc _pto_count _rtt_smoothed _time_of_last_sent_ack_eliciting_packet"),
         (
             QuicPacketSpace(),
-            "ack_at ack_queue expected_packet_number largest_acked_packet received_packets sent_packets",
+            "ack_at ack_eliciting_in_flight ack_queue expected_packet_number largest_acked_packet loss_time received_packets sent_packets",
         ),
     )
     present = set(dir(sample))

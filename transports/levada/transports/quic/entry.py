@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from urllib.parse import urlsplit
 
 import trio
 
 from levada.framework.errors import ConfigurationError, ConnectionLost
+from levada.transports.carriers.streams import split_url
 
 from .config import QuicConfig
 from .connection import QuicConnection
@@ -35,12 +35,15 @@ async def dial(
 
     Raises:
         ConnectionLost: no such host, no answer, or the handshake failed.
-        ConfigurationError: the URL is not one of QUIC.
+        ConfigurationError: the URL is not one of QUIC, or a file cannot be used.
     """
     config = config or QuicConfig()
     host, number = _parse(url)
     if port is None:
-        address = await _resolve(host, number)
+        try:
+            address = await _resolve(host, number)
+        except OSError as error:
+            raise ConnectionLost(f"no address for {host!r}: {error}") from error
         port = _open(("::" if ":" in address[0] else "0.0.0.0", 0), config)
     else:
         address = (host, number)
@@ -62,13 +65,14 @@ async def listen(url: str, config: QuicConfig, *, port: DatagramPort | None = No
         port: instead of a UDP socket of its own.
 
     Raises:
-        OSError: the address cannot be had, or a file cannot be read.
-        ConfigurationError: no certificate, or the URL is not one of QUIC.
+        ConfigurationError: the address cannot be had, no certificate or one that cannot be used, or the URL is not one of QUIC.
     """
     host, number = _parse(url, listening=True)
     if port is None:
-        address = await _resolve(host, number)
-        port = _open(address, config)
+        try:
+            port = _open(await _resolve(host, number), config)
+        except OSError as error:
+            raise ConfigurationError(f"cannot listen at {url}: {error}") from error
     endpoint = QuicEndpoint(port, config)
     try:
         listener = QuicListener(endpoint)
@@ -88,12 +92,9 @@ def _open(address: Address, config: QuicConfig) -> UdpPort:
 
 
 def _parse(url: str, *, listening: bool = False) -> tuple[str, int]:
-    parts = urlsplit(url)
-    try:
-        number = parts.port
-    except ValueError as error:
-        raise ConfigurationError(f"{url!r}: {error}") from error
-    if parts.scheme != "quic" or not parts.hostname or number is None or (not number and not listening):
+    parts = split_url(url, "quic")
+    number = parts.port
+    if not parts.hostname or number is None or (not number and not listening):
         raise ConfigurationError(f"{url!r} is not a QUIC address, wanted quic://host:port")
     return parts.hostname, number
 
@@ -101,8 +102,8 @@ def _parse(url: str, *, listening: bool = False) -> tuple[str, int]:
 async def _resolve(host: str, number: int) -> Address:
     try:
         found = await trio.socket.getaddrinfo(host, number, type=trio.socket.SOCK_DGRAM)
-    except OSError as error:
-        raise ConnectionLost(f"no address for {host!r}: {error}") from error
+    except UnicodeError as error:
+        raise ConfigurationError(f"{host!r} cannot be the name of a host: {error}") from error
     # IPv4 first: a UDP socket does not tell that nobody is at the other address.
     found.sort(key=lambda entry: entry[0] != trio.socket.AF_INET)
     return found[0][4]

@@ -194,7 +194,7 @@ class QuicListener:
             session_ticket_fetcher=self._tickets.take if config.early_data else None,
             session_ticket_handler=self._tickets.add if config.early_data else None,
         )
-        connection = QuicConnection(endpoint, engine, address, is_client=False, now=now)
+        connection = QuicConnection(endpoint, engine, address, config=config, is_client=False, now=now)
         endpoint.adopt(connection, incoming.destination_cid, engine.host_cid)
         self._handshakes[connection] = None
         for data in packets:

@@ -281,6 +281,8 @@ class TunedEngine(LeanEngine):
             self._remote_ack_delay_exponent = parameters.ack_delay_exponent
         if parameters.max_udp_payload_size is not None:
             self._mtu.limit(parameters.max_udp_payload_size, 0.0)
+            if self._mtu.size < self._max_datagram_size:
+                self._use_packet_size(self._mtu.size)
 
     def _find_network_path(self, addr: Any) -> QuicNetworkPath:
         path = super()._find_network_path(addr)
@@ -662,6 +664,21 @@ class TunedEngine(LeanEngine):
         ):
             self.request_key_update()
         return super().datagrams_to_send(now)
+
+    def get_timer(self) -> float | None:
+        """Return when something is due; an established connection has one space and one path in use, so that no others are looked at."""
+        if not self._handshake_confirmed or self._state is not _CONNECTED or not self._network_paths[0].is_validated:
+            return super().get_timer()
+        space, loss = self._spaces[_ONE_RTT], self._loss
+        lost_at: float | None = space.loss_time
+        if lost_at is None and space.ack_eliciting_in_flight:
+            lost_at = loss._time_of_last_sent_ack_eliciting_packet + loss.get_probe_timeout() * 2**loss._pto_count
+        self._loss_at = lost_at
+        first: float = self._close_at
+        for at in (space.ack_at, lost_at, self._pacing_at):
+            if at is not None and at < first:
+                first = at
+        return first
 
     def request_key_update(self) -> None:
         """Renew the keys."""

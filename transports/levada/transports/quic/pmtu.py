@@ -36,7 +36,8 @@ class MtuSearch:
         """When a probe may go out."""
 
     def limit(self, octets: int, now: float) -> None:
-        """Keep below what the peer says it takes."""
+        """Keep below what the peer says it takes, which is 1,200 at least."""
+        self.base, self.size = min(self.base, octets), min(self.size, octets)
         self.ceiling = min(self.ceiling, octets)
         self._high = max(min(self._high, self.ceiling), self.base)
         if self._high <= self.size:
@@ -92,4 +93,5 @@ class MtuSearch:
     def _settle(self, now: float) -> None:
         if self._high - self.size < GRANULARITY:
             self._high = self.size
-            self.next_at = now + PROBE_AGAIN
+            # At the ceiling there is nothing left to find; and each probe keeps an idle connection from timing out.
+            self.next_at = now + PROBE_AGAIN if self.size < self.ceiling else math.inf

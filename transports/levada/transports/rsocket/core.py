@@ -80,6 +80,7 @@ _KINDS: Final = {
     FrameType.REQUEST_CHANNEL.value: _CHANNEL,
 }
 _REQUEST_WORDS: Final = {kind: number << 10 for number, kind in _KINDS.items()}
+_RESPONSE_WORD: Final = _REQUEST_WORDS[_RESPONSE]
 _FNF_WORD: Final = _REQUEST_WORDS[_FNF]
 _PAYLOAD: Final = FrameType.PAYLOAD.value << 10
 _ITEM: Final = _PAYLOAD | NEXT
@@ -575,7 +576,10 @@ class RSocketCore(RSocketConnection):
             self._waiting[stream_id] = PendingRequest(kind, payload, n, complete)
             return stream_id
         stream_id = self._ids.take(self._streams, self._waiting)
-        if kind is _FNF:
+        if kind is _RESPONSE:  # as `_start`, whose call costs 0.2 us
+            self._streams[stream_id] = Stream(_RESPONSE, True, _RECEIVING, 0, 0)
+            self._put_payload(stream_id, _RESPONSE_WORD, b"", payload)
+        elif kind is _FNF:
             self._put_payload(stream_id, _FNF_WORD, b"", payload)
         else:
             self._start(stream_id, kind, payload, n, complete)
