@@ -141,7 +141,10 @@ def reply_type(cls: type[Asks[Any]]) -> Any:
     """
     if not issubclass(cls, Asks):
         raise TypeError(f"{cls.__qualname__} is not a question: derive it from Asks[R]")
-    return _reply(cls)
+    # Kept in the class itself, as a class above it may say something else: a twentieth of the cost, for each question over a network.
+    if "__message_reply__" not in cls.__dict__:
+        cls.__message_reply__ = _reply(cls)  # type: ignore[attr-defined]
+    return cls.__dict__["__message_reply__"]
 
 
 def _define(cls: type[T], tag: str | None, frozen: bool, local_names: Mapping[str, Any]) -> type[T]:

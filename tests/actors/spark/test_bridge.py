@@ -218,6 +218,20 @@ def test_a_writer_waits_no_longer_than_it_was_told(actors: Actors) -> None:
         remote(actors).stage(StageHead("q", 0, 0, 1), [batch(n, text="x" * 1000) for n in range(8)])
 
 
+async def test_a_batch_that_nobody_delivers_is_dropped_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a job that was killed: its rows do not fill the room for staged ones for ever."""
+    monkeypatch.setattr("levada.actors.spark.bridge.CLEAN_EVERY", 0.01)
+    async with ActorSystem() as system:
+        config = BridgeConfig(max_staged_age=0.0)
+        async with serve_bridge(system, tmp_path / "b", config=config) as bridge:
+            lines = await bridge.mailbox("lines", Line)
+            client = RemoteMailbox(bridge.address, "lines")
+            assert await trio.to_thread.run_sync(client.stage, StageHead("q", 0, 0, 1), [batch(1)]) == 1
+            with trio.fail_after(20):
+                while (await lines.ref.ask(GetJournalStatistics(), timeout=None)).store.octets_staged:
+                    await trio.sleep(0.01)
+
+
 # ---------------------------------------------------------------- groups
 
 

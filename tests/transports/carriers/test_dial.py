@@ -102,6 +102,8 @@ def test_unknown_schemes_and_wrong_settings() -> None:
         listen("tcp://127.0.0.1:0", UnixConfig())
     with pytest.raises(ConfigurationError):
         listen("tcp://127.0.0.1:0", MemoryConfig())
+    with pytest.raises(ConfigurationError, match="not a URL"):
+        dial("tcp://[::1")
 
 
 @pytest.mark.parametrize(("scheme", "needs"), [("quic", "aioquic"), ("ws", "wsproto"), ("wss", "wsproto")])

@@ -10,6 +10,7 @@ import socket as stdlib_socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -314,6 +315,44 @@ async def test_addresses_that_cannot_be() -> None:
         with pytest.raises(ConfigurationError, match="cannot listen"):
             async with tcp.listen(listener.url):
                 pass
+    for context in (tcp.listen, tcp.dial):
+        with pytest.raises(ConfigurationError, match="label"):
+            async with context(f"tcp://{'x' * 70}.test:1"):
+                pass
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"keepalive": 86_400},
+        {"keepalive_interval": 40_000},
+        {"keepalive_count": 128},
+        {"send_buffer": 1 << 31},
+        {"receive_buffer": 0},
+    ],
+    ids=str,
+)
+def test_what_the_kernel_would_refuse_is_refused_at_once(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        TcpConfig(**wrong)
+
+
+async def test_the_largest_settings_reach_the_kernel() -> None:
+    async with pair(TcpConfig(keepalive=32_767, keepalive_interval=32_767, keepalive_count=127)) as (client, server):
+        await client.send_all(b"x")
+        assert await server.receive_some() == b"x"
+
+
+async def test_octets_of_wide_items_that_the_kernel_takes_in_part() -> None:
+    """A straight write of a view whose items have 8 octets each, into a buffer that holds a part of it."""
+    wide = memoryview(bytes(range(256)) * 512).cast("Q")
+    assert len(wide) == 16 * 1024
+    async with pair() as (client, server), trio.open_nursery() as nursery:
+        nursery.start_soon(client.send_all, wide)
+        got = b""
+        while len(got) < wide.nbytes:
+            got += await server.receive_some()
+        assert got == wide.tobytes()
 
 
 async def test_port_is_free_again_at_once() -> None:

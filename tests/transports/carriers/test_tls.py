@@ -18,6 +18,7 @@ import pytest
 import trio
 import trio.testing
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 
 from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost, IdleTimeout
 from levada.transports.carriers import tcp, tls
@@ -212,6 +213,21 @@ async def test_context_of_ones_own_keeps_its_choice_by_name(authority: Authority
                 assert certificate.subject.rfc4514_string() == f"CN={name}"
 
 
+async def test_a_context_is_wrapped_once_however_often_it_is_used(authority: Authority, dialling: TlsConfig) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(authority.issue("server"))
+    seen: list[str | None] = []
+    context.sni_callback = lambda _, name, __: seen.append(name)
+    async with tls.listen(ANY, TlsConfig(context=context)) as listener:
+        noting = context.sni_callback
+        async with tls.listen(ANY, TlsConfig(context=context)) as other:
+            other.reload(context)
+            assert context.sni_callback is noting
+        async with tls.dial(listener.url, dialling), await listener.accept() as server:
+            assert server.info.server_name == "127.0.0.1"
+    assert seen == ["127.0.0.1"]
+
+
 async def _subject(listener: TlsListener, authority: Authority) -> str:
     async with tls.dial(listener.url, TlsConfig(ca=authority.ca)) as client, await listener.accept():
         assert client.info.peer_certificate is not None
@@ -283,11 +299,36 @@ async def test_settings_that_cannot_work(authority: Authority, stranger: Authori
         with pytest.raises(ConfigurationError):
             async with tls.listen(ANY, config):
                 pass
+    for context, purpose in ((tls.listen, ssl.Purpose.SERVER_AUTH), (tls.dial, ssl.Purpose.CLIENT_AUTH)):
+        with pytest.raises(ConfigurationError, match="for the other side"):
+            async with context(ANY, TlsConfig(context=ssl.create_default_context(purpose))):
+                pass
+    async with tcp.listen("tcp://127.0.0.1:0") as listener:
+        with pytest.raises(ConfigurationError, match="cannot be the name of a server"):
+            async with tls.dial(listener.url.replace("tcp", "tls"), TlsConfig(server_name=".dot")):
+                pass
     with pytest.raises(ConfigurationError):
         async with tls.dial(ANY, TlsConfig(ca=empty)):
             pass
     with pytest.raises(ValueError, match="minimum_version"):
         TlsConfig(minimum_version=ssl.TLSVersion.MINIMUM_SUPPORTED)
+
+
+async def test_an_encrypted_key_asks_nobody_for_its_password(authority: Authority, tmp_path: Path) -> None:
+    """OpenSSL would read one from the terminal, and everything would stand still meanwhile."""
+    plain = authority.issue("server")
+    octets = plain.read_bytes()
+    key = serialization.load_pem_private_key(octets, None)
+    kind = serialization.BestAvailableEncryption(b"secret")
+    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    locked = tmp_path / "locked.pem"
+    locked.write_bytes(key.private_bytes(pem, pkcs8, kind) + octets)
+    config = TlsConfig(certificate=plain, key=locked)
+    with pytest.raises(ConfigurationError, match="cannot use the certificates"):
+        async with tls.listen(ANY, config):
+            pass
+    async with tls.listen(ANY, attrs.evolve(config, key_password="secret")) as listener:
+        assert listener.url.startswith("tls://127.0.0.1:")
 
 
 async def test_closing_the_listener_ends_handshakes_and_leaves_what_was_accepted(

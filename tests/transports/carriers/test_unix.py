@@ -11,12 +11,13 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 import trio
 import trio.testing
 
-from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost
+from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost, IdleTimeout
 from levada.transports.carriers import unix
 from levada.transports.carriers.streams import JoinedStream
 from levada.transports.carriers.unix import UnixConfig
@@ -81,6 +82,40 @@ async def test_spaces_in_the_path(tmp_path: Path) -> None:
         assert client.info.local == f"{tmp_path}/a socket"
 
 
+async def test_the_url_of_a_listener_leads_to_it(tmp_path: Path) -> None:
+    for name in ("a?b", "a#b", "100%41", "gr\u00fc\u00df", os.fsdecode(b"\xff")):
+        async with (
+            unix.listen(f"unix://{quote(os.fsencode(tmp_path / name))}") as listener,
+            unix.dial(listener.url) as client,
+        ):
+            assert client.info.local == f"{tmp_path}/{name}"
+            assert stat.S_ISSOCK((tmp_path / name).stat().st_mode)
+
+
+@on_linux
+async def test_a_full_listener_is_waited_for(path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    with stdlib_socket.socket(stdlib_socket.AF_UNIX) as listener, stdlib_socket.socket(stdlib_socket.AF_UNIX) as first:
+        listener.bind(str(path))
+        listener.listen(0)
+        first.connect(str(path))
+        with pytest.raises(IdleTimeout, match="within 7 s"):
+            async with unix.dial(f"unix://{path}", UnixConfig(connect_timeout=7)):
+                pass
+        assert trio.current_time() == pytest.approx(7, abs=0.2)
+
+        async def make_room() -> None:
+            await trio.sleep(3)
+            listener.accept()[0].close()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(make_room)
+            async with unix.dial(f"unix://{path}", UnixConfig(connect_timeout=7)) as client:
+                await client.send_all(b"in")
+                with listener.accept()[0] as server:
+                    assert server.recv(10) == b"in"
+        assert 10 <= trio.current_time() < 10.3
+
+
 async def test_stale_file_is_replaced(path: Path) -> None:
     with stdlib_socket.socket(stdlib_socket.AF_UNIX) as dead:
         dead.bind(str(path))
@@ -123,6 +158,8 @@ async def test_urls_that_cannot_be(tmp_path: Path) -> None:
         "unix://host/path",
         "unix:",
         "unix:///dir/",
+        "unix:///path?query",
+        "unix:///path#fragment",
         "tcp://127.0.0.1:1",
     ):
         for context in (unix.listen, unix.dial):

@@ -312,6 +312,7 @@ def with_header(header: bytes) -> Callable[[bytes], bytes]:
         (lambda _: b"HTTP/1.1 301 Moved\r\nLocation: /there\r\n\r\n", 502, "answered 301, location /there"),
         (lambda _: b"HTTP/1.1 200 OK\r\n\r\nhello", 502, "the server answered 200"),
         (lambda _: b"HTTP/1.1 100 Continue\r\n\r\n", 502, "the server answered 100"),
+        (lambda _: b"HTTP/1.1 700 Whatever\r\n\r\n", 502, "the server answered 700"),
         (lambda _: b"SSH-2.0-OpenSSH\r\n\r\n", 502, "no WebSocket handshake: Bad HTTP message"),
         (lambda _: b"\x00\x01", 502, "this is not HTTP"),
         (lambda _: b"HTTP/1.1 101 x\r\n" + b"X: " + b"y" * 20_000, 502, "head of more than 16384 octets"),

@@ -218,7 +218,8 @@ async def test_an_error_in_the_block_comes_out_as_it_is(lab: Any, autojump_clock
 
 
 async def test_urls_are_checked(lab: Any, autojump_clock: MockClock) -> None:
-    for url in ("tcp://server:1", "quic://server", "quic://server:0", "quic://:1", "quic://server:99999"):
+    names = ("tcp://server:1", "quic://server", "quic://server:0", "quic://:1", "quic://server:99999", "quic://[::1")
+    for url in (*names, f"quic://{'x' * 70}.test:1"):
         with pytest.raises(ConfigurationError):
             async with dial(url):
                 pass
@@ -227,11 +228,42 @@ async def test_urls_are_checked(lab: Any, autojump_clock: MockClock) -> None:
             pass
 
 
+async def test_files_and_addresses_that_cannot_be_had(certificate: Any, tmp_path: Path) -> None:
+    other = tmp_path / "other.pem"
+    other.write_text("no certificate")
+    file, key = certificate.certificate, certificate.private_key
+    locked = tmp_path / "locked.pem"
+    secret = serialization.load_pem_private_key(key.read_bytes(), None).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"secret")
+    )
+    locked.write_bytes(secret)
+    for wrong in (
+        QuicConfig(certificate=tmp_path / "missing", private_key=key),
+        QuicConfig(certificate=other, private_key=key),
+        QuicConfig(certificate=file, private_key=other),
+        QuicConfig(certificate=file, private_key=locked),
+        QuicConfig(certificate=file, private_key=key, key_password="too much"),
+        QuicConfig(certificate=file),
+    ):
+        with pytest.raises(ConfigurationError, match=str(tmp_path) if wrong.private_key != key else "cannot|no private"):
+            async with listen("quic://server:1", wrong, port=SimNet(1).port("server")):
+                pass
+    with pytest.raises(ConfigurationError, match="missing"):
+        async with dial("quic://server:1", QuicConfig(ca=tmp_path / "missing"), port=SimNet(1).port("client")):
+            pass
+    good = QuicConfig(certificate=file, private_key=key)
+    async with listen("quic://127.0.0.1:0", good) as listener:
+        with pytest.raises(ConfigurationError, match="cannot listen"):
+            async with listen(listener.url, good):
+                pass
+
+
 def test_configurations_are_checked() -> None:
     wrong: Any
     for wrong in (
         {"packet_size": 1_199},
         {"packet_size": 16_385},
+        {"max_packet_size": 16_385},
         {"send_low": 2, "send_high": 1},
         {"secret": b"short"},
         {"idle_timeout": 0},
@@ -389,3 +421,22 @@ async def test_large_packets_on_loopback_are_asked_for(lab: Any, autojump_clock:
         stream.send_nowait(b"x" * 1_000_000, fin=True)
         assert len(await read_all(await ends.server.accept_stream())) == 1_000_000
         assert max(size for *_, size in net.trace) == 16_384
+
+
+async def test_no_packet_is_larger_than_the_peer_takes(
+    lab: Any, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, tuned: None
+) -> None:
+    """A server that begins with large packets, and a client that says in its transport parameters that it takes 1,400 octets."""
+    push = connection_module.push_quic_transport_parameters
+
+    def push_less(buffer: Any, parameters: Any) -> None:
+        parameters.max_udp_payload_size = 1_400
+        push(buffer, parameters)
+
+    monkeypatch.setattr(connection_module, "push_quic_transport_parameters", push_less)
+    net = SimNet(1, mtu=65_535)
+    async with lab.connected(net, packet_size="loopback") as ends:
+        stream = await ends.server.open_stream()
+        stream.send_nowait(b"x" * 100_000, fin=True)
+        assert len(await read_all(await ends.client.accept_stream())) == 100_000
+        assert max(size for _, source, _, size in net.trace if source[0] == "server") == 1_400

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import trio
+from aioquic.quic.connection import QuicConnection as AioquicConnection
 from trio.testing import MockClock
 
 from levada.framework.errors import ConnectionClosed, ConnectionLost, LocalProtocolError
 from levada.transports.carriers.simnet import SimAddress, SimNet, SimPacket, SimPort
-from levada.transports.quic import QuicConnection, QuicStream, dial
+from levada.transports.quic import QuicConnection, QuicEndpoint, QuicStream, dial
+from levada.transports.quic.overrides import TunedEngine
 
 SERVER = ("server", 4433)
 OUTBOX = 1_024  # datagrams that an endpoint keeps for a full socket
@@ -333,3 +335,69 @@ async def test_a_cancelled_aclose_closes_with_octets_queued(lab: Any, autojump_c
         assert scope.cancelled_caught
         assert trio.current_time() - start == pytest.approx(0.5)
         assert (await ends.client.closed()).code == 9
+
+
+async def test_timers_that_moved_are_not_kept_until_they_come_due(
+    lab: Any, autojump_clock: MockClock, tuned: None
+) -> None:
+    """Each request moves a timer to an earlier time; what it replaces would stay in the heap until the idle time-out."""
+    net = SimNet(1)
+
+    async def serve() -> None:
+        while True:
+            nursery.start_soon(echo, (await listener.accept()).accept())
+
+    async with (
+        lab.listening(net, idle_timeout=10_000.0) as listener,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(serve)
+        async with (
+            lab.dialling(net, idle_timeout=10_000.0),
+            lab.dialling(net, idle_timeout=10_000.0) as second,
+            lab.dialling(net, idle_timeout=10_000.0) as third,
+        ):
+            for _ in range(150):
+                for connection in (second, third):
+                    await ask(connection, b"x")
+                await trio.sleep(1)
+            assert len(listener.endpoint._timers) <= 2 * 3 + 64
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_connection_has_the_settings_it_was_dialled_with(lab: Any, autojump_clock: MockClock) -> None:
+    async with QuicEndpoint(SimNet(1).port("client"), lab.client()) as endpoint:
+        start = trio.current_time()
+        connection = endpoint.connect(SERVER, server="server", config=lab.client(handshake_timeout=2.0))
+        with pytest.raises(ConnectionLost, match="no handshake within 2.0 s"):
+            await connection.handshake()
+        assert trio.current_time() - start == pytest.approx(2.0, abs=0.01)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_timers_are_those_of_aioquic(
+    lab: Any, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, tuned: None, seed: int
+) -> None:
+    """The short way to the next deadline, compared at each call with aioquic's own, under loss and a change of path."""
+    ours = TunedEngine.get_timer
+    compared = 0
+
+    def both(self: Any) -> float | None:
+        nonlocal compared
+        compared += 1
+        at = ours(self)
+        lost_at = self._loss_at
+        assert at == AioquicConnection.get_timer(self)
+        assert lost_at == self._loss_at
+        return at
+
+    monkeypatch.setattr(TunedEngine, "get_timer", both)
+    net = SimNet(seed, loss=0.1, jitter=0.005)
+    async with lab.connected(net) as ends, trio.open_nursery() as nursery:
+        nursery.start_soon(echo, ends.server)
+        assert await ask(ends.client, bytes(100_000)) == bytes(100_000)
+        net.rebind(next(port for port in net._ports.values() if port.address[0] == "client"))
+        for _ in range(20):
+            assert await ask(ends.client, b"ping") == b"ping"
+        nursery.cancel_scope.cancel()
+    assert compared > 300

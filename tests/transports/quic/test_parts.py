@@ -44,8 +44,20 @@ def test_one_probe_at_a_time_and_again_after_ten_minutes() -> None:
     search = MtuSearch(1_200, 1_452)
     assert search.probe(0.0) == 1_452
     assert search.probe(0.0) == 0
-    search.acked(1_452, 1.0)
-    assert (search.size, search.probe(600.0), search.probe(601.0)) == (1_452, 0, 1_452)
+    for _ in range(3):
+        search.lost(1_452, 1.0)
+        search.probe(1.0)
+    while size := search.probe(1.0) or search._in_flight:
+        search.acked(size, 1.0)
+    assert search.size > 1_400
+    assert (search.probe(600.0), search.probe(601.0)) == (0, 1_452)
+
+
+def test_at_the_ceiling_nothing_is_probed_for() -> None:
+    """A probe every ten minutes would keep an idle connection alive for ever."""
+    search = MtuSearch(1_200, 1_452)
+    search.acked(search.probe(0.0), 1.0)
+    assert (search.size, search.next_at) == (1_452, math.inf)
 
 
 def test_a_single_lost_probe_says_nothing() -> None:
@@ -79,6 +91,9 @@ def test_the_peer_may_take_less() -> None:
     closed = MtuSearch(1_200, 1_452)
     closed.limit(1_200, 0.0)
     assert (closed.probe(1e9), closed.next_at) == (0, math.inf)
+    large = MtuSearch(16_384, 16_384)
+    large.limit(1_400, 0.0)
+    assert (large.base, large.size, large.probe(1e9)) == (1_400, 1_400, 0)
 
 
 # ---------------------------------------------------------------- UDP

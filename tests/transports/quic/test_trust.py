@@ -121,6 +121,9 @@ def test_tickets_are_taken_once_and_bounded(clock: Clock) -> None:
     assert store.take(b"b") is None
     clock.now += 10.0
     assert store.take(b"c") is None
+    none = TicketStore(limit=0, clock=clock)
+    none.add(Ticket(b"d"))  # type: ignore[arg-type]
+    assert len(none) == 0
 
 
 # ---------------------------------------------------------------- Retry and NEW_TOKEN

@@ -42,13 +42,14 @@ import pyarrow as pa
 import trio
 
 from levada.actors.rsocket import Request, RequestFailed, RequestInvalid, ServerConfig, SetupRejected, serve
-from levada.framework import Actor, ActorSystem, Asks, Codec, Ref, Sender, bounded, message, restart
-from levada.framework.errors import ActorStopped, ChannelError, ConfigurationError, DecodeError, LevadaError
+from levada.framework import Actor, ActorSystem, Codec, Ref, Sender, bounded, handles, restart
+from levada.framework.errors import ActorStopped, ConfigurationError, DecodeError, LevadaError
 from levada.transports.carriers import TlsConfig, UnixConfig
 from levada.transports.rsocket import Payload
 from levada.transports.rsocket.extensions import Authentication, BearerAuthentication
 
 from .asks import AskRows
+from .bridge_subscription import Delivery, RowKey, Subscription
 from .columns import Columns, Envelope, columns_of
 from .errors import JournalError
 from .journal import (
@@ -102,11 +103,9 @@ logger = logging.getLogger("levada.actors.spark")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _CERTIFICATES = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----\n?", re.DOTALL)
 
+CLEAN_EVERY = 60.0  # seconds
 READ_OCTETS = 4 << 20
 """Octets of blocks taken from the journal at a time, for one stream; a block is at least one."""
-DECODED_ROWS = 512
-"""Rows made into messages at a time: 0.5 ms or so in which nobody else has a turn."""
-ATTEMPTS, PAUSE = 5, 0.2  # of a subscription at the same rows, and seconds before the second one, doubled each time
 
 
 @attrs.frozen(kw_only=True)
@@ -121,31 +120,10 @@ class BridgeConfig:
     """Users whose processes may use the Unix socket; ``None``: whoever gets at it and has the token."""
     max_connections: int = 1024
     """Processes of Spark at once."""
+    max_staged_age: float = 6 * 3600.0
+    """Seconds after which a batch is dropped that no task has added to and no driver has delivered, as its job was killed."""
     drain: float = 5.0
     """Seconds that requests under way have at the end."""
-
-
-@message("levada.spark.RowKey", frozen=True)
-class RowKey:
-    """Tells a row from all others, for ever; the same at each delivery, so it serves to recognise a repetition."""
-
-    epoch: str
-    """Of the journal."""
-    partition: int
-    offset: int
-
-    def __str__(self) -> str:
-        return f"{self.epoch}/{self.partition}/{self.offset}"
-
-
-@message("levada.spark.Delivery", frozen=True)
-class Delivery(Asks[None]):
-    """A row for a subscriber. What its handler returns is ignored; once it has returned, the row is done with."""
-
-    message: Any
-    """The row, as an instance of the mailbox's class."""
-    key: RowKey
-    """Rows may come again after a crash; whoever minds keeps the last key of each partition."""
 
 
 @attrs.frozen(eq=False)
@@ -172,8 +150,36 @@ class Mailbox(Generic[M]):
         return cast("Appended", await self.ref.ask(Append(rows, partition, key), timeout=None))
 
 
-class _Home(Actor[Any]):
+@attrs.frozen
+class _Clean:
+    """Time to look for batches that nobody will deliver."""
+
+
+class _Home(Actor[_Clean]):
     """Parent of the journals and subscriptions of a bridge; fails if one of the journals cannot be kept running."""
+
+    max_age: float
+    """See `BridgeConfig.max_staged_age`."""
+
+    def __attrs_post_init__(self) -> None:
+        self.staged: dict[tuple[Ref[Any], str, int], float] = {}
+        """For each batch that is not delivered, when rows of it last came."""
+
+    def started(self) -> None:
+        self.timers.every("clean", CLEAN_EVERY, _Clean())
+
+    @handles
+    async def clean(self, _: _Clean) -> None:
+        """Drop what a job has left behind that was killed."""
+        old = trio.current_time() - self.max_age
+        for journal, query, batch in [key for key, time in self.staged.items() if time < old]:
+            del self.staged[journal, query, batch]
+            try:
+                dropped = await journal.ask(DiscardStaged(query, batch), timeout=None)
+            except ActorStopped:
+                continue  # what it had staged is gone with it
+            if dropped:
+                logger.warning("batch %d of %s was never delivered", batch, query, extra={"event": "batch_dropped"})
 
 
 class Bridge:
@@ -294,7 +300,7 @@ class Bridge:
         mailbox = self._find(name)
         if mailbox.columns is None:
             raise ConfigurationError(f"mailbox {name!r} has columns but no message class: give one to mailbox()")
-        return self._home.spawn(partial(_Subscription, mailbox, target, group=group, keyed=keyed, at=at))
+        return self._home.spawn(partial(Subscription, mailbox, target, group=group, keyed=keyed, at=at))
 
     def _find(self, name: str) -> Mailbox[Any]:
         found = self._mailboxes.get(name)
@@ -334,7 +340,11 @@ class Bridge:
         answer = _ANSWERS.get(type(question))
         if answer is None:
             raise RequestInvalid(f"no question for a mailbox: {type(question).__name__}")
-        return await answer(self._find(name).ref, question)
+        journal = self._find(name).ref
+        told = await answer(journal, question)
+        if isinstance(question, DeliverBatch):
+            self._home.staged.pop((journal, question.query, question.batch), None)
+        return told
 
     async def _read(self, name: str, request: Request) -> AsyncIterator[Payload]:
         m: ReadRows = request.message(ReadRows)
@@ -359,6 +369,7 @@ class Bridge:
         head = head_of(request.entries)
         batch = rows_of_stream(request.data)
         if isinstance(head, StageHead):
+            self._home.staged[journal, head.query, head.batch] = trio.current_time()
             staged = await journal.ask(StageRows(head.query, head.batch, head.part, head.attempt, batch), timeout=None)
             return Payload(self._codec.encode(staged))
         done: Appended = await journal.ask(Append(batch, head.partition, head.key), timeout=None)
@@ -459,70 +470,6 @@ _ANSWERS: dict[type, Callable[[Ref[Any], Any], Awaitable[Any]]] = {
 }
 
 
-# ---------------------------------------------------------------- subscriptions
-
-
-class _Subscription(Actor[Any]):
-    """Reads a mailbox and hands its rows over, for one group."""
-
-    mailbox_: Mailbox[Any]
-    target: Ref[Any] | Sender[Any]
-    group: str = attrs.field(kw_only=True)
-    keyed: bool = attrs.field(kw_only=True)
-    at: Literal["first", "end"] = attrs.field(kw_only=True)
-
-    def started(self) -> None:
-        self._failures = 0
-        self.start_soon(self._follow)
-
-    async def _follow(self) -> None:
-        journal = self.mailbox_.ref
-        while True:
-            try:
-                await self._deliver(journal)
-            except ChannelError as error:
-                logger.info("%s: its receiver is gone: %s", self.ref.path, error, extra={"event": "subscriber_gone"})
-                break
-            except ActorStopped:
-                # The journal, or the target, has ended for good; or it failed and starts again, with the same ref.
-                if not journal.is_alive or (isinstance(self.target, Ref) and not self.target.is_alive):
-                    break
-                self._failures += 1
-                if self._failures >= ATTEMPTS:
-                    raise
-                await trio.sleep(PAUSE * 2 ** (self._failures - 1))
-        self.stop()
-
-    async def _deliver(self, journal: Ref[Any]) -> None:
-        offsets = dict(await journal.ask(DeclareGroup(self.group, self.at), timeout=None))
-        while True:
-            extent: Extent = await journal.ask(AwaitRows(offsets), timeout=None)
-            for partition, end in extent.end.items():
-                start = offsets.get(partition, 0)
-                while start < end:
-                    blocks: list[Block] = await journal.ask(Read(partition, start, end, READ_OCTETS), timeout=None)
-                    for block in blocks:
-                        await self._hand_over(block, extent.epoch)
-                        start = block.end
-                        await journal.ask(CommitGroup(self.group, {partition: start}), timeout=None)
-                        offsets[partition] = start
-                        self._failures = 0
-
-    async def _hand_over(self, block: Block, epoch: str) -> None:
-        columns, batch = self.mailbox_.columns, block.batch()
-        assert columns is not None
-        for at in range(0, block.rows, DECODED_ROWS):
-            for number, row in enumerate(columns.decode(batch.slice(at, DECODED_ROWS)), block.first + at):
-                if not self.keyed:
-                    await self.target.send(row)
-                    continue
-                delivery = Delivery(row, RowKey(epoch, block.partition, number))
-                if isinstance(self.target, Ref):
-                    await self.target.ask(delivery, timeout=None)
-                else:
-                    await self.target.send(delivery)
-
-
 # ---------------------------------------------------------------- serving
 
 
@@ -561,8 +508,8 @@ async def serve_bridge(
     if url is not None and urlsplit(url).scheme != "tls":
         raise ConfigurationError(f"a bridge for other machines listens at tls://host:port, not {url!r}")
     token = _token(folder / "bridge.token", settings)
-    home = _Home()
-    ref: Ref[Any] = system.spawn(lambda: home, name=None, supervise="escalate")
+    home = _Home(settings.max_staged_age)
+    ref: Ref[Any] = system.spawn(lambda: home, supervise="escalate")
     bridge = Bridge(home, folder, token)
     common = ServerConfig(
         authenticate=bridge.authenticate, drain=settings.drain, max_connections=settings.max_connections

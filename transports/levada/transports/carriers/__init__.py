@@ -89,7 +89,10 @@ _SCHEMES = {
 
 def _carrier(url: str, config: object) -> tuple[ModuleType, Any]:
     """Return the module for a URL and its settings, the defaults for ``None``."""
-    scheme = urlsplit(url).scheme
+    try:
+        scheme = urlsplit(url).scheme
+    except ValueError as error:
+        raise ConfigurationError(f"not a URL: {url!r}: {error}") from error
     if scheme not in _SCHEMES:
         raise ConfigurationError(f"no carrier for {url!r}: its scheme must be one of {', '.join(_SCHEMES)}")
     name, kind, extra = _SCHEMES[scheme]

@@ -1,0 +1,114 @@
+"""Rows of a mailbox for an actor or a sender: what it gets, and the actor that reads for it."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
+import trio
+
+from levada.framework import Actor, Asks, Ref, Sender, message
+from levada.framework.errors import ActorStopped, ChannelError
+
+from .journal import AwaitRows, CommitGroup, DeclareGroup, Read
+from .segments import Block
+from .store import Extent
+
+if TYPE_CHECKING:
+    from .bridge import Mailbox
+
+__all__ = ["Delivery", "RowKey", "Subscription"]
+
+logger = logging.getLogger("levada.actors.spark")
+
+READ_OCTETS = 4 << 20
+"""Octets of blocks taken from the journal at a time; a block is at least one."""
+DECODED_ROWS = 512
+"""Rows made into messages at a time: 0.5 ms or so in which nobody else has a turn."""
+ATTEMPTS, PAUSE = 5, 0.2  # of a subscription at the same rows, and seconds before the second one, doubled each time
+
+
+@message("levada.spark.RowKey", frozen=True)
+class RowKey:
+    """Tells a row from all others, for ever; the same at each delivery, so it serves to recognise a repetition."""
+
+    epoch: str
+    """Of the journal."""
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch}/{self.partition}/{self.offset}"
+
+
+@message("levada.spark.Delivery", frozen=True)
+class Delivery(Asks[None]):
+    """A row for a subscriber. What its handler returns is ignored; once it has returned, the row is done with."""
+
+    message: Any
+    """The row, as an instance of the mailbox's class."""
+    key: RowKey
+    """Rows may come again after a crash; whoever minds keeps the last key of each partition."""
+
+
+class Subscription(Actor[Any]):
+    """Reads a mailbox and hands its rows over, for one group."""
+
+    mailbox_: Mailbox[Any]
+    target: Ref[Any] | Sender[Any]
+    group: str = attrs.field(kw_only=True)
+    keyed: bool = attrs.field(kw_only=True)
+    at: Literal["first", "end"] = attrs.field(kw_only=True)
+
+    def started(self) -> None:
+        """Begin to read."""
+        self._failures = 0
+        self.start_soon(self._follow)
+
+    async def _follow(self) -> None:
+        journal = self.mailbox_.ref
+        while True:
+            try:
+                await self._deliver(journal)
+            except ChannelError as error:
+                logger.info("%s: its receiver is gone: %s", self.ref.path, error, extra={"event": "subscriber_gone"})
+                break
+            except ActorStopped:
+                # The journal, or the target, has ended for good; or it failed and starts again, with the same ref.
+                if not journal.is_alive or (isinstance(self.target, Ref) and not self.target.is_alive):
+                    break
+                self._failures += 1
+                if self._failures >= ATTEMPTS:
+                    raise
+                await trio.sleep(PAUSE * 2 ** (self._failures - 1))
+        self.stop()
+
+    async def _deliver(self, journal: Ref[Any]) -> None:
+        offsets = dict(await journal.ask(DeclareGroup(self.group, self.at), timeout=None))
+        while True:
+            extent: Extent = await journal.ask(AwaitRows(offsets), timeout=None)
+            for partition, end in extent.end.items():
+                start = offsets.get(partition, 0)
+                while start < end:
+                    blocks: list[Block] = await journal.ask(Read(partition, start, end, READ_OCTETS), timeout=None)
+                    for block in blocks:
+                        await self._hand_over(block, extent.epoch)
+                        start = block.end
+                        await journal.ask(CommitGroup(self.group, {partition: start}), timeout=None)
+                        offsets[partition] = start
+                        self._failures = 0
+
+    async def _hand_over(self, block: Block, epoch: str) -> None:
+        columns, batch = self.mailbox_.columns, block.batch()
+        assert columns is not None
+        for at in range(0, block.rows, DECODED_ROWS):
+            for number, row in enumerate(columns.decode(batch.slice(at, DECODED_ROWS)), block.first + at):
+                if not self.keyed:
+                    await self.target.send(row)
+                    continue
+                delivery = Delivery(row, RowKey(epoch, block.partition, number))
+                if isinstance(self.target, Ref):
+                    await self.target.ask(delivery, timeout=None)
+                else:
+                    await self.target.send(delivery)
