@@ -14,6 +14,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 PROGRAMS = sorted(set(EXAMPLES.glob("*.py")) - {EXAMPLES / "log_pipeline.py"})
 
 LAST_LINES = {
+    "chat_room.py": "3 guests said 6 lines, and all have left",
     "counter.py": "1 + 2 + … + 100 = 5050",
     "log_summary.py": "verified: all counts are those that are known for this log",
     "rsocket_prices.py": "500 prices, none lost and none twice, over 3 carriers",

@@ -150,7 +150,7 @@ async def test_a_lost_connection_ends_all_channels_on_both_sides(start: Start, a
             arrived.many[0].send_nowait(1)
         await ends.peer.terminated()
         assert ends.listener.peers == []
-        assert ends.client.core.halves == ends.client.halves.outbound == ends.client.halves.inbound == {}
+        assert not [*ends.client.core.halves, *ends.client.halves.outbound, *ends.client.halves.inbound]
 
 
 async def test_leaving_the_block_lets_everything_arrive(start: Start, autojump_clock: MockClock) -> None:
@@ -195,15 +195,16 @@ async def test_an_exception_closes_at_once(start: Start, autojump_clock: MockClo
     async with start() as ends:
         began = trio.current_time()
         sender, receiver = channel(int)
+        theirs: Any = None
         with pytest.raises(KeyError):
             async with connect(ends.system, ends.listener.url, Parcel) as peer:
                 await peer.send(Parcel(sender=sender))
-                got = await ends.got.receive()
+                theirs = (await ends.got.receive()).sender
                 raise KeyError
         with pytest.raises(ChannelConnectionLost, match="this side closed"):
             await receiver.receive()
         with pytest.raises(ChannelConnectionLost, match="the peer closed it with code 0"):
-            await got.sender.send(1)
+            await theirs.send(1)
         assert trio.current_time() - began < 0.1
 
 
@@ -331,6 +332,41 @@ async def test_mistakes_are_told(autojump_clock: MockClock) -> None:
             async with connect(system, "aqueduct+memory://desk", Parcel, config=PeerConfig(carrier="fast")):
                 pass
     gc.collect()
+
+
+async def test_as_many_messages_are_handled_at_once_as_the_settings_say(autojump_clock: MockClock) -> None:
+    """More than the window, if so wished; those above wait, and hold back the client."""
+    gate = trio.Event()
+    running = most = 0
+
+    async def wait(m: Parcel) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await gate.wait()
+        running -= 1
+
+    sent = 0
+
+    async def send(peer: Any) -> None:
+        nonlocal sent
+        for _ in range(2000):
+            await peer.send(Parcel())
+            sent += 1
+
+    async with ActorSystem() as system:
+        config = PeerConfig(max_handlers=400)
+        async with (
+            serve(system, "aqueduct+memory://desk", wait, config=config) as listener,
+            connect(system, listener.url, Parcel) as peer,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(send, peer)
+            await settled()
+            assert most == 400
+            assert 400 + 256 <= sent < 2000
+            gate.set()
+    assert (sent, running) == (2000, 0)
 
 
 @pytest.mark.parametrize("kind", ["class", "ref", "partial"])

@@ -185,20 +185,22 @@ async def test_rs8_quic_carries_a_connection_as_tcp_would(settings: Callable[[st
     """One bidirectional stream, opened by the client, has the frames of both sides with their lengths; ALPN says ``rsocket``."""
     carrier = settings("quic")
     one = attrs.evolve(carrier.serving, max_streams=1, max_streams_unidirectional=0)
-    async with ActorSystem() as system:
-        async with serve(system, f"rsocket+{carrier.url}", Desk, config=ServerConfig(carrier=one)) as listener:
-            async with connect(system, listener.url, config=ClientConfig(carrier=carrier.dialling)) as peer:
-                await scenario(peer)
-                assert listener.peers[0].info.alpn == peer.info.alpn == "rsocket"
+    async with (
+        ActorSystem() as system,
+        serve(system, f"rsocket+{carrier.url}", Desk, config=ServerConfig(carrier=one)) as listener,
+    ):
+        async with connect(system, listener.url, config=ClientConfig(carrier=carrier.dialling)) as peer:
+            await scenario(peer)
+            assert listener.peers[0].info.alpn == peer.info.alpn == "rsocket"
 
-            core = RSocketCore(
-                CoreConfig(metadata_mime_type="text/plain"), client=True, framed=False, now=0.0, random_bytes=bytes
-            )
-            core.send_request_response(Payload(b"hello", b"echo"), 0.0)
-            bare = attrs.evolve(carrier.dialling, alpn=("rsocket",))
-            async with dial(listener.url.removeprefix("rsocket+"), bare) as connection:
-                assert isinstance(connection, Connection)
-                async with await connection.open_stream() as stream:
-                    await stream.send_all(core.data_to_send())
-                    events = core.receive_data(await stream.receive_some(), 0.0)
-                    assert PayloadReceived(1, Payload(b"hello", b"echo"), True) in events
+        core = RSocketCore(
+            CoreConfig(metadata_mime_type="text/plain"), client=True, framed=False, now=0.0, random_bytes=bytes
+        )
+        core.send_request_response(Payload(b"hello", b"echo"), 0.0)
+        bare = attrs.evolve(carrier.dialling, alpn=("rsocket",))
+        async with dial(listener.url.removeprefix("rsocket+"), bare) as connection:
+            assert isinstance(connection, Connection)
+            async with await connection.open_stream() as stream:
+                await stream.send_all(core.data_to_send())
+                events = core.receive_data(await stream.receive_some(), 0.0)
+                assert PayloadReceived(1, Payload(b"hello", b"echo"), True) in events

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from levada.actors.spark.bridge import Bridge
     from levada.framework import ActorSystem
 
+
 class Actors:
     """The actors' side: a system and a bridge, in trio in another thread."""
 

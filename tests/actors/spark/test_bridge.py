@@ -27,6 +27,7 @@ from levada.actors.spark import (  # noqa: E402
     EpochChanged,
     GetExtent,
     GetGroups,
+    GetJournalStatistics,
     JournalConfig,
     JournalError,
     JournalFull,
@@ -228,8 +229,8 @@ async def test_a_batch_that_nobody_delivers_is_dropped_in_time(tmp_path: Path, m
             client = RemoteMailbox(bridge.address, "lines")
             assert await trio.to_thread.run_sync(client.stage, StageHead("q", 0, 0, 1), [batch(1)]) == 1
             with trio.fail_after(20):
-                while (await lines.ref.ask(GetJournalStatistics(), timeout=None)).store.octets_staged:
-                    await trio.sleep(0.01)
+                while (await lines.ref.ask(GetJournalStatistics(), timeout=None)).store.octets_staged:  # noqa: ASYNC110
+                    await trio.sleep(0.01)  # a journal tells nobody that staged rows are gone
 
 
 # ---------------------------------------------------------------- groups
@@ -401,6 +402,28 @@ def test_a_reader_goes_on_where_it_was_when_the_bridge_starts_again(make_actors:
     actors.mailbox("lines", Line, config=config)
     got += [number for each in rows for number in each.column("number").to_pylist()]
     assert got == list(range(50))
+
+
+def test_a_mailbox_that_is_not_open_yet_after_a_new_start_is_waited_for(make_actors: Callable[..., Actors]) -> None:
+    actors = make_actors()
+    actors.mailbox("lines", Line)
+    lines = remote(actors)
+    epoch = lines.describe().epoch
+    lines.append(batch(1))
+    actors.stop()
+    actors.start()
+    got: list[Any] = []
+    rows = lines.read(0, 0, 1, epoch=epoch, schema=COLUMNS.schema)
+    waiting = [
+        threading.Thread(target=lambda: got.append(lines.describe().epoch)),
+        threading.Thread(target=lambda: got.append(next(rows).num_rows)),
+    ]
+    for each in waiting:
+        each.start()
+    actors.mailbox("lines", Line)
+    for each in waiting:
+        each.join(20)
+    assert {*got} == {epoch, 1}
 
 
 def test_the_token_stays_and_a_delivery_is_known_after_a_new_start(make_actors: Callable[..., Actors]) -> None:

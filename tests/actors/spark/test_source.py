@@ -100,6 +100,14 @@ def test_options_that_cannot_be_say_which(wrong: dict[str, str], says: str) -> N
         Options.read({"address": "unix:///x", "mailbox": "m", **wrong})
 
 
+def test_spark_finds_the_format_by_itself() -> None:
+    """It looks for a class of this name in modules whose names begin so."""
+    import pyspark_mailbox
+
+    assert pyspark_mailbox.DefaultSource is MailboxSource
+    assert MailboxSource.name() == "mailbox"
+
+
 def test_names_of_options_are_spelt_as_one_likes() -> None:
     read = Options.read(
         {"ADDRESS": "unix:///x", "Mailbox": "m", "maxtriggerdelay": "250ms", "startingOffsets": '{"1": 4}'}

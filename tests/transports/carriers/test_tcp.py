@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import outcome
 import pytest
 import trio
 import trio.testing
@@ -174,16 +175,11 @@ async def test_aborted_between_readable_and_read() -> None:
     async with pair() as (client, server):
         await server.send_all(b"ab")
         assert await client.receive_some(1) == b"a"  # there is more, so the next read does not wait for the socket
-        async with trio.open_nursery() as nursery:
-
-            @nursery.start_soon
-            async def receive() -> None:
-                with pytest.raises(ConnectionClosed):
-                    await client.receive_some()
-
-            while not client._receiving:
-                await trio.lowlevel.checkpoint()
-            client.abort()
+        receiving = client.receive_some()
+        receiving.send(None)  # by hand as far as its checkpoint, so that the order is certain
+        client.abort()
+        with pytest.raises(ConnectionClosed):
+            receiving.send(outcome.Value(None))
 
 
 async def test_writer_ends_with_the_stream() -> None:

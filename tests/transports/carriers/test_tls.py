@@ -223,9 +223,12 @@ async def test_a_context_is_wrapped_once_however_often_it_is_used(authority: Aut
         async with tls.listen(ANY, TlsConfig(context=context)) as other:
             other.reload(context)
             assert context.sni_callback is noting
-        async with tls.dial(listener.url, dialling), await listener.accept() as server:
-            assert server.info.server_name == "127.0.0.1"
-    assert seen == ["127.0.0.1"]
+        async with (
+            tls.dial(listener.url, attrs.evolve(dialling, server_name="server")),
+            await listener.accept() as server,
+        ):
+            assert server.info.server_name == "server"
+    assert seen == ["server"]
 
 
 async def _subject(listener: TlsListener, authority: Authority) -> str:

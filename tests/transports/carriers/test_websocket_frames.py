@@ -383,3 +383,13 @@ def test_close_without_a_code_counts_as_1005() -> None:
     assert not end.may_send
     assert end.close(1005) == b"\x88\x00"
     assert end.close(1005) == b""
+
+
+@pytest.mark.parametrize("client", [True, False])
+def test_a_view_of_wide_items_is_sent_by_its_octets(client: bool) -> None:
+    octets = bytes(range(200)) * 8
+    for view in (memoryview(octets).cast("Q"), memoryview(octets)[::2]):
+        sender = WebSocketCore(client=client, max_message=1 << 20, random=lambda n: b"mask"[:n])
+        receiver = WebSocketCore(client=not client, max_message=1 << 20, random=lambda n: b"mask"[:n])
+        assert receiver.receive_data(sender.message(view)) == []
+        assert list(receiver.messages) == [view.tobytes()]

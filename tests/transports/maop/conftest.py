@@ -20,10 +20,10 @@ from levada.transports.maop import (
     SetPriority,
     StopStream,
     StreamData,
+    Version,
     decode_operations,
 )
 from levada.transports.maop.authentication import Authentication, Result
-from levada.transports.maop.config import Version
 
 SESSION = bytes(range(16))
 PLAIN = {100: HandlerSpec(), 101: HandlerSpec(responses={0, 42})}
@@ -254,10 +254,11 @@ class Pair:
         for _ in range(1000):
             for side in (0, 1):
                 self.flush(side)
-            if not any([self.step(side, rng) for side in (0, 1)]):
+            if not self.wires[0] and not self.wires[1]:
                 return
-            while any([self.step(side, rng) for side in (0, 1)]):
-                pass
+            for side in (0, 1):
+                while self.step(side, rng):
+                    pass
         raise AssertionError("the cores do not rest")
 
     def wait(self, seconds: float) -> None:

@@ -18,6 +18,7 @@ from levada.transports.maop import (
     ErrorCode,
     Execute,
     MaopConfig,
+    MaopCore,
     Version,
 )
 from levada.transports.maop.authentication import Octets, Result, read_authentication, read_result
@@ -110,9 +111,11 @@ def test_ma17_too_much_too_little_and_twice() -> None:
 )
 def test_ma18_limits_are_checked_by_the_lengths(changes: dict[str, Any], config: MaopConfig) -> None:
     """Above a limit: 2, before the octets have come."""
-    refused(authentication(**changes).encode()[:-60] or b"", ErrorCode.CONTENT_TOO_LARGE, config=config) if (
-        "pairs" in changes and "a" in changes["pairs"] and len(changes["pairs"]["a"]) == 100
-    ) else refused(authentication(**changes).encode(), ErrorCode.CONTENT_TOO_LARGE, config=config)
+    refused(
+        authentication(**changes).encode()[: 14 if "token" in changes else 30],
+        ErrorCode.CONTENT_TOO_LARGE,
+        config=config,
+    )
 
 
 @pytest.mark.rule("MA-19")
@@ -122,7 +125,7 @@ def test_ma19_ma22_ma25_approval() -> None:
     """A random session, a name, in one write with the end, 32 octets at least."""
     wire = Wire(approve=False)
     wire.give(0, authentication(pairs={"region": "eu"}).encode(), fin=True)
-    with pytest.raises(LocalProtocolError, match="MA-22|1 to 255"):
+    with pytest.raises(LocalProtocolError, match="1 to 255"):
         wire.core.approve_client("", now=0.0)
     [event] = wire.core.approve_client(now=0.0)
     wire.flush()
@@ -319,8 +322,6 @@ def test_ma5_invalid_text_in_the_exchange_is_0() -> None:
 @pytest.mark.rule("MA-125")
 def test_ma125_octets_before_the_handshake_are_0rtt() -> None:
     """A server takes none."""
-    from levada.transports.maop import MaopCore
-
     core = MaopCore(client=False, random_bytes=bytes)
     [event] = core.receive_stream_data(4, b"\x01", now=0.0)
     assert isinstance(event, ConnectionEnded)

@@ -56,7 +56,7 @@ def read_exchange(vector: dict[str, Any], data: bytes, size: int) -> Authenticat
     )
     for at in range(0, len(data), size):
         reader.feed(data[at : at + size])
-    return reader.value  # type: ignore[no-any-return] # one of the two readers
+    return reader.value
 
 
 @pytest.mark.rule("MA-4")

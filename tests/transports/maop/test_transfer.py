@@ -202,9 +202,9 @@ def test_ma62_one_block_of_any_size_and_no_copies_of_large_pieces() -> None:
     wire, stream = armed(2**39, handlers=STREAMING)
     tracemalloc.start()
     try:
-        wire.give(stream, b"\x05\xff\xff\xff\xff")
+        [execute] = wire.give(stream, b"\x05\xff\xff\xff\xff")
         piece = bytes(100_000)
-        [execute, event] = wire.give(stream, piece)
+        [event] = wire.give(stream, piece)
         assert tracemalloc.get_traced_memory()[1] < 200_000
     finally:
         tracemalloc.stop()
@@ -355,7 +355,7 @@ def test_ma95_done_for_a_body_that_is_on_its_way() -> None:
     stored, early = (wire.core.send_message(100, None, length=5, now=0.0) for _ in range(2))
     wire.flush()
     assert wire.signal(Done(((stored, 1, 1),))) == [Completed(stored, None, None, 1, 1)]
-    assert wire.resets == {stored: 0x100}
+    assert wire.resets == {stored: 0}
     wire.signal(Proceed((early,)))
     [event] = wire.signal(Done(((early, 1, 1),)))
     assert isinstance(event, Failed)

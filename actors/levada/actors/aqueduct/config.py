@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -18,6 +19,10 @@ __all__ = ["PeerConfig", "dial_carrier", "listen_carrier"]
 _COUNT = [v.instance_of(int), v.ge(1)]
 
 
+def _headers(pairs: Iterable[tuple[str, bytes]]) -> Headers:
+    return tuple(pairs)
+
+
 @attrs.frozen(kw_only=True)
 class PeerConfig:
     """Settings of one side, client or server. Immutable; derive with `attrs.evolve`."""
@@ -29,7 +34,7 @@ class PeerConfig:
     number of streams that the peer may open are filled in where they are too small for `AqueductConfig.max_channels`."""
     codec: Codec = attrs.field(factory=Codec, validator=v.instance_of(Codec))
     """Writes and reads messages."""
-    headers: Headers = attrs.field(default=(), converter=tuple)
+    headers: Headers = attrs.field(default=(), converter=_headers)
     """Connection headers that the peer sees: pairs of ASCII text and octets."""
     drain: float = attrs.field(default=5.0, validator=v.ge(0.0))
     """Seconds that open channels, and then running handlers, have to end when this side closes in order."""

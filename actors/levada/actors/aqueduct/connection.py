@@ -256,7 +256,9 @@ class Connection(Actor[Any]):
         logger.info("%s ended: %s %s", self.ref.path, event.code, event.reason, extra=self._extra("ended"))
         self.end = event
         self.timers.cancel_all()
-        for output in self.core.data_to_send(trio.current_time()):  # no turn follows: what is left is to close the carrier
+        for output in self.core.data_to_send(
+            trio.current_time()
+        ):  # no turn follows: what is left is to close the carrier
             self._actions[type(output)](self, output)
         self._idle.set()
         self.opened.set()

@@ -49,6 +49,8 @@ _KINDS: Final = {
     OneshotReceiver: (AttachmentKind.ONESHOT_RECEIVER, Attach.ONESHOT_RECEIVER),
 }
 
+_SENDING: Final = (SenderState.OPEN, SenderState.UNATTACHED)
+
 Half: TypeAlias = SenderHalf | ReceiverHalf
 
 
@@ -148,10 +150,10 @@ class Letter(Envelope):
 class Packing:
     """The handles of one message, as `levada.framework.codec.Attachments`."""
 
-    __slots__ = ("taken", "where")
+    __slots__ = ("outbound", "taken")
 
-    def __init__(self, where: str) -> None:
-        self.where = where
+    def __init__(self, outbound: Outbound) -> None:
+        self.outbound = outbound
         self.taken: list[tuple[Any, ChannelCore, Attach]] = []
 
     def attach(self, handle: Any) -> tuple[AttachmentKind, int]:
@@ -161,7 +163,8 @@ class Packing:
             raise HandleNotForwardable(
                 f"a {type(handle).__name__} cannot travel in a message; send a Sender that leads to it"
             )
-        self.taken.append((handle, handle.take_over(self.where), kinds[1]))
+        where = f"a message on channel {self.outbound.channel.name} to {self.outbound.halves.peer}"
+        self.taken.append((handle, handle.take_over(where), kinds[1]))
         return kinds[0], len(self.taken) - 1
 
     def rollback(self) -> None:
@@ -270,10 +273,12 @@ class Outbound:
         tracked = entry if isinstance(entry, Tracked) else None
         message = entry if tracked is None else tracked.message
         halves, channel = self.halves, self.channel
-        packing = Packing(f"a message on channel {channel.name} to {halves.peer}")
+        packing = Packing(self)
         payload = halves.codec.encode(message, channel.item_type, attachments=packing)
+        if not packing.taken:
+            return Letter(halves, payload, tracked, [])
         attached = [(core, kind) for _, core, kind in packing.taken]
-        if attached and not halves.has_room(len(attached)):
+        if not halves.has_room(len(attached)):
             packing.rollback()
             limit = halves.core.config.max_channels
             raise ChannelError(f"more than {limit} channels (raise max_channels, or end some)", channel=channel.name)
@@ -287,7 +292,7 @@ class Outbound:
         channel, half = self.channel, self.half
         try:
             mode = _MODES[channel.mode] if channel.mode is not Mode.ORDERED else aqueduct.Mode.ORDERED
-            while channel.queue and half.state in (SenderState.OPEN, SenderState.UNATTACHED) and half.has_room(mode):
+            while channel.queue and half.state in _SENDING and half.has_room(mode):
                 self._send(channel.take(), mode)
             if channel.pending is not None and not channel.queue and channel.sender.state is _OPEN:
                 half.finish()
@@ -304,7 +309,7 @@ class Outbound:
             logger.exception("channel %s: a message that was queued cannot travel", self.channel.name)
             self.channel.settle(entry, delivered=False)
             return
-        kinds = [kind for _, kind in letter.attached]
+        kinds = [kind for _, kind in letter.attached] if letter.attached else ()
         try:
             made = self.half.send(letter.payload, kinds, mode=mode, token=letter)
         except LocalProtocolError as error:

@@ -58,7 +58,9 @@ class Calls:
         channel = self._channel
         while channel.queue and self._running < self._connection.config.max_handlers:
             self._running += 1
-            self._connection.handlers.start_soon(self._call, channel.take(), name=f"<{self._function!r}>")
+            arrival = channel.take()
+            channel.settle(arrival, delivered=True)  # a handler that runs takes no room in the window
+            self._connection.handlers.start_soon(self._call, arrival)
         if channel.pending is not None and not channel.queue and not self._running:
             channel.end_pending()
 
@@ -73,7 +75,6 @@ class Calls:
             raise
         finally:
             self._running -= 1
-            self._channel.settle(arrival, delivered=True)
             self.pump()
 
 

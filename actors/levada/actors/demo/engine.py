@@ -75,7 +75,7 @@ async def _come_up(conf: Mapping[str, Any], before: set[int], found: list[SparkS
         finally:
             over.set()
 
-    async with trio.open_nursery(strict_exception_groups=False) as nursery:
+    async with trio.open_nursery() as nursery:
         nursery.start_soon(start)
         try:
             await over.wait()

@@ -13,7 +13,7 @@ import functools
 import gzip
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from importlib.resources import files
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any
 import attrs
 import trio
 
-from levada.actors.lumberjack import HostConfig, TailConfig, Unit, Writer, connect, tail
+from levada.actors.lumberjack import Deliver, HostConfig, TailConfig, Unit, connect, tail
 from levada.actors.spark.bridge import Mailbox
 from levada.framework import Actor, ActorSystem, handles
 from levada.framework.errors import ConfigurationError
@@ -80,8 +80,8 @@ class Pace:
     """Lines, or records of several, that were acknowledged."""
     _next: float = -math.inf
 
-    async def deliver(self, writer: Writer, events: Sequence[dict[str, Any]]) -> None:
-        """Deliver, a tenth of a second's worth at a time.
+    async def deliver(self, onward: Deliver, events: list[dict[str, Any]]) -> None:
+        """Deliver onward, a tenth of a second's worth at a time.
 
         Cancellation:
             some may have been delivered.
@@ -92,7 +92,7 @@ class Pace:
             start = max(self._next, trio.current_time())
             self._next = start + len(some) / self.rate
             await trio.sleep_until(start)
-            await writer.deliver(some)
+            await onward(some)
             self.shipped += len(some)
 
 
@@ -111,7 +111,7 @@ async def ship(system: ActorSystem, url: str, ca: Path, paths: Iterable[Path], p
     """
     async with AsyncExitStack() as stack:
         writer = await stack.enter_async_context(connect(system, url, hosts=HostConfig(tls=TlsConfig(ca=ca))))
-        deliver = functools.partial(pace.deliver, writer)
+        deliver = functools.partial(pace.deliver, writer.deliver)
         tails = []
         for path in paths:
             config = TailConfig(once=True, multiline=EVENT if re.match(EVENT, _first_line(path)) else None)

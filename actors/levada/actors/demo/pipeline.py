@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -27,8 +28,9 @@ from levada.actors import lumberjack, rsocket
 from levada.actors.interop.certificates import make_certificates
 from levada.actors.spark import GetExtent
 from levada.actors.spark.bridge import Bridge, Mailbox, serve_bridge
-from levada.actors.spark.query import AwaitAvailable, GetProgress, Query
+from levada.actors.spark.query import AwaitAvailable, GetProgress, Query, QueryFailed
 from levada.framework import ActorSystem, Ref, restart
+from levada.framework.errors import ActorStopped, NoValue
 from levada.transports.carriers import TlsConfig
 
 from .engine import spark_session
@@ -39,8 +41,12 @@ from .rows import LogLine, Result
 
 __all__ = ["Pipeline", "Settings", "pipeline"]
 
+logger = logging.getLogger("levada.actors.demo")
+
 LANES = 2
 """Queries that start at a time."""
+AGAIN = 3
+"""Times that a failed query is started again."""
 ROUTES = rsocket.CoreConfig(metadata_mime_type=rsocket.COMPOSITE)
 SPARK: dict[str, Any] = {
     # transformWithState takes no other.
@@ -106,7 +112,7 @@ class Pipeline:
         self.phase = "running the queries"
         async with trio.open_nursery() as nursery:
             for query in self.queries.values():
-                nursery.start_soon(functools.partial(query.ask, AwaitAvailable(), timeout=None))
+                nursery.start_soon(_all_seen, query)
         self.phase = "delivering results"
         extents = {name: await mailbox.ref.ask(GetExtent()) for name, mailbox in self.mailboxes.items()}
         await self.results.reach({name: sum(extent.end.values()) for name, extent in extents.items()})
@@ -177,7 +183,7 @@ async def _start(system: ActorSystem, spark: SparkSession, bridge: Bridge, check
 
     Each starts Python processes of its own, and Spark gives up on one that is not up within ten seconds.
     """
-    again = restart("transient", max=3, within=60.0, backoff=(1.0, 10.0))
+    again = restart("transient", max=AGAIN, within=60.0, backoff=(1.0, 10.0))
     lanes = trio.Semaphore(LANES)
 
     async def one(query: StreamQuery) -> None:
@@ -185,7 +191,7 @@ async def _start(system: ActorSystem, spark: SparkSession, bridge: Bridge, check
             start = functools.partial(_stream, query, bridge, checkpoints)
             ref = system.spawn(Query, spark, start, name=query.name, supervise=again)
             run.queries[query.name] = ref
-            await ref.ask(AwaitAvailable(), timeout=None)
+            await _all_seen(ref)
 
     async with trio.open_nursery() as nursery:
         for query in QUERIES:
@@ -204,6 +210,19 @@ def _stream(query: StreamQuery, bridge: Bridge, checkpoints: Path, spark: SparkS
         .queryName(query.name)
         .outputMode(query.mode)
     )
+
+
+async def _all_seen(query: Ref[AwaitAvailable | GetProgress]) -> None:
+    """Wait until a query has processed what is there; one that fails meanwhile is started again by its supervisor, from its checkpoint."""
+    for _ in range(AGAIN):
+        try:
+            await query.ask(AwaitAvailable(), timeout=None)
+        except (QueryFailed, NoValue, ActorStopped) as error:
+            logger.warning("%s failed: %s", query.path, str(error).partition("\n")[0])
+            await trio.sleep(1.0)
+        else:
+            return
+    await query.ask(AwaitAvailable(), timeout=None)
 
 
 async def _stop(queries: Iterable[Ref[AwaitAvailable | GetProgress]]) -> None:

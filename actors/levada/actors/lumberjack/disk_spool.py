@@ -60,7 +60,7 @@ class SpoolConfig:
     folder: str | os.PathLike[str]
     """Made if need be; for one writer at a time."""
     max_octets: int = attrs.field(default=1 << 30, validator=[v.instance_of(int), v.ge(1)])
-    """Octets of events that are not acked; once it is reached senders wait, or see `WriterConfig.drop`."""
+    """Octets of events that are not acked; once it is reached senders wait, or new events are dropped, see `WriterConfig.drop`."""
     segment: int = attrs.field(default=16 << 20, validator=[v.instance_of(int), v.ge(1)])
     """Octets after which a new file is begun; space is given back file by file."""
     sync: float = attrs.field(default=0.05, validator=[v.instance_of((int, float)), v.ge(0)])
@@ -296,8 +296,9 @@ class DiskSpool:
 
     async def deliver(self, bodies: list[bytes]) -> None:
         """See `Intake.deliver`: safe is what is on the disk."""
-        await self.put(bodies)
-        await self._all_written()
+        if bodies:
+            await self.put(bodies)
+            await self._all_written()
 
     async def _all_written(self) -> None:
         """Wait until what was taken so far is on the disk."""

@@ -216,7 +216,8 @@ class LumberjackHandler(logging.Handler):
     @property
     def unacked(self) -> int:
         """Records that are queued or sent and not acked; after `close`, those that were given up."""
-        return len(self._records) + self._taken + self._unacked
+        with self._changed:
+            return len(self._records) + self._taken + self._unacked
 
     # ------------------------------------------------------------ in the sender's thread
 
@@ -278,12 +279,15 @@ class LumberjackHandler(logging.Handler):
                     if self._asleep:
                         self._wake = trio.Event()
                 for event in events:
+                    rejected = 0
                     try:
                         await writer.send(event)
                     except EventRejected:
-                        with self._changed:
-                            self.dropped += 1
-                    self._taken -= 1
+                        rejected = 1
+                    with self._changed:  # no record is missing from the sums at any time
+                        self.dropped += rejected
+                        self._taken -= 1
+                        self._unacked = writer.unacked
                 if events:
                     continue
                 if asked > flushing:

@@ -282,8 +282,10 @@ class Writer:
             await trio.lowlevel.checkpoint()
         try:
             self._put_nowait(body)
+            return
         except trio.WouldBlock:
-            await self._intake.put([body])
+            pass
+        await self._intake.put([body])
 
     def send_nowait(self, event: Mapping[str, Any]) -> None:
         """Take an event without waiting.

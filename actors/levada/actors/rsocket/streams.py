@@ -14,7 +14,7 @@ import types
 from collections.abc import AsyncIterable, Callable, Coroutine, Generator
 from inspect import isawaitable
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 from outcome import Error, Value
@@ -509,7 +509,7 @@ class Answer(_Producing):
                 result = await result
             if type(result) is not Payload:
                 if hasattr(result, "__aiter__"):
-                    await self._send_stream(request, result)
+                    await self._send_stream(request, cast("AsyncIterable[Any]", result))
                 elif result is not None or request.holds_message:
                     result = connection.encoding.reply(result, messages=request.holds_message)
             if not self.answered and connection.crowded:

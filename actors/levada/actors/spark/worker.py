@@ -9,6 +9,7 @@ Imports trio, by way of the framework, and never runs it.
 
 from __future__ import annotations
 
+import math
 import os
 import ssl
 import threading
@@ -43,6 +44,7 @@ from .protocol import (
     ReadRows,
     StageHead,
     Token,
+    UnknownName,
     WaitForRows,
     host_id,
     raised,
@@ -66,6 +68,8 @@ BLOCK_ROWS, BLOCK_OCTETS = 16_384, 4 << 20
 _codec = Codec()
 _lock = threading.Lock()
 _connections: dict[tuple[str, str | None], BlockingPeer] = {}
+_came_back: dict[tuple[str, str | None], float] = {}
+"""When a connection that was lost was made again: until the bridge has opened its mailboxes there is nothing of these names."""
 
 
 def connection(address: str, token_file: str | None = None) -> BlockingPeer:
@@ -86,7 +90,10 @@ def connection(address: str, token_file: str | None = None) -> BlockingPeer:
     with _lock:
         peer = _connections.get(key)
         if peer is None or peer.closed:
-            peer = _connections[key] = _connect(address, token_file)
+            fresh = _connections[key] = _connect(address, token_file)
+            if peer is not None:
+                _came_back[key] = time.monotonic()
+            return fresh
         return peer
 
 
@@ -196,12 +203,20 @@ def call(
         try:
             return use(connection(address, token_file))
         except RequestFailed as error:
-            raise raised(error) from error
+            problem = raised(error)
+            if not again or not _is_starting(address, token_file, problem):
+                raise problem from error
         except (ConnectionLost, ConnectionClosed):
             if not again or time.monotonic() + pause > until:
                 raise
         time.sleep(pause)
         pause = min(2 * pause, 1.0)
+
+
+def _is_starting(address: str, token_file: str | None, problem: Exception) -> bool:
+    """Whether a name may be unknown because the bridge has just started again."""
+    since = time.monotonic() - _came_back.get((address, token_file), -math.inf)
+    return isinstance(problem, UnknownName) and since < PATIENCE
 
 
 @attrs.frozen
@@ -268,7 +283,10 @@ class RemoteMailbox:
                 if start < end:
                     raise BridgeError(f"rows ended at {start}, wanted up to {end}")
             except RequestFailed as error:
-                raise raised(error) from error
+                problem = raised(error)
+                if not _is_starting(self.address, self.token_file, problem):
+                    raise problem from error
+                time.sleep(0.05)
             except (ConnectionLost, ConnectionClosed):
                 until = until or time.monotonic() + PATIENCE
                 if time.monotonic() > until:

@@ -147,6 +147,8 @@ class WebSocketCore:
 
     def message(self, payload: Octets) -> bytes:
         """Return the frame of one binary message."""
+        if isinstance(payload, memoryview):  # its length counts items, which may be wider than an octet
+            payload = payload.tobytes()
         if not self._client:
             return encode_binary(payload, None)
         if len(payload) < _BIG_INTEGER_BELOW:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any, Final, Literal
 
 import attrs
@@ -17,6 +17,10 @@ MIB: Final = 2**20
 
 def _number(default: int, low: int = 1, high: int = 2**62) -> Any:
     return attrs.field(default=default, validator=[v.instance_of(int), v.ge(low), v.le(high)])
+
+
+def _ids(values: Iterable[int]) -> frozenset[int]:
+    return frozenset(values)
 
 
 def _seconds(default: float) -> Any:
@@ -37,9 +41,9 @@ class HandlerSpec:
     """Whether it takes Messages. Source: MA-43."""
     requests: bool = True
     """Whether it takes Requests."""
-    responses: frozenset[int] = attrs.field(default=frozenset({0}), converter=frozenset)
+    responses: frozenset[int] = attrs.field(default=frozenset({0}), converter=_ids)
     """Ids of the responses that it produces; 0 is Success. Source: MA-63."""
-    success_layout: frozenset[int] = attrs.field(default=frozenset(), converter=frozenset)
+    success_layout: frozenset[int] = attrs.field(default=frozenset(), converter=_ids)
     """Other response ids that use the layout of Success, by agreement with the peer. Source: MA-99a."""
     max_payload: int = _number(8 * MIB, 0)
     """Octets of a body, announced or summed up. Source: MA-54b."""
@@ -167,10 +171,6 @@ class MaopConfig:
     """Cap on the drain time that the peer asks for. Source: MA-92."""
     flush_timeout: float = _seconds(0.5)
     """Wait for the acknowledgement of signals before the end. Source: MA-92, MA-93."""
-
-    def handler(self, handlers: Mapping[int, HandlerSpec], msg_id: int) -> HandlerSpec | None:
-        """Return what is declared for a msg_id; the native Test is always there. Source: MA-41, MA-112."""
-        return TEST_SPEC if msg_id == 1 else handlers.get(msg_id)
 
 
 TEST_SPEC: Final = HandlerSpec(name="levada.native.test", max_payload=MIB, allow_undefined_length=False)

@@ -99,8 +99,11 @@ class ControlPool:
         out = slots[place]
         if out is None:
             # MA-130: with no credit for another stream the slot shares one that is there.
-            out = next((o for o in slots if o is not None), None) if self._unopened() >= self._credit() else None
-            out = slots[place] = out or ControlOut()
+            if self._unopened() >= self._credit():
+                out = next((o for o in slots if o is not None), None)
+            if out is None:
+                out = ControlOut()
+            slots[place] = out
         self._dirty[out] = None
         return out
 
@@ -207,7 +210,7 @@ class ControlPool:
 class Signals:
     """What bounds the peer's signals: the rate, strikes, signals for unknown streams."""
 
-    __slots__ = ("_core", "_since", "_unknown", "_unknown_at", "blocked", "bucket", "late", "strikes")
+    __slots__ = ("_core", "_resume_at", "_since", "_unknown", "_unknown_at", "blocked", "bucket", "late", "strikes")
 
     def __init__(self, core: MaopCore, now: float) -> None:
         config = core.config
@@ -216,6 +219,7 @@ class Signals:
         self.blocked: dict[ControlIn, None] = {}
         """Streams that wait for tokens."""
         self._since: float | None = None
+        self._resume_at = now
         self.strikes = 0
         self.late = 0
         """Signals for operations that are over or unknown."""
@@ -240,6 +244,8 @@ class Signals:
     def block(self, stream: ControlIn, now: float) -> None:
         """Read a stream no more until there are tokens. Source: MA-88."""
         self.blocked[stream] = None
+        # A tenth of a second's worth at a time: one wake-up for each token would be a flood of its own.
+        self._resume_at = now + max(0.01, 0.1 - max(0.0, self.bucket.tokens) / self.bucket.rate)
         if self._since is None:
             self._since = now
 
@@ -247,9 +253,7 @@ class Signals:
         """When blocked streams may be read on."""
         if not self.blocked or self._since is None:
             return None
-        # A tenth of a second's worth at a time: one wake-up for each token would be a flood of its own.
-        wait = max(0.0, 0.1 - max(0.0, self.bucket.tokens) / self.bucket.rate)
-        return min(self._core.now + wait, self._since + self._core.config.flood_timeout)
+        return min(self._resume_at, self._since + self._core.config.flood_timeout)
 
     def resume(self, now: float) -> None:
         """Read blocked streams on, as far as tokens go."""
@@ -258,7 +262,7 @@ class Signals:
         if now >= self._since + self._core.config.flood_timeout:
             self._core.fail_connection(ErrorCode.CAPACITY_LIMIT, "too many signals", "MA-88")
             return
-        if self.bucket.refill(now) < min(self.bucket.burst, self.bucket.rate / 10):
+        if now < self._resume_at:
             return
         for stream in list(self.blocked):
             del self.blocked[stream]
@@ -292,6 +296,7 @@ class ControlIn:
         if self in self._core.signals.blocked:
             self._buffer += data
             if len(self._buffer) > self._core.config.stream_window:
+                self._buffer.clear()
                 self._core.fail_connection(ErrorCode.CAPACITY_LIMIT, "too many signals", "MA-88")
             return
         if self._buffer:

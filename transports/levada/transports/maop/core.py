@@ -24,11 +24,11 @@ from typing import Final
 from levada.framework.errors import LocalProtocolError, RemoteProtocolError
 from levada.transports.aqueduct.ids import Numbers
 
-from .config import HandlerSpec, MaopConfig
+from .config import TEST_SPEC, HandlerSpec, MaopConfig
 from .control import ControlIn, ControlPool, Signals
 from .counters import Statistics
 from .ending import Ending
-from .errors import ErrorCode, close_code, sanitise
+from .errors import ErrorCode, check_code, close_code, sanitise
 from .events import (
     CloseConnection,
     ConnectionEnded,
@@ -90,8 +90,9 @@ class MaopCore(Ending):
         replay: ReplayWindow | None = None,
     ) -> None:
         super().__init__(client=client, config=config or MaopConfig(), random_bytes=random_bytes, now=now)
-        self.handlers: Mapping[int, HandlerSpec] = handlers or {}
-        if any(not 1 < msg_id < 65_536 for msg_id in self.handlers):
+        self.specs: Mapping[int, HandlerSpec] = {1: TEST_SPEC, **(handlers or {})}
+        """What the peer may ask for, by msg_id; the native Test is always there. Source: MA-41, MA-112."""
+        if any(not 1 < msg_id < 65_536 for msg_id in handlers or ()):
             raise ValueError("handlers have msg_ids from 2 to 65535; 0 and 1 are native [MA-41]")
         self.wall_offset = wall_offset
         self.quota = quota or Quota(self.config.max_inflight_ops, self.config.max_buffer_bytes, shared=False)
@@ -556,7 +557,7 @@ class MaopCore(Ending):
         """
         operation = self._mine(stream_id)
         if operation is not None:
-            operation.reject(_checked(code), reason, now)
+            operation.reject(check_code(code), reason, now)
 
     # ------------------------------------------------ bodies of either side
 
@@ -632,7 +633,7 @@ class MaopCore(Ending):
             if not (operation.pending and operation.told):
                 raise LocalProtocolError(f"operation {stream_id} waits for no decision", rule="MA-48")
             operation.told = False
-            operation.refuse(_checked(code), retry_after, now)
+            operation.refuse(check_code(code), retry_after, now)
 
     def finish(self, stream_id: int, *, now: float) -> None:
         """A Message is executed: Done. Source: MA-74.
@@ -700,7 +701,7 @@ class MaopCore(Ending):
         self.now = now
         operation = self._theirs(stream_id)
         if operation is not None:
-            operation.fail(_checked(code), reason, now)
+            operation.fail(check_code(code), reason, now)
 
     # ------------------------------------------------ the end
 
@@ -741,11 +742,6 @@ class MaopCore(Ending):
         """The peer has broken a rule that ends the connection."""
         self.end(close_code(code), detail, RemoteProtocolError(detail, rule=rule), tell=True)
 
-    @property
-    def closed(self) -> bool:
-        """Whether the connection is over."""
-        return self.state is _CLOSED
-
     # ------------------------------------------------ turns
 
     def data_to_send(self, now: float) -> list[Output]:
@@ -756,7 +752,13 @@ class MaopCore(Ending):
             if self.state is _DRAINING and not self.operations and not self.pool.waiting():
                 self.drained(now)
         if self.state is not _CLOSED and self.state is not ConnectionState.CLOSING:
+            paused = self.pool.backlog > self.config.control_ring
             self.pool.flush(self.out, now)
+            if paused and self.pool.backlog <= self.config.control_ring:
+                # MA-85: approvals go on.
+                self.gate.pump(now)
+                self.gate.flush(now)
+                self.pool.flush(self.out, now)
         out, self.out = self.out, []
         return out
 
@@ -796,10 +798,3 @@ class MaopCore(Ending):
             else:
                 self.session_overdue(now)
         return self.take_events()
-
-
-def _checked(code: int) -> int:
-    """Judge a code that the caller wants to send. Source: MA-77."""
-    if not 0 <= code < 65_536 or (19 < code < 1024 and code != ErrorCode.UNKNOWN_ERROR):
-        raise LocalProtocolError(f"code {code} is reserved; use one of ErrorCode, or 1024 to 65535", rule="MA-77")
-    return code

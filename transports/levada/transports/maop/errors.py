@@ -7,7 +7,9 @@ import re
 import unicodedata
 from typing import Final
 
-__all__ = ["ErrorCode", "Fault", "close_code", "code_name", "sanitise"]
+from levada.framework.errors import LocalProtocolError
+
+__all__ = ["ErrorCode", "Fault", "check_code", "close_code", "code_name", "sanitise"]
 
 
 class ErrorCode(enum.IntEnum):
@@ -76,6 +78,19 @@ class Fault(Exception):
         self.code = code
         self.reason = reason
         self.rule = rule
+
+
+def check_code(code: int) -> int:
+    """Judge a code that the caller wants to send.
+
+    Raises:
+        LocalProtocolError: it is reserved.
+
+    Source: MA-77.
+    """
+    if not 0 <= code < 65_536 or (19 < code < 1024 and code != ErrorCode.UNKNOWN_ERROR):
+        raise LocalProtocolError(f"code {code} is reserved; use one of ErrorCode, or 1024 to 65535", rule="MA-77")
+    return code
 
 
 def code_name(code: int) -> str:

@@ -46,7 +46,7 @@ class Gate:
     def check(self, op: Incoming, now: float) -> None:
         """Judge a header. Source: MA-43 to MA-45, MA-54a to MA-54c, MA-63, MA-89, MA-109."""
         core = self._core
-        spec = core.config.handler(core.handlers, op.msg_id)
+        spec = core.specs.get(op.msg_id)
         if op.length != 0:
             op.state = RECEIVER[op.state, _CHECKED]
         if core.state is not _OPEN and not (spec is not None and spec.allow_while_draining):

@@ -36,6 +36,7 @@ class Outgoing:
     """A Message or Request of ours. Source: section 21 (initiator)."""
 
     __slots__ = (
+        "_announced",
         "_core",
         "_head",
         "_reader",
@@ -48,6 +49,7 @@ class Outgoing:
         "cut_off",
         "deadline",
         "fin",
+        "is_request",
         "length",
         "limit",
         "own_over",
@@ -65,6 +67,8 @@ class Outgoing:
     def __init__(self, core: MaopCore, stream_id: int, length: int, body: Octets | None, now: float) -> None:
         self._core = core
         self.stream_id = stream_id
+        self.is_request = not stream_id & 2
+        """Whether a Response is wanted; else a Message."""
         self.length = length
         """Octets announced, or `UNDEFINED`."""
         self.body = body
@@ -99,12 +103,8 @@ class Outgoing:
         self._head = b""
         self._reader: BodyReader | None = None
         self._response = (0, 0)
+        self._announced: int | None = None
         self._success: SuccessReader | None = None
-
-    @property
-    def is_request(self) -> bool:
-        """Whether a Response is wanted; else a Message."""
-        return not self.stream_id & 2
 
     def _go(self, what: InitiatorInput) -> None:
         self.state = INITIATOR[self.state, what]
@@ -117,7 +117,8 @@ class Outgoing:
             at = None
         else:
             at = now + self.timeout
-        self._core.timers.set(self, at)
+        if at is not None or self.deadline is not None:
+            self._core.timers.set(self, at)
 
     # ------------------------------------------------ our body
 
@@ -195,7 +196,7 @@ class Outgoing:
         self.fin = fin
         try:
             at = 0
-            if self._reader is None:
+            if self.state < _RECEIVING:
                 at = self._header(data, now)
                 if at < 0:
                     if fin:
@@ -247,23 +248,20 @@ class Outgoing:
                 raise Fault(ErrorCode.POLICY_UNDEFINED_LENGTH, "Response of undefined length", "MA-71")
         elif self.limit is not None and length > self.limit:
             raise Fault(ErrorCode.CONTENT_TOO_LARGE, f"Response of {length} octets, at most {self.limit}", "MA-71")
-        self._reader = BodyReader(length, UNDEFINED if self.limit is None else self.limit, core.config)
+        self._announced = None if length == UNDEFINED else length
         if not length:
             # MA-98: no body, and no content type either.
             if self.streamed:
                 core.emit(ResponseStarted(self.stream_id, 0, None, start, took))
-            self._complete(None, now)
+            self._complete(None if self.streamed else b"", 0, now)
         else:
+            self._reader = BodyReader(length, UNDEFINED if self.limit is None else self.limit, core.config)
             if self.success:
                 self._success = SuccessReader()
             elif self.streamed:
-                core.emit(ResponseStarted(self.stream_id, self._announced(), None, start, took))
+                core.emit(ResponseStarted(self.stream_id, self._announced, None, start, took))
             core.timers.set(self, now + core.config.response_transfer_timeout)
         return 21 - skip
-
-    def _announced(self) -> int | None:
-        assert self._reader is not None
-        return None if self._reader.length == UNDEFINED else self._reader.length
 
     def _octets(self, data: bytes, at: int, now: float) -> None:
         reader = self._reader
@@ -282,7 +280,7 @@ class Outgoing:
                     self._success.end()
                 else:
                     raise Fault(ErrorCode.INVALID_HEADER, "Success header is missing", "MA-111")
-            self._complete(None if self.streamed else reader.whole(), now)
+            self._complete(None if self.streamed else reader.whole(), reader.blocks, now)
 
     def _success_header(self, reader: BodyReader) -> None:
         success = self._success
@@ -294,22 +292,19 @@ class Outgoing:
                 reader.pieces = [rest, *pieces[place + 1 :]] if rest else pieces[place + 1 :]
                 if self.streamed:
                     self._core.emit(
-                        ResponseStarted(self.stream_id, self._announced(), success.content_type, *self._response)
+                        ResponseStarted(self.stream_id, self._announced, success.content_type, *self._response)
                     )
                 return
 
-    def _complete(self, body: bytes | None, now: float) -> None:
+    def _complete(self, body: bytes | None, blocks: int, now: float) -> None:
         core = self._core
-        reader = self._reader
-        assert reader is not None
         self._go(_RESPONSE_COMPLETE)
         self.used_at = now
-        core.timers.set(self, None)
-        if not self.streamed and body is None:
-            body = b""
+        if self.deadline is not None:
+            core.timers.set(self, None)
         kind = self._success.content_type if self._success is not None else None
-        core.emit(Completed(self.stream_id, body, kind, *self._response, self._announced(), reader.blocks))
-        reader.pieces = []
+        core.emit(Completed(self.stream_id, body, kind, *self._response, self._announced, blocks))
+        self._reader = None
         if self.acknowledge:
             self.consumed(now)
 
@@ -390,7 +385,8 @@ class Outgoing:
 
     def _retire(self) -> None:
         self.body = self._reader = None
-        self._core.timers.set(self, None)
+        if self.deadline is not None:
+            self._core.timers.set(self, None)
         self._core.retire(self)
 
     def expire(self, now: float) -> None:

@@ -52,6 +52,7 @@ class Incoming:
         "fin",
         "granted",
         "idempotency_key",
+        "is_request",
         "length",
         "msg_id",
         "pending",
@@ -71,6 +72,8 @@ class Incoming:
         self._core = core
         self.stream_id = stream_id
         """Its identity within the session. Source: MA-42."""
+        self.is_request = not stream_id & 2
+        """Whether a Response is wanted; else a Message."""
         self.msg_id = 0
         """Names the handler."""
         self.length: int | None = 0
@@ -114,11 +117,6 @@ class Incoming:
         self._announced = 0
         self._written = 0
         self._stored: list[Octets] | None = None
-
-    @property
-    def is_request(self) -> bool:
-        """Whether a Response is wanted; else a Message."""
-        return not self.stream_id & 2
 
     def _go(self, what: ReceiverInput) -> None:
         self.state = RECEIVER[self.state, what]
@@ -304,7 +302,10 @@ class Incoming:
             limit = cap if limit is None else min(limit, cap)
         # MA-68: from the completion of the body; with none, from the header.
         start = self.since if self.length == 0 else now
-        self._core.timers.set(self, None if limit is None else start + limit)
+        if limit is not None:
+            self._core.timers.set(self, start + limit)
+        elif self.deadline is not None:
+            self._core.timers.set(self, None)
 
     def _execute(self, body: bytes, now: float) -> None:
         self.exec_at = now
@@ -538,9 +539,11 @@ class Incoming:
 
     def _retire(self, now: float) -> None:
         core = self._core
-        core.timers.set(self, None)
+        if self.deadline is not None:
+            core.timers.set(self, None)
         self._body = None
-        self._release()
+        if self.reserved:
+            self._release()
         core.retire(self)
         core.gate.release(self, now)
 

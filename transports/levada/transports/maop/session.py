@@ -104,6 +104,11 @@ class Session(ABC):
     def _say_disconnect(self, code: int) -> None:
         """Write Disconnect."""
 
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is over."""
+        return self.state is ConnectionState.CLOSED
+
     def go(self, what: ConnectionInput) -> None:
         """Change the state."""
         self.state = CONNECTION[self.state, what]

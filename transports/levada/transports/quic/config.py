@@ -48,9 +48,7 @@ class TicketStore:
         """Keep a ticket; the oldest goes if there are too many."""
         now = self._clock()
         self._tickets[ticket.ticket] = (now + self._lifetime, ticket)
-        while self._tickets and (
-            len(self._tickets) > self._limit or next(iter(self._tickets.values()))[0] <= now
-        ):
+        while self._tickets and (len(self._tickets) > self._limit or next(iter(self._tickets.values()))[0] <= now):
             self._tickets.popitem(last=False)
 
     def take(self, label: bytes) -> SessionTicket | None:

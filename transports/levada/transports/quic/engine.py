@@ -239,7 +239,7 @@ class PlainEngine(QuicConnection):
         room = self._max_datagram_size - _PACKET_OVERHEAD - len(self._peer_cid.cid) - 3
         if not self._handshake_complete:  # 0-RTT packets have a long header
             room -= _LONG_HEADER - 3 + len(self.host_cid)
-        return room if room < peer - 3 else peer - 3
+        return min(room, peer - 3)
 
     # ---------------------------------------------------------------- only in the tuned engine
 

@@ -1,0 +1,274 @@
+"""Aqueduct channels against bare QUIC streams: ``levada bench aqueduct``.
+
+Client and server run in this process, on loopback with 1,200-octet packets, so that a rate is work per second of CPU time of both ends
+together.  In each round every workload runs on a bare stream of the carrier and on a channel, one right after the other; what counts is
+the ratio of the rates of a round.
+"""
+
+from __future__ import annotations
+
+import gc
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import trio
+from benchmarks.carriers import certify
+
+from levada.actors.aqueduct import AqueductConfig, Peer, PeerConfig, connect, serve
+from levada.framework import ActorSystem, OneshotSender, Receiver, channel, message, oneshot
+from levada.framework.errors import CarrierError
+from levada.transports.quic import QuicConfig, QuicConnection, QuicStream, dial, listen
+
+__all__ = ["run"]
+
+MANY = 10_000
+"""Channels that are open at once in the last workload."""
+
+
+@message("bench.aqueduct.Swallow")
+class Swallow:
+    items: Receiver[bytes]
+
+
+@message("bench.aqueduct.Ask")
+class Ask:
+    data: bytes
+    answer: OneshotSender[bytes]
+
+
+@message("bench.aqueduct.Keep")
+class Keep:
+    items: Receiver[bytes]
+
+
+Work = Callable[[Any], Awaitable[int]]
+"""Does the workload on a connection; returns how many messages it was."""
+
+
+@attrs.frozen
+class Workload:
+    """One row of the table."""
+
+    title: str
+    budget: float | None
+    """Rate on a channel divided by the rate on a bare stream, at least."""
+    bare: Work | None
+    channel: Work
+
+
+def sending(size: int, count: int) -> tuple[Work, Work]:
+    """Messages of one size, one after the other, until the other end has all of them."""
+    data = bytes(size)
+
+    async def bare(connection: QuicConnection) -> int:
+        stream = await connection.open_stream()
+        for _ in range(count):
+            await stream.send_all(data)
+        await stream.send_eof()
+        assert await stream.receive_some() == b"k"
+        return count
+
+    async def over_channel(peer: Peer[Any]) -> int:
+        sender, receiver = channel(bytes)
+        await peer.send(Swallow(receiver))
+        async with sender:
+            for _ in range(count):
+                await sender.send(data)
+        return count
+
+    return bare, over_channel
+
+
+ROUND_TRIPS = 500
+
+
+async def bare_requests(connection: QuicConnection) -> int:
+    for _ in range(ROUND_TRIPS):
+        stream = await connection.open_stream()
+        stream.send_nowait(b"r" + bytes(63), fin=True)
+        assert await stream.receive_some()
+        assert not await stream.receive_some()
+    return ROUND_TRIPS
+
+
+async def oneshot_requests(peer: Peer[Any]) -> int:
+    for _ in range(ROUND_TRIPS):
+        answer, asked = oneshot(bytes)
+        await peer.send(Ask(bytes(64), answer))
+        assert await asked
+    return ROUND_TRIPS
+
+
+async def open_many(peer: Peer[Any]) -> int:
+    """Open channels, send one message on each while all are open, end them."""
+    senders = []
+    for _ in range(MANY):
+        sender, receiver = channel(bytes)
+        await peer.send(Keep(receiver))
+        senders.append(sender)
+    for sender in senders:
+        await sender.send(b"x")
+    for sender in senders:
+        await sender.finish()
+    return MANY
+
+
+WORKLOADS = (
+    Workload("ordered messages of 100 octets", 0.4, *sending(100, 20_000)),
+    Workload("ordered messages of 64 KiB", 0.8, *sending(65_536, 150)),
+    Workload("round trips with a oneshot, one at a time; bare: a stream each", None, bare_requests, oneshot_requests),
+    Workload(f"channels, {MANY:,} open at once", None, None, open_many),
+)
+
+
+# ---------------------------------------------------------------- the other ends
+
+
+async def swallow(stream: QuicStream) -> None:
+    """Answer requests with what they hold, all else with one octet at the end."""
+    data = await stream.receive_some()
+    answer = data if data[:1] == b"r" else b"k"
+    while await stream.receive_some():
+        pass
+    stream.send_nowait(answer, fin=True)
+
+
+async def handle(m: Any) -> None:
+    if isinstance(m, Ask):
+        m.answer.send(m.data)
+    else:
+        async for _ in m.items:
+            pass
+
+
+@asynccontextmanager
+async def bare_connection(server: QuicConfig, client: QuicConfig) -> AsyncIterator[QuicConnection]:
+    async def accept() -> None:
+        connection = (await listener.accept()).accept()
+        try:
+            while True:
+                nursery.start_soon(swallow, await connection.accept_stream())
+        except CarrierError:
+            pass
+
+    async with trio.open_nursery() as nursery, listen("quic://127.0.0.1:0", server) as listener:
+        nursery.start_soon(accept)
+        async with dial(listener.url, client) as connection:
+            yield connection
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def channel_connection(server: QuicConfig, client: QuicConfig) -> AsyncIterator[Peer[Any]]:
+    core = AqueductConfig(max_channels=3 * MANY)
+    async with ActorSystem() as system:
+        config = PeerConfig(carrier=server, core=core, max_handlers=2 * MANY)
+        async with (
+            serve(system, "aqueduct://127.0.0.1:0", handle, config=config) as listener,
+            connect(system, listener.url, object, config=PeerConfig(carrier=client, core=core)) as peer,
+        ):
+            yield peer
+
+
+async def rate(connected: Any, work: Work) -> float:
+    """Messages per second of CPU time."""
+    async with connected as carrier:
+        began = time.process_time()
+        count = await work(carrier)
+        return count / (time.process_time() - began)
+
+
+# ---------------------------------------------------------------- report
+
+
+@attrs.frozen
+class Row:
+    """One workload, measured in all rounds."""
+
+    workload: Workload
+    rates: list[float]
+    """Messages per CPU second on channels."""
+    ratios: list[float]
+    """Those divided by the ones on bare streams."""
+
+    @property
+    def missed(self) -> bool:
+        return self.workload.budget is not None and statistics.median(self.ratios) < self.workload.budget
+
+
+@attrs.frozen
+class Report:
+    """All rows."""
+
+    rows: list[Row]
+    memory: int
+    """Octets of memory at the most."""
+
+    @property
+    def missed(self) -> list[str]:
+        """Titles of the rows below their budgets."""
+        return [row.workload.title for row in self.rows if row.missed]
+
+    def text(self) -> str:
+        """Lay it out as a table."""
+        lines = [f"{'':64} {'per CPU s':>10} {'ratio':>6} {'budget':>7}"]
+        for row in self.rows:
+            ratio = f"{statistics.median(row.ratios):6.2f}" if row.ratios else " " * 6
+            verdict = "" if row.workload.budget is None else "MISS" if row.missed else "pass"
+            lines.append(
+                f"{row.workload.title:64} {statistics.median(row.rates):10,.0f} {ratio} {row.workload.budget or '':>7} {verdict}"
+            )
+        lines.append(f"memory of both ends at the most: {self.memory / 2**20:,.0f} MiB")
+        return "\n".join(lines) + "\n"
+
+    def to_json(self) -> dict[str, Any]:
+        """Turn it into what the `json` module writes."""
+        return {
+            "rows": [
+                {
+                    "title": row.workload.title,
+                    "rates": row.rates,
+                    "ratios": row.ratios,
+                    "budget": row.workload.budget,
+                    "missed": row.missed,
+                }
+                for row in self.rows
+            ],
+            "memory": self.memory,
+        }
+
+
+def run(*, rounds: int, quick: bool, only: str, progress: Callable[[str], None]) -> Report:
+    """Measure all workloads whose title contains `only`; `quick`: the first of them, to show that it runs."""
+    workloads = [workload for workload in WORKLOADS if only in workload.title]
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        certify(folder)
+        server = QuicConfig(
+            alpn=("aqueduct",),
+            certificate=folder / "certificate.pem",
+            private_key=folder / "key.pem",
+            max_packet_size=1_200,
+        )
+        client = QuicConfig(alpn=("aqueduct",), verify=False, max_packet_size=1_200)
+        for workload in workloads[:1] if quick else workloads:
+            row = Row(workload, [], [])
+            for number in range(rounds):
+                progress(f"{workload.title}, round {number + 1} of {rounds}")
+                bare = 0.0
+                if workload.bare is not None:
+                    bare = trio.run(rate, bare_connection(server, client), workload.bare)
+                gc.collect()
+                row.rates.append(trio.run(rate, channel_connection(server, client), workload.channel))
+                if bare:
+                    row.ratios.append(row.rates[-1] / bare)
+            rows.append(row)
+    return Report(rows, 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

@@ -1,0 +1,148 @@
+"""The parts of the demo that need no Spark: what is shipped and how fast, what subscribers pass on, what is drawn."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from typing import Any
+
+import pytest
+import trio
+
+for needed in ("pyarrow", "pyspark"):
+    pytest.importorskip(needed)
+
+from levada.actors.demo.ingest import Pace, source_of  # noqa: E402
+from levada.actors.demo.known import KNOWN, mistakes  # noqa: E402
+from levada.actors.demo.live import Feed, Results, Subscriber  # noqa: E402
+from levada.actors.demo.report import Facts, report  # noqa: E402
+from levada.actors.demo.rows import Count, Rate  # noqa: E402
+from levada.actors.rsocket import Payload  # noqa: E402
+from levada.actors.spark.bridge import Delivery, RowKey  # noqa: E402
+from levada.framework import ActorSystem  # noqa: E402
+
+MORNING = dt.datetime(2015, 5, 17, 10, tzinfo=dt.UTC)
+
+
+@pytest.mark.parametrize(
+    ("line", "source"),
+    [
+        ('1.2.3.4 - - [17/May/2015:10:05:03 +0000] "GET / HTTP/1.1" 200 1 "-" "unfinished', "access"),
+        ("Apr  1 18:22:30 host sshd[22958]: Disconnecting", "auth"),
+        ("[2016-12-19 18:01:53,612] TRACE [Controller 0]: checking\n\tat x", "kafka"),
+        ("java.io.IOException: gone", "other"),
+        ("", "other"),
+    ],
+)
+def test_a_line_is_known_by_its_beginning(line: str, source: str) -> None:
+    assert source_of(line) == source
+
+
+class Taker:
+    def __init__(self) -> None:
+        self.calls: list[tuple[float, int]] = []
+
+    async def deliver(self, events: list[dict[str, Any]]) -> None:
+        self.calls.append((trio.current_time(), len(events)))
+
+
+async def test_a_pace_is_kept_by_all_files_together(autojump_clock: trio.testing.MockClock) -> None:
+    """Twenty lines a second, in two parts a tenth of a second apart, whoever they come from."""
+    taker, pace = Taker(), Pace(20.0)
+    lines: list[dict[str, Any]] = [{"line": "x"}] * 10
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pace.deliver, taker.deliver, lines)
+        nursery.start_soon(pace.deliver, taker.deliver, lines)
+    assert [size for _, size in taker.calls] == [2] * 10
+    assert [time for time, _ in taker.calls] == pytest.approx([part / 10 for part in range(10)])
+    assert pace.shipped == 20
+
+
+async def test_without_a_pace_all_goes_at_once() -> None:
+    taker, pace = Taker(), Pace()
+    await pace.deliver(taker.deliver, [{"line": "x"}] * 1000)
+    assert [size for _, size in taker.calls] == [1000]
+
+
+async def test_a_row_that_comes_again_is_passed_on_once() -> None:
+    feed = Feed()
+    async with ActorSystem() as system:
+        subscriber = system.spawn(Subscriber, feed)
+        for partition, offset in ((0, 0), (0, 1), (1, 0), (0, 0), (0, 1), (0, 2)):
+            row = Count("access", "status", "200", offset)
+            await subscriber.ask(Delivery(row, RowKey("e", partition, offset)))
+    follower = feed.follow()
+    rows = [json.loads(await anext(follower)) for _ in range(4)]
+    assert [row["count"] for row in rows] == [0, 1, 0, 2]
+    assert feed.count == 4
+    await follower.aclose()  # type: ignore[attr-defined]  # it is a generator
+
+
+async def test_who_follows_gets_what_was_and_what_comes_and_misses_what_was_forgotten() -> None:
+    feed, got = Feed(kept=3), []
+
+    async def follow() -> None:
+        async for row in feed.follow():
+            got.append(row)
+
+    for number in range(5):
+        feed.put(b"%d" % number)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(follow)
+        await trio.testing.wait_all_tasks_blocked()
+        assert got == [b"2", b"3", b"4"]
+        feed.put(b"5")
+        await trio.testing.wait_all_tasks_blocked()
+        assert got[3:] == [b"5"]
+        nursery.cancel_scope.cancel()
+
+
+def taken(rows: list[Count]) -> Results:
+    results = Results()
+    for row in rows:
+        values = {"source": row.source, "kind": row.kind, "key": row.key, "count": row.count}
+        results.take("counts", Payload(json.dumps(values).encode()))
+    return results
+
+
+async def test_later_counts_replace_earlier_ones_and_a_difference_is_named() -> None:
+    right = [Count(*names, key, count) for names, counts in KNOWN.items() for key, count in counts.items()]
+    results = taken([Count("access", "lines", "", 3), *right])
+    assert mistakes(results) == []
+    assert results.count("access", "lines") == 10_000
+    results = taken([*right, Count("access", "lines", "", 9_999)])
+    assert mistakes(results) == ["access, lines: wanted {'': 10000}, got {'': 9999}"]
+
+
+async def test_reaching_waits_for_every_route(autojump_clock: trio.testing.MockClock) -> None:
+    results = Results()
+    row = Rate(MORNING, 1, 0, 0, 0)
+    async with trio.open_nursery() as nursery:
+
+        async def later() -> None:
+            await trio.sleep(1)
+            results.take("rates", Payload(json.dumps({"start": row.start.isoformat()}).encode()))
+
+        nursery.start_soon(later)
+        await results.reach({"rates": 1, "counts": 0})
+        assert trio.current_time() == pytest.approx(1)
+
+
+async def test_a_report_draws_and_escapes() -> None:
+    results = taken(
+        [
+            Count("access", "lines", "", 3),
+            Count("access", "status", "200", 2),
+            Count("access", "template", "GET /<script>alert(1)</script>", 1),
+        ]
+    )
+    rate = {"start": MORNING.isoformat(), "requests": 4, "client_errors": 1, "server_errors": 0, "octets": 9}
+    results.take("rates", Payload(json.dumps(rate).encode()))
+    facts = Facts(seconds=1.0, batches=2, shipped=3, files=["a&b.log"], mistakes=["x < y"])
+    text = report(results, facts)
+    assert "<script" not in text
+    assert "GET /&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    assert "a&amp;b.log" in text
+    assert "Wrong: x &lt; y" in text
+    assert '<rect class="b"' in text  # the one in four that was an error
+    assert "<title>2015-05-17 10:00: 25</title>" in text
