@@ -28,7 +28,7 @@ from levada.transports.quic import QuicConfig, QuicConnection, QuicStream, dial,
 
 __all__ = ["run"]
 
-MANY = 10_000
+MANY = 2_000
 """Channels that are open at once in the last workload."""
 
 

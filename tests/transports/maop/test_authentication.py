@@ -219,7 +219,7 @@ def test_ma26_a_client_that_leaves_stream_0_open() -> None:
     wire.wait(1.9)
     assert wire.stops == {}
     wire.wait(0.2)
-    assert (wire.stops, wire.resets) == ({0: 0}, {0: 0})
+    assert (wire.stops, wire.resets) == ({0: 0}, {})
     assert wire.closed is None
 
 
@@ -337,6 +337,18 @@ def test_ma128_attempts_by_source_address() -> None:
     assert limiter.allow("a", 0.05)
     assert limiter.allow("c", 0.05)
     assert limiter.allow("b", 0.05)
+
+
+@pytest.mark.rule("MA-18")
+def test_ma18_what_does_not_fit_is_the_callers_mistake() -> None:
+    """Nothing is sent of a token, or a type, that no message can hold."""
+    core = MaopCore(client=True, random_bytes=bytes)
+    for wrong in ({"token": bytes(65_536)}, {"auth_type": "a b"}, {"pairs": {str(n): "" for n in range(256)}}):
+        with pytest.raises(ValueError, match="MA-1"):
+            core.handshake_completed(now=0.0, **wrong)
+    assert core.data_to_send(0.0) == []
+    assert core.handshake_completed(token=bytes(65_535), now=0.0) == []
+    assert len(core.data_to_send(0.0)) == 2
 
 
 def test_events_of_an_approved_server_begin_with_approval() -> None:

@@ -163,7 +163,6 @@ def test_ma86_ma88a_control_streams_that_end() -> None:
     wire.flush()
     wire.signals()
     wire.core.stream_stopped(control, 0, now=0.0)
-    wire.core.pool._slot(one).writable = True
     wire.flush()
     assert wire.signals() == [Done(((one, 0, 0),))]
     assert control not in wire.core.pool.streams

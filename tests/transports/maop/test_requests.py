@@ -133,6 +133,10 @@ def test_ma66_ma75_ma79_a_handler_that_fails() -> None:
     wire, stream = asked()
     wire.core.fail(stream, 17, "boom: token=abc", now=0.0)
     wire.flush()
+    other, last = asked()
+    other.core.fail(last, 17, "token=abc", now=0.0)
+    other.flush()
+    assert other.signals() == [Fail(last, 17, b"token=***")]
     assert wire.signals() == [Fail(stream, 17, b"boom: token=***")]
     assert wire.resets == {stream: 0x111}
     assert wire.octets[stream] == b""

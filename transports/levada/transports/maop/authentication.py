@@ -48,9 +48,10 @@ class Authentication:
         raw = self.auth_type.encode()
         if not 0 < len(raw) < 256 or not _TCHAR.issuperset(raw):
             raise ValueError(f"auth_type must be 1 to 255 token characters, not {self.auth_type!r} [MA-16]")
-        sizes = (len(self.token), len(self.pairs), len(self.vendor.encode()))
-        if sizes > (65_535, 65_536) or sizes[1] > 255 or sizes[2] > 255 or len(str(self.version)) > 255:
-            raise ValueError("token, pairs, version or vendor is too long [MA-18]")
+        if len(self.token) > 65_535 or len(self.pairs) > 255:
+            raise ValueError("at most 65535 octets of token and 255 pairs [MA-18]")
+        if len(self.vendor.encode()) > 255 or len(str(self.version)) > 255:
+            raise ValueError("vendor and version have at most 255 octets [MA-31]")
         if any(len(text.encode()) > 65_535 for pair in self.pairs.items() for text in pair):
             raise ValueError("a pair is too long [MA-18]")
 

@@ -201,6 +201,7 @@ class ControlPool:
         """The peer reads a control stream no more: what waits goes to another. Source: MA-86, MA-88a."""
         stream = self.streams.pop(stream_id)
         stream.stream_id = None
+        stream.writable = True
         self.stops += 1
         # Each would be opened anew for ever.
         if self.stops > self._core.config.max_control_streams:

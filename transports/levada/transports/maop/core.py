@@ -279,8 +279,6 @@ class MaopCore(Ending):
 
     def reason(self, text: str) -> bytes:
         """Make a reason fit for the wire. Source: MA-78."""
-        if len(text) < 64 and text.isascii() and text.isprintable() and " " not in text.strip():
-            return text.encode()
         return sanitise(text, self.random_bytes(4).hex(), secrets=self.secrets)
 
     def mark_stopped(self, stream_id: int) -> None:

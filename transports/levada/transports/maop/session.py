@@ -22,7 +22,6 @@ from .events import (
     Event,
     OpenStream,
     Output,
-    ResetStream,
     StopStream,
     StreamData,
     StreamUnblocked,
@@ -379,9 +378,10 @@ class Session(ABC):
     # ------------------------------------------------ clocks
 
     def stream0_overdue(self) -> None:
-        """A side of stream 0 is still open. Source: MA-26."""
+        """The client's side of stream 0 is still open. Source: MA-26."""
         self.stream0_at = None
-        self.out += [StopStream(0, 0), ResetStream(0, 0)]
+        # Our side has ended with the result; a reset could still take that away.
+        self.out.append(StopStream(0, 0))
 
     def session_overdue(self, now: float) -> None:
         """The state took too long. Source: MA-20, MA-27."""
