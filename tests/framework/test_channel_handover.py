@@ -436,6 +436,33 @@ async def test_a_task_inside_receive_is_sent_away_when_a_network_takes_the_recei
     sender.cancel()
 
 
+async def test_a_network_prepares_each_message_as_it_is_sent() -> None:
+    """What cannot travel is refused to whoever sends it, also if that had to wait; what was queued before is not touched."""
+    sender, receiver = channel(int)
+    sender.ordered(2)
+    sender.send_nowait(1)
+    core = receiver.take_over("m")
+
+    def prepare(entry: Any) -> str:
+        if not isinstance(entry, int):
+            raise TypeError("no number")
+        return f"<{entry}>"
+
+    core.consume(lambda: None, prepare)
+    with pytest.raises(TypeError, match="no number"):
+        sender.send_nowait("two")  # type: ignore[arg-type]
+    sender.send_nowait(2)
+    assert list(core.queue) == [1, "<2>"]
+    async with background() as run:
+        refused = await run.start(partial(sender.send, "three"))  # type: ignore[arg-type]
+        waits = await run.start(partial(sender.send, 4))
+        core.settle(core.take(), delivered=True)
+        await wait_all_tasks_blocked()
+        assert (refused.result, waits.result) == (TypeError, None)
+    assert list(core.queue) == ["<2>", "<4>"]
+    sender.cancel()
+
+
 def test_one_half_stays_here() -> None:
     sender, receiver = channel(int)
     twin = sender.clone()

@@ -343,7 +343,12 @@ def test_ma128_attempts_by_source_address() -> None:
 def test_ma18_what_does_not_fit_is_the_callers_mistake() -> None:
     """Nothing is sent of a token, or a type, that no message can hold."""
     core = MaopCore(client=True, random_bytes=bytes)
-    for wrong in ({"token": bytes(65_536)}, {"auth_type": "a b"}, {"pairs": {str(n): "" for n in range(256)}}):
+    wrongs: tuple[dict[str, Any], ...] = (
+        {"token": bytes(65_536)},
+        {"auth_type": "a b"},
+        {"pairs": {str(n): "" for n in range(256)}},
+    )
+    for wrong in wrongs:
         with pytest.raises(ValueError, match="MA-1"):
             core.handshake_completed(now=0.0, **wrong)
     assert core.data_to_send(0.0) == []
