@@ -445,20 +445,20 @@ async def test_a_network_prepares_each_message_as_it_is_sent() -> None:
 
     def prepare(entry: Any) -> str:
         if not isinstance(entry, int):
-            raise TypeError("no number")
+            raise ChannelError("no number")
         return f"<{entry}>"
 
     core.consume(lambda: None, prepare)
-    with pytest.raises(TypeError, match="no number"):
+    with pytest.raises(ChannelError, match="no number"):
         sender.send_nowait("two")  # type: ignore[arg-type]
     sender.send_nowait(2)
     assert list(core.queue) == [1, "<2>"]
     async with background() as run:
-        refused = await run.start(partial(sender.send, "three"))  # type: ignore[arg-type]
+        refused = await run.start(partial(sender.send, "three"))
         waits = await run.start(partial(sender.send, 4))
         core.settle(core.take(), delivered=True)
         await wait_all_tasks_blocked()
-        assert (refused.result, waits.result) == (TypeError, None)
+        assert (refused.result, waits.result) == (ChannelError, None)
     assert list(core.queue) == ["<2>", "<4>"]
     sender.cancel()
 

@@ -230,9 +230,9 @@ class Simulation:
             assert core.signals.strikes == 0
             assert core.gate.pending == 0
             assert not core.unacked
-            if not any(self.running[side]):
-                left = [s for s in core.streams if s not in core.pool.streams and isinstance(core.streams[s], Incoming)]
-                assert [core.streams[s] for s in left if s not in self.offered[side]] == []
+            assert core.operations == 0
+            assert core.quota.operations == 0
+            assert core.streams.keys() <= {s for other in self.pair.cores for s in other.pool.streams}
             assert core.quota.buffered == 0
 
 
