@@ -189,6 +189,8 @@ class Pair:
         self.closed: list[CloseConnection | None] = [None, None]
         # By receiver and stream: what is on its way, each stream in order.
         self.wires: tuple[dict[int, deque[Any]], dict[int, deque[Any]]] = ({}, {})
+        self.over: set[tuple[int, int]] = set()
+        """By sender and stream: directions that have ended."""
         for side, core in enumerate(self.cores):
             self.events[side].extend(core.handshake_completed(now=0.0))
         self.pump()
@@ -206,8 +208,14 @@ class Pair:
         for out in outs:
             match out:
                 case StreamData(stream_id, data, fin):
-                    wires.setdefault(stream_id, deque()).append((bytes(data), fin))
+                    if (side, stream_id) not in self.over:
+                        wires.setdefault(stream_id, deque()).append((bytes(data), fin))
+                        if fin:
+                            self.over.add((side, stream_id))
                 case ResetStream(stream_id, code):
+                    if (side, stream_id) in self.over and stream_id not in wires:
+                        continue
+                    self.over.add((side, stream_id))
                     queue = wires.setdefault(stream_id, deque())
                     # QUIC drops what was not delivered, and an end that was delivered stays one.
                     stops = [item for item in queue if item[0] == "stop"]
@@ -233,6 +241,10 @@ class Pair:
         core = self.cores[side]
         if what == "stop":
             events = core.stream_stopped(stream_id, rest, now=self.now)
+            if (side, stream_id) not in self.over:
+                # QUIC answers STOP_SENDING by itself.
+                self.over.add((side, stream_id))
+                self.wires[1 - side].setdefault(stream_id, deque()).append(("reset", rest))
         elif what == "reset":
             events = core.stream_reset(stream_id, rest, now=self.now)
         elif what == "close":
