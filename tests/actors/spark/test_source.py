@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -267,6 +268,11 @@ def test_lost_rows_fail_the_query_or_are_left_out(actors: Actors) -> None:
 
 def frame(spark: Any, actors: Actors, **more: str) -> Any:
     return spark.read.format("mailbox").options(**options(actors, **more)).load()
+
+
+def test_ctrl_c_stays_with_whoever_had_it(spark: SparkSession) -> None:
+    """Pyspark takes SIGINT for itself when it starts; `session` gives it back."""
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_batch_is_what_is_there(spark: SparkSession, actors: Actors) -> None:

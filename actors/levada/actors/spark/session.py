@@ -13,10 +13,13 @@ import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -147,9 +150,23 @@ def session(
     builder = SparkSession.builder
     for name, value in settings.items():
         builder = builder.config(name, value)
-    spark: SparkSession = builder.getOrCreate()
+    with _interrupts_kept():
+        spark: SparkSession = builder.getOrCreate()
     spark.dataSource.register(MailboxSource)
     return spark
+
+
+@contextmanager
+def _interrupts_kept() -> Iterator[None]:
+    """Leave Ctrl-C to whoever has it, trio for one: pyspark takes it for itself when it starts in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _text(value: object) -> str:
