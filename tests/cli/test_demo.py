@@ -121,7 +121,7 @@ def test_ctrl_c_leaves_nothing_running(tmp_path: Path, moment: str, request: pyt
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.usefixtures("thorough")
+@pytest.mark.soak
 def test_serving_takes_more_and_gives_all(tmp_path: Path) -> None:
     """While it serves, `levada ship` adds a line and `levada call` gets its count; SIGTERM is an ordinary end."""
     (tmp_path / "more.log").write_text("something else 17\n")
@@ -145,7 +145,7 @@ def test_serving_takes_more_and_gives_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.usefixtures("thorough")
+@pytest.mark.soak
 def test_the_example(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "examples" / "log_pipeline.py"
     done = subprocess.run(
