@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, assert_type
+from typing import Any, assert_type, cast
 
 import pytest
 import trio
@@ -454,7 +454,7 @@ async def test_a_network_prepares_each_message_as_it_is_sent() -> None:
     sender.send_nowait(2)
     assert list(core.queue) == [1, "<2>"]
     async with background() as run:
-        refused = await run.start(partial(sender.send, "three"))
+        refused = await run.start(partial(cast("Any", sender.send), "three"))
         waits = await run.start(partial(sender.send, 4))
         core.settle(core.take(), delivered=True)
         await wait_all_tasks_blocked()
