@@ -434,6 +434,31 @@ async def test_the_union_may_be_covered_by_bases_and_by_handlers_of_base_message
     assert system.spawn(ByBaseMessage).is_alive
 
 
+def test_a_parameter_of_a_generic_class_is_a_promise_only_where_it_stands_for_messages() -> None:
+    class Holder(Actor[Add], Generic[T]):
+        held: T
+
+        @handles
+        def add(self, m: Add) -> None:
+            pass
+
+    class Taker(Actor[T | Add]):
+        @handles
+        def add(self, m: Add) -> None:
+            pass
+
+    class HoldsText(Holder[str]):
+        pass
+
+    assert HoldsText("text").held == "text"
+    with pytest.raises(ConfigurationError, match=r"^TakesToo promises to handle Get and has no handler for it$"):
+
+        class TakesToo(Taker[Reset | Get]):
+            @handles
+            def reset(self, m: Reset) -> None:
+                pass
+
+
 def test_without_brackets_with_any_with_a_parameter_and_for_loops_nothing_is_promised() -> None:
     class Bare(Actor):  # type: ignore[type-arg]
         pass

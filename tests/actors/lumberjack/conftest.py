@@ -49,6 +49,11 @@ class SmallReader:
         except CarrierError:
             pass
 
+    async def grows(self) -> None:
+        """Wait for the next events."""
+        self._changed = trio.Event()
+        await self._changed.wait()
+
     async def has(self, count: int) -> list[dict[str, Any]]:
         """Wait for so many events since the last time, and take them."""
         while len(self.events) < count:

@@ -153,7 +153,7 @@ async def test_killed_again_and_again_while_the_log_is_rotated_loses_nothing(
             async with shipper(*arguments) as process:
                 while len(reader.events) < 300 * (round + 1):
                     write(20)
-                    await trio.sleep(0.02)
+                    await reader.grows()
                 process.kill()
                 await process.wait()
             write(100)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import threading
-import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.lumberjack import LumberjackHandler
 from levada.actors.lumberjack.disk_spool import Segments, SpoolConfig, open_segments
@@ -221,24 +220,30 @@ async def test_flush_waits_for_what_is_being_written(
 async def test_a_writer_that_ends_while_the_disk_is_slow_keeps_everything(
     tmp_path: Path, quick: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entered = trio.Event()
+    entered, leave = trio.Event(), threading.Event()
     append = Segments.append
     token = trio.lowlevel.current_trio_token()
 
     def slow_disk(self: Segments, bodies: list[bytes]) -> None:
         token.run_sync_soon(entered.set)
-        time.sleep(0.01)  # of real time: it is a thread
+        leave.wait()
         append(self, bodies)
+
+    async def finish_when_the_writer_waits() -> None:
+        await wait_all_tasks_blocked()
+        leave.set()
 
     monkeypatch.setattr(Segments, "append", slow_disk)
     spool = SpoolConfig(folder=tmp_path)
     async with (
         ActorSystem() as system,
+        trio.open_nursery() as nursery,
         connect(system, "lumberjack+memory://nobody", spool=spool, close_timeout=0.0) as writer,
     ):
         await writer.send({"n": 1})
         await entered.wait()
         await writer.send({"n": 2})
+        nursery.start_soon(finish_when_the_writer_waits)
     with open_segments(spool, b"J") as segments:
         assert len(read_all(segments)) == 2
 

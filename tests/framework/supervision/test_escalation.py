@@ -1,0 +1,99 @@
+"""Where a failure goes that is one too many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from levada.framework import Actor, ActorSystem, Failed, Reason, Ref, Shutdown, one_for_one, restart
+
+from .conftest import PERMANENT, Log, Raise, Wait, Worker, crew, end, restarts
+
+
+async def test_escalate_makes_it_the_parents_failure(system: ActorSystem) -> None:
+    log: Log = []
+    parent, a, _ = await crew(system, log, one_for_one(), "escalate", PERMANENT, supervise=restart())
+    error = ValueError()
+    a.tell(Raise(error))
+    await wait_all_tasks_blocked()
+    assert await a.terminated() == Failed(error)
+    assert restarts(parent) == 1
+    assert log == [
+        ("a", "stop", Failed),
+        ("b", "stop", Shutdown),
+        ("crew", "restart", ValueError),
+        ("a", "start"),
+        ("b", "start"),
+    ]
+
+
+@pytest.mark.parametrize("how", ["normal", "stop", "kill"])
+async def test_escalate_is_for_failures_only(system: ActorSystem, how: str) -> None:
+    parent, a = await crew(system, [], one_for_one(), "escalate")
+    await end(a, how)
+    assert not a.is_alive
+    assert parent.is_alive
+
+
+async def test_a_top_level_actor_that_escalates_ends_the_block_with_its_error() -> None:
+    error = ValueError("out of the block")
+    with pytest.raises(ValueError, match="out of the block") as caught:
+        async with ActorSystem() as system:
+            ref = system.spawn(Worker, [], supervise="escalate")
+            ref.tell(Raise(error))
+            await trio.sleep_forever()
+    assert caught.value is error
+
+
+async def test_a_top_level_actor_that_ends_too_often_ends_the_block() -> None:
+    with pytest.raises(ValueError, match="once more"):
+        async with ActorSystem() as system:
+            ref = system.spawn(Worker, [], supervise=restart(max=1))
+            ref.tell(Raise(ValueError("once")))
+            ref.tell(Raise(ValueError("once more")))
+            await trio.sleep_forever()
+
+
+async def test_an_escalation_climbs_one_level_at_a_time() -> None:
+    class Level(Actor[Any]):
+        log: Log
+        n: int
+
+        def started(self) -> None:
+            if self.n:
+                self.spawn(Level, self.log, self.n - 1, name=str(self.n - 1), supervise="escalate")
+            else:
+                self.spawn(Worker, self.log, "leaf", name="leaf", supervise="escalate")
+
+        def stopping(self, reason: Reason) -> None:
+            self.log.append((self.n, type(reason)))
+
+    log: Log = []
+    with pytest.raises(ValueError, match="leaf"):
+        async with ActorSystem() as system:
+            system.spawn(Level, log, 2, name="2", supervise="escalate")
+            await wait_all_tasks_blocked()
+            leaf = system.lookup("/2/1/0/leaf")
+            assert leaf is not None
+            leaf.tell(Raise(ValueError("leaf")))
+            await trio.sleep_forever()
+    assert log == [("leaf", "start"), ("leaf", "stop", Failed), (0, Failed), (1, Failed), (2, Failed)]
+
+
+async def test_an_escalation_cancels_the_parents_handler(system: ActorSystem, autojump_clock: MockClock) -> None:
+    class Busy(Worker):
+        def started(self) -> None:
+            self.spawn(Worker, self.log, "child", name="child", supervise="escalate")
+
+    parent: Ref[Any] = system.spawn(Busy, [], "parent", name="parent")
+    await wait_all_tasks_blocked()
+    ref = system.lookup("/parent/child")
+    assert ref is not None
+    parent.tell(Wait(100.0))
+    await wait_all_tasks_blocked()
+    ref.tell(Raise(ValueError()))
+    assert isinstance(await parent.terminated(), Failed)
+    assert trio.current_time() == 0.0
