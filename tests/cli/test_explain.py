@@ -1,7 +1,8 @@
-"""``levada explain`` on captures of the three protocols whose frames it knows."""
+"""``levada explain`` on captures of the protocols whose frames it knows."""
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import zlib
 from pathlib import Path
@@ -9,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from levada.actors import cli
+from levada.framework import Codec, Sender, channel, message
+from levada.framework.codec import AttachmentKind
+from levada.transports.aqueduct.frames import ConnectionControl, Message
 from levada.transports.rsocket import Payload
 from levada.transports.rsocket.extensions import CompositeMetadata, Routing, SimpleAuthentication
 from levada.transports.rsocket.frames import FrameType, RequestFrame, ResumeFrame, SetupFrame
@@ -139,6 +143,149 @@ def test_all_vectors_of_lumberjack(capsys: pytest.CaptureFixture[str], capture: 
         code, lines = explain(capsys, "lumberjack", "--hex", str(capture))
         # An ack from the writer, a D of version 2 and a change of version are well-formed frames in the wrong place.
         assert code == int(vector["bad"] and name not in ("V15", "V17", "V18")), (name, lines)
+
+
+def test_all_vectors_of_aqueduct(capsys: pytest.CaptureFixture[str], capture: Path) -> None:
+    vectors = json.loads((VECTORS / "aqueduct" / "data" / "vectors.json").read_text())
+    capture.write_text("\n".join(vector["hex"] for vector in vectors["frames"]))
+    code, lines = explain(capsys, "aqueduct", "--hex", str(capture))
+    assert (code, len(lines)) == (0, len(vectors["frames"]))
+    for expected in (
+        "VERSION 0.0.0-AFTER",
+        "CONNECTION_CONTROL",
+        "CHANNEL_CONTROL channel=0 (entrypoint)",
+        "CHANNEL_CONTROL channel=1 (to client, client's)",
+        "MESSAGE channel=0 (entrypoint) number=0 payload='hi'",
+        "MESSAGE channel=0 (entrypoint) number=1 attached=[receiver 8, sender 1] payload='x'",
+        "SENT_UNRELIABLE 3",
+        "ACK_RELIABLE 2 left out, 1 acked",
+        "ACK_NACK_UNRELIABLE 3 acked, 1 nacked, 2 acked",
+        "FINISH_SENDER 5 messages",
+        "CLOSE_RECEIVER",
+        "CLOSE_RECEIVER 2 acked, 1 nacked",
+        "CLOSED_CHANNEL_LOST channel=8 (to server, client's)",
+    ):
+        assert expected in lines
+    for vector in vectors["bad_frames"]:
+        capture.write_text(vector["hex"])
+        code, lines = explain(capsys, "aqueduct", "--hex", str(capture))
+        assert (code, vector["rule"] in lines[-1] or lines[-1] == "an unfinished frame") == (1, True), vector
+
+
+@message("tests.explain.Follow")
+class Follow:
+    symbol: str
+    prices: Sender[int]
+    since: dt.datetime
+    note: bytes
+
+
+def test_messages_of_aqueduct_show_tag_and_fields_and_headers_no_secret(
+    capsys: pytest.CaptureFixture[str], capture: Path
+) -> None:
+    sender, receiver = channel(int)
+    with sender, receiver:
+        follow = Follow("EURUSD", sender, dt.datetime(2026, 1, 2, tzinfo=dt.UTC), b"\xff")
+        payload = Codec().encode(follow, attachments=Numbered())
+    frames = [
+        ConnectionControl((("levada-codec", b"1"), ("token", b"very secret"))),
+        Message(2, 300, (13,), payload),
+        Message(2, 301, (), b"\xc7\x01\x02\x90"),  # an ext value of the codec's type that is no message
+    ]
+    capture.write_bytes(b"".join(frame.encode() for frame in frames) + b"\x03\x00")
+    assert explain(capsys, "aqueduct", str(capture)) == (
+        1,
+        [
+            "CONNECTION_CONTROL levada-codec='1' token=(11 octets, not shown)",
+            "MESSAGE channel=2 (to server, server's) number=300 attached=[oneshot sender 13] "
+            'payload=<tests.explain.Follow ["EURUSD", {"attachment": 0, "kind": "sender"}, "2026-01-02T00:00:00+00:00", {"base64": "/w=="}]>',
+            "MESSAGE channel=2 (to server, server's) number=301 payload=0xc7010290",
+            "an unfinished frame",
+        ],
+    )
+
+
+class Numbered:
+    """Takes the handles of a message, by number."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def attach(self, handle: object) -> tuple[AttachmentKind, int]:
+        self.count += 1
+        return AttachmentKind.SENDER, self.count - 1
+
+    def rollback(self) -> None:
+        raise AssertionError
+
+
+def test_all_vectors_of_maop(capsys: pytest.CaptureFixture[str], capture: Path) -> None:
+    vectors = json.loads((VECTORS / "maop" / "data" / "vectors.json").read_text())["vectors"]
+    lines = []
+    for vector in vectors:
+        capture.write_text(vector["hex"])
+        side = {"authentication": ["--stream0=client"], "result": ["--stream0=server"]}.get(vector["kind"], [])
+        key = ["--idempotency"] if "key" in vector else []
+        code, said = explain(capsys, "maop", "--hex", *side, *key, str(capture))
+        assert (code, len(said)) == (0, 1), vector
+        lines += said
+    for expected in (
+        "AUTHENTICATION bearer token=(6 octets, not shown) 'role'=(6 octets, not shown) version=1.0.0 vendor='acme'",
+        "APPROVED session=000102030405060708090a0b0c0d0e0f identifier='c-42' version=1.0.0 vendor='acme'",
+        "DISAPPROVED UNAUTHORIZED retry_after=1500ms reason='denied' version=1.0.0 vendor='acme'",
+        "MESSAGE msg_id=100 length=5 priority=128",
+        "REQUEST msg_id=101 length=0 priority=7 response_msg_id=0 timeout=5000ms",
+        "RESPONSE length=26 start=2023-11-14T22:13:20.000+00:00 took=3ms",
+        "PROCEED [2, 4]",
+        "REFUSE [6: CAPACITY_LIMIT retry_after=250ms]",
+        "BLOCK 5 'hello'",
+        "BLOCK_END 5",
+        "FAIL 4: EXECUTION_ERROR reason='boom'",
+        "DONE [2: start=2023-11-14T22:13:20.000+00:00 took=3ms]",
+        "DISCONNECT_REQUEST drain=3000ms reason='bye'",
+        "DISCONNECT",
+    ):
+        assert expected in lines
+
+
+def test_a_stream_of_maop(capsys: pytest.CaptureFixture[str], capture: Path) -> None:
+    octets = (
+        "00 0064 ffffffffffffffff 00 10 000102030405060708090a0b0c0d0e0f" + "05 00000001 ff" + "06 0000000000000001"
+    )
+    capture.write_text(octets)
+    assert explain(capsys, "maop", "--hex", "--idempotency", str(capture)) == (
+        0,
+        [
+            "MESSAGE msg_id=100 length=undefined priority=0 key=000102030405060708090a0b0c0d0e0f",
+            "BLOCK 1 0xff",
+            "BLOCK_END 1",
+        ],
+    )
+    capture.write_text("03 000a" + "".join(f"{n:016x}" for n in range(10)) + "08 0001" + "ff" * 20)
+    assert explain(capsys, "maop", "--hex", str(capture)) == (
+        0,
+        ["PROCEED [0, 1, 2, 3, 4, 5, 6, 7, … (10)]", f"DONE [{2**64 - 1}: start={2**64 - 1} took={2**32 - 1}ms]"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("octets", "options", "last"),
+    [
+        ("0a 07 0000", [], "an unfinished operation"),
+        ("0a 0b", [], "no operation: "),
+        ("00 0064 0000000000000000 80 05", ["--idempotency"], "no operation: "),
+        ("06 42 65", ["--stream0=client"], "an unfinished authentication"),
+        ("06 00", ["--stream0=client"], "no authentication: the authentication type has characters"),
+        ("00 0001 00000000 0000 05 312e302e30 00 ff", ["--stream0=server"], "octets behind the end"),
+    ],
+)
+def test_damaged_operations_of_maop(
+    capsys: pytest.CaptureFixture[str], capture: Path, octets: str, options: list[str], last: str
+) -> None:
+    capture.write_text(octets)
+    code, lines = explain(capsys, "maop", "--hex", *options, str(capture))
+    assert code == 1
+    assert lines[-1].startswith(last)
 
 
 def test_json_is_a_line_for_each_frame(capsys: pytest.CaptureFixture[str], capture: Path) -> None:

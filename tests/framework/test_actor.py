@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar, cast
 
 import attrs
 import pytest
@@ -466,7 +466,7 @@ def test_without_brackets_with_any_with_a_parameter_and_for_loops_nothing_is_pro
     class Anything(Actor[Any]):
         pass
 
-    class Generic(Actor[T]):
+    class Open(Actor[T]):
         pass
 
     class Loop(Actor[Add | Get]):
@@ -475,7 +475,7 @@ def test_without_brackets_with_any_with_a_parameter_and_for_loops_nothing_is_pro
 
     with pytest.raises(ConfigurationError, match=r"^Concrete promises to handle Add and has no handler for it$"):
 
-        class Concrete(Generic[Add]):
+        class Concrete(Open[Add]):
             pass
 
 

@@ -87,7 +87,7 @@ class Frame:
         self.given_back, self.taken = self.taken, []
 
 
-def detach(number: int, kind: AttachmentKind, item: Any) -> Handle[Any]:
+def detach(number: int, kind: AttachmentKind, item: Any, note: bytes = b"") -> Handle[Any]:
     return HANDLES[kind](number, item)
 
 

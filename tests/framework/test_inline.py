@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextvars
 import functools
-from collections.abc import Callable
 from typing import Any
 
-import attrs
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
@@ -15,43 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 from levada.framework import Actor, ActorSystem, Asks, Failed, Reason, Ref, handles, message, restart
 from levada.framework.errors import ActorStopped
 
-
-@message
-class Item:
-    sender: int
-    n: int
-
-
-@message
-class Run:
-    """Carry a function that the handler is to call, and await if that gives something to await."""
-
-    function: Callable[[], Any]
-
-
-@message
-class Get(Asks[int]):
-    pass
-
-
-class Runner(Actor[Run | Get | Item]):
-    """Does what it is told, in a sync or in an async handler."""
-
-    seen: list[int] = attrs.field(factory=list)
-
-    @handles
-    async def run_it(self, m: Run) -> None:
-        result = m.function()
-        if result is not None:
-            await result
-
-    @handles
-    def get(self, m: Get) -> int:
-        return len(self.seen)
-
-    @handles
-    def item(self, m: Item) -> None:
-        self.seen.append(m.n)
+from .conftest import Get, Item, Run, Runner
 
 
 class Clock:

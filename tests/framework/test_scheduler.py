@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import attrs
 import pytest
 import trio
 from hypothesis import given
@@ -33,49 +32,13 @@ from levada.framework import (
 )
 from levada.framework.errors import ActorError, ActorStopped, EndOfChannel, MailboxFull
 
-
-@message
-class Item:
-    sender: int
-    n: int
+from .conftest import Get, Item, Run, Runner
 
 
 @message
 class Question(Asks[int]):
     sender: int
     n: int
-
-
-@message
-class Run:
-    """Carry a function that the handler is to call, and await if that gives something to await."""
-
-    function: Callable[[], Any]
-
-
-@message
-class Get(Asks[int]):
-    pass
-
-
-class Runner(Actor[Run | Get | Item]):
-    """Does what it is told, in a sync or in an async handler."""
-
-    seen: list[int] = attrs.field(factory=list)
-
-    @handles
-    async def run_it(self, m: Run) -> None:
-        result = m.function()
-        if result is not None:
-            await result
-
-    @handles
-    def get(self, m: Get) -> int:
-        return len(self.seen)
-
-    @handles
-    def item(self, m: Item) -> None:
-        self.seen.append(m.n)
 
 
 # ---------------------------------------------------------------- order

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import signal
@@ -193,6 +194,21 @@ async def test_spawn_while_the_system_ends_is_refused() -> None:
     assert errors == [("close", Shutdown())]
     with pytest.raises(ActorStopped):
         system.spawn(Worker, [])
+
+
+async def test_a_call_at_the_end_may_be_taken_back() -> None:
+    log: Log = []
+
+    async def note(text: str) -> None:
+        log.append(text)
+
+    async with ActorSystem() as system:
+        for text in ("kept", "kept", "taken back"):
+            forget = system.at_end("flush", functools.partial(note, text))
+        forget()
+        forget()
+    forget()
+    assert log == ["kept", "kept"]
 
 
 async def test_at_end_knows_its_phases(system: ActorSystem) -> None:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import attrs
 import pytest
@@ -36,7 +35,9 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     folder = tmp_path_factory.mktemp("certificates")
     command = [sys.executable, "-m", "levada.actors", "interop", "aqueduct", "--self-signed", str(folder)]
     pipe = subprocess.PIPE
-    with subprocess.Popen([*command, "--until-stdin-closes"], stdin=pipe, stdout=pipe, stderr=pipe, text=True) as server:
+    with subprocess.Popen(
+        [*command, "--until-stdin-closes"], stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    ) as server:
         assert server.stdout is not None
         word, host, port, carrier = server.stdout.readline().split()
         assert (word, host, carrier) == ("LISTENING", "127.0.0.1", "quic")

@@ -50,7 +50,8 @@ class Shape:
     """Values of exactly these types go over as they are, both ways."""
 
 
-_PLAIN = frozenset({types.NoneType, bool, int, float, str, bytes})
+PLAIN = frozenset({types.NoneType, bool, int, float, str, bytes})
+"""What msgpack has: values of exactly these types go over as they are."""
 _TOO_DEEP = "nested too deeply (max_depth)"
 
 
@@ -98,7 +99,7 @@ def _native(
             raise Misfit(f"expected {name}, got {got(wire)}")
         return make_exact(widen, wire)
 
-    return Shape(name, lower, lift, (kind,), (kind,), frozenset({kind}) & _PLAIN)
+    return Shape(name, lower, lift, (kind,), (kind,), frozenset({kind}) & PLAIN)
 
 
 def _converted(kind: type, wire_type: type, write: Callable[[Any], Any], read: Callable[[Any], Any]) -> Shape:
@@ -184,7 +185,7 @@ def _enum(kind: type[Enum]) -> Shape:
 def _literal(name: str, values: tuple[Any, ...]) -> Shape:
     wires = [value.value if isinstance(value, Enum) else value for value in values]
     members = {(type(wire), wire): value for wire, value in zip(wires, values, strict=True)}
-    if len(members) < len(values) or not {wire_type for wire_type, _ in members} <= _PLAIN:
+    if len(members) < len(values) or not {wire_type for wire_type, _ in members} <= PLAIN:
         raise ConfigurationError(f"{name} has values that look the same on the wire or cannot travel")
     return _choice(name, members, tuple({type(value): None for value in values}))
 
@@ -376,7 +377,7 @@ def _union(members: list[Shape]) -> Shape:
 def _anything() -> Shape:
     def lower(value: Any, out: Out, depth: int) -> Any:
         kind = type(value)
-        if kind in _PLAIN:
+        if kind in PLAIN:
             return value
         if kind in lower_as:
             return lower_as[kind](value, out, depth)
@@ -390,7 +391,7 @@ def _anything() -> Shape:
 
     def lift(wire: Any, into: In, depth: int) -> Any:
         kind = type(wire)
-        if kind in _PLAIN or kind is dt.datetime:
+        if kind in PLAIN or kind is dt.datetime:
             return wire
         if kind is list:
             return items.lift(wire, into, depth)
@@ -398,7 +399,7 @@ def _anything() -> Shape:
             return pairs.lift(wire, into, depth)
         return _ANY_MESSAGE.lift(wire, into, depth) if wire_key(wire) == "message" else into.take(wire, Any)
 
-    shape = Shape("Any", lower, lift, (), (), _PLAIN)
+    shape = Shape("Any", lower, lift, (), (), PLAIN)
     items = _array("list", shape, (list, tuple), list)
     pairs = _mapping("dict", shape, shape)
     lower_as = {dt.datetime: _LEAVES[dt.datetime].lower, list: items.lower, tuple: items.lower, dict: pairs.lower}

@@ -58,8 +58,8 @@ class Attachable(Protocol):
 class Attachments(Protocol):
     """Takes the handles of one message while it is encoded."""
 
-    def attach(self, handle: Any, /) -> tuple[AttachmentKind, int]:
-        """Take a handle; return what goes on the wire for it: its kind and its number.
+    def attach(self, handle: Any, /) -> tuple[AttachmentKind, int] | tuple[AttachmentKind, int, bytes]:
+        """Take a handle; return what goes on the wire for it: its kind and its number; for a `REF` also octets that say who it is.
 
         Any error (`HandleMoved`, for example) ends the encoding and reaches the caller of `Codec.encode` unchanged.
         """
@@ -70,8 +70,9 @@ class Attachments(Protocol):
         ...
 
 
-Detach = Callable[[int, AttachmentKind, Any], Any]
-"""Called with number, kind and item type (as annotated) of an attachment; returns the handle.
+Detach = Callable[..., Any]
+"""Called with number, kind and item type (as annotated) of an attachment, and, if there are any, the octets that say who a `REF` is;
+returns the handle.
 
 `ValueError`, `LookupError` or a `LevadaError` from it becomes the `DecodeError` of the message.
 """
@@ -136,6 +137,11 @@ def pack_message(row: tuple[Any, ...]) -> bytes:
     return _HEADERS[len(payload)] + payload if len(payload) < 256 else packer.pack(ext_value(EXT_MESSAGE, payload))
 
 
+def pack_plain(value: Any) -> bytes:
+    """A value that msgpack has."""
+    return new_packer().pack(value)
+
+
 class Out:
     """One call of `Codec.encode`."""
 
@@ -175,13 +181,13 @@ class Out:
     def attach(self, handle: Any) -> Any:
         if self.attachments is None:
             raise Misfit(f"{type(handle).__qualname__} cannot travel here: this place takes no attachments")
-        kind, number = self.attachments.attach(handle)
+        kind, number, *note = self.attachments.attach(handle)
         groups = bytearray([kind])
         while number > 0x7F:
             groups.append(number & 0x7F | 0x80)
             number >>= 7
         groups.append(number)
-        return ext_value(EXT_ATTACHMENT, bytes(groups))
+        return ext_value(EXT_ATTACHMENT, b"".join((groups, *note)))
 
 
 class In:
@@ -199,7 +205,7 @@ class In:
 
     def take(self, wire: tuple[int, bytes], item: Any) -> Any:
         """The handle of an attachment."""
-        kind, number = read_attachment(wire[1])
+        kind, number, note = read_attachment(wire[1])
         if self.detach is None:
             raise Misfit("an attachment where none can be")
         if kind is not AttachmentKind.RETURNED_REF:
@@ -207,21 +213,24 @@ class In:
                 raise Misfit(f"attachment {number} is used twice")
             self.seen.add(number)
         try:
-            return self.detach(number, kind, item)
+            return self.detach(number, kind, item, note) if note else self.detach(number, kind, item)
         except (ValueError, LookupError, LevadaError) as error:
             raise Misfit(f"attachment {number}: {error}") from error
 
 
-def read_attachment(payload: bytes) -> tuple[AttachmentKind, int]:
+def read_attachment(payload: bytes) -> tuple[AttachmentKind, int, bytes]:
+    """Kind, number, and what follows, which is empty but for a `REF`."""
     number = 0
-    groups = payload[1:]
-    for position, octet in enumerate(groups):
-        number |= (octet & 0x7F) << 7 * position
-        if (octet < 0x80) != (position == len(groups) - 1):
+    for size, octet in enumerate(payload[1:11], 1):
+        number |= (octet & 0x7F) << 7 * (size - 1)
+        if octet < 0x80:
+            note = payload[size + 1 :]
+            shortest = octet or size == 1
+            if shortest and payload[0] < len(AttachmentKind) and number < 1 << 64:
+                kind = AttachmentKind(payload[0])
+                if not note or kind is AttachmentKind.REF:
+                    return kind, number, note
             break
-    else:
-        if groups and payload[0] < len(AttachmentKind) and number < 1 << 64 and (groups[-1] or len(groups) == 1):
-            return AttachmentKind(payload[0]), number
     raise Misfit(f"not an attachment: {NAMES.repr(payload.hex())}")
 
 

@@ -91,6 +91,8 @@ class Actor(Generic[M]):
 
     trap_exits = False
     """Whether the end of a linked actor arrives as an `Exit` message instead of ending this one."""
+    accept_remote_links = False
+    """Whether an actor in another system may link to this one; an exit signal from there then ends it, as one from here does."""
     strategy = one_for_one()
     """Which children start again together, see `one_for_all`."""
     stash_limit = 1000
@@ -130,16 +132,11 @@ class Actor(Generic[M]):
         if cls._is_loop:
             return
         for base in getattr(cls, "__orig_bases__", ()):
-            origin = get_origin(base)
-            if isinstance(origin, type) and issubclass(origin, Actor):
-                for part in get_args(base):
-                    if isinstance(part, TypeVar) or part is Any:
-                        continue
-                    for kind in flatten(part):
-                        if isinstance(kind, type) and find_handler(kind, cls._table) is None:
-                            raise ConfigurationError(
-                                f"{cls.__name__} promises to handle {kind.__name__} and has no handler for it"
-                            )
+            for kind in _promised(base):
+                if isinstance(kind, type) and find_handler(kind, cls._table) is None:
+                    raise ConfigurationError(
+                        f"{cls.__name__} promises to handle {kind.__name__} and has no handler for it"
+                    )
 
     # ------------------------------------------------------------ hooks
 
@@ -473,6 +470,22 @@ class Actor(Generic[M]):
         finally:
             self._cell._scheduler = inbox.scheduler
             inbox.give_up_question()
+
+
+def _promised(base: Any) -> list[Any]:
+    """List what a base class with brackets promises to handle: message classes, and parameters that stand for some."""
+    origin, arguments = get_origin(base), get_args(base)
+    if origin is Actor:
+        return _classes(arguments[0])
+    if not (isinstance(origin, type) and issubclass(origin, Actor)):
+        return []
+    values = dict(zip(origin.__parameters__, arguments, strict=False))  # type: ignore[attr-defined]
+    promised = [part for upper in origin.__orig_bases__ for part in _promised(upper)]  # type: ignore[attr-defined]
+    return [kind for part in promised for kind in _classes(values.get(part, part))]
+
+
+def _classes(annotation: Any) -> list[Any]:
+    return [] if annotation is Any else flatten(annotation)
 
 
 def _look_at_receive_timeout(cell: Cell, seconds: float) -> None:

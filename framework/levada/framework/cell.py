@@ -363,20 +363,35 @@ class Cell(Ref[Any]):
         if other is self:
             return
         if not other.is_alive:
-            self._system.lifecycle.exit_signal(self, other, other._reason)
+            self._exited(other, other._reason)
             return
-        for one, two in ((self, other), (other, self)):
-            extras = one._more()
-            if extras.links is None:
-                extras.links = {}
-            extras.links[two] = None
+        other._tie(self)
+        self._tie(other)
 
     @enable_ki_protection
     def _unlink(self, other: Any) -> None:
         """Untie on both sides."""
-        for one, two in ((self, other), (other, self)):
-            if one._extras is not None and one._extras.links is not None:
-                one._extras.links.pop(two, None)
+        self._untie(other)
+        other._untie(self)
+
+    # One side of a link each; what stands for an actor elsewhere has its own.
+
+    def _tie(self, other: Any) -> None:
+        """Let the end of this actor be told to `other`."""
+        extras = self._more()
+        if extras.links is None:
+            extras.links = {}
+        extras.links[other] = None
+
+    def _untie(self, other: Any) -> None:
+        """Let it not be told to `other` any more."""
+        if self._extras is not None and self._extras.links is not None:
+            self._extras.links.pop(other, None)
+
+    def _exited(self, other: Any, reason: Reason) -> None:
+        """`other`, which was tied to this actor, has ended."""
+        self._untie(other)
+        self._system.lifecycle.exit_signal(self, other, reason)
 
     def _bury(self) -> None:
         """Become a dead cell."""

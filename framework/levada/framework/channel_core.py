@@ -342,6 +342,8 @@ class ChannelCore:
         else:
             if self.prepare is not None:
                 entry = self.prepare(entry)
+                if entry is None:
+                    return
             self.queue.append(entry)
             if self.consumer is not None:
                 self.consumer()
@@ -425,7 +427,8 @@ class ChannelCore:
         Args:
             consumer: called after each change that may concern it, in the task of whoever made the change; quick, raises nothing,
                 and made for being called while it runs.
-            prepare: makes an entry of each message, or of its `Tracked`, as it is put; raises what ``send`` is to raise.
+            prepare: makes an entry of each message, or of its `Tracked`, as it is put; raises what ``send`` is to raise. ``None`` means
+                that it has gone on its way at once, as if it had been queued and taken.
         """
         self.consumer, self.prepare = consumer, prepare
         self._dismiss_takers()
@@ -437,14 +440,15 @@ class ChannelCore:
             self.limit -= 1
         return self.queue.popleft()
 
-    def settle(self, entry: Any, *, delivered: bool) -> None:
-        """A consumer knows what became of an entry; lets the next sender in."""
+    def settle(self, *entries: Any, delivered: bool) -> None:
+        """A consumer knows what became of entries; lets the next senders in."""
         if self.sender.state is OPEN and self.mode is not Mode.UNRELIABLE:
-            self.limit += 1
-        if not delivered:
-            self._dropped(entry)
-        elif isinstance(entry, Envelope):
-            entry.settle(True)
+            self.limit += len(entries)
+        for entry in entries:
+            if not delivered:
+                self._dropped(entry)
+            elif isinstance(entry, Envelope):
+                entry.settle(True)
         if self.putters:
             self._admit()
 

@@ -3,7 +3,8 @@
 On the wire
     A message is ext type 2; its payload is a msgpack array ``[tag, field, …]``, fields in definition order (those of a base class first).
     An attachment is ext type 1; its payload is one octet for the `AttachmentKind`, then its number as an unsigned base-128 integer, least
-    significant group first, bit 7 set on every octet but the last, the fewest octets possible, below 2**64.
+    significant group first, bit 7 set on every octet but the last, the fewest octets possible, below 2**64; for a `REF`, octets may follow
+    that say who it is.
     Ext type -1 is msgpack's timestamp. Other ext types are errors. Octets are never pickled, and the wire never makes us import anything.
 
 What a field may hold
@@ -50,7 +51,7 @@ from typing import Any, TypeVar, overload
 import attrs
 from attrs import validators as v
 
-from ._shapes import is_message, plan_of, shape_of
+from ._shapes import PLAIN, is_message, plan_of, shape_of
 from ._wire import (
     EXT_MESSAGE,
     Attachable,
@@ -61,6 +62,7 @@ from ._wire import (
     Misfit,
     Out,
     pack_message,
+    pack_plain,
     unpack,
 )
 from .errors import DecodeError
@@ -117,6 +119,15 @@ class Codec:
             LevadaError: from ``attachments.attach``. Whatever the error, handles taken before it have been given back.
         """
         cls = type(value)
+        if cls is expected and cls in PLAIN:
+            # What msgpack has, as it is: a third of the time that it takes by way of shapes.
+            try:
+                octets = pack_plain(value)
+            except (ValueError, OverflowError):
+                pass
+            else:
+                if len(octets) <= self.max_bytes:
+                    return octets
         plan = getattr(cls, "__message_plan__", None)
         if plan is not None and plan.cls is cls and (expected is Any or expected is cls):
             # A message of plain fields costs 2.2 times a packb() of the same row here, 6.5 times by way of shapes, which all else takes.
@@ -177,6 +188,13 @@ class Codec:
         size = len(data)
         if size > self.max_bytes:
             raise DecodeError(f"{size} octets, at most {self.max_bytes} (max_bytes)")
+        if expected in PLAIN:
+            try:
+                value = unpack(data)
+            except Misfit as misfit:
+                raise DecodeError(misfit.detail) from misfit.__cause__
+            if type(value) is expected:
+                return value
         # Ext 8 that ends where the data ends: nearly every small message. With plain fields it costs 2.4 times an unpackb() of the same row
         # together with making the object (5.4 times the unpackb() alone); 6.2 times by way of shapes.
         if size > 3 and data[0] == 0xC7 and data[2] == EXT_MESSAGE and data[1] == size - 3:

@@ -37,9 +37,11 @@ __all__ = [
     "LocalProtocolError",
     "MailboxFull",
     "NameTaken",
+    "NameUnknown",
     "NoValue",
     "ProtocolError",
     "ReceiverClosed",
+    "RemoteFailure",
     "RemoteProtocolError",
     "SenderFinished",
     "StreamError",
@@ -280,3 +282,22 @@ class NameTaken(ActorError, LookupError):
 
     name: str = ""
     """The name that was asked for."""
+
+
+@attrs.define(eq=False, slots=False, str=False)
+class NameUnknown(ActorError, LookupError):
+    """Nobody can be found under this name: no actor has it, or the other system does not let it be looked up."""
+
+    name: str = ""
+    """The name that was asked for."""
+
+
+@attrs.define(eq=False, slots=False, str=False)
+class RemoteFailure(ActorError):
+    """What is known here of an exception in another system: its class and its text. The exception itself stays there."""
+
+    kind: str = ""
+    """Name of its class, for example ``"KeyError"``."""
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.detail}" if self.detail else self.kind

@@ -674,8 +674,7 @@ class Lifecycle:
         for forget in list((extras.watched or {}).values()):
             forget()
         for other in extras.links or ():
-            other._unlink(cell)
-            self.exit_signal(other, cell, reason)
+            other._exited(cell, reason)
         for ask in extras.open_asks or ():
             ask.fail(stopped_error(cell, reason, ask.message))
         if extras.timers is not None:

@@ -149,7 +149,7 @@ class ActorSystem:
         self._clock = _clock
         self._dead_letters = DeadLetters(self.events)
         self._numbers = itertools.count(1)
-        self._phase_calls: dict[Phase, list[Callable[[], Awaitable[object]]]] = {phase: [] for phase in PHASES}
+        self._phase_calls: dict[Phase, dict[object, Callable[[], Awaitable[object]]]] = {phase: {} for phase in PHASES}
         self._phase: Phase | Literal["new", "running", "over"] = "new"
         self._fatal: BaseException | None = None
         # Set on entering: they belong to the task and the run that do it.
@@ -251,7 +251,7 @@ class ActorSystem:
             logger.debug("%s: %s", self.name, phase, extra={"event": "phase"})
             with trio.move_on_after(self._shutdown) as scope:
                 async with trio.open_nursery() as nursery:
-                    for function in self._phase_calls[phase]:
+                    for function in list(self._phase_calls[phase].values()):
                         nursery.start_soon(self._call_in_phase, phase, function)
                     if phase == "drain":
                         self._root._admit(Stop(SHUTDOWN, final=True))
@@ -269,15 +269,25 @@ class ActorSystem:
             if self._fatal is None:
                 self._fatal = error
 
-    def at_end(self, phase: Phase, function: Callable[[], Awaitable[object]]) -> None:
+    def at_end(self, phase: Phase, function: Callable[[], Awaitable[object]]) -> Callable[[], None]:
         """Call an async function in a phase of the end, beside the others of that phase; its error comes out of the block.
+
+        Returns:
+            What takes it back; harmless when it has been called, or taken back before.
 
         Raises:
             ConfigurationError: no such phase.
         """
         if phase not in PHASES:
             raise ConfigurationError(f"phases are {', '.join(PHASES)}, not {phase!r}")
-        self._phase_calls[phase].append(function)
+        calls = self._phase_calls[phase]
+        key = object()
+        calls[key] = function
+
+        def forget() -> None:
+            calls.pop(key, None)
+
+        return forget
 
     @property
     def phase(self) -> str:

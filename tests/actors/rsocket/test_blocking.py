@@ -75,6 +75,10 @@ class Server:
         match request.route:
             case "numbers":
                 return self.numbers(int(request.data))
+            case "back":
+                return request.payloads
+            case "two":
+                return self.first_two(request)
             case "slow":
                 self.slow += 1
                 try:
@@ -90,6 +94,14 @@ class Server:
             case "ask":
                 return (await request.connection.request_response(b"you?")).data
         return len(request.message(Length).text) if request.holds_message else request.payload
+
+    async def first_two(self, request: Request) -> AsyncIterator[bytes]:
+        """Take two payloads and no more; answer when `go_on` is called."""
+        async with request.payloads as payloads:
+            got = [(await payloads.receive()).data for _ in range(2)]
+        yield b" ".join(got)
+        await self.go_on.wait()
+        yield b"end"
 
     async def numbers(self, count: int) -> AsyncIterator[bytes]:
         for number in range(count):

@@ -573,6 +573,33 @@ async def test_metadata_pushes_reach_the_hook() -> None:
         assert got == [b"one", b"bad", b"two"]
 
 
+@pytest.mark.parametrize(
+    ("pushes", "left"),
+    [
+        ([b"%d" % n for n in range(100)], [b"0", *(b"%d" % n for n in range(36, 100))]),
+        ([bytes([n]) * 300_000 for n in range(10)], [bytes([n]) * 300_000 for n in (0, 7, 8, 9)]),
+        ([b"first", b"small", bytes(2_000_000)], [b"first", bytes(2_000_000)]),
+    ],
+    ids=["too many", "too much", "a single large one"],
+)
+async def test_metadata_pushes_that_wait_for_the_hook_have_a_bound(pushes: list[bytes], left: list[bytes]) -> None:
+    """The first is in the hook; of the others the oldest are dropped."""
+    got: list[bytes] = []
+    gate = trio.Event()
+
+    async def pushed(peer: ConnectedPeer, metadata: bytes) -> None:
+        got.append(metadata)
+        await gate.wait()
+
+    async with pair(None, server=ServerConfig(metadata_pushed=pushed)) as (peer, _, _system):
+        for metadata in pushes:
+            await peer.metadata_push(metadata)
+            await wait_all_tasks_blocked()
+        gate.set()
+        await wait_all_tasks_blocked()
+        assert got == left
+
+
 # ---------------------------------------------------------------- the end of an actor, of a connection
 
 

@@ -303,25 +303,37 @@ async def test_context_variables_of_one_request_are_not_seen_by_the_next() -> No
 # ---------------------------------------------------------------- floods
 
 
-async def test_fire_and_forget_requests_have_a_bound() -> None:
+@pytest.mark.parametrize(
+    ("limits", "size", "handled"),
+    [
+        ({"max_fire_and_forget": 10}, 0, 10),
+        ({"max_fire_and_forget_octets": 10_000}, 1_000, 10),
+        ({"max_fire_and_forget_octets": 999}, 1_000, 1),
+    ],
+    ids=["count", "octets", "a single large one"],
+)
+async def test_fire_and_forget_requests_have_a_bound(limits: dict[str, Any], size: int, handled: int) -> None:
     gate = trio.Event()
-    handled = 0
+    taken: list[int] = []
 
     async def handler(request: Request) -> Any:
-        nonlocal handled
         if request.kind.name == "FIRE_AND_FORGET":
             await gate.wait()
-            handled += 1
+            taken.append(len(request.data))
         return b""
 
-    async with pair(handler, server=ServerConfig(max_fire_and_forget=10)) as (peer, listener, _):
+    text = ClientConfig(core=CoreConfig(metadata_mime_type="text/plain"))
+    async with pair(handler, client=text, server=ServerConfig(**limits)) as (peer, listener, _):
         for _ in range(500):
-            await peer.fire_and_forget(b"")
+            await peer.fire_and_forget(bytes(size // 2), metadata=bytes(size // 2))
         await peer.request_response(b"")
-        assert listener.peers[0].statistics().fire_and_forget_dropped == 490
+        assert listener.peers[0].statistics().fire_and_forget_dropped == 500 - handled
         gate.set()
         await wait_all_tasks_blocked()
-        assert handled == 10
+        assert taken == [size // 2] * handled
+        await peer.fire_and_forget(b"again")
+        await wait_all_tasks_blocked()
+        assert taken[-1] == 5
 
 
 async def test_so_many_streams_and_no_more() -> None:
@@ -585,26 +597,32 @@ async def test_inside_an_actor() -> None:
         assert listener.peers == []
 
 
-async def test_the_end_of_the_system_drains_connections(autojump_clock: MockClock) -> None:
-    """What is under way is answered before the system ends."""
+@pytest.mark.parametrize("stuck", [0, 4])
+async def test_the_end_of_the_system_drains_connections(autojump_clock: MockClock, stuck: int) -> None:
+    """What is under way is answered before the system ends, on all connections at the same time; a stuck one delays no other."""
 
-    async def handler(_: Request) -> bytes:
-        await trio.sleep(1)
+    async def handler(request: Request) -> bytes:
+        await trio.sleep(1 if request.data != b"stuck" else 1000)
         return b"in time"
 
-    answers: list[Any] = []
+    answers: list[tuple[str, float]] = []
 
-    async def call(peer: ConnectedPeer) -> None:
-        answers.append((await peer.request_response(b"")).data)
+    async def call(peer: ConnectedPeer, data: bytes) -> None:
+        try:
+            answers.append(((await peer.request_response(data)).data.decode(), trio.current_time()))
+        except ConnectionLost:
+            answers.append(("given up", trio.current_time()))
 
     async with trio.open_nursery() as nursery, ActorSystem() as clients:
         async with ActorSystem() as system, AsyncExitStack() as stack:
-            await stack.enter_async_context(serve(system, "rsocket+memory://desk", handler))
+            config = ServerConfig(drain=3.0)
+            await stack.enter_async_context(serve(system, "rsocket+memory://desk", handler, config=config))
             leave = stack.pop_all()  # after the system, not before it
-            peer = await leave.enter_async_context(connect(clients, "rsocket+memory://desk"))
-            nursery.start_soon(call, peer)
+            for number in range(8):
+                peer = await leave.enter_async_context(connect(clients, "rsocket+memory://desk"))
+                nursery.start_soon(call, peer, b"stuck" if number < stuck else b"")
             await wait_all_tasks_blocked()
-        assert answers == [b"in time"]
+        assert answers == [("in time", 1.0)] * (8 - stuck) + [("given up", 3.0)] * stuck
         await leave.aclose()
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pytest
 import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("levada.actors.spark", exc_type=ImportError)
@@ -38,6 +39,7 @@ from levada.actors.spark import (  # noqa: E402
     serve_bridge,
 )
 from levada.actors.spark import worker as worker_module  # noqa: E402
+from levada.actors.spark.bridge import CLEAN_EVERY  # noqa: E402
 from levada.actors.spark.protocol import (  # noqa: E402
     WINDOW,
     BlockHead,
@@ -219,18 +221,18 @@ def test_a_writer_waits_no_longer_than_it_was_told(actors: Actors) -> None:
         remote(actors).stage(StageHead("q", 0, 0, 1), [batch(n, text="x" * 1000) for n in range(8)])
 
 
-async def test_a_batch_that_nobody_delivers_is_dropped_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_batch_that_nobody_delivers_is_dropped_in_time(tmp_path: Path, mock_clock: MockClock) -> None:
     """As after a job that was killed: its rows do not fill the room for staged ones for ever."""
-    monkeypatch.setattr("levada.actors.spark.bridge.CLEAN_EVERY", 0.01)
     async with ActorSystem() as system:
-        config = BridgeConfig(max_staged_age=0.0)
+        config = BridgeConfig(max_staged_age=3600.0)
         async with serve_bridge(system, tmp_path / "b", config=config) as bridge:
             lines = await bridge.mailbox("lines", Line)
             client = RemoteMailbox(bridge.address, "lines")
             assert await trio.to_thread.run_sync(client.stage, StageHead("q", 0, 0, 1), [batch(1)]) == 1
-            with trio.fail_after(20):
-                while (await lines.ref.ask(GetJournalStatistics(), timeout=None)).store.octets_staged:  # noqa: ASYNC110
-                    await trio.sleep(0.01)  # a journal tells nobody that staged rows are gone
+            assert (await lines.ref.ask(GetJournalStatistics(), timeout=None)).store.octets_staged > 0
+            mock_clock.jump(3600.0 + CLEAN_EVERY)
+            await wait_all_tasks_blocked()  # the journal was told before it is asked
+            assert (await lines.ref.ask(GetJournalStatistics(), timeout=None)).store.octets_staged == 0
 
 
 # ---------------------------------------------------------------- groups

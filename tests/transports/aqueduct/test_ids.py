@@ -1,15 +1,12 @@
-"""Channel ids, and sets of numbers that mostly come in order."""
+"""Channel ids."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from levada.transports.aqueduct import AqueductCore, Attach, ReceiverHalf, SenderHalf
-from levada.transports.aqueduct.ids import Numbers
 
 from .conftest import Wire
 
@@ -43,17 +40,3 @@ def test_aq6_the_entrypoint_is_0(wire: Callable[..., Wire]) -> None:
     """Id 0 flows from the client to the server."""
     assert isinstance(wire(client=True).core.halves[0], SenderHalf)
     assert isinstance(wire(client=False).core.halves[0], ReceiverHalf)
-
-
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 30)), max_size=60))
-def test_numbers_are_a_set(steps: list[tuple[bool, int]]) -> None:
-    numbers, model = Numbers(), set[int]()
-    for add, number in steps:
-        if add:
-            numbers.add(number)
-            model.add(number)
-        else:
-            numbers.discard(number)
-            model.discard(number)
-        assert {n for n in range(32) if n in numbers} == model
-        assert len(numbers) == sum(n - 1 not in model for n in model)

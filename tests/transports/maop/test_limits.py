@@ -245,21 +245,29 @@ def test_one_bad_operation_leaves_the_others_alone() -> None:
     assert wire.signal(Done(((mine, 1, 1),))) == [Completed(mine, None, None, 1, 1)]
 
 
+class Owner:
+    """Who has a deadline."""
+
+    def __init__(self, then: Callable[[], None] = lambda: None) -> None:
+        self.deadline: float | None = None
+        self.filed: int | None = None
+        self.woken: list[float] = []
+        self.then = then
+
+    def expire(self, now: float) -> None:
+        self.woken.append(now)
+        self.then()
+
+
 def test_timers_are_bounded_by_who_uses_them() -> None:
-    class Owner:
-        deadline: float | None = None
-        scheduled: float | None = None
-        woken: float | None = None
-
-        def expire(self, now: float) -> None:
-            self.woken = now
-
     timers = Timers()
     for n in range(10_000):
         owner = Owner()
         timers.set(owner, 1000.0 + n)
+        timers.settle()
         timers.set(owner, None)
-    assert len(timers._heap) < 200
+    timers.settle()
+    assert (len(timers._heap) < 200, timers._due, timers._fresh) == (True, {}, [])
     moved, taken = Owner(), Owner()
     timers.set(moved, 1.0)
     timers.set(taken, 1.5)
@@ -268,9 +276,46 @@ def test_timers_are_bounded_by_who_uses_them() -> None:
     assert timers.next() == 3.0
     timers.set(moved, 2.0)
     timers.expire(1.9)
-    assert moved.woken is None
+    assert moved.woken == []
     timers.expire(2.0)
-    assert [moved.woken, taken.woken, timers.next()] == [2.0, None, None]
+    assert [moved.woken, taken.woken, timers.next()] == [[2.0], [], None]
+
+
+def test_who_is_woken_may_change_the_deadlines_of_others() -> None:
+    timers = Timers()
+    taken, put_off = Owner(), Owner()
+
+    def change() -> None:
+        timers.set(taken, None)
+        timers.set(put_off, 2.0)
+
+    for owner in (Owner(change), taken, put_off):
+        timers.set(owner, 1.0)
+    timers.expire(1.0)
+    assert [taken.woken, put_off.woken, timers.next()] == [[], [], 2.0]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.none() | st.integers(0, 40)), max_size=60))
+def test_deadlines_are_met_within_a_millisecond(steps: list[tuple[int, int | None]]) -> None:
+    """Owner 3 is the clock; deadlines are quarters of a millisecond."""
+    timers, now = Timers(), 0.0
+    owners = [Owner() for _ in range(3)]
+    for who, quarters in steps:
+        if who < 3:
+            timers.set(owners[who], None if quarters is None else now + quarters / 4000)
+            continue
+        now += (quarters or 0) / 4000
+        before = [owner.deadline for owner in owners]
+        timers.expire(now)
+        for owner, at in zip(owners, before, strict=True):
+            if owner.deadline is None and at is not None:
+                assert at - 0.00002 <= now
+            elif at is not None:
+                assert now < at + 0.001
+        first = timers.next()
+        waiting = [owner.deadline for owner in owners if owner.deadline is not None]
+        assert (first is None) == (not waiting)
+        assert first is None or first <= min(waiting) + 0.001
 
 
 def test_outputs_of_a_closed_core_end_with_the_close() -> None:

@@ -13,6 +13,12 @@ from levada.transports.rsocket.frames import Frame, SetupFrame, decode
 from levada.transports.rsocket.payload import Payload
 from levada.transports.testing import CorePair
 
+Make = Callable[..., RSocketCore]
+Feed = Callable[..., list[Event]]
+Sent = Callable[[RSocketCore], list[Frame]]
+Pair = Callable[..., CorePair[RSocketCore]]
+Setup = Callable[..., SetupFrame]
+
 
 def token_octets(size: int) -> bytes:
     return bytes(range(size))

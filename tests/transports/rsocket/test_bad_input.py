@@ -31,12 +31,8 @@ from levada.transports.rsocket.frames import (
     ResumeFrame,
     ResumeOkFrame,
 )
-from levada.transports.testing import CorePair
 
-Make = Callable[..., RSocketCore]
-Feed = Callable[..., list[Event]]
-Sent = Callable[[RSocketCore], list[Frame]]
-Pair = Callable[..., CorePair[RSocketCore]]
+from .conftest import Feed, Make, Pair, Sent
 
 MANY = 100_000
 

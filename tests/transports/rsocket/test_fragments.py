@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from levada.transports.rsocket import ConnectionState, CoreConfig, ErrorCode, LeaseGrant, Payload, RSocketCore
+from levada.transports.rsocket import ConnectionState, CoreConfig, ErrorCode, LeaseGrant, Payload
 from levada.transports.rsocket.events import (
     CreditGranted,
-    Event,
     FailedBy,
     Interaction,
     PayloadReceived,
@@ -23,18 +20,13 @@ from levada.transports.rsocket.fragments import Gathering, split
 from levada.transports.rsocket.frames import (
     CancelFrame,
     ErrorFrame,
-    Frame,
     FrameType,
     PayloadFrame,
     RequestFrame,
     RequestNFrame,
 )
-from levada.transports.testing import CorePair
 
-Make = Callable[..., RSocketCore]
-Feed = Callable[..., list[Event]]
-Sent = Callable[[RSocketCore], list[Frame]]
-Pair = Callable[..., CorePair[RSocketCore]]
+from .conftest import Feed, Make, Pair, Sent
 
 RESPONSE, FNF, STREAM, CHANNEL = (
     FrameType.REQUEST_RESPONSE,

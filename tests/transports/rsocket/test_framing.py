@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from levada.framework.errors import ConfigurationError, LocalProtocolError
-from levada.transports.rsocket import ConnectionState, CoreConfig, ErrorCode, Payload, RSocketCore, StreamIdsExhausted
+from levada.transports.rsocket import ConnectionState, CoreConfig, ErrorCode, Payload, StreamIdsExhausted
 from levada.transports.rsocket.events import (
     ConnectionEnded,
     EndReason,
@@ -27,7 +27,6 @@ from levada.transports.rsocket.frames import (
     CancelFrame,
     ErrorFrame,
     ExtensionFrame,
-    Frame,
     FrameType,
     KeepaliveFrame,
     LeaseFrame,
@@ -40,12 +39,8 @@ from levada.transports.rsocket.frames import (
     UnknownFrame,
 )
 from levada.transports.rsocket.streams import StreamIds
-from levada.transports.testing import CorePair
 
-Make = Callable[..., RSocketCore]
-Feed = Callable[..., list[Event]]
-Sent = Callable[[RSocketCore], list[Frame]]
-Pair = Callable[..., CorePair[RSocketCore]]
+from .conftest import Feed, Make, Pair, Sent
 
 ECHO = RequestFrame(type=FrameType.REQUEST_RESPONSE, stream_id=1, payload=Payload(b"hi"))
 

@@ -12,7 +12,6 @@ from levada.transports.rsocket.events import (
     ConnectionEnded,
     CreditGranted,
     EndReason,
-    Event,
     FailedBy,
     Interaction,
     LeaseGranted,
@@ -40,10 +39,7 @@ from levada.transports.rsocket.frames import (
 )
 from levada.transports.testing import CorePair
 
-Make = Callable[..., RSocketCore]
-Feed = Callable[..., list[Event]]
-Sent = Callable[[RSocketCore], list[Frame]]
-Pair = Callable[..., CorePair[RSocketCore]]
+from .conftest import Feed, Make, Pair, Sent
 
 MAX = 2**31 - 1
 

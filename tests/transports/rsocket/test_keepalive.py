@@ -7,23 +7,18 @@ from collections.abc import Callable
 import pytest
 
 from levada.framework.errors import LocalProtocolError
-from levada.transports.rsocket import ErrorCode, Payload, RSocketCore
+from levada.transports.rsocket import ErrorCode, Payload
 from levada.transports.rsocket.events import (
     ConnectionEnded,
     EndReason,
-    Event,
     KeepaliveReceived,
     PeerFellSilent,
     SessionSuspended,
     StreamFailed,
 )
-from levada.transports.rsocket.frames import ErrorFrame, Frame, KeepaliveFrame, SetupFrame
-from levada.transports.testing import CorePair
+from levada.transports.rsocket.frames import ErrorFrame, KeepaliveFrame, SetupFrame
 
-Make = Callable[..., RSocketCore]
-Feed = Callable[..., list[Event]]
-Sent = Callable[[RSocketCore], list[Frame]]
-Pair = Callable[..., CorePair[RSocketCore]]
+from .conftest import Feed, Make, Pair, Sent
 
 ASK = KeepaliveFrame(respond=True, position=0)
 

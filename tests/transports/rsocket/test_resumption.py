@@ -25,7 +25,6 @@ from levada.transports.rsocket.events import (
 from levada.transports.rsocket.frames import (
     CancelFrame,
     ErrorFrame,
-    Frame,
     FrameType,
     KeepaliveFrame,
     LeaseFrame,
@@ -37,12 +36,8 @@ from levada.transports.rsocket.frames import (
     SetupFrame,
 )
 from levada.transports.rsocket.resumption import Replay
-from levada.transports.testing import CorePair
 
-Make = Callable[..., RSocketCore]
-Feed = Callable[..., list[Event]]
-Sent = Callable[[RSocketCore], list[Frame]]
-Pair = Callable[..., CorePair[RSocketCore]]
+from .conftest import Feed, Make, Pair, Sent
 
 V3 = RequestFrame(type=FrameType.REQUEST_RESPONSE, stream_id=1, payload=Payload(b"hello", b"echo"))
 

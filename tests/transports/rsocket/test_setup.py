@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from levada.framework.errors import LocalProtocolError
@@ -38,11 +36,7 @@ from levada.transports.rsocket.frames import (
 )
 from levada.transports.testing import CorePair
 
-Make = Callable[..., RSocketCore]
-Feed = Callable[..., list[Event]]
-Sent = Callable[[RSocketCore], list[Frame]]
-Pair = Callable[..., CorePair[RSocketCore]]
-Setup = Callable[..., SetupFrame]
+from .conftest import Feed, Make, Pair, Sent, Setup
 
 
 def request(stream_id: int, kind: FrameType = FrameType.REQUEST_RESPONSE) -> RequestFrame:

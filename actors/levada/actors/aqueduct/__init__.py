@@ -28,6 +28,7 @@ from levada.transports.aqueduct import AqueductConfig
 from .config import PeerConfig
 from .entry import connect, serve
 from .peer import ConnectionStatistics, Peer
+from .raw import RawMessage
 from .server import Handler, Listener
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "Listener",
     "Peer",
     "PeerConfig",
+    "RawMessage",
     "connect",
     "serve",
 ]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
+import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, ClassVar
@@ -33,8 +33,6 @@ from levada.framework.errors import (
     ConnectionLost,
     DatagramTooLarge,
     LevadaError,
-    StreamWasReset,
-    StreamWasStopped,
 )
 from levada.transports import carriers
 from levada.transports.aqueduct import (
@@ -47,10 +45,8 @@ from levada.transports.aqueduct import (
     Event,
     HeadersReceived,
     OpenStream,
-    Output,
     Readable,
     ReceiverHalf,
-    ResetCode,
     ResetStream,
     SenderHalf,
     Settled,
@@ -64,6 +60,8 @@ from levada.transports.carriers import CarrierInfo, CloseReason
 
 from .config import PeerConfig
 from .halves import Halves
+from .raw import RawMessage
+from .wires import AT_ONCE, StreamOutput, Wires
 
 __all__ = ["Carrier", "Connection"]
 
@@ -74,7 +72,6 @@ Carrier = Callable[[], AbstractAsyncContextManager[carriers.Connection]]
 
 CODEC = ("levada-codec", b"1")
 """Connection header: which messages this side writes. A peer that says nothing about it is taken at its word when it sends any."""
-URGENT, USUAL = 64, 128  # priorities of streams
 
 
 class Flush:
@@ -90,21 +87,6 @@ class Due:
 
 
 FLUSH, DUE = Flush(), Due()
-
-
-class Wire:
-    """One stream of the carrier, or one that waits to be opened."""
-
-    __slots__ = ("backlog", "priority", "readable", "stream", "stream_id")
-
-    def __init__(self, stream_id: int, stream: carriers.Stream | None, priority: int = USUAL) -> None:
-        self.stream_id = stream_id
-        self.stream = stream
-        self.priority = priority
-        self.backlog: list[Output] = []
-        """What is to be done when the stream is open."""
-        self.readable: trio.Event | None = None
-        """Set when the core takes octets again."""
 
 
 class Connection(Actor[Any]):
@@ -135,9 +117,7 @@ class Connection(Actor[Any]):
         self.turns = self.datagrams_dropped = 0
         self._carrier: carriers.Connection | None = None
         self._carrier_over = False
-        self._tasks: trio.Nursery
-        self._wires: dict[int, Wire] = {}
-        self._opening: tuple[deque[Wire], deque[Wire]] = (deque(), deque())
+        self._wires = Wires(self.core, self._feed)
         self._flush_due = False
         self._armed = math.inf
         self._idle = trio.Event()
@@ -145,7 +125,7 @@ class Connection(Actor[Any]):
         self._gone = trio.Event()
 
     def _headers(self) -> tuple[tuple[str, bytes], ...]:
-        return (CODEC, *self.config.headers)
+        return self.config.headers if self.item_type is RawMessage else (CODEC, *self.config.headers)
 
     # ------------------------------------------------------------ turns
 
@@ -156,31 +136,36 @@ class Connection(Actor[Any]):
             self._cell.tell(FLUSH)
 
     @handles
-    def on_flush(self, m: Flush) -> None:
-        """End a turn."""
+    async def on_flush(self, m: Flush) -> None:
+        """End a turn, with others between if it is a long one."""
         self._flush_due = False
-        self._flush()
+        while self._flush(AT_ONCE):
+            await trio.lowlevel.checkpoint()
 
     @handles
     def on_due(self, m: Due) -> None:
         """Let the core do what is due."""
         self._armed = math.inf
-        if self._carrier is not None and not self._carrier_over:
-            self.core.datagram_limit = self._carrier.max_datagram_size()  # the path may have changed
-        self._apply_all(self.core.handle_timeout(trio.current_time()))
-        self._flush()
+        carrier = self._carrier
+        if carrier is not None and not self._carrier_over:
+            self.core.datagram_limit = carrier.max_datagram_size()  # the path may have changed
+            self.core.round_trip = carrier.round_trip()
+        self._feed(self.core.handle_timeout(trio.current_time()))
 
-    def _flush(self) -> None:
+    def _flush(self, most: int = sys.maxsize) -> bool:
+        """Take what the core has to say, and about so much of what it has to send; whether there may be more."""
         core, actions = self.core, self._actions
         self.turns += 1
         while events := core.take_events():
             self._apply_all(events)
-        for output in core.data_to_send(trio.current_time()):
+        outputs = core.data_to_send(trio.current_time(), most)
+        for output in outputs:
             actions[type(output)](self, output)
         deadline = core.next_deadline()
         if deadline is not None and deadline < self._armed:
             self._armed = deadline
             self.timers.at("core", deadline, DUE)
+        return len(outputs) >= most
 
     def _feed(self, events: list[Event]) -> None:
         self._apply_all(events)
@@ -229,13 +214,11 @@ class Connection(Actor[Any]):
             self._idle.set()
 
     def _on_unblocked(self, event: StreamUnblocked) -> None:
-        wire = self._wires.get(event.stream_id)
-        if wire is not None and wire.readable is not None:
-            wire.readable.set()
+        self._wires.unblock(event.stream_id)
 
     def _on_headers(self, event: HeadersReceived) -> None:
         theirs = dict(event.headers).get(CODEC[0], CODEC[1])
-        if theirs != CODEC[1]:
+        if theirs != CODEC[1] and self.item_type is not RawMessage:
             reason = f"{CODEC[0]} is {theirs[:16]!r} there and {CODEC[1]!r} here"
             self._apply_all(self.core.close(CloseCode.SERIALISATION, reason))
             return
@@ -276,60 +259,10 @@ class Connection(Actor[Any]):
     # ------------------------------------------------------------ what the core wants done
 
     def _do_open(self, output: OpenStream) -> None:
-        wire = Wire(output.stream_id, None, URGENT if output.urgent else USUAL)
-        self._wires[output.stream_id] = wire
-        line = self._opening[output.unidirectional]
-        if not line:
-            try:
-                stream = self._use().try_open_stream(unidirectional=output.unidirectional, priority=wire.priority)
-            except CarrierError:
-                return  # it has ended, which `_carry` tells the core
-            if stream is not None:
-                self._opened(wire, stream)
-                return
-            self._tasks.start_soon(self._open_more, output.unidirectional)
-        line.append(wire)
+        self._wires.open(output)
 
-    async def _open_more(self, unidirectional: bool) -> None:
-        line = self._opening[unidirectional]
-        try:
-            while line:
-                stream = await self._use().open_stream(unidirectional=unidirectional, priority=line[0].priority)
-                self._opened(line.popleft(), stream)
-        except CarrierError:
-            pass
-
-    def _opened(self, wire: Wire, stream: carriers.Stream) -> None:
-        assert stream.stream_id == wire.stream_id, "streams are opened in the order of their numbers"
-        wire.stream = stream
-        if not stream.unidirectional:
-            self._tasks.start_soon(self._read, wire, stream)
-        backlog, wire.backlog = wire.backlog, []
-        for output in backlog:
-            self._actions[type(output)](self, output)
-
-    def _do_on_stream(self, output: StreamData | ResetStream | StopStream | StreamDone) -> None:
-        wire = self._wires.get(output.stream_id)
-        if wire is None:
-            return  # the carrier had ended when it was to be opened
-        stream = wire.stream
-        if stream is None:
-            wire.backlog.append(output)
-            return
-        try:
-            match output:
-                case StreamData(data=data, fin=fin):
-                    stream.send_nowait(data, fin=fin)
-                case ResetStream(code=code):
-                    stream.reset(code)
-                case StopStream(code=code):
-                    stream.stop(code)
-                case StreamDone():
-                    del self._wires[output.stream_id]
-        except StreamWasStopped as error:
-            self._feed(self.core.stream_stopped(output.stream_id, error.code))
-        except CarrierError:
-            pass
+    def _do_on_stream(self, output: StreamOutput) -> None:
+        self._wires.do(output)
 
     def _do_datagram(self, output: DatagramData) -> None:
         try:
@@ -361,43 +294,12 @@ class Connection(Actor[Any]):
 
     # ------------------------------------------------------------ what comes
 
-    async def _accept(self, carrier: carriers.Connection) -> None:
-        try:
-            while True:
-                stream: carriers.Stream | None = await carrier.accept_stream()
-                while stream is not None:
-                    wire = self._wires[stream.stream_id] = Wire(stream.stream_id, stream)
-                    self._tasks.start_soon(self._read, wire, stream)
-                    stream = carrier.accept_stream_nowait()
-        except CarrierError:
-            pass
-
     async def _receive_datagrams(self, carrier: carriers.Connection) -> None:
         try:
             while True:
                 self._feed(self.core.receive_datagram((await carrier.receive_datagram()).data))
         except CarrierError:
             pass
-
-    async def _read(self, wire: Wire, stream: carriers.Stream) -> None:
-        core, stream_id = self.core, wire.stream_id
-        try:
-            while data := await stream.receive_some():
-                self._feed(core.receive_stream_data(stream_id, data))
-                while core.is_blocked(stream_id) and not self._carrier_over:
-                    wire.readable = trio.Event()
-                    await wire.readable.wait()
-            self._feed(core.receive_stream_data(stream_id, b"", fin=True))
-        except StreamWasReset as error:
-            self._feed(core.stream_reset(stream_id, error.code))
-        except ConnectionClosed:
-            self._feed(
-                core.stream_reset(stream_id, ResetCode.LOST)
-            )  # stopped here; nothing happens if the connection is over
-        except CarrierError:
-            pass  # the connection has ended
-        if stream.unidirectional and not stream.initiated_here:
-            self._wires.pop(stream_id, None)
 
     # ------------------------------------------------------------ beginning and end
 
@@ -426,18 +328,17 @@ class Connection(Actor[Any]):
         self._begun = True
         self.info = carrier.info
         self.halves.peer = carrier.info.peer
-        async with trio.open_nursery() as self._tasks:
+        async with trio.open_nursery() as tasks:
             self._carrier = carrier
+            self._wires.start(carrier, tasks)
             if isinstance(self.core.entrypoint, SenderHalf):
                 self.halves.bind(self.entry, self.core.entrypoint)
             self._feed(self.core.handshake_completed(carrier.max_datagram_size()))
-            self._tasks.start_soon(self._accept, carrier)
-            self._tasks.start_soon(self._receive_datagrams, carrier)
+            tasks.start_soon(self._receive_datagrams, carrier)
             reason = await carrier.closed()
             self._carrier_over = True
-            for wire in self._wires.values():
-                if wire.readable is not None:
-                    wire.readable.set()
+            self._wires.stop()
+        self._wires.drain()
         self._lose(_text(reason), reason.code)
 
     def _lose(self, text: str, code: int = 0) -> None:

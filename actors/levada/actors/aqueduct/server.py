@@ -8,11 +8,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeAlias
 
-import trio
-
+from levada.actors.listening import Acceptor, ListenerHandle
 from levada.framework import Actor, Reason, Receiver, Ref
 from levada.framework.channel_core import ChannelCore
-from levada.framework.errors import CarrierError, ConfigurationError, LevadaError
+from levada.framework.errors import ConfigurationError
 from levada.transports import carriers
 
 from .config import PeerConfig
@@ -101,68 +100,29 @@ class ServerConnection(Connection):
         await super().stopping(reason)
 
 
-class ListenerActor(Actor[Any]):
-    """Accepts carriers and makes a connection of each."""
+class ListenerActor(Acceptor[ServerConnection]):
+    """Accepts carriers and makes a connection of each, which enters itself when it has greeted."""
 
     config: PeerConfig
-    listening: ListenerContext
+    listens: ListenerContext
     item_type: Any
     handler: Handler
 
-    def __attrs_post_init__(self) -> None:
-        self.url = ""
-        self.connections: dict[ServerConnection, None] = {}
-        """Those that have greeted."""
-        self._places = trio.CapacityLimiter(self.config.max_connections)
-        self._accepting = trio.CancelScope()
-        self._opened = trio.Event()
-        self._refusal: LevadaError | OSError | None = None
+    def listening(self) -> AbstractAsyncContextManager[carriers.Listener[carriers.Incoming]]:
+        """See `Acceptor.listening`."""
+        return self.listens()
 
-    def started(self) -> None:
-        """See `Actor.started`."""
-        self.start_soon(self._listen)
+    def url_of(self, carrier_url: str) -> str:
+        """See `Acceptor.url_of`."""
+        return f"aqueduct+{carrier_url}".replace("aqueduct+quic:", "aqueduct:")
 
-    async def opened(self) -> None:
-        """Wait until it listens.
+    def make(self, accepted: carriers.Incoming) -> ServerConnection:
+        """See `Acceptor.make`."""
 
-        Raises:
-            ConfigurationError: a URL or settings that cannot work.
-            OSError: an address that cannot be had, or a file that cannot be read.
-        """
-        await self._opened.wait()
-        if self._refusal is not None:
-            raise self._refusal
-
-    async def _listen(self) -> None:
-        try:
-            with self._accepting:
-                async with self.listening() as listener:
-                    self.url = f"aqueduct+{listener.url}".replace("aqueduct+quic:", "aqueduct:")
-                    self._opened.set()
-                    while True:
-                        place = object()
-                        await self._places.acquire_on_behalf_of(place)
-                        self._connect(await listener.accept(), place)
-        except (ConfigurationError, OSError, CarrierError) as error:
-            if self._opened.is_set():
-                raise
-            self._refusal = error
-        finally:
-            self._opened.set()
-
-    def _connect(self, incoming: carriers.Incoming, place: object) -> None:
         def carrier() -> AbstractAsyncContextManager[carriers.Connection]:
-            return _accepted(incoming)
+            return _accepted(accepted)
 
-        connection = ServerConnection(
-            self.config, carrier, self.item_type, handler=self.handler, listener=self, client=False
-        )
-        ref = self.spawn(lambda: connection)
-        ref.on_stopped(lambda: self._places.release_on_behalf_of(place))
-
-    def close_listener(self) -> None:
-        """Accept nobody any more."""
-        self._accepting.cancel()
+        return ServerConnection(self.config, carrier, self.item_type, handler=self.handler, listener=self, client=False)
 
 
 @asynccontextmanager
@@ -172,43 +132,13 @@ async def _accepted(incoming: carriers.Incoming) -> AsyncIterator[carriers.Conne
         yield connection
 
 
-class Listener:
-    """What `serve` gives: where it listens, and who is connected."""
+class Listener(ListenerHandle[ListenerActor]):
+    """What `serve` gives: where it listens, and who is connected.
 
-    def __init__(self, actor: ListenerActor) -> None:
-        self._actor = actor
-
-    @property
-    def url(self) -> str:
-        """Where clients connect to, with the real port."""
-        return self._actor.url
+    Its end closes the entrypoints at once, the rest when open channels have ended or had `PeerConfig.drain` seconds for it.
+    """
 
     @property
     def peers(self) -> list[Peer[Any]]:
         """The clients that are connected."""
         return [Peer(connection) for connection in self._actor.connections]
-
-    async def aclose(self) -> None:
-        """Accept nobody any more and close all connections in order, at the same time.
-
-        Their entrypoints close at once, the rest when open channels have ended or had `PeerConfig.drain` seconds for it. Twice is harmless.
-
-        Cancellation:
-            closed at once.
-        """
-        self._actor.close_listener()
-        try:
-            async with trio.open_nursery() as nursery:
-                for connection in list(self._actor.connections):
-                    nursery.start_soon(connection.aclose)
-        finally:
-            self._actor.ref.stop(now=True)
-        await self._actor.ref.terminated()
-
-    async def terminated(self) -> Reason:
-        """Wait for the end of the listener and of all its connections.
-
-        Cancellation:
-            only the waiting ends.
-        """
-        return await self._actor.ref.terminated()

@@ -9,7 +9,7 @@ Only the module of the chosen subcommand is imported; ``levada --help`` imports 
 So a module imports what needs an extra inside `run`, and the help works without that extra.
 
 Exit codes: 0 for success, 1 if the work was done but found something wrong, 2 for a mistake of the user,
-130 after Ctrl-C.
+130 after Ctrl-C, which is told in one line, also while modules are still being imported: so nothing large is imported here.
 A `levada.framework.errors.LevadaError` is a mistake of the user or a fact of the outside world: one line on stderr.
 Any other exception is a bug of levada and shows its traceback.
 """
@@ -18,18 +18,15 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.metadata
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Protocol, TypeAlias, cast
-
-from levada.framework.errors import LevadaError
 
 __all__ = ["COMMANDS", "Command", "Subparsers", "main"]
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
-COMMANDS: tuple[str, ...] = ("demo", "call", "interop", "explain", "ship", "receive", "bench", "top")
+COMMANDS: tuple[str, ...] = ("demo", "serve", "call", "interop", "explain", "ship", "receive", "bench", "top")
 """Names of the subcommands, which are also their modules' names, in the order of ``levada --help``."""
 
 
@@ -64,7 +61,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: after ``--help`` and ``--version`` (code 0), and for arguments that make no sense (code 2).
     """
-    argv = sys.argv[1:] if argv is None else argv
+    try:
+        code = _main(sys.argv[1:] if argv is None else argv)
+    except BaseException as error:
+        from levada.framework.errors import LevadaError
+
+        # trio's nurseries wrap what ends them in groups, Ctrl-C and our own errors alike.
+        leaves = list(_leaves(error))
+        if not all(isinstance(leaf, LevadaError | KeyboardInterrupt) for leaf in leaves):
+            raise
+        for leaf in leaves:
+            if isinstance(leaf, LevadaError):
+                print(f"levada: {str(leaf) or type(leaf).__name__}", file=sys.stderr)
+        code = 130 if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves) else 2
+    if code == 130:
+        print("levada: interrupted", file=sys.stderr)
+    return code
+
+
+def _main(argv: Sequence[str]) -> int:
     names = argv[:1] if argv and argv[0] in COMMANDS else COMMANDS
     commands = {name: cast("Command", importlib.import_module(f"{__name__}.{name}")) for name in names}
     parser = _parser()
@@ -75,20 +90,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.print_help(sys.stderr)
         return 2
-    try:
-        return commands[args.command].run(args)
-    except BaseException as error:
-        # trio's nurseries wrap what ends them in groups, Ctrl-C and our own errors alike.
-        leaves = list(_leaves(error))
-        if not all(isinstance(leaf, LevadaError | KeyboardInterrupt) for leaf in leaves):
-            raise
-    for leaf in leaves:
-        if isinstance(leaf, LevadaError):
-            print(f"levada: {str(leaf) or type(leaf).__name__}", file=sys.stderr)
-    return 130 if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves) else 2
+    return commands[args.command].run(args)
 
 
 def _parser() -> argparse.ArgumentParser:
+    import importlib.metadata
+
     parser = argparse.ArgumentParser(
         prog="levada",
         description="Actors, typed channels, wire protocols and Spark, from the command line.",

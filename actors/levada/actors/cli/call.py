@@ -18,9 +18,9 @@ from levada.framework.errors import ConfigurationError, EndOfChannel, LevadaErro
 
 from . import Subparsers, stdin
 
-__all__ = ["add_parser", "run"]
+__all__ = ["CallFailed", "add_parser", "octets_of", "print_octets", "run"]
 
-SCHEMES = ("rsocket", "reactivesocket")
+SCHEMES = ("aqueduct", "rsocket", "reactivesocket")
 
 
 class CallFailed(LevadaError):
@@ -34,12 +34,13 @@ def add_parser(subparsers: Subparsers) -> None:
         help="send a request to a server and print what comes back",
         description="Send one request and print the data of each answer: text as lines, other octets as they are. "
         "Without --stream, --channel, --fnf or --push it is a request with one answer.",
-        epilog="URL: rsocket+tcp://host:port; also +tls, +ws, +wss, +unix, +quic, and reactivesocket+…. "
+        epilog="URL: rsocket+tcp://host:port; also +tls, +ws, +wss, +unix, +quic, and reactivesocket+…; aqueduct://host:port. "
         "DATA: text, @FILE for what a file holds, - for standard input. "
         "Exit codes: 0 answered; 1 the answer was an error, or there was none in time; 2 a mistake, or no connection; 130 after Ctrl-C.",
     )
     parser.add_argument("url", metavar="URL")
     kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--reply", dest="kind", action="store_const", const="response", help="one answer: the default")
     kinds.add_argument("--stream", dest="kind", action="store_const", const="stream", help="many answers")
     kinds.add_argument(
         "--channel",
@@ -82,6 +83,16 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--key", type=Path, metavar="FILE", help="its key (PEM; default: in the same file)")
     parser.add_argument("--insecure", action="store_true", help="do not check the server's certificate")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each answer: data and metadata")
+    group = parser.add_argument_group(
+        "aqueduct",
+        "The message has a sender in it that the answers come on, for one answer or, with --stream, for many; with --fnf it has none.",
+    )
+    group.add_argument(
+        "--tag",
+        metavar="TAG",
+        help="send a message of the class with this tag; --data is a JSON array of its fields in the order of their definition, "
+        'with "@reply" where the sender is to be (default: last). Without --tag the message is the octets of --data',
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -102,7 +113,12 @@ def run(args: argparse.Namespace) -> int:
 
 async def _call_in_time(args: argparse.Namespace) -> None:
     with trio.move_on_after(args.timeout if args.timeout is not None else float("inf")) as scope:
-        await _call(args)
+        if args.url.startswith("aqueduct"):
+            from . import call_aqueduct
+
+            await call_aqueduct.call(args)
+        else:
+            await _call(args)
     if scope.cancelled_caught:
         raise CallFailed(f"no answer, or not all of them, within {args.timeout:g} s")
 
@@ -111,7 +127,7 @@ async def _call(args: argparse.Namespace) -> None:
     from levada.actors.rsocket import COMPOSITE, ClientConfig, CoreConfig, Payload, RequestFailed, connect
 
     core = CoreConfig(
-        setup_payload=Payload(b"" if args.setup is None else _octets(args.setup)),
+        setup_payload=Payload(b"" if args.setup is None else octets_of(args.setup)),
         metadata_mime_type=args.metadata_type or COMPOSITE,
         data_mime_type=args.data_type,
     )
@@ -122,7 +138,7 @@ async def _call(args: argparse.Namespace) -> None:
     if args.kind == "push" and (args.metadata is None or data):
         raise ConfigurationError("--push needs --metadata, and takes no --data")
     where: dict[str, Any] = {"route": args.route, "metadata": metadata}
-    first = _octets(data[0]) if data else b""
+    first = octets_of(data[0]) if data else b""
     print_answer = _print_json if args.json else _print_data
     try:
         async with ActorSystem("call") as system, connect(system, args.url, config=config) as peer:
@@ -132,7 +148,7 @@ async def _call(args: argparse.Namespace) -> None:
                 case "fnf":
                     await peer.fire_and_forget(first, **where)
                 case "push":
-                    await peer.metadata_push(_octets(args.metadata))
+                    await peer.metadata_push(octets_of(args.metadata))
                 case "stream":
                     await _print_all(await peer.request_stream(first, **where), args.limit, print_answer)
                 case "channel":
@@ -176,13 +192,18 @@ async def _send_all(sender: Sender[Any], source: AsyncIterator[bytes]) -> None:
 
 async def _given(data: list[str]) -> AsyncIterator[bytes]:
     for text in data:
-        yield _octets(text)
+        yield octets_of(text)
 
 
 # ---------------------------------------------------------------- arguments
 
 
-def _octets(text: str) -> bytes:
+def octets_of(text: str) -> bytes:
+    """Give what an argument stands for: itself, what a file holds, or standard input.
+
+    Raises:
+        ConfigurationError: a file that cannot be read.
+    """
     if text == "-":
         return sys.stdin.buffer.read()
     if text.startswith("@"):
@@ -199,12 +220,12 @@ def _metadata(args: argparse.Namespace) -> Any:
     if args.metadata is not None:
         if args.route is not None or args.token_file is not None:
             raise ConfigurationError("--metadata takes the place of --route and --token-file: give one or the other")
-        return _octets(args.metadata)
+        return octets_of(args.metadata)
     if args.token_file is None:
         if args.user is not None:
             raise ConfigurationError("--user needs --token-file FILE with the password")
         return None
-    secret = _octets(f"@{args.token_file}").decode().rstrip("\r\n")
+    secret = octets_of(f"@{args.token_file}").decode().rstrip("\r\n")
     return [SimpleAuthentication(args.user, secret) if args.user is not None else BearerAuthentication(secret)]
 
 
@@ -234,15 +255,23 @@ def _carrier(args: argparse.Namespace) -> Any:
 # ---------------------------------------------------------------- output
 
 
-def _print_data(payload: Any) -> None:
+def print_octets(octets: bytes, *, as_json: bool = False) -> None:
+    """Print an answer: text as a line, other octets as they are."""
+    if as_json:
+        print(json.dumps(_named("data", octets)), flush=True)
+        return
     try:
-        print(payload.data.decode(), flush=True)
+        print(octets.decode(), flush=True)
     except UnicodeDecodeError:
         if sys.stdout.isatty():
-            print(f"({len(payload.data):,} octets that are no text: redirect the output, or use --json)", flush=True)
+            print(f"({len(octets):,} octets that are no text: redirect the output, or use --json)", flush=True)
         else:
-            sys.stdout.buffer.write(payload.data)
+            sys.stdout.buffer.write(octets)
             sys.stdout.buffer.flush()
+
+
+def _print_data(payload: Any) -> None:
+    print_octets(payload.data)
 
 
 def _print_json(payload: Any) -> None:

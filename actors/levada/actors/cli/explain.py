@@ -17,7 +17,7 @@ from . import Subparsers
 
 __all__ = ["PROTOCOLS", "Explainer", "add_parser", "run"]
 
-PROTOCOLS = ("rsocket", "reactivesocket", "lumberjack")
+PROTOCOLS = ("aqueduct", "rsocket", "reactivesocket", "maop", "lumberjack")
 """Protocols, which are also the modules of `levada.actors.explain`."""
 
 

@@ -38,17 +38,26 @@ from urllib.parse import unquote, urlsplit
 import attrs
 
 from levada.framework import Asks
-from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost, LevadaError
+from levada.framework.errors import (
+    ConfigurationError,
+    ConnectionClosed,
+    ConnectionLost,
+    LevadaError,
+    ReceiverClosed,
+    SenderFinished,
+)
 from levada.transports.carriers import TcpConfig, TlsConfig, UnixConfig
 from levada.transports.carriers.tls import make_context
 from levada.transports.rsocket import ErrorCode, Payload
 from levada.transports.rsocket.events import (
     ConnectionDraining,
     ConnectionEnded,
+    CreditGranted,
     EndReason,
     Event,
     PayloadReceived,
     RequestReceived,
+    SendingStopped,
     StreamCompleted,
     StreamFailed,
 )
@@ -61,7 +70,7 @@ from .flows import again
 from .peers import Data
 from .wires import carrier_url
 
-__all__ = ["BlockingPeer", "BlockingStream", "PendingAnswer", "RequestTimeout", "connect"]
+__all__ = ["BlockingChannel", "BlockingPeer", "BlockingStream", "PendingAnswer", "RequestTimeout", "connect"]
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -260,6 +269,59 @@ class BlockingPeer:
             self._write()
         return stream
 
+    @overload
+    def request_channel(
+        self,
+        x: Asks[R],
+        *,
+        route: str | None = None,
+        metadata: Metadata = None,
+        window: int | None = None,
+        timeout: float | None = None,
+    ) -> BlockingChannel[R]: ...
+    @overload
+    def request_channel(
+        self,
+        x: Data,
+        *,
+        route: str | None = None,
+        metadata: Metadata = None,
+        window: int | None = None,
+        timeout: float | None = None,
+    ) -> BlockingChannel[Payload]: ...
+    @overload
+    def request_channel(
+        self,
+        x: object,
+        *,
+        route: str | None = None,
+        metadata: Metadata = None,
+        window: int | None = None,
+        timeout: float | None = None,
+    ) -> BlockingChannel[Any]: ...
+    def request_channel(
+        self,
+        x: Any,
+        *,
+        route: str | None = None,
+        metadata: Metadata = None,
+        window: int | None = None,
+        timeout: float | None = None,
+    ) -> BlockingChannel[Any]:
+        """Open a channel with its first payload: send the others, `BlockingChannel.finish`, and iterate over what comes back.
+
+        Arguments as for `request_stream`.
+        """
+        payload = self._encoding.request(x, route, metadata)
+        window = window or self._config.window
+        with self._lock:
+            self._ready(_until(timeout))
+            stream_id = self._core.send_request_channel(payload, window, time.monotonic())
+            channel: BlockingChannel[Any] = BlockingChannel(self, stream_id, window, timeout, x)
+            self._streams[stream_id] = channel
+            self._write()
+        return channel
+
     # ------------------------------------------------------------ the end
 
     def close(self) -> None:
@@ -295,7 +357,12 @@ class BlockingPeer:
     # ------------------------------------------------------------ with the lock held
 
     def _ready(self, until: float | None) -> None:
-        """Wait for room to send, and refuse if there is no connection."""
+        """Wait for room for a request, and refuse if there is no connection that takes one."""
+        self._wait_for_room(until)
+        if self._draining:
+            raise ConnectionLost("the peer is closing the connection and takes no more requests")
+
+    def _wait_for_room(self, until: float | None) -> None:
         if self._pid != os.getpid():
             raise ConnectionClosed("this connection belongs to the process before the fork; connect again here")
         while self._end is None and len(self._unsent) > self._config.high_water:
@@ -303,8 +370,6 @@ class BlockingPeer:
                 raise RequestTimeout("the server does not read; nothing was sent")
         if self._end is not None:
             raise self._error()
-        if self._draining:
-            raise ConnectionLost("the peer is closing the connection and takes no more requests")
 
     def _error(self) -> LevadaError:
         assert self._end is not None
@@ -378,6 +443,12 @@ class BlockingPeer:
                     if call is not None:
                         call.set_exception(stream_failed(event))
                     self._finish(stream_id, stream_failed(event))
+                case CreditGranted(stream_id):
+                    if stream_id in self._streams:
+                        self._streams[stream_id]._changed.notify_all()
+                case SendingStopped(stream_id):
+                    if stream_id in self._streams:
+                        self._streams[stream_id]._refuse_more()
                 case RequestReceived(_, stream_id):
                     if self._core.has_stream(stream_id):
                         self._core.send_error(stream_id, ErrorCode.REJECTED, b"no handler")
@@ -390,10 +461,16 @@ class BlockingPeer:
                     pass
 
     def _finish(self, stream_id: int, error: LevadaError | None) -> None:
-        stream = self._streams.pop(stream_id, None)
-        if stream is not None:
+        """The peer's direction has ended; the other one of a channel may live on."""
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            return
+        if not stream._over:
             stream._over, stream._failure = True, error
-            stream._changed.notify_all()
+        if not self._core.has_stream(stream_id):
+            del self._streams[stream_id]
+            stream._refuse_more()
+        stream._changed.notify_all()
 
     # ------------------------------------------------------------ the thread
 
@@ -520,7 +597,7 @@ class BlockingStream(Generic[T]):
                     raise RequestTimeout(f"no item in {self._timeout:g} s")
             item: Any = self._items.popleft()
             self._taken += 1
-            if self._taken >= self._top_up:
+            if self._taken >= self._top_up and not self._over:
                 self._peer._grant(self._stream_id, self._taken)
                 self._taken = 0
         return self._peer._encoding.decode(item, self._expected) if self._messages else item  # type: ignore[no-any-return]
@@ -529,6 +606,10 @@ class BlockingStream(Generic[T]):
         self._peer._cancel(self._stream_id)
         self._over = True
         self._items.clear()
+        self._refuse_more()
+
+    def _refuse_more(self) -> None:
+        """This side's direction is over; of a stream, there is none."""
         self._changed.notify_all()
 
     def close(self) -> None:
@@ -544,6 +625,59 @@ class BlockingStream(Generic[T]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+class BlockingChannel(BlockingStream[T]):
+    """A request-channel: what a `BlockingStream` is, and a direction of its own. One thread may send while another one iterates."""
+
+    def __init__(
+        self, peer: BlockingPeer, stream_id: int, window: int, timeout: float | None, question: object
+    ) -> None:
+        super().__init__(peer, stream_id, window, timeout, question)
+        self._finished = self._refused = False
+
+    def send(self, x: object, *, timeout: float | None = None) -> None:
+        """Send one more payload, when the responder has given credit for it.
+
+        Args:
+            x: octets, text or a `Payload`; a message, if the first one was.
+            timeout: seconds to wait for credit and for room.
+
+        Raises:
+            RequestTimeout: there was none; nothing was sent, and the channel lives on.
+            SenderFinished: after `finish`.
+            ReceiverClosed: the responder takes no more, or the channel was closed here.
+            RequestFailed: the responder has ended the channel by an error.
+            ConnectionLost: the connection is over; `ConnectionClosed` if this side closed it.
+        """
+        peer, until = self._peer, _until(timeout)
+        payload = peer._encoding.reply(x, messages=self._messages)
+        with peer._lock:
+            peer._wait_for_room(until)
+            while self._finished or self._refused or not peer._core.credit(self._stream_id):
+                if self._finished:
+                    raise SenderFinished("this side of the channel is finished")
+                if self._refused:
+                    raise again(self._failure) if self._failure is not None else ReceiverClosed("no more is taken")
+                if not self._changed.wait(_left(until)):
+                    raise RequestTimeout(f"no credit in {timeout:g} s; nothing was sent")
+            peer._core.send_payload(self._stream_id, payload)
+            peer._write()
+
+    def finish(self) -> None:
+        """Say that there are no more payloads; needs no credit. What comes back may still be iterated over. Twice is harmless."""
+        with self._peer._lock:
+            if not self._finished and not self._refused and self._peer._end is None:
+                self._peer._core.send_complete(self._stream_id)
+                self._peer._write()
+                if self._over:
+                    self._peer._streams.pop(self._stream_id, None)
+            self._finished = True
+            self._changed.notify_all()
+
+    def _refuse_more(self) -> None:
+        self._refused = True
+        super()._refuse_more()
 
 
 def _until(timeout: float | None) -> float | None:

@@ -70,11 +70,13 @@ class _SideConfig:
     drain: float = attrs.field(default=5.0, validator=v.ge(0.0))
     """Seconds that open streams have to end when this side closes."""
     max_fire_and_forget: int = attrs.field(default=10_000, validator=_COUNT)
-    """Fire-and-forget requests of the peer that may be in their handlers at once; one more is dropped and counted."""
+    """Fire-and-forget requests of the peer that may be queued or in their handlers at once; one more is dropped and counted."""
+    max_fire_and_forget_octets: int = attrs.field(default=64 * 1024 * 1024, validator=_COUNT)
+    """Octets of such requests, data and metadata; one more is dropped, too, unless it is the only one."""
     lease: Lease | None = None
     """Requests of either side need a lease of the other; this is what this side gives (section 10 of the rules)."""
     metadata_pushed: Callable[[ConnectedPeer, bytes], Awaitable[None]] | None = None
-    """Called with each METADATA_PUSH, one at a time; of more than 64 that wait the oldest are dropped."""
+    """Called with each METADATA_PUSH, one at a time; of more than 64 that wait, or more than 1 MiB, the oldest are dropped."""
 
 
 @attrs.frozen(kw_only=True)

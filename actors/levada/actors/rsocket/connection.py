@@ -15,14 +15,14 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from time import perf_counter
 from typing import Any, ClassVar, TypeVar
 
 import attrs
 import trio
 
-from levada.framework import Actor, Reason, Receiver, Sender, channel, handles, restart
+from levada.framework import Actor, Reason, Receiver, Sender, handles, restart
 from levada.framework.channel_core import ChannelCore
 from levada.framework.errors import (
     ActorStopped,
@@ -80,7 +80,7 @@ BREATHS = 64  # fire-and-forget requests from one checkpoint to the next
 JOINED = 4096  # octets of the largest request that may wait for others
 JOIN_WITHIN = 100e-6  # seconds between fire-and-forget requests; a flush costs 2 us and 10 in the kernel, a joined one less than 1
 REFLEX = 1 << 20  # octets above the high-water mark that the core's own answers may fill before the reader waits
-PUSHES = 64  # METADATA_PUSHes that wait for the hook
+PUSHES, PUSHED = 64, 1 << 20  # METADATA_PUSHes that wait for the hook, and octets of them; one may be larger
 
 
 class Flush:
@@ -138,6 +138,8 @@ class Connection(Actor[Any]):
         self.requests_sent = self.requests_received = self.dropped = self.resumed = 0
         self.fire_and_forget = 0
         """Requests of the peer that are queued or in their handlers."""
+        self.fire_and_forget_octets = 0
+        """Of data and metadata in them."""
         self.fired: deque[Request] = deque()
         """Fire-and-forget requests of the peer that have not begun."""
         self.firing = False
@@ -151,7 +153,10 @@ class Connection(Actor[Any]):
         self._reader_waits: trio.Event | None = None
         self._room: trio.Event | None = None
         self._wired = trio.Event()
-        self._pushes: Sender[bytes] | None = None
+        self._pushes: deque[bytes] = deque()
+        self._pushed = 0
+        """Octets in the pushes that wait."""
+        self._pushing = False
         self.closing = False
         """Whether this side wants the end."""
         self.main_task = False
@@ -363,12 +368,17 @@ class Connection(Actor[Any]):
     def _on_request(self, event: RequestReceived) -> None:
         self.requests_received += 1
         if event.kind is FIRE_AND_FORGET:
-            if self.fire_and_forget >= self.config.max_fire_and_forget:
+            octets = self.fire_and_forget_octets + event.payload.size
+            if self.fire_and_forget and (
+                self.fire_and_forget >= self.config.max_fire_and_forget
+                or octets > self.config.max_fire_and_forget_octets
+            ):
                 self.dropped += 1
                 return
             self.fired.append(Request(FIRE_AND_FORGET, event.stream_id, event.payload, self.peer, self.encoding, None))
             self.unstarted += 1
             self.fire_and_forget += 1
+            self.fire_and_forget_octets = octets
             if not self.firing:
                 self.fire_on()
             return
@@ -395,23 +405,24 @@ class Connection(Actor[Any]):
         hook = self.config.metadata_pushed
         if hook is None:
             return
-        if self._pushes is None:
-            sender, receiver = channel(bytes, name="metadata pushes")
-            self._pushes = sender.unreliable(PUSHES)
-            self.start_soon(self._hand_on_pushes, receiver)
-        self._pushes.send_nowait(event.metadata)
+        waiting = self._pushes
+        waiting.append(event.metadata)
+        self._pushed += len(event.metadata)
+        while len(waiting) > 1 and (len(waiting) > PUSHES or self._pushed > PUSHED):
+            self._pushed -= len(waiting.popleft())
+        if not self._pushing:
+            self._pushing = True
+            self.start_soon(self._hand_on_pushes, hook)
 
-    async def _hand_on_pushes(self, pushes: Receiver[bytes]) -> None:
-        hook = self.config.metadata_pushed
-        assert hook is not None
-        async with pushes:
-            async for metadata in pushes:
-                try:
-                    await hook(self.peer, metadata)
-                except Exception:
-                    logger.exception(
-                        "%s: the hook for metadata failed", self.ref.path, extra=self._extra("hook_failed")
-                    )
+    async def _hand_on_pushes(self, hook: Callable[[ConnectedPeer, bytes], Awaitable[None]]) -> None:
+        while self._pushes:
+            metadata = self._pushes.popleft()
+            self._pushed -= len(metadata)
+            try:
+                await hook(self.peer, metadata)
+            except Exception:
+                logger.exception("%s: the hook for metadata failed", self.ref.path, extra=self._extra("hook_failed"))
+        self._pushing = False
 
     def _on_draining(self, event: ConnectionDraining) -> None:
         self.draining = True
@@ -441,8 +452,6 @@ class Connection(Actor[Any]):
         self.flush()
         self.wire = None
         self.timers.cancel_all()
-        if self._pushes is not None:
-            self._pushes.finish_nowait()
         self._wired.set()
         if self._reader_waits is not None:
             self._reader_waits.set()

@@ -71,6 +71,7 @@ class Fired(Stream):
                 pass  # an answer of a kind, and there is none
             finally:
                 connection.fire_and_forget -= 1
+                connection.fire_and_forget_octets -= request.payload.size
                 request.close()
             if perf_counter() > until or differs(copy_context()):
                 return

@@ -107,10 +107,11 @@ class Inbound(ChannelCore):
             if self.consumer is not None:
                 self.consumer()
 
-    def settle(self, entry: Any, *, delivered: bool) -> None:
+    def settle(self, *entries: Any, delivered: bool) -> None:
         """Count what a mailbox takes; see `ChannelCore.settle`."""
-        super().settle(entry, delivered=delivered)
-        self._count()
+        super().settle(*entries, delivered=delivered)
+        for _ in entries:
+            self._count()
 
     def _count(self) -> None:
         self._taken += 1

@@ -33,7 +33,7 @@ class ConnectionStatistics:
     requests_sent: int
     requests_received: int
     fire_and_forget_dropped: int
-    """Fire-and-forget requests of the peer that found too many in their handlers."""
+    """Fire-and-forget requests of the peer that found too many, or too much, in their handlers."""
     sessions_resumed: int
     """Times that the session went on on another carrier."""
     carrier: CarrierStatistics | None

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any, ClassVar
+from contextlib import AbstractAsyncContextManager
+from typing import ClassVar
 
 import trio
 
-from levada.framework import Actor, Reason
-from levada.framework.errors import ActorStopped, CarrierError, ConfigurationError, DecodeError, LevadaError
-from levada.transports.carriers import Incoming
+from levada.actors.listening import Accepted, Acceptor, ListenerHandle, refuse
+from levada.framework import Reason
+from levada.framework.errors import CarrierError, DecodeError
+from levada.transports import carriers
 from levada.transports.rsocket import RSocketCore, Sessions
 from levada.transports.rsocket.events import ConnectionEnded, ResumeReceived, SetupReceived
 from levada.transports.rsocket.extensions import Authentication
@@ -23,7 +25,7 @@ from .errors import RequestRejected, SetupRejected
 from .peers import ConnectedPeer
 from .requests import Request
 from .routing import Handler, make_responder
-from .wires import Accepted, Wire, listen_for, open_accepted
+from .wires import Wire, listen_for, open_accepted
 
 __all__ = ["Listener", "ListenerActor", "ServerConnection"]
 
@@ -165,7 +167,7 @@ class ServerConnection(Connection):
     }
 
 
-class ListenerActor(Actor[Any]):
+class ListenerActor(Acceptor[ServerConnection]):
     """Accepts carriers and makes a connection of each."""
 
     config: ServerConfig
@@ -175,106 +177,29 @@ class ListenerActor(Actor[Any]):
     carrier_url: str
 
     def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
         make_responder(self.handler)  # so that a mistake shows now
-        self.url = ""
-        self.connections: dict[ServerConnection, None] = {}
-        """Those whose client was let in."""
         self.sessions: Sessions[RSocketCore] = Sessions()
         self.owners: dict[object, ServerConnection] = {}
         """Connection of each core whose session can be resumed."""
-        self._places = trio.CapacityLimiter(self.config.max_connections)
-        self._accepting = trio.CancelScope()
-        self._opened = trio.Event()
-        self._refusal: LevadaError | OSError | None = None
 
-    def started(self) -> None:
-        """See `Actor.started`."""
-        self.start_soon(self._listen)
+    def listening(self) -> AbstractAsyncContextManager[carriers.Listener[Accepted]]:
+        """See `Acceptor.listening`."""
+        return listen_for(self.carrier_url, self.config.carrier)
 
-    async def opened(self) -> None:
-        """Wait until it listens.
+    def url_of(self, carrier_url: str) -> str:
+        """See `Acceptor.url_of`."""
+        return f"{self.scheme}+{carrier_url}"
 
-        Raises:
-            ConfigurationError: a URL or settings that cannot work, or an address that is taken.
-        """
-        await self._opened.wait()
-        if self._refusal is not None:
-            raise self._refusal
-
-    async def _listen(self) -> None:
-        try:
-            with self._accepting:
-                async with listen_for(self.carrier_url, self.config.carrier) as listener:
-                    self.url = f"{self.scheme}+{listener.url}"
-                    self._opened.set()
-                    while True:
-                        place = object()
-                        await self._places.acquire_on_behalf_of(place)
-                        self._connect(await listener.accept(), place)
-        except (ConfigurationError, OSError, CarrierError) as error:
-            if self._opened.is_set():
-                raise
-            self._refusal = error
-        finally:
-            self._opened.set()
-
-    def _connect(self, accepted: Accepted, place: object) -> None:
-        connection = ServerConnection(self.config, self.handler, self.dialect, accepted, self)
-        try:
-            ref = self.spawn(lambda: connection)
-        except ActorStopped:  # the listener is ending
-            refuse(accepted)
-            return
-        ref.on_stopped(lambda: self._places.release_on_behalf_of(place))
-
-    def close_listener(self) -> None:
-        """Accept nobody any more."""
-        self._accepting.cancel()
+    def make(self, accepted: Accepted) -> ServerConnection:
+        """See `Acceptor.make`."""
+        return ServerConnection(self.config, self.handler, self.dialect, accepted, self)
 
 
-def refuse(accepted: Accepted) -> None:
-    """Send a client away that came too late."""
-    if isinstance(accepted, Incoming):
-        accepted.refuse()
-    else:
-        accepted.abort()
-
-
-class Listener:
+class Listener(ListenerHandle[ListenerActor]):
     """What `serve` gives: where it listens, and who is connected."""
-
-    def __init__(self, actor: ListenerActor) -> None:
-        self._actor = actor
-
-    @property
-    def url(self) -> str:
-        """Where clients connect to, with the real port."""
-        return self._actor.url
 
     @property
     def peers(self) -> list[ConnectedPeer]:
         """The clients that are connected, or may come back to their session; requests may be sent to each."""
         return [connection.peer for connection in self._actor.connections]
-
-    async def aclose(self) -> None:
-        """Accept nobody any more, and close all connections as `ConnectedPeer.aclose` does, at the same time. Twice is harmless.
-
-        Cancellation:
-            closed at once.
-        """
-        self._actor.close_listener()
-        try:
-            async with trio.open_nursery() as nursery:
-                for connection in list(self._actor.connections):
-                    nursery.start_soon(connection.aclose)
-        finally:
-            self._actor.ref.stop(now=True)
-        await self._actor.ref.terminated()
-
-    async def terminated(self) -> Reason:
-        """Wait for the end of the listener and of all its connections.
-
-        Cancellation:
-            only the waiting ends.
-        """
-        return await self._actor.ref.terminated()

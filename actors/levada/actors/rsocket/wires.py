@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeAlias
 
 import attrs
 
+from levada.actors.listening import Accepted
 from levada.framework.errors import ConfigurationError, ConnectionLost
 from levada.transports.carriers import (
     ByteStream,
@@ -26,13 +27,10 @@ from levada.transports.carriers import (
     listen,
 )
 
-__all__ = ["Accepted", "CarrierConfig", "Sending", "Wire", "carrier_url", "dial_wire", "listen_for", "open_accepted"]
+__all__ = ["CarrierConfig", "Sending", "Wire", "carrier_url", "dial_wire", "listen_for", "open_accepted"]
 
 CarrierConfig: TypeAlias = Any
 """`TcpConfig`, `TlsConfig`, `UnixConfig`, `MemoryConfig`, ``WebSocketConfig`` or ``QuicConfig``: the settings of the URL's carrier."""
-
-Accepted = ByteStream | MessageStream | Incoming
-"""What a listener of any carrier hands over."""
 
 ALPN = "rsocket"  # RS-8
 MESSAGES_AT_ONCE = 64  # taken before what they led to is sent

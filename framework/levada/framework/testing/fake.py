@@ -10,7 +10,7 @@ from typing import Any
 import trio
 
 from levada.framework.ask import Ask
-from levada.framework.cell import RUNNING, STOPPED, Cell, Extras
+from levada.framework.cell import RUNNING, STOPPED, Cell
 from levada.framework.errors import ActorStopped
 from levada.framework.links import KILLED, NORMAL, SHUTDOWN, Exit, Reason
 from levada.framework.ref import DEFAULT_TIMEOUT, FromThread, Ref
@@ -44,8 +44,8 @@ class FakeRef(Ref[Any]):
 
     __slots__ = (
         "__weakref__",
-        "_extras",
         "_gone",
+        "_links",
         "_path",
         "_watchers",
         "answers",
@@ -75,7 +75,7 @@ class FakeRef(Ref[Any]):
         """Why it ended, or ``None``."""
         self._watchers: dict[Hashable, Callable[[Reason], None]] = {}
         self._gone: trio.Event | None = None
-        self._extras = Extras()
+        self._links: dict[Cell, None] = {}
 
     def end(self, reason: Reason = NORMAL) -> None:
         """End, as an actor would: watchers get their `Down`, linked actors their exit signal; once only."""
@@ -87,10 +87,9 @@ class FakeRef(Ref[Any]):
         for ended in list(self._watchers.values()):
             ended(reason)
         self._watchers.clear()
-        links, self._extras.links = self._extras.links, None
-        for cell in links or ():
-            cell._unlink(self)
-            cell._system.lifecycle.exit_signal(cell, self, reason)
+        links, self._links = self._links, {}
+        for cell in links:
+            cell._exited(self, reason)
 
     # ------------------------------------------------------------ what a Ref does
 
@@ -195,12 +194,15 @@ class FakeRef(Ref[Any]):
     def _forget_watcher(self, key: Hashable) -> None:
         self._watchers.pop(key, None)
 
-    def _more(self) -> Extras:
-        return self._extras
+    def _tie(self, other: Cell) -> None:
+        self._links[other] = None
 
-    def _unlink(self, other: Cell) -> None:
-        if self._extras.links is not None:
-            self._extras.links.pop(other, None)
+    def _untie(self, other: Cell) -> None:
+        self._links.pop(other, None)
+
+    def _exited(self, other: Cell, reason: Reason) -> None:
+        self._untie(other)
+        self.exits.append(Exit(other, reason))
 
     @property
     def _state(self) -> str:
@@ -209,19 +211,6 @@ class FakeRef(Ref[Any]):
     @property
     def _reason(self) -> Reason:
         return self.reason if self.reason is not None else NORMAL
-
-    @property
-    def _actor(self) -> FakeRef:
-        # Exit signals look at `trap_exits` and then put an `Exit` first into the mailbox.
-        return self
-
-    @property
-    def trap_exits(self) -> bool:
-        """It gets the exits of linked actors as messages."""
-        return True
-
-    def _put_first(self, message: Exit) -> None:
-        self.exits.append(message)
 
 
 class _FakeFromThread(FromThread[Any]):

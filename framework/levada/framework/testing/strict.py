@@ -184,7 +184,7 @@ class _Handles:
     def rollback(self) -> None:
         """Nothing was taken."""
 
-    def detach(self, number: int, kind: AttachmentKind, item: Any) -> Any:
+    def detach(self, number: int, kind: AttachmentKind, item: Any, note: bytes = b"") -> Any:
         return self._taken[number]
 
 

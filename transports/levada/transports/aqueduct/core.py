@@ -19,11 +19,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from levada.framework.errors import LocalProtocolError, RemoteProtocolError
+from levada.transports.numbers import Numbers
 
 from .config import AqueductConfig
 from .errors import CloseCode, LimitExceeded, ResetCode, violation
 from .events import CloseConnection, ConnectionEnded, Event, HeadersReceived, Output, StreamUnblocked
 from .frames import (
+    LARGEST,
     VERSION,
     AckNackUnreliable,
     AckReliable,
@@ -42,7 +44,7 @@ from .frames import (
     decode_message,
     encode_int,
 )
-from .ids import ENTRYPOINT, FLOW, MINTER, ONESHOT, SPACES, Attach, Numbers
+from .ids import ENTRYPOINT, FLOW, MINTER, ONESHOT, SPACES, Attach
 from .links import Links
 from .receiver import ReceiverHalf
 from .sender import SenderHalf
@@ -249,11 +251,13 @@ class AqueductCore:
         events, self._events = self._events, []
         return events
 
-    def data_to_send(self, now: float) -> list[Output]:
+    def data_to_send(self, now: float, most: int = LARGEST) -> list[Output]:
         """Take what is to be done, and date what is to be done later. Once a turn.
 
         Args:
             now: seconds by any clock that does not go back.
+            most: about how much to take, so that an owner of thousands of channels can let others run between. If it gets less than
+                this, nothing is left.
         """
         if self.state is ConnectionState.CLOSED:
             out: list[Output] = [] if self._close is None else [self._close]
@@ -265,14 +269,19 @@ class AqueductCore:
         self._timers.date(now, self.round_trip)
         if self.state is ConnectionState.HANDSHAKE and not self.streams.early:
             return []
-        return self.streams.flush()
+        return self.streams.flush(most)
 
     def next_deadline(self) -> float | None:
         """Return when `handle_timeout` is wanted; None if never. As of the last `data_to_send`."""
         return None if self.state is ConnectionState.CLOSED else self._timers.next()
 
     def handle_timeout(self, now: float) -> list[Event]:
-        """Do what is due: acks, declarations, nacks. Too early or too often does nothing. Source: AQ-35 to AQ-37, AQ-20a."""
+        """Do what is due: acks, declarations, nacks. Too early or too often does nothing.
+
+        What is due at once for very many channels is done in several calls: `next_deadline` has passed until all of it is.
+
+        Source: AQ-35 to AQ-37, AQ-20a.
+        """
         if self.state is ConnectionState.CLOSED:
             return self.take_events()
         for receiver in self._timers.acks_due(now):
@@ -366,7 +375,7 @@ class AqueductCore:
     def _stream(self, stream_id: int) -> Stream | None:
         """Find a stream; one of the peer's may be new, one of ours that is not there is over."""
         stream = self.streams.table.get(stream_id)
-        if stream is None and self.state is not ConnectionState.CLOSED and bool(stream_id & 1) == self.client:
+        if stream is None and self.state is not ConnectionState.CLOSED and bool(stream_id & 1) == self.client and stream_id not in self.streams.done:
             stream = self.streams.accept(stream_id)
         return stream
 

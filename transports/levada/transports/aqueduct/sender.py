@@ -157,36 +157,47 @@ class SenderHalf:
 
         Source: AQ-22, AQ-23, AQ-26, AQ-40.
         """
+        if mode is _ORDERED and not attachments and self.push(payload, token):
+            return ()
         core = self.core
         if self.state is not _OPEN and self.state is not _UNATTACHED:
             raise LocalProtocolError(f"send on a channel that is {self.state.value}", rule="AQ-41")
-        config = core.config
-        inflight = self._inflight
-        # `has_room` in place: a call less for each message.
-        if (
-            len(inflight) >= config.window or self._octets >= config.window_octets or mode is not _ORDERED
-        ) and not self.has_room(mode):
+        if not self.has_room(mode):
             raise LocalProtocolError("the window is full: wait for Writable", rule="AQ-40")
-        size = len(payload)
-        if size > config.max_message:
-            raise LocalProtocolError(f"payload of {size} octets, at most {config.max_message}", rule="AQ-3")
-        if mode is _ORDERED and not attachments and not self.id & ONESHOT:
-            # The way of nearly all messages, spelled out: 0.6 of the time that `_send_frame` takes.
-            number = self.sent
-            self.sent = number + 1
-            inflight[number] = (size, token, None)
-            self._octets += size
-            stream = self._stream or self._open_stream()
-            if not stream.fin and not stream.given_up:
-                stream.chunks += (self._head + encode_int(number) + b"\0" + encode_int(size), payload)
-                if not stream.dirty:
-                    stream.mark()
-            return ()
+        size, limit = len(payload), core.config.max_message
+        if size > limit:
+            raise LocalProtocolError(f"payload of {size} octets, at most {limit}", rule="AQ-3")
         halves = core.mint(attachments)
         self._send_frame(payload, tuple(half.id for half in halves), mode, token)
         if self.id & ONESHOT:  # AQ-7: one message, then finished
             self.finish()
         return halves
+
+    def push(self, payload: bytes, token: object = None) -> bool:
+        """Send one ordered message without attachments, if nothing speaks against it: most messages, in 0.4 of the time of `send`.
+
+        Returns:
+            False if something does: no room, the end, a oneshot, a payload too large. Nothing has happened then; `send` says more.
+        """
+        inflight, config, size = self._inflight, self.core.config, len(payload)
+        if (
+            (self.state is not _OPEN and self.state is not _UNATTACHED)
+            or len(inflight) >= config.window
+            or self._octets >= config.window_octets
+            or size > config.max_message
+            or self.id & ONESHOT
+        ):
+            return False
+        number = self.sent
+        self.sent = number + 1
+        inflight[number] = (size, token, None)
+        self._octets += size
+        stream = self._stream or self._open_stream()
+        if not stream.fin and not stream.given_up:
+            stream.chunks += (self._head + encode_int(number) + b"\0" + encode_int(size), payload)
+            if not stream.dirty:
+                stream.mark()
+        return True
 
     def finish(self) -> None:
         """Send no more; the channel ends when the peer has everything. Once more, or after the end, does nothing.

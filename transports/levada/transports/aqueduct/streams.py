@@ -138,6 +138,7 @@ class Stream:
             return
         if self.all.table.pop(self.id, None) is not None and (self.opened_here or not self.id & 2):
             self.all.commands.append(StreamDone(self.id))
+            self.all.done.add(self.id)
 
     def _give_up(self) -> None:
         self.given_up = True
@@ -148,7 +149,7 @@ class Stream:
 class Streams:
     """All streams of a connection, and what is to be done to them."""
 
-    __slots__ = ("client", "commands", "dirty", "early", "next_ids", "prefix", "table")
+    __slots__ = ("client", "commands", "dirty", "done", "early", "next_ids", "prefix", "table")
 
     def __init__(self, *, client: bool, early: bool) -> None:
         self.client = client
@@ -159,7 +160,9 @@ class Streams:
         self.table: dict[int, Stream] = {}
         self.dirty: list[Stream] = []
         self.commands: list[Output] = []
-        """What to do after the next flush of the dirty ones."""
+        """What to do after what has been written so far."""
+        self.done: set[int] = set()
+        """Streams that are over, which the owner does not know yet."""
         self.next_ids = [0, 2] if client else [1, 3]
 
     def accept(self, stream_id: int) -> Stream:
@@ -185,10 +188,14 @@ class Streams:
         stream.write(octets)
         stream.finish()
 
-    def flush(self) -> list[Output]:
-        """Take what is to be done, in the order in which it must be done."""
+    def flush(self, most: int) -> list[Output]:
+        """Take what is to be done, in an order in which it may be done; less than `most` only if nothing is left."""
         out: list[Output] = []
+        count = 0
         for stream in self.dirty:
+            if len(out) >= most:
+                break
+            count += 1
             stream.dirty = False
             if stream.given_up:
                 continue
@@ -203,9 +210,12 @@ class Streams:
             if stream.fin:
                 stream.sends = False
                 stream.check()
-        self.dirty.clear()
-        out += self.commands
-        self.commands.clear()
+        del self.dirty[:count]
+        # No command is about a stream that is left in `dirty` to be written on.
+        out += self.commands[:most]
+        del self.commands[:most]
+        if not self.commands:
+            self.done.clear()
         return out
 
     def _open(self, stream: Stream, out: list[Output]) -> None:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["NackDue", "Timers"]
 
+_AT_ONCE = 256
+"""Channels for which something is done in one call, about 1 ms: whoever keeps the time lets others run between."""
+
 
 @attrs.define(order=True)
 class NackDue:
@@ -116,6 +119,12 @@ class Timers:
         """Take the receivers that must ack now."""
         if self._ack_at is None or now < self._ack_at:
             return []
+        if len(self._acking) > _AT_ONCE:
+            due = self._acking[-_AT_ONCE:]
+            del self._acking[-_AT_ONCE:]
+            for receiver in due:
+                receiver.acking = False
+            return due
         due, self._acking, self._acking_next = self._acking, self._acking_next, []
         for receiver in due:
             receiver.acking = False
@@ -128,14 +137,18 @@ class Timers:
         """Take the senders that must declare now."""
         if self._declare_at is None or now < self._declare_at:
             return []
-        due, self._declaring, self._declare_at = self._declaring, [], None
+        due, self._declaring = self._declaring[:_AT_ONCE], self._declaring[_AT_ONCE:]
+        if not self._declaring:
+            self._declare_at = None
         for sender in due:
             sender.declaring = False
         return due
 
     def nacks_due(self, now: float) -> Iterator[NackDue]:
         """Take what must be settled now."""
-        while self._nacks and self._nacks[0].at <= now:
+        left = _AT_ONCE
+        while self._nacks and self._nacks[0].at <= now and left:
+            left -= 1
             due = heappop(self._nacks)
             if due.receiver.nack is due:
                 due.receiver.nack = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -113,6 +114,17 @@ class MemoryStream:
         """See `ByteStream.receive_some`."""
         return await self._receiving.receive(max_bytes)
 
+    def receive_nowait(self) -> bytes | None:
+        """See `Stream.receive_nowait`."""
+        return self._receiving.take_nowait()
+
+    def on_readable(self, tell: Callable[[], None]) -> None:
+        """See `Stream.on_readable`."""
+        pipe = self._receiving
+        pipe.tell_readable = tell
+        if pipe.arrived or pipe.ended or pipe.receive_error is not None:
+            tell()
+
     async def send_eof(self) -> None:
         """See `ByteStream.send_eof`."""
         pipe = self._sending
@@ -163,6 +175,13 @@ class MemoryStream:
         await pipe.outcome()
         self._raise_if_lost(pipe)
         return pipe.send_error.code if isinstance(pipe.send_error, StreamWasStopped) else None
+
+    def on_stopped(self, tell: Callable[[int], None]) -> None:
+        """See `Stream.on_stopped`."""
+        pipe = self._sending
+        pipe.tell_stopped = tell
+        if isinstance(pipe.send_error, StreamWasStopped):
+            tell(pipe.send_error.code)
 
     async def acked(self) -> bool:
         """See `Stream.acked`."""
@@ -306,6 +325,10 @@ class MemoryConnection:
         self.link.count_call()
         return self._open(unidirectional, priority)
 
+    def stream_credit(self, *, unidirectional: bool) -> int:
+        """See `Connection.stream_credit`."""
+        return self._may_open[unidirectional] if self.error is None else 0
+
     def _open(self, unidirectional: bool, priority: int) -> MemoryStream | None:
         self._check()
         if not self._may_open[unidirectional]:
@@ -353,6 +376,10 @@ class MemoryConnection:
         self._opening[unidirectional].unpark()
 
     # ---------------------------------------------------------------- datagrams
+
+    def round_trip(self) -> float:
+        """Nothing is measured."""
+        return 0.0
 
     def max_datagram_size(self) -> int:
         """`MemoryConfig.max_datagram`."""

@@ -19,7 +19,7 @@ import attrs
 import trio
 from attrs import validators as v
 
-from levada.framework.errors import CarrierError, ConnectionClosed, ConnectionLost
+from levada.framework.errors import CarrierError, ConnectionClosed, ConnectionLost, StreamWasStopped
 from levada.transports.carriers.contracts import CarrierStatistics, Octets
 from levada.transports.carriers.streams import Waiter, again, cut_front
 
@@ -227,6 +227,8 @@ class Pipe:
         "send_error",
         "sender",
         "sender_over",
+        "tell_readable",
+        "tell_stopped",
         "unsent",
         "writes",
     )
@@ -243,6 +245,7 @@ class Pipe:
         self.send_error: CarrierError | None = None
         self.sender = Waiter()
         self.sender_over: Callable[[], None] = nothing
+        self.tell_stopped: Callable[[int], None] | None = None
         self.appear: Callable[[], None] | None = None  # tells the other end of a new stream, before anything else
         self.octets_sent = self.writes = 0
         self._flying = 0
@@ -254,6 +257,7 @@ class Pipe:
         self.receive_error: CarrierError | None = None
         self.receiver = Waiter()
         self.receiver_over: Callable[[], None] = nothing
+        self.tell_readable: Callable[[], None] = nothing
         self.octets_received = self.reads = 0
 
     # ---------------------------------------------------------------- the sender's side
@@ -362,6 +366,8 @@ class Pipe:
         self.sender.wake()
         self._tell_progress()
         self.sender_over()
+        if self.tell_stopped is not None and isinstance(error, StreamWasStopped):
+            self.tell_stopped(error.code)
 
     def reset(self, error: CarrierError) -> None:
         """Give up sending; receiving raises `error` at the other end."""
@@ -414,12 +420,14 @@ class Pipe:
             self.arrived += data
             self.early = self.early or early
             self.receiver.wake()
+            self.tell_readable()
         self.link.post(self._acked, len(data))
 
     def _arrive_end(self) -> None:
         if self.receive_error is None:
             self.ended = True
             self.receiver.wake()
+            self.tell_readable()
             if not self.arrived:
                 self.receiver_over()
         self.link.post(self._end_acked)
@@ -441,6 +449,15 @@ class Pipe:
                 return b""
             await self.receiver.wait()
         return self._take(max_bytes)
+
+    def take_nowait(self) -> bytes | None:
+        """Take what is here; see `Stream.receive_nowait`."""
+        self.link.count_call()
+        if self.arrived:
+            return self._take(None)
+        if self.receive_error is not None:
+            raise again(self.receive_error)
+        return b"" if self.ended else None
 
     def receive_nowait(self, max_bytes: int) -> bytes:
         """Take what is here, up to `max_bytes`; ``b""`` if there is nothing."""
@@ -465,6 +482,7 @@ class Pipe:
         if not self.ended and self.receive_error is None:
             self.receive_error = error
             self.receiver.wake()
+            self.tell_readable()
 
     def refuse(self, error: ConnectionClosed, told: CarrierError) -> None:
         """Take nothing more: receiving raises `error` here, sending raises `told` at the other end."""
@@ -486,6 +504,7 @@ class Pipe:
             self.link.post(self._granted, len(self.arrived))
             self.arrived.clear()
         self.receiver.wake()
+        self.tell_readable()
 
 
 def pipe_statistics(sending: Pipe | None, receiving: Pipe | None) -> CarrierStatistics:

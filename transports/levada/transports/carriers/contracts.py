@@ -14,6 +14,7 @@ The rules of this file:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self, TypeVar, runtime_checkable
 
@@ -306,8 +307,36 @@ class Stream(ByteStream, Protocol):
         """Wait until the peer stops this side's sending and return its code; ``None`` once everything was acknowledged."""
         ...
 
+    def on_stopped(self, tell: Callable[[int], None]) -> None:
+        """Have `tell` called with the code when the peer stops this side's sending: `stopped` without a task that waits.
+
+        It is called once at most, at once if that has happened already, and never if everything was acknowledged first, if sending was
+        given up here, or if the connection ends.  It runs in the carrier's task, so that it must be short, and neither wait nor raise.
+        One for a stream: another call replaces it.
+
+        Raises:
+            LocalProtocolError: a stream that only the peer sends on.
+        """
+        ...
+
     async def acked(self) -> bool:
         """Wait until the peer has everything that was sent, the end included; false if it was reset or stopped."""
+        ...
+
+    def receive_nowait(self) -> bytes | None:
+        """Take what is here already; ``b""`` is the peer's end, ``None`` means that nothing is here. Errors as `receive_some`."""
+        ...
+
+    def on_readable(self, tell: Callable[[], None]) -> None:
+        """Have `tell` called when there is something to take: octets, the end, an error. `receive_some` without a task that waits.
+
+        It is called at once if there is something already, and may be called when there is nothing after all.  It runs in the carrier's
+        task, so that it must be short, and neither wait nor raise, nor take anything: `receive_nowait` comes later.  Another call
+        replaces it.
+
+        Raises:
+            LocalProtocolError: a stream that only this side sends on.
+        """
         ...
 
 
@@ -350,6 +379,10 @@ class Connection(Protocol):
         """Open a stream if there is credit for it now."""
         ...
 
+    def stream_credit(self, *, unidirectional: bool) -> int:
+        """Return how many more streams the peer lets be opened now; 0 when it is over."""
+        ...
+
     async def accept_stream(self) -> Stream:
         """Wait for the next stream that the peer opened, in the order in which they appeared."""
         ...
@@ -359,6 +392,10 @@ class Connection(Protocol):
 
         ``None`` if there is none, also after the end, for which `accept_stream` has the error.
         """
+        ...
+
+    def round_trip(self) -> float:
+        """Estimate of the time to the peer and back, in seconds; 0 while there is none."""
         ...
 
     def max_datagram_size(self) -> int:

@@ -54,9 +54,8 @@ class ControlOut:
         if self.dones and dones:
             _batches(parts, 8, self.dones, most)
         if self.proceeds:
-            entries = [PROCEED_ENTRY.pack(i) for i in self.proceeds]
+            _batches(parts, 3, [PROCEED_ENTRY.pack(i) for i in self.proceeds], most)
             self.proceeds.clear()
-            _batches(parts, 3, entries, most)
         if self.requests:
             parts += self.requests
             self.requests.clear()
@@ -78,11 +77,12 @@ def _batches(parts: list[bytes], op: int, entries: list[bytes], most: int) -> No
 class ControlPool:
     """Our control streams."""
 
-    __slots__ = ("_core", "_dirty", "_done_at", "_slots", "backlog", "stops", "streams")
+    __slots__ = ("_core", "_dirty", "_done_at", "_size", "_slots", "backlog", "stops", "streams")
 
     def __init__(self, core: MaopCore) -> None:
         self._core = core
-        self._slots: list[ControlOut | None] = [None] * core.config.global_control_pool_size
+        self._size = core.config.global_control_pool_size
+        self._slots: list[ControlOut | None] = [None] * self._size
         self.streams: dict[int, ControlOut] = {}
         """By stream id, those that are open."""
         self._dirty: dict[ControlOut, None] = {}
@@ -95,7 +95,7 @@ class ControlPool:
     def _slot(self, stream_id: int) -> ControlOut:
         # MA-84: by the operation's number. A slot keeps its stream, so signals of one operation stay in order.
         slots = self._slots
-        place = (stream_id >> 2) % len(slots)
+        place = (stream_id >> 2) % self._size
         out = slots[place]
         if out is None:
             # MA-130: with no credit for another stream the slot shares one that is there.
@@ -179,6 +179,8 @@ class ControlPool:
                 data = stream.take(config.control_batch_max, dones=dones)
                 if data:
                     out.append(StreamData(stream.stream_id, data, False))
+                if dones:
+                    continue
             if waits := len(stream):
                 left[stream] = None
                 self.backlog = max(self.backlog, waits)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from levada.framework.errors import LocalProtocolError, RemoteProtocolError
-from levada.transports.aqueduct.ids import Numbers
+from levada.transports.numbers import Numbers
 
 from .config import TEST_SPEC, HandlerSpec, MaopConfig
 from .control import ControlIn, ControlPool, Signals
@@ -56,6 +56,8 @@ __all__ = ["MaopCore"]
 _OPEN, _DRAINING, _CLOSED = ConnectionState.OPEN, ConnectionState.DRAINING, ConnectionState.CLOSED
 _OVER, _STOPPED = 0, 1
 """In place of an operation that has ended on a stream whose peer's direction has not: whether STOP_SENDING is out."""
+_ENDLESS: Final = 2**60
+"""Streams that may be opened as long as nobody says how many."""
 _MAX_HOLES: Final = 65_536
 """Ranges in the record of streams; each is a stream that the peer opened and never used, which QUIC bounds as well."""
 
@@ -114,7 +116,7 @@ class MaopCore(Ending):
         self._expected = {0: 4, 1: 1, 2: 2, 3: 3}
         self._parity = 0 if client else 1
         self._next_id = {False: 4 if client else 1, True: 2 if client else 3}
-        self._credit: dict[bool, int | None] = {False: None, True: None}
+        self._credit = {False: _ENDLESS, True: _ENDLESS}
 
     # ------------------------------------------------ what comes
 
@@ -142,9 +144,8 @@ class MaopCore(Ending):
                 entry.receive(data, fin, now)
                 if fin and type(self.streams.get(stream_id)) is int:
                     del self.streams[stream_id]
-            events, self._events = self._events, []
-            return events
-        self.receive_early(stream_id, bytes(data), fin, now)
+        else:
+            self.receive_early(stream_id, bytes(data), fin, now)
         return self.take_events()
 
     def stream_reset(self, stream_id: int, code: int, *, now: float) -> list[Event]:
@@ -364,8 +365,7 @@ class MaopCore(Ending):
 
     def credit_left(self, *, unidirectional: bool) -> int:
         """Return how many streams of a kind may be opened, as far as `stream_credit` has said."""
-        credit = self._credit[unidirectional]
-        return 2**60 if credit is None else max(0, credit - (self._next_id[unidirectional] >> 2))
+        return max(0, self._credit[unidirectional] - (self._next_id[unidirectional] >> 2))
 
     def take_stream_id(self, *, unidirectional: bool) -> int:
         """Number a stream of ours."""
@@ -375,8 +375,11 @@ class MaopCore(Ending):
 
     def can_open(self, *, request: bool) -> bool:
         """Whether a Message or Request may be sent now: open, and the peer's credit lasts, a control stream set aside."""
-        kept = not self.pool.streams and (self.config.control_stream_kind == "bidi") == request
-        return self.state is _OPEN and self.credit_left(unidirectional=not request) > kept
+        left = self._credit[not request] - (self._next_id[not request] >> 2)
+        return self.state is _OPEN and (left > 1 or (left == 1 and not self._kept_for_control(request)))
+
+    def _kept_for_control(self, request: bool) -> bool:
+        return not self.pool.streams and (self.config.control_stream_kind == "bidi") == request
 
     def send_message(
         self,
@@ -410,12 +413,11 @@ class MaopCore(Ending):
 
         Source: section 6, MA-55 to MA-57, MA-122.
         """
-        size = self._check_start(msg_id, body, length, priority, key, while_draining, request=False)
-        stream_id = self.take_stream_id(unidirectional=True)
-        operation = Outgoing(self, stream_id, size, body, now)
+        size = self._check_start(msg_id, body, length, priority, key, while_draining, unidirectional=True)
+        operation = Outgoing(self, self._next_id[True], size, body, now)
         operation.timeout = timeout
         self._start(operation, MESSAGE.pack(0, msg_id, size, priority), priority, key, now)
-        return stream_id
+        return operation.stream_id
 
     def send_request(
         self,
@@ -461,13 +463,12 @@ class MaopCore(Ending):
 
         Source: section 8.
         """
-        size = self._check_start(msg_id, body, length, priority, key, while_draining, request=True)
+        size = self._check_start(msg_id, body, length, priority, key, while_draining, unidirectional=False)
         if timeout_ms is None:
             timeout_ms = self.config.default_request_timeout_ms
         if not 0 <= timeout_ms < 2**32 or not 0 <= response_msg_id < 65_536:
             raise LocalProtocolError(f"timeout {timeout_ms} ms or response {response_msg_id} out of range", rule="MA-4")
-        stream_id = self.take_stream_id(unidirectional=False)
-        operation = Outgoing(self, stream_id, size, body, now)
+        operation = Outgoing(self, self._next_id[False], size, body, now)
         if timeout_ms:
             operation.timeout = timeout_ms / 1000 + self.config.response_grace
         operation.success = response_msg_id == 0 if success_layout is None else success_layout
@@ -477,7 +478,7 @@ class MaopCore(Ending):
         operation.allow_undefined = allow_undefined
         header = REQUEST.pack(1, msg_id, size, priority, response_msg_id, timeout_ms)
         self._start(operation, header, priority, key, now)
-        return stream_id
+        return operation.stream_id
 
     def _check_start(
         self,
@@ -488,18 +489,19 @@ class MaopCore(Ending):
         key: bytes,
         while_draining: bool,
         *,
-        request: bool,
+        unidirectional: bool,
     ) -> int:
         """Judge a call; return the length to announce."""
-        if self.state is not _OPEN and not (while_draining and self.state is _DRAINING):
-            raise LocalProtocolError(f"no new operations in state {self.state.name}", rule="MA-89")
+        if self.state is not _OPEN:
+            if not while_draining or self.state is not _DRAINING:
+                raise LocalProtocolError(f"no new operations in state {self.state.name}", rule="MA-89")
+        elif not self.can_open(request=not unidirectional):
+            raise LocalProtocolError("the peer allows no more streams now", rule="MA-130")
         if not 0 < msg_id < 65_536 or not 0 <= priority < 256:
             raise LocalProtocolError(f"msg_id {msg_id} or priority {priority} out of range", rule="MA-43")
         if key and (len(key) != 16 or not self.idempotency):
             why = "the peer takes none" if not self.idempotency else f"16 octets, not {len(key)}"
             raise LocalProtocolError(f"idempotency key: {why}", rule="MA-122")
-        if self.state is _OPEN and not self.can_open(request=request):
-            raise LocalProtocolError("the peer allows no more streams now", rule="MA-130")
         if body is not None:
             return len(body)
         if length is not None and not 0 <= length < UNDEFINED:
@@ -509,26 +511,32 @@ class MaopCore(Ending):
     def _start(self, operation: Outgoing, header: bytes, priority: int, key: bytes, now: float) -> None:
         self.now = now
         stream_id = operation.stream_id
+        unidirectional = stream_id & 2 != 0
         if self.idempotency:
             header += bytes((len(key),)) + key
+        self._next_id[unidirectional] = stream_id + 4
         self.streams[stream_id] = operation
         self.operations += 1
         self.statistic.opened += 1
-        self.out.append(OpenStream(stream_id, stream_id & 2 != 0, priority))
+        self.out.append(OpenStream(stream_id, unidirectional, priority))
         self.out.append(StreamData(stream_id, header, operation.own_over))
         operation.wait(now)
 
     def _mine(self, stream_id: int) -> Outgoing | None:
         entry = self.streams.get(stream_id)
+        if type(entry) is Outgoing:
+            return entry
         if isinstance(entry, Incoming | ControlIn) or not self._known(stream_id) or stream_id & 1 != self._parity:
             raise LocalProtocolError(f"stream {stream_id} is no operation of this side", rule="MA-42")
-        return entry if isinstance(entry, Outgoing) else None
+        return None
 
     def _theirs(self, stream_id: int) -> Incoming | None:
         entry = self.streams.get(stream_id)
-        if isinstance(entry, Outgoing | ControlIn) or stream_id & 1 == self._parity:
+        if type(entry) is Incoming:
+            return entry
+        if not isinstance(entry, int | None) or stream_id & 1 == self._parity:
             raise LocalProtocolError(f"stream {stream_id} is no operation of the peer", rule="MA-42")
-        return entry if isinstance(entry, Incoming) else None
+        return None
 
     def cancel(self, stream_id: int, *, now: float) -> None:
         """Give an operation of ours up; no event follows. One that has ended is left alone. Source: MA-61."""
@@ -764,11 +772,16 @@ class MaopCore(Ending):
         """Return when `handle_timeout` is wanted; None if never. As of the last `data_to_send`."""
         if self.state is _CLOSED:
             return None
-        times = [self.timers.next(), self.at, self.stream0_at]
-        times += [self.gate.deadline(), self.pool.deadline(), self.signals.deadline()]
+        first = self.timers.next()
+        others = (self.at, self.stream0_at, self.gate.deadline(), self.pool.deadline(), self.signals.deadline())
+        for at in others:
+            if at is not None and (first is None or at < first):
+                first = at
         if self.unacked:
-            times.append(next(iter(self.unacked.values())))
-        return min((at for at in times if at is not None), default=None)
+            at = next(iter(self.unacked.values()))
+            if first is None or at < first:
+                first = at
+        return first
 
     def handle_timeout(self, now: float) -> list[Event]:
         """Do what is due. Too early or too often does nothing."""

@@ -17,6 +17,8 @@ class Statistics:
     """Operations of ours."""
     received: int = 0
     """Operations of the peer whose stream has been classified."""
+    approved: int = 0
+    """Operations of the peer that passed the gate."""
     done: int = 0
     """Operations of the peer that ended well."""
     block_octets: int = 0

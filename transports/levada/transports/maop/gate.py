@@ -84,7 +84,21 @@ class Gate:
             return
         if op.idempotency_key and not self._first(op, now):
             return
-        self._admit(op, now)
+        # The wait of others apart, this is `_room` for what holds nothing: most operations have no body.
+        quota = core.quota
+        if (
+            length == 0
+            and not self.pending
+            and self._rate is None
+            and not spec.gated
+            and quota.operations < quota.max_operations
+            and core.pool.backlog <= core.config.control_ring
+        ):
+            op.granted = True
+            quota.operations += 1
+            op.approved(now)
+        else:
+            self._admit(op, now)
 
     def _first(self, op: Incoming, now: float) -> bool:
         core = self._core
@@ -189,7 +203,7 @@ class Gate:
         if op.granted:
             op.granted = False
             self._core.quota.operations -= 1
-        if self._queue or self._next is not None:
+        if self.pending:
             self.pump(now)
 
     def pump(self, now: float) -> None:
@@ -207,7 +221,7 @@ class Gate:
     def deadline(self) -> float | None:
         """When there may be room without an operation of this connection ending, or Proceeds are due."""
         at = self._arm_at
-        if self._queue or self._next is not None:
+        if self.pending and (self._queue or self._next is not None):
             core = self._core
             wait = _POLL if core.quota.shared or core.pool.backlog else None
             if self._rate is not None:

@@ -48,13 +48,13 @@ class Outgoing:
         "body",
         "cut_off",
         "deadline",
+        "filed",
         "fin",
         "is_request",
         "length",
         "limit",
         "own_over",
         "proceeded",
-        "scheduled",
         "since",
         "state",
         "stream_id",
@@ -98,7 +98,7 @@ class Outgoing:
         self.used_at = now
         """When the Response was complete."""
         self.deadline: float | None = None
-        self.scheduled: float | None = None
+        self.filed: int | None = None
         self._sent = 0
         self._head = b""
         self._reader: BodyReader | None = None
@@ -241,7 +241,7 @@ class Outgoing:
             start > (core.wall_offset + now + 5) * 1000 or took > (now - self.since + 5) * 1000
         ):
             raise Fault(ErrorCode.INVALID_HEADER, "the times of the Response cannot be", "MA-73")
-        self._go(_RESPONSE)
+        self.state = INITIATOR[self.state, _RESPONSE]
         self._response = (start, took)
         if length == UNDEFINED:
             if not self.allow_undefined:
@@ -298,15 +298,16 @@ class Outgoing:
 
     def _complete(self, body: bytes | None, blocks: int, now: float) -> None:
         core = self._core
-        self._go(_RESPONSE_COMPLETE)
+        self.state = INITIATOR[self.state, _RESPONSE_COMPLETE]
         self.used_at = now
-        if self.deadline is not None:
-            core.timers.set(self, None)
         kind = self._success.content_type if self._success is not None else None
-        core.emit(Completed(self.stream_id, body, kind, *self._response, self._announced, blocks))
-        self._reader = None
+        start, took = self._response
+        core.emit(Completed(self.stream_id, body, kind, start, took, self._announced, blocks))
         if self.acknowledge:
             self.consumed(now)
+        else:
+            self._reader = None
+            core.timers.set(self, None)
 
     def consumed(self, now: float) -> None:
         """The application has used the Response. Source: MA-71."""
@@ -314,8 +315,8 @@ class Outgoing:
             raise LocalProtocolError(f"the Response of {self.stream_id} is not complete", rule="MA-71")
         core = self._core
         start = int((core.wall_offset + self.used_at) * 1000)
-        core.pool.done(self.stream_id, start, max(0, int((now - self.used_at) * 1000)))
-        self._go(_DONE)
+        core.pool.done(self.stream_id, start, int((now - self.used_at) * 1000) if now > self.used_at else 0)
+        self.state = INITIATOR[self.state, _DONE]
         self._retire()
 
     def reject(self, code: int, reason: str, now: float) -> None:
@@ -384,10 +385,11 @@ class Outgoing:
         self.state = _ENDED
 
     def _retire(self) -> None:
+        core = self._core
         self.body = self._reader = None
         if self.deadline is not None:
-            self._core.timers.set(self, None)
-        self._core.retire(self)
+            core.timers.set(self, None)
+        core.retire(self)
 
     def expire(self, now: float) -> None:
         """A clock has run down. Source: MA-53, MA-67, MA-69, MA-126."""

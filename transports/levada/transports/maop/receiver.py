@@ -44,11 +44,13 @@ class Incoming:
         "_head",
         "_stored",
         "_written",
+        "approved_at",
         "checked",
         "deadline",
         "dedup_key",
         "exec_at",
         "executing",
+        "filed",
         "fin",
         "granted",
         "idempotency_key",
@@ -60,7 +62,6 @@ class Incoming:
         "reserved",
         "response_msg_id",
         "response_timeout",
-        "scheduled",
         "since",
         "spec",
         "state",
@@ -91,11 +92,13 @@ class Incoming:
         """What was declared for its msg_id."""
         self.since = now
         """When the header came."""
+        self.approved_at = now
+        """When all checks were passed."""
         self.exec_at = now
         """When the body was complete."""
         self.deadline: float | None = None
         """When the core gives it up."""
-        self.scheduled: float | None = None
+        self.filed: int | None = None
         self.checked = False
         """Whether the header is whole."""
         self.pending = False
@@ -112,7 +115,7 @@ class Incoming:
         """Octets that it has in the quota."""
         self.dedup_key: Key | None = None
         """Its entry in the store of finished operations."""
-        self._head = bytearray()
+        self._head = b""
         self._body: BodyReader | None = None
         self._announced = 0
         self._written = 0
@@ -136,7 +139,7 @@ class Incoming:
                     return
             if at < len(data) or self._head:
                 self._octets(data, at, now)
-            if fin and self.state is not _ENDED:
+            if fin and (self.length != 0 or self._head) and self.state is not _ENDED:
                 self._finished()
         except Fault as fault:
             self.abort(fault.code, fault.reason, now)
@@ -146,11 +149,9 @@ class Incoming:
         core = self._core
         layout = REQUEST if self.is_request else MESSAGE
         at = layout.size
-        head = self._head
-        skip = len(head)
+        skip = len(self._head)
         if skip:
-            head += data
-            data = bytes(head)
+            data = self._head + data
         if len(data) >= at:
             tail = core.idempotency
             if tail and len(data) > at:
@@ -167,12 +168,12 @@ class Incoming:
                 else:
                     _, self.msg_id, length, self.priority = MESSAGE.unpack_from(data)
                 self.length = None if length == UNDEFINED else length
-                head.clear()
+                self._head = b""
                 self.checked = True
                 core.gate.check(self, now)
                 return at - skip
+        self._head = data
         if not skip:
-            head += data
             core.timers.set(self, now + core.config.transfer_idle_timeout)
         return -1
 
@@ -193,14 +194,14 @@ class Incoming:
             raise misplaced(op)
         # MA-55: one Block End(0) behind a header that announced nothing is dropped, in whatever pieces it comes.
         if op == 6 and self.length == 0 and not self._announced:
-            head += data[at : at + 9 - len(head)]
+            more = 9 - len(head)
+            self._head = head = head + data[at : at + more]
             if BLOCK_END.pack(6, 0).startswith(head):
                 if len(head) == 9:
                     self._announced = 1
-                    rest = data[at + 9 :]
-                    head.clear()
-                    if rest:
-                        self._octets(rest, 0, now)
+                    self._head = b""
+                    if at + more < len(data):
+                        self._octets(data, at + more, now)
                 return
         raise Fault(code, "Block or Block End has no place here", "MA-95")
 
@@ -256,8 +257,10 @@ class Incoming:
     def approved(self, now: float) -> None:
         """All checks are passed."""
         core = self._core
+        core.statistic.approved += 1
+        self.approved_at = now
         if self.length == 0:
-            self._go(_APPROVED)
+            self.state = RECEIVER[self.state, _APPROVED]
             if self.is_request:
                 core.pool.proceed(self.stream_id)
             self._execute(b"", now)
@@ -351,13 +354,14 @@ class Incoming:
         self._retire(now)
 
     def _times(self, now: float) -> tuple[int, int]:
-        core = self._core
-        return int((core.wall_offset + self.exec_at) * 1000), max(0, int((now - self.exec_at) * 1000))
+        start = self.exec_at
+        return int((self._core.wall_offset + start) * 1000), int((now - start) * 1000) if now > start else 0
 
     def respond(self, body: Octets, content_type: str | None, now: float) -> None:
         """Write a whole Response. Source: MA-65."""
-        header = self._native_header(content_type, bool(body))
-        self._responding()
+        header = self._native_header(content_type, bool(body)) if body or content_type is not None else b""
+        if self.state is not _RUNNING or not self.is_request:
+            self._responding()
         if len(body) <= 16_384:
             self._respond(header + body, now)
             return
@@ -391,20 +395,22 @@ class Incoming:
 
     def _respond(self, payload: bytes, now: float) -> None:
         start, took = self._times(now)
-        self._replay(payload, start, took)
         if self.dedup_key is not None:
             self._core.dedup.finish(self.dedup_key, StoredResponse(payload, start, took), now)
             self.dedup_key = None
-        self._responded(now)
+        self._replay(payload, start, took, now)
 
-    def _replay(self, payload: bytes, start_ms: int, time_ms: int) -> None:
-        self._go(_RESPONSE)
+    def _replay(self, payload: bytes, start_ms: int, time_ms: int, now: float) -> None:
+        """Write a whole Response. Nothing is known of it after this but that it was sent."""
+        self.state = RECEIVER[self.state, _RESPONSE]
         size = len(payload)
         data = RESPONSE.pack(2, size, start_ms, time_ms)
         if size:
             data = b"".join((data, BLOCK.pack(5, size), payload, BLOCK_END.pack(6, size)))
-        self._prioritise()
+        if self.priority != 128:
+            self._prioritise()
         self._core.out.append(StreamData(self.stream_id, data, True))
+        self._responded(now)
 
     def _prioritise(self) -> None:
         if self.priority != 128:
@@ -463,7 +469,7 @@ class Incoming:
             stored = None if self._stored is None else b"".join(self._stored)
             core.dedup.finish(self.dedup_key, StoredResponse(stored, *self._times(now)), now)
             self.dedup_key = None
-        self._go(_DONE)
+        self.state = RECEIVER[self.state, _DONE]
         core.statistic.done += 1
         core.unacked[self.stream_id] = now + core.config.response_ack_timeout
         self._retire(now)
@@ -477,8 +483,7 @@ class Incoming:
         assert stored.payload is not None
         if self.length != 0:
             self._stop(close_code(ErrorCode.DUPLICATE_OPERATION))
-        self._replay(stored.payload, stored.exec_start_ms, stored.exec_time_ms)
-        self._responded(now)
+        self._replay(stored.payload, stored.exec_start_ms, stored.exec_time_ms, now)
 
     def fail(self, code: int, reason: str, now: float) -> None:
         """The handler failed. Source: MA-66, MA-74, MA-79."""

@@ -71,6 +71,8 @@ class Session(ABC):
         self.closing_code = 0
         self.closing_reason = ""
         self._events: list[Event] = []
+        self.emit = self._events.append
+        """Tells the owner of an event."""
         self._stopping = -1
         self._reader: Octets[Authentication] | Octets[Result] = (
             Octets(read_result()) if client else Octets(read_authentication(config))
@@ -112,13 +114,10 @@ class Session(ABC):
         """Change the state."""
         self.state = CONNECTION[self.state, what]
 
-    def emit(self, event: Event) -> None:
-        """Tell the owner."""
-        self._events.append(event)
-
     def take_events(self) -> list[Event]:
         """Take the events since the last call."""
-        events, self._events = self._events, []
+        events = self._events.copy()
+        self._events.clear()
         return events
 
     def unblock(self, stream_id: int) -> None:
@@ -252,7 +251,7 @@ class Session(ABC):
         early, self._early = self._early, []
         for stream_id, data, fin in early:
             # Each call takes all events there are, those of the calls before included.
-            self._events = (
+            self._events += (
                 self.stream_reset(stream_id, 0, now=self.now)
                 if data is None
                 else self.receive_stream_data(stream_id, data, fin, now=self.now)

@@ -243,4 +243,6 @@ class QuicConfig:
                 raise ConfigurationError(f"cannot use {files}: {error}") from error
             if configuration.private_key is None:
                 raise ConfigurationError(f"{self.certificate} holds no private key: set `private_key`")
+            if configuration.private_key.public_key() != configuration.certificate.public_key():
+                raise ConfigurationError(f"{self.private_key or self.certificate} is not the key of {self.certificate}")
         return configuration

@@ -158,10 +158,14 @@ class QuicConnection:
             packets_sent=self._packets_sent,
             packets_received=self._packets_received,
             packet_size=self.engine.packet_size,
-            round_trip=self.engine.smoothed_rtt,
+            round_trip=self.round_trip(),
             streams=len(self.streams),
             tuned=self.engine.tuned,
         )
+
+    def round_trip(self) -> float:
+        """Smoothed round trip in seconds; 0 if not measured."""
+        return self.engine.smoothed_rtt
 
     async def handshake(self) -> CarrierInfo:
         """Wait until the handshake is complete, and return what is known then.
@@ -204,6 +208,10 @@ class QuicConnection:
         stream_id = self.engine.reserve_stream(unidirectional=unidirectional, priority=priority)
         stream = self.streams[stream_id] = QuicStream(self, stream_id, priority)
         return stream
+
+    def stream_credit(self, *, unidirectional: bool) -> int:
+        """Return how many more streams the peer lets be opened now; 0 when it is over."""
+        return 0 if self.is_over else self.engine.stream_credit(unidirectional=unidirectional)
 
     async def accept_stream(self) -> QuicStream:
         """Wait for the next stream that the peer opened, in the order in which they appeared.

@@ -1,7 +1,8 @@
-"""The short way in for packets of an established connection: 18 us for each, where aioquic's own takes 31.
+"""The short way in for packets of an established connection: 12 us for each, where aioquic's own takes 31.
 
-What it leaves out is what such a packet cannot need: other packet numbers and keys than those of 1-RTT, other paths, logging.  Whatever is
-not quite usual goes the long way, with nothing changed.  The previous key is kept over a key update, for packets that were under way.
+What it leaves out is what such a packet cannot need: other packet numbers and keys than those of 1-RTT, other paths, logging, and for
+the frames that make up nearly all traffic the general table.  Whatever is not quite usual goes the long way, with nothing changed.
+The previous key is kept over a key update, for packets that were under way, three probe time-outs at most (RFC 9001 section 6.5).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from aioquic import tls
+from aioquic._buffer import Buffer
 from aioquic._crypto import CryptoError
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import (
@@ -18,8 +20,11 @@ from aioquic.quic.connection import (
     QuicNetworkPath,
     QuicReceiveContext,
 )
-from aioquic.quic.packet import decode_packet_number
-from aioquic.quic.recovery import MAX_ACK_RANGES
+from aioquic.quic.crypto import CryptoPair
+from aioquic.quic.events import DatagramFrameReceived, StreamDataReceived
+from aioquic.quic.packet import QuicErrorCode, QuicFrameType, decode_packet_number, pull_ack_frame
+from aioquic.quic.recovery import MAX_ACK_RANGES, QuicPacketSpace
+from aioquic.quic.stream import QuicStream
 
 from .engine import EngineSettings, PlainEngine
 
@@ -28,19 +33,38 @@ __all__ = ["LeanEngine"]
 _ONE_RTT = tls.Epoch.ONE_RTT
 _ZERO_RTT = tls.Epoch.ZERO_RTT
 _CONNECTED = QuicConnectionState.CONNECTED
+_ACK = int(QuicFrameType.ACK)
+_DATAGRAM = int(QuicFrameType.DATAGRAM_WITH_LENGTH)
+_NONE_YET = 1 << 62
+_STREAM, _LAST_STREAM = int(QuicFrameType.STREAM_BASE), int(QuicFrameType.STREAM_BASE) | 7
 
 
 class LeanEngine(PlainEngine):
     """The overrides of receiving; `TunedEngine` adds all others."""
 
+    _space: QuicPacketSpace
+    _crypto: CryptoPair
+    _handshake_stream: QuicStream
+
     def __init__(self, *, configuration: QuicConfiguration, settings: EngineSettings, **rest: Any):
         super().__init__(configuration=configuration, settings=settings, **rest)
+        self._done: list[QuicStream] = []
         self._key_current: Any = None
         self._key_previous: Any = None
+        self._key_previous_until = 0.0
+        self._key_first = _NONE_YET  # lowest packet number seen under the current key, while the previous one is kept
         self._ack_delay = settings.ack_delay
+        self._context: QuicReceiveContext | None = None
+
+    def _initialize(self, peer_cid: bytes) -> None:
+        super()._initialize(peer_cid)
+        # Looking something up by an epoch costs 0.6 us, for the hash of an enumeration's member; and a packet needs a dozen of them.
+        self._space = self._spaces[_ONE_RTT]
+        self._crypto = self._cryptos[_ONE_RTT]
+        self._handshake_stream = self._crypto_streams[_ONE_RTT]
 
     def receive_datagram(self, data: bytes, addr: Any, now: float) -> None:
-        """Take a datagram; a 1-RTT packet on the path and key in use goes the short way (18 us against 31), anything else the long one."""
+        """Take a datagram; a 1-RTT packet on the path and key in use goes the short way, anything else the long one."""
         if (
             self._handshake_confirmed
             and self._state is _CONNECTED
@@ -54,28 +78,29 @@ class LeanEngine(PlainEngine):
 
     def _receive_lean(self, data: bytes, path: QuicNetworkPath, now: float) -> bool:
         """Handle a 1-RTT packet; false if it needs more than the usual, with nothing changed."""
+        context = self._context
+        if context is None:
+            if self._cryptos[_ZERO_RTT].recv.aead is not None:
+                return False
+            context = self._context = QuicReceiveContext(_ONE_RTT, b"", path, None, now, None)
         cid = self.host_cid
         offset = 1 + len(cid)
-        keys = self._cryptos[_ONE_RTT].recv
+        keys = self._crypto.recv
         protection = keys.hp
-        if (
-            data[1:offset] != cid
-            or len(data) < offset + 20
-            or protection is None
-            or protection._is_chacha20
-            or self._cryptos[_ZERO_RTT].recv.aead is not None
-        ):
+        if data[1:offset] != cid or len(data) < offset + 20 or protection is None:
             return False
-        mask = protection._encryptor.update(data[offset + 4 : offset + 20])
+        mask = protection._mask(data[offset + 4 : offset + 20])
         first = data[0] ^ (mask[0] & 0x1F)
         length = (first & 3) + 1
-        space = self._spaces[_ONE_RTT]
+        space = self._space
         body = offset + length
         truncated = int.from_bytes(data[offset:body], "big") ^ int.from_bytes(mask[1 : 1 + length], "big")
         number = decode_packet_number(truncated, length * 8, space.expected_packet_number)
         aead = keys.aead
         if aead is not self._key_current:
             self._key_previous, self._key_current = self._key_current, aead
+            self._key_previous_until = now + 3 * self._loss.get_probe_timeout()
+            self._key_first = _NONE_YET
         if (first & 4) >> 2 != keys.key_phase:
             aead = self._key_previous  # sent before the peer saw the update, or the peer's own update
         if first & 0x18 or aead is None:
@@ -86,6 +111,8 @@ class LeanEngine(PlainEngine):
             )
         except CryptoError:
             return aead is keys.aead  # of no use; but an update by the peer looks like this with the previous key
+        if self._key_previous is not None and not self._old_key_is_fine(aead is keys.aead, number, now):
+            return True
         if number in space.received_packets:
             return True
         if number > space.expected_packet_number:
@@ -94,9 +121,9 @@ class LeanEngine(PlainEngine):
             spin = bool(first & 0x20)
             self._spin_bit = not spin if self._is_client else spin
             self._spin_highest_pn = number
-        context = QuicReceiveContext(_ONE_RTT, cid, path, None, now, None)
+        context.host_cid, context.network_path, context.time = cid, path, now
         try:
-            eliciting, _ = self._payload_received(context, plain)
+            eliciting = self._frames_received(context, plain)
         except QuicConnectionError as error:
             self.close(error_code=error.error_code, frame_type=error.frame_type, reason_phrase=error.reason_phrase)
             return True
@@ -113,4 +140,120 @@ class LeanEngine(PlainEngine):
             space.ack_queue.shift()
         if eliciting and space.ack_at is None:
             space.ack_at = now + self._ack_delay
+        return True
+
+    def _old_key_is_fine(self, is_current: bool, number: int, now: float) -> bool:
+        """Judge a packet while two keys are kept; the old one is dropped when its time is over."""
+        if is_current:
+            self._key_first = min(self._key_first, number)
+        elif number > self._key_first:
+            self.close(
+                error_code=QuicErrorCode.KEY_UPDATE_ERROR,
+                frame_type=QuicFrameType.PADDING,
+                reason_phrase="An old key after a new one",
+            )
+            return False
+        if now >= self._key_previous_until:
+            self._key_previous = None
+            return is_current
+        return True
+
+    # ---------------------------------------------------------------- frames
+
+    def _frames_received(self, context: QuicReceiveContext, plain: bytes) -> bool:
+        """Handle the frames of a packet; true if they want an acknowledgement."""
+        buf = Buffer(data=plain)
+        end = len(plain)
+        eliciting = False
+        at = 0
+        while at < end:
+            try:
+                kind = buf.pull_uint_var()
+                if _STREAM <= kind <= _LAST_STREAM:
+                    usual = wants_ack = self._stream_frame_received(buf, kind)
+                elif kind == _ACK:
+                    usual, wants_ack = self._ack_frame_received(buf, context.time), False
+                else:
+                    usual = wants_ack = kind == _DATAGRAM and self._datagram_frame_received(buf)
+            except ValueError:  # the buffer's own error is one; and a range of packet numbers can be below 0
+                usual = wants_ack = False
+            if not usual:
+                # This one and those after it go the long way, which also finds the words for what is wrong.
+                return self._payload_received(context, plain[at:])[0] or eliciting
+            eliciting = eliciting or wants_ack
+            at = buf.tell()
+        return eliciting if end else self._payload_received(context, plain)[0]
+
+    def _stream_frame_received(self, buf: Buffer, kind: int) -> bool:
+        """Take the next octets of a stream; false for whatever is not in order and within the limits (then at most the stream was made)."""
+        stream_id = buf.pull_uint_var()
+        offset = buf.pull_uint_var() if kind & 4 else 0
+        length = buf.pull_uint_var() if kind & 2 else buf.capacity - buf.tell()
+        fin = bool(kind & 1)
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            stream = self._next_stream(stream_id)
+            if stream is None:
+                return False
+        receiver = stream.receiver
+        stop = offset + length
+        limit = self._local_max_data
+        if (
+            offset != receiver._buffer_start
+            or receiver.highest_offset != offset
+            or receiver.is_finished
+            or receiver._final_size is not None
+            or stop > stream.max_stream_data_local
+            or limit.used + length > limit.value
+            or not (length or fin)
+        ):
+            return False
+        data = buf.pull_bytes(length)
+        receiver._buffer_start = receiver.highest_offset = stop
+        limit.used += length
+        if fin:
+            receiver._final_size = stop
+            receiver.is_finished = True
+            if stream.sender.is_finished:
+                self._done.append(stream)
+        self._events.append(StreamDataReceived(data, fin, stream_id))
+        return True
+
+    def _next_stream(self, stream_id: int) -> QuicStream | None:
+        """Make the stream that the peer may open next; ``None`` for any other."""
+        unidirectional = bool(stream_id & 2)
+        limit = self._local_max_streams_uni if unidirectional else self._local_max_streams_bidi
+        if bool(stream_id & 1) is not self._is_client or stream_id >> 2 != limit.used or limit.used >= limit.value:
+            return None
+        limit.used += 1
+        stream = self._streams[stream_id] = QuicStream(
+            stream_id=stream_id,
+            max_stream_data_local=(
+                self._local_max_stream_data_uni if unidirectional else self._local_max_stream_data_bidi_remote
+            ),
+            max_stream_data_remote=0 if unidirectional else self._remote_max_stream_data_bidi_local,
+            writable=not unidirectional,
+        )
+        return stream
+
+    def _ack_frame_received(self, buf: Buffer, now: float) -> bool:
+        loss = self._loss
+        if not loss.peer_completed_address_validation:
+            return False
+        packets, delay = pull_ack_frame(buf)
+        loss.on_ack_received(
+            ack_rangeset=packets,
+            ack_delay=(delay << self._remote_ack_delay_exponent) / 1_000_000,
+            now=now,
+            space=self._space,
+        )
+        return True
+
+    def _datagram_frame_received(self, buf: Buffer) -> bool:
+        limit = self._configuration.max_datagram_frame_size
+        start = buf.tell()
+        data = buf.pull_bytes(buf.pull_uint_var())
+        if limit is None or buf.tell() - start >= limit:
+            return False
+        self._events.append(DatagramFrameReceived(data))
         return True

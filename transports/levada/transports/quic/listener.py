@@ -164,6 +164,14 @@ class QuicListener:
                 raise ConnectionClosed("the listener is closed")
             await self._waiters.park()
 
+    def reload(self) -> None:
+        """Read the certificate files again, for handshakes from now on; connections live on with what they have.
+
+        Raises:
+            ConfigurationError: the files cannot be used; the certificates of before stay.
+        """
+        self._configuration = self.endpoint.config.for_engine(is_client=False)
+
     async def aclose(self) -> None:
         """Stop accepting; what was accepted lives on."""
         self._closed = True

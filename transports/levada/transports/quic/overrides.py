@@ -39,6 +39,7 @@ from aioquic.quic.stream import QuicStream
 
 from .engine import EarlyDatagram, EngineSettings
 from .lean import LeanEngine
+from .packets import ShortPacketBuilder
 from .pacing import BurstPacer
 from .pmtu import MtuSearch
 
@@ -64,7 +65,6 @@ class TunedEngine(LeanEngine):
         self._priorities: dict[int, int] = {}
         self._stalled: dict[QuicStream, None] = {}
         self._owing: dict[QuicStream, None] = {}  # streams whose MAX_STREAM_DATA is to be sent
-        self._done: list[QuicStream] = []
         self._settled: list[int] = []
         self._forgotten: list[int] = []
         self._peer_wants: set[Limit] = set()  # limits that the peer says keep it from opening streams
@@ -79,6 +79,8 @@ class TunedEngine(LeanEngine):
         self._new_token = b""
         self._now = 0.0  # of the last call that said what time it is
         self._key_start = 0
+        self._cids_unsent = True
+        self._short = ShortPacketBuilder(is_client=self._is_client)
         self._mtu = MtuSearch(configuration.max_datagram_size, settings.max_packet_size)
         self._loss._pacer = BurstPacer(max_datagram_size=self._max_datagram_size)
         for limit, value in (
@@ -265,7 +267,7 @@ class TunedEngine(LeanEngine):
         complete = self._handshake_complete
         super()._handle_crypto_frame(context, frame_type, buf)
         if self._handshake_complete and not complete and self._is_client and not self.tls.early_data_accepted:
-            space = self._spaces[_ONE_RTT]
+            space = self._space
             refused = [
                 packet for packet in space.sent_packets.values() if packet.packet_type is QuicPacketType.ZERO_RTT
             ]
@@ -291,6 +293,7 @@ class TunedEngine(LeanEngine):
         return path
 
     def _replenish_connection_ids(self) -> None:
+        self._cids_unsent = True
         while len(self._host_cids) < min(8, self._remote_active_connection_id_limit):
             cid = self.settings.new_cid()
             token = self.settings.reset_token(cid)
@@ -298,6 +301,10 @@ class TunedEngine(LeanEngine):
                 QuicConnectionId(cid=cid, sequence_number=self._host_cid_seq, stateless_reset_token=token)
             )
             self._host_cid_seq += 1
+
+    def _on_new_connection_id_delivery(self, delivery: QuicDeliveryState, connection_id: QuicConnectionId) -> None:
+        super()._on_new_connection_id_delivery(delivery, connection_id)
+        self._cids_unsent = self._cids_unsent or not connection_id.was_sent
 
     # ---------------------------------------------------------------- windows
 
@@ -334,8 +341,11 @@ class TunedEngine(LeanEngine):
         )
 
     def _write_connection_limits(self, builder: QuicPacketBuilder, space: QuicPacketSpace) -> None:
-        for limit in (self._local_max_data, self._local_max_streams_bidi, self._local_max_streams_uni):
-            if limit.value != limit.sent:
+        limit = self._local_max_data
+        if limit.value != limit.sent:
+            self._write_limit(builder, limit)
+        for limit in (self._local_max_streams_bidi, self._local_max_streams_uni):
+            if self._streams_due(limit):
                 self._write_limit(builder, limit)
                 self._peer_wants.discard(limit)
 
@@ -502,13 +512,15 @@ class TunedEngine(LeanEngine):
 
     def has_something_to_send(self, now: float) -> bool:
         """Whether there is more than an acknowledgement that may wait."""
-        ack_at = self._spaces[_ONE_RTT].ack_at if self._handshake_confirmed else now
+        ack_at = self._space.ack_at if self._handshake_confirmed else now
         return (
             (ack_at is not None and ack_at <= now)
+            or bool(self._datagrams_pending)
+            or any(self._levels.values())
             or self._state is not _CONNECTED
             or self._close_pending
+            or self._has_control_frames()
             or self._needs_slow_path(self._network_paths[0])
-            or self._has_frames()
         )
 
     def _needs_slow_path(self, path: QuicNetworkPath) -> bool:
@@ -521,22 +533,20 @@ class TunedEngine(LeanEngine):
             or self._streams_blocked_pending
         )
 
-    def _has_frames(self) -> bool:
-        """Whether there is anything but acknowledgements for a 1-RTT packet."""
+    def _has_control_frames(self) -> bool:
+        """Whether there is anything but acknowledgements, datagrams and frames of streams for a 1-RTT packet."""
         limit = self._local_max_data
         return bool(
-            any(self._levels.values())
-            or self._datagrams_pending
-            or self._probe_pending
+            self._probe_pending
             or self._ping_pending
             or self._owing
             or limit.value != limit.sent
             or self._streams_due(self._local_max_streams_bidi)
             or self._streams_due(self._local_max_streams_uni)
-            or not self._crypto_streams[_ONE_RTT].sender.buffer_is_empty
+            or not self._handshake_stream.sender.buffer_is_empty
             or self._new_token
             or self._wanted
-            or not all([cid.was_sent for cid in self._host_cids])  # noqa: C419 - a generator costs four times as much here
+            or self._cids_unsent
         )
 
     def _write_application(self, builder: QuicPacketBuilder, network_path: QuicNetworkPath, now: float) -> None:
@@ -545,38 +555,23 @@ class TunedEngine(LeanEngine):
         if self._needs_slow_path(network_path):
             self._write_application_slow(builder, network_path, now)
             return
-        crypto = self._cryptos[_ONE_RTT]
-        space = self._spaces[_ONE_RTT]
-        handshake = self._crypto_streams[_ONE_RTT]
-        pacer = self._loss._pacer
+        crypto, space, pacer = self._crypto, self._space, self._loss._pacer
         while True:
-            if not (space.ack_at is not None and space.ack_at <= now):
+            control = self._has_control_frames()
+            if space.ack_at is None or space.ack_at > now:
                 self._pacing_at = pacer.next_send_time(now=now)
-                if self._pacing_at is not None or not self._has_frames():
+                if self._pacing_at is not None or not (
+                    control or self._datagrams_pending or any(self._levels.values())
+                ):
                     break
             builder.start_packet(QuicPacketType.ONE_RTT, crypto)
             if space.ack_at is not None:  # also before it is due: a packet leaves anyway
                 self._write_ack_frame(builder=builder, space=space, now=now)
-            for cid in self._host_cids:
-                if not cid.was_sent:
-                    self._write_new_connection_id_frame(builder=builder, connection_id=cid)
-            self._write_connection_limits(builder, space)
-            while self._owing:
-                self._write_stream_limit(builder, next(iter(self._owing)))
-            if self._wanted:
-                self._write_wanted(builder)
-            if self._new_token:
-                self._write_new_token(builder)
-            if self._ping_pending:
-                self._write_ping_frame(builder, self._ping_pending)
-                self._ping_pending.clear()
-            if self._probe_pending:
-                self._write_ping_frame(builder, comment="probe")
-                self._probe_pending = False
-            if not handshake.sender.buffer_is_empty:
-                self._write_crypto_frame(builder=builder, space=space, stream=handshake)
+            if control:
+                self._write_control_frames(builder, space)
             try:
-                self._write_datagrams(builder)
+                if self._datagrams_pending:
+                    self._write_datagrams(builder)
                 self._write_streams(builder)
             except QuicPacketBuilderStop:
                 if builder.packet_is_empty:
@@ -584,6 +579,28 @@ class TunedEngine(LeanEngine):
             if builder.packet_is_empty:
                 break
             pacer.update_after_send(now=now)
+
+    def _write_control_frames(self, builder: QuicPacketBuilder, space: QuicPacketSpace) -> None:
+        if self._cids_unsent:
+            for cid in self._host_cids:
+                if not cid.was_sent:
+                    self._write_new_connection_id_frame(builder=builder, connection_id=cid)
+            self._cids_unsent = False
+        self._write_connection_limits(builder, space)
+        while self._owing:
+            self._write_stream_limit(builder, next(iter(self._owing)))
+        if self._wanted:
+            self._write_wanted(builder)
+        if self._new_token:
+            self._write_new_token(builder)
+        if self._ping_pending:
+            self._write_ping_frame(builder, self._ping_pending)
+            self._ping_pending.clear()
+        if self._probe_pending:
+            self._write_ping_frame(builder, comment="probe")
+            self._probe_pending = False
+        if not self._handshake_stream.sender.buffer_is_empty:
+            self._write_crypto_frame(builder=builder, space=space, stream=self._handshake_stream)
 
     def _write_datagrams(self, builder: QuicPacketBuilder) -> None:
         pending = self._datagrams_pending
@@ -660,10 +677,55 @@ class TunedEngine(LeanEngine):
             self._packet_number - self._key_start >= self.settings.key_update_after
             and self._handshake_confirmed
             # A second update may only follow once the peer has acknowledged a packet under the present key.
-            and self._spaces[_ONE_RTT].largest_acked_packet >= self._key_start
+            and self._space.largest_acked_packet >= self._key_start
         ):
             self.request_key_update()
-        return super().datagrams_to_send(now)
+        path = self._network_paths[0] if self._network_paths else None
+        if (
+            path is None
+            or len(self._network_paths) > 1
+            or self._state is not _CONNECTED
+            or self._close_pending
+            or self._remote_preferred_address is not None
+            or self._needs_slow_path(path)
+        ):
+            return super().datagrams_to_send(now)
+        return self._short_packets_to_send(path, now)
+
+    def _short_packets_to_send(self, path: QuicNetworkPath, now: float) -> list[tuple[bytes, Any]]:
+        """Do what aioquic's `datagrams_to_send` does, for a connection that needs nothing but 1-RTT packets on its one path."""
+        builder, space, loss, size = self._short, self._space, self._loss, self._max_datagram_size
+        control = loss._cc
+        flight = control.congestion_window - control.bytes_in_flight
+        builder.begin(
+            keys=self._crypto,
+            peer_cid=self._peer_cid.cid,
+            packet_number=self._packet_number,
+            size=size,
+            flight=max(flight, size) if self._probe_pending else flight,
+            spin_bit=self._spin_bit,
+        )
+        self._pacing_at = None
+        try:
+            self._write_application(builder, path, now)
+        except QuicPacketBuilderStop:
+            pass
+        datagrams, packets = builder.flush()
+        self._packet_number = builder.packet_number
+        for packet in packets:
+            packet.sent_time = now
+            space.sent_packets[packet.packet_number] = packet  # type: ignore[assignment]  # has what is used of the class
+            path.bytes_sent += packet.sent_bytes
+            if packet.in_flight:
+                control.on_packet_sent(packet=packet)  # type: ignore[arg-type]
+            if packet.is_ack_eliciting:
+                space.ack_eliciting_in_flight += 1
+                loss._time_of_last_sent_ack_eliciting_packet = now
+                if not self._ack_eliciting_sent_since_receipt:
+                    self._close_at = now + self._idle_timeout()
+                    self._ack_eliciting_sent_since_receipt = True
+        address = path.addr
+        return [(datagram, address) for datagram in datagrams]
 
     def get_timer(self) -> float | None:
         """Return when something is due; an established connection has one space and one path in use, so that no others are looked at.
@@ -672,7 +734,7 @@ class TunedEngine(LeanEngine):
         """
         if not self._handshake_confirmed or self._state is not _CONNECTED or not self._network_paths[0].is_validated:
             return super().get_timer()
-        space, loss = self._spaces[_ONE_RTT], self._loss
+        space, loss = self._space, self._loss
         lost_at: float | None = space.loss_time
         if lost_at is None and space.ack_eliciting_in_flight:
             lost_at = loss._time_of_last_sent_ack_eliciting_packet + loss.get_probe_timeout() * 2**loss._pto_count
@@ -712,7 +774,7 @@ class TunedEngine(LeanEngine):
             spin_bit=self._spin_bit,
             version=self._version or 0,
         )
-        builder.start_packet(QuicPacketType.ONE_RTT, self._cryptos[_ONE_RTT])
+        builder.start_packet(QuicPacketType.ONE_RTT, self._crypto)
         buf = builder.start_frame(QuicFrameType.PING, 1, self._on_mtu_probe, (size,))
         buf.push_bytes(bytes(builder.remaining_buffer_space))
         assert builder._packet is not None

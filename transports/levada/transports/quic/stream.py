@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -47,6 +48,8 @@ class QuicStream:
         "_receive_error",
         "_send_error",
         "_stop_code",
+        "_tell_readable",
+        "_tell_stopped",
         "_reader",
         "_writer",
         "_news",
@@ -76,6 +79,8 @@ class QuicStream:
         self._receive_error: CarrierError | None = None
         self._send_error: CarrierError | None = None
         self._stop_code: int | None = None
+        self._tell_readable: Callable[[], None] | None = None
+        self._tell_stopped: Callable[[int], None] | None = None
         self._reader: trio.lowlevel.Task | None = None
         self._writer: trio.lowlevel.Task | None = None
         self._news: trio.Event | None = None  # set when the state of sending changes
@@ -255,6 +260,14 @@ class QuicStream:
             await self._wait_for_news()
         return self._stop_code
 
+    def on_stopped(self, tell: Callable[[int], None]) -> None:
+        """Have `tell` called with the code when the peer stops this side's sending; see `Stream.on_stopped`."""
+        if not self._can_send:
+            raise LocalProtocolError(f"stream {self._stream_id} is only received on")
+        self._tell_stopped = tell
+        if isinstance(self._send_error, StreamWasStopped):
+            tell(self._send_error.code)
+
     async def acked(self) -> bool:
         """Wait until the peer has everything, the end included; false if it was reset or stopped.
 
@@ -298,6 +311,30 @@ class QuicStream:
             self._check_alive()
             self._reader = trio.lowlevel.current_task()
             await trio.lowlevel.wait_task_rescheduled(self._give_up_reading)
+        return self._take_some(max_bytes)
+
+    def receive_nowait(self) -> bytes | None:
+        """Take what is here already; ``b""`` is the peer's end, ``None``: nothing is here. Errors as `receive_some`."""
+        if self._chunks:
+            return self._take_some(None)
+        if self._receive_error is not None:
+            raise self._receive_error.with_traceback(None)
+        if self._end:
+            return b""
+        if not self._can_receive:
+            raise LocalProtocolError(f"stream {self._stream_id} is only sent on")
+        self._check_alive()
+        return None
+
+    def on_readable(self, tell: Callable[[], None]) -> None:
+        """Have `tell` called when there is something to take; see `Stream.on_readable`."""
+        if not self._can_receive:
+            raise LocalProtocolError(f"stream {self._stream_id} is only sent on")
+        self._tell_readable = tell
+        if self._chunks or self._end or self._receive_error is not None or self._connection.is_over:
+            tell()
+
+    def _take_some(self, max_bytes: int | None) -> bytes:
         chunks = self._chunks
         if max_bytes is None or self._buffered <= max_bytes:
             data = chunks.popleft() if len(chunks) == 1 else b"".join(chunks)
@@ -421,6 +458,8 @@ class QuicStream:
             self._stop_code = code
             if self._send_error is None and not self._settled:
                 self._send_error = StreamWasStopped(f"the peer stopped stream {self._stream_id} with code {code}", code)
+                if self._tell_stopped is not None:
+                    self._tell_stopped(code)
         self.wake_sending()
 
     def sending_settled(self) -> None:
@@ -498,6 +537,8 @@ class QuicStream:
         if task is not None:
             self._reader = None
             trio.lowlevel.reschedule(task)
+        if self._tell_readable is not None:
+            self._tell_readable()
 
     def _give_up_reading(self, _: Any) -> trio.lowlevel.Abort:
         self._reader = None

@@ -16,3 +16,8 @@ class Payload:
     """Empty data and no data are the same thing (RS-16)."""
     metadata: bytes | None = None
     """``None`` if there is none, which is not the same as empty metadata (RS-16)."""
+
+    @property
+    def size(self) -> int:
+        """Octets of both."""
+        return len(self.data) + (len(self.metadata) if self.metadata is not None else 0)

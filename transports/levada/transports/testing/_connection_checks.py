@@ -218,6 +218,51 @@ async def stop_carries_its_code(traits: CarrierTraits, a: Connection, b: Connect
 
 
 @check
+async def stop_of_an_idle_stream_is_noticed_without_writing(traits: CarrierTraits, a: Connection, b: Connection) -> None:
+    await _notice_stop(traits, *await pair_on(traits, a, b))
+    x, y = await pair_on(traits, a, b, unidirectional=True)
+    await _notice_stop(traits, x, y)
+    try:
+        y.on_stopped(lambda _: None)
+    except LocalProtocolError:
+        return
+    raise AssertionError("the end that only receives was told that it may be stopped")
+
+
+async def _notice_stop(traits: CarrierTraits, x: Stream, y: Stream) -> None:
+    got: list[object] = []
+    x.on_stopped(got.append)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(outcome_of, x.stopped, got)
+        await traits.settle()
+        assert got == [], "nobody has stopped it yet"
+        y.stop(11)
+    await until(traits, lambda: len(got) == 2)
+    x.on_stopped(lambda code: got.append(-code))
+    assert got == [11, 11, -11]
+    await expect(StreamWasStopped, lambda: x.send_all(b"x"))
+
+
+@check
+async def stop_that_comes_too_late_is_not_told(traits: CarrierTraits, a: Connection, b: Connection) -> None:
+    x, y = await pair_on(traits, a, b)
+    z, _ = await pair_on(traits, a, b)
+    got: list[int] = []
+    x.on_stopped(got.append)
+    z.on_stopped(got.append)
+    await x.send_eof()
+    assert await read_to_end(y) == b""
+    assert await x.acked()
+    y.stop(1)
+    z.reset(2)
+    await traits.settle()
+    a.close()
+    await b.closed()
+    assert await x.stopped() is None
+    assert got == []
+
+
+@check
 async def reset_and_stop_wake_who_waits(traits: CarrierTraits, a: Connection, b: Connection) -> None:
     x, y = await pair_on(traits, a, b)
     await fill(traits, x)

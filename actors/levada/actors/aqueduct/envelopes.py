@@ -1,0 +1,259 @@
+"""The octets of remote refs: envelopes, reasons, failures, and who a ref is. ``docs/protocols/aqueduct-refs.md`` specifies them.
+
+An envelope is a msgpack array whose first item is its kind, always in the shortest form, so that the octets before a message are fixed
+and the message behind them is read by the codec's own short way.  Nothing here knows of channels or actors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import attrs
+
+from levada.framework import (
+    Cancelled,
+    Codec,
+    Failed,
+    Killed,
+    Lost,
+    Normal,
+    Reason,
+    Shutdown,
+)
+from levada.framework.errors import (
+    ActorError,
+    ActorStopped,
+    DecodeError,
+    LevadaError,
+    MailboxFull,
+    NoValue,
+    RemoteFailure,
+)
+
+__all__ = [
+    "ANSWER",
+    "ASK",
+    "DOWN",
+    "EXIT",
+    "FAILURE",
+    "LINK",
+    "TELL",
+    "WATCH",
+    "Identity",
+    "encode_failure",
+    "encode_signal",
+    "error_from",
+    "head_of",
+    "read_failure",
+    "read_signal",
+]
+
+# On the channel of a ref: a message follows the first two; the attachment 0 is the oneshot for the answer, or for the notice of the end.
+TELL: Final = b"\x92\x00"
+ASK: Final = b"\x93\x01\xd5\x01\x02\x00"
+WATCH: Final = b"\x92\x02\xd5\x01\x02\x00"
+LINK: Final = b"\x94\x03"
+# On oneshots.
+ANSWER: Final = b"\x92\x04"
+FAILURE: Final = b"\x94\x05"
+DOWN: Final = b"\x92\x06"
+EXIT: Final = b"\x92\x07"
+
+_HEADS: Final = {head[1]: head for head in (TELL, ASK, WATCH, LINK)}
+
+MAX_TEXT: Final = 4096
+"""Characters of a text about a failure; the rest is cut off."""
+MAX_PATH: Final = 4096
+"""Octets of a path."""
+
+_PLAIN = Codec(max_bytes=8 * MAX_TEXT)  # a character has up to four octets, and a failure two texts
+
+
+def head_of(payload: bytes) -> bytes:
+    """Tell what is in an envelope that came on the channel of a ref: `TELL`, `ASK`, `WATCH` or `LINK`.
+
+    Raises:
+        DecodeError: none of them, or not in the form that is prescribed.
+    """
+    head = _HEADS.get(payload[1]) if len(payload) > 1 else None
+    if head is None or not payload.startswith(head):
+        raise DecodeError(f"no envelope begins with {payload[:8].hex()}")
+    return head
+
+
+# ---------------------------------------------------------------- who a ref is
+
+
+@attrs.frozen
+class Identity:
+    """Who a ref is in its own system: what goes with it when it travels."""
+
+    incarnation: int
+    """`Ref.incarnation`; what comes back when the ref goes home."""
+    path: str
+    """`Ref.path`; for people."""
+
+    def encode(self) -> bytes:
+        """The incarnation as a base-128 integer, least significant group first, then the path in UTF-8."""
+        groups = bytearray()
+        number = self.incarnation
+        while number > 0x7F:
+            groups.append(number & 0x7F | 0x80)
+            number >>= 7
+        groups.append(number)
+        return bytes(groups) + self.path.encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Identity:
+        """Read it.
+
+        Raises:
+            DecodeError: the number is cut, not the shortest or over 64 bits; the path is too long, not UTF-8, or not fit to be printed.
+        """
+        number = size = 0
+        for size, octet in enumerate(data[:10], 1):
+            number |= (octet & 0x7F) << 7 * (size - 1)
+            if octet < 0x80:
+                break
+        else:
+            raise DecodeError("a ref without a whole number")
+        if number >= 1 << 64 or (size > 1 and not data[size - 1]):
+            raise DecodeError("a ref whose number is over 64 bits, or longer than it need be")
+        if len(data) - size > MAX_PATH:
+            raise DecodeError(f"a ref with a path of {len(data) - size} octets, at most {MAX_PATH}")
+        try:
+            path = data[size:].decode()
+        except UnicodeDecodeError as error:
+            raise DecodeError("a ref whose path is not UTF-8") from error
+        if not path.startswith("/") or not path.isprintable():  # it shows up in logs
+            raise DecodeError(f"a ref with the path {path[:60]!a}")
+        return cls(number, path)
+
+
+# ---------------------------------------------------------------- reasons, on oneshots for the end of an actor
+
+
+_NAMES: Final[dict[str, Reason]] = {
+    "normal": Normal(),
+    "shutdown": Shutdown(),
+    "killed": Killed(),
+    "cancelled": Cancelled(),
+}
+
+
+def _plain_reason(reason: Reason) -> list[str]:
+    match reason:
+        case Failed(error=error):
+            return ["failed", *_describe(error)]
+        case Lost(peer=peer):
+            return ["lost", peer[:MAX_TEXT]]
+        case _:
+            return [type(reason).__name__.lower()]
+
+
+def _reason(plain: Any, actor: str) -> Reason:
+    match plain:
+        case [str() as name] if name in _NAMES:
+            return _NAMES[name]
+        case ["failed", str() as kind, str() as text]:
+            return Failed(RemoteFailure(text, actor=actor, kind=kind))
+        case ["lost", str() as peer]:
+            return Lost(peer)
+        case _:
+            raise DecodeError(f"no reason: {str(plain)[:60]!a}")
+
+
+def encode_signal(head: bytes, reason: Reason) -> bytes:
+    """Write a `DOWN` or an `EXIT`."""
+    return head + _PLAIN.encode(_plain_reason(reason))
+
+
+def read_signal(head: bytes, payload: bytes, actor: str) -> Reason:
+    """Read a `DOWN` or an `EXIT` of the actor at that path.
+
+    Raises:
+        DecodeError: it is none.
+    """
+    if not payload.startswith(head):
+        raise DecodeError(f"expected {head.hex()}, got {payload[:8].hex()}")
+    return _reason(_PLAIN.decode(payload[len(head) :]), actor)
+
+
+# ---------------------------------------------------------------- failures, on oneshots for an answer
+
+
+def _describe(error: BaseException) -> tuple[str, str]:
+    """Name the class of an exception, and what it says; never fails, and never says more than `MAX_TEXT` characters."""
+    if isinstance(error, RemoteFailure):
+        return error.kind, error.detail
+    try:
+        text = str(error)
+    except Exception as broken:  # noqa: BLE001 - a text that cannot be had must not hide that there was a failure
+        text = f"(no text: {type(broken).__name__})"
+    return type(error).__name__, text[:MAX_TEXT].encode("utf-8", "replace").decode()
+
+
+def encode_failure(error: BaseException) -> bytes:
+    """Write what an asker is told in the place of an answer: class, text, and what else there is to know."""
+    kind, text = _describe(error)
+    more: Any = None
+    if isinstance(error, ActorStopped):
+        more = _plain_reason(error.reason)
+    elif isinstance(error, MailboxFull):
+        more = error.capacity
+    return FAILURE + b"".join(_PLAIN.encode(item) for item in (kind, text, more))
+
+
+def read_failure(payload: bytes) -> tuple[str, str, Any]:
+    """Read class, text, and what else there is.
+
+    Raises:
+        DecodeError: it is no failure.
+    """
+    plain = _PLAIN.decode(payload)
+    match plain:
+        case [5, str() as kind, str() as text, more]:
+            return kind, text, more
+        case _:
+            raise DecodeError(f"no failure: {payload[:8].hex()}")
+
+
+def _stopped(text: str, actor: str, more: Any, message: Any) -> LevadaError:
+    reason = _reason(more, actor)
+    error = ActorStopped(text, actor=actor, reason=reason, message=message)
+    error.__cause__ = getattr(reason, "error", None)
+    return error
+
+
+def _full(text: str, actor: str, more: Any, message: Any) -> LevadaError:
+    capacity = more if isinstance(more, int) else 0
+    return MailboxFull(text, actor=actor, capacity=capacity, message=message)
+
+
+_ERRORS: Final[dict[str, Callable[[str, str, Any, Any], LevadaError]]] = {
+    "ActorError": lambda text, actor, more, message: ActorError(text, actor=actor),
+    "ActorStopped": _stopped,
+    "MailboxFull": _full,
+    "NoValue": lambda text, actor, more, message: NoValue(text),
+}
+
+
+def error_from(payload: bytes, actor: str, message: Any) -> LevadaError:
+    """Make the error that an asker gets of a failure: those of levada as they are, others as an `ActorError` with a cause.
+
+    Args:
+        payload: the failure.
+        actor: path of the actor that was asked.
+        message: the question.
+
+    Raises:
+        DecodeError: it is no failure.
+    """
+    kind, text, more = read_failure(payload)
+    make = _ERRORS.get(kind)
+    if make is not None:
+        return make(text, actor, more, message)
+    error = ActorError(f"{actor} refused: {kind}: {text}", actor=actor)
+    error.__cause__ = RemoteFailure(text, actor=actor, kind=kind)
+    return error

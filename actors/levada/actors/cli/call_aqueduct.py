@@ -1,0 +1,163 @@
+"""``levada call aqueduct://…``: one message to the entrypoint, and what comes back on a sender that travels in it.
+
+The classes of the messages are not here, so a message is its tag and its fields, and what comes is shown the same way
+(`levada.actors.explain.values`). Without a tag the message is octets as they are, for peers that have no message classes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+
+from levada.actors.aqueduct import Peer, PeerConfig, RawMessage, connect
+from levada.actors.explain.values import EXT_ATTACHMENT, EXT_MESSAGE, as_json, as_text, read_value
+from levada.framework import ActorSystem, OneshotReceiver, Receiver, channel, oneshot
+from levada.framework.codec import AttachmentKind
+from levada.framework.errors import ChannelError, ConfigurationError, EndOfChannel
+
+from .call import CallFailed, octets_of, print_octets
+
+__all__ = ["REPLY", "call", "message_octets"]
+
+REPLY = "@reply"
+"""Stands among the fields for the sender that answers come on."""
+_NOT_HERE = ("route", "metadata", "metadata_type", "setup", "token_file", "user", "cert", "key")
+
+
+async def call(args: argparse.Namespace) -> None:
+    """Send, and print what comes back.
+
+    Raises:
+        CallFailed: it was not delivered, or there was no answer.
+        ConfigurationError: arguments that make no sense.
+        ConnectionLost: nobody answers there.
+    """
+    for name in _NOT_HERE:
+        if getattr(args, name) is not None:
+            raise ConfigurationError(f"--{name.replace('_', '-')} is not for aqueduct")
+    if args.kind in ("channel", "push"):
+        raise ConfigurationError(f"--{args.kind} is not for aqueduct: one answer, --stream or --fnf")
+    data = args.data or []
+    if len(data) > 1:
+        raise ConfigurationError("aqueduct takes one --data")
+    given = octets_of(data[0]) if data else b""
+    kind = {"response": AttachmentKind.ONESHOT_SENDER, "stream": AttachmentKind.SENDER}.get(args.kind)
+    payload = given if args.tag is None else message_octets(args.tag, _fields(given), kind)
+    config = PeerConfig(carrier=_carrier(args))
+    async with ActorSystem("call") as system, connect(system, args.url, RawMessage, config=config) as peer:
+        try:
+            await _exchange(peer, payload, args)
+        except ChannelError as error:
+            raise CallFailed(str(error)) from None
+
+
+async def _exchange(peer: Peer[RawMessage], payload: bytes, args: argparse.Namespace) -> None:
+    if args.kind == "fnf":
+        receipt = await peer.send(RawMessage(payload), receipt=True)
+        if not await receipt:
+            raise CallFailed("the message was not taken")
+        return
+    receiver: Receiver[RawMessage] | OneshotReceiver[RawMessage]
+    sender, receiver = channel(RawMessage) if args.kind == "stream" else oneshot(RawMessage)
+    left = args.limit or float("inf")
+    with sender, receiver:
+        await peer.send(RawMessage(payload, [sender]))
+        if isinstance(receiver, OneshotReceiver):
+            _print(await receiver, args)
+            return
+        while left > 0:
+            try:
+                _print(await receiver.receive(), args)
+            except EndOfChannel:
+                return
+            left -= 1
+
+
+def _print(message: RawMessage, args: argparse.Namespace) -> None:
+    for handle in message.attachments:
+        handle.close() if isinstance(handle, Receiver | OneshotReceiver) else handle.cancel()
+    if args.tag is not None:
+        try:
+            value = read_value(message.payload)
+        except ValueError:
+            pass  # shown as octets
+        else:
+            print(json.dumps(as_json(value)) if args.json else as_text(value), flush=True)
+            return
+    print_octets(message.payload, as_json=args.json)
+
+
+def _carrier(args: argparse.Namespace) -> Any:
+    if not args.url.startswith(("aqueduct://", "aqueduct+quic://")):
+        return None  # `connect` says what is wrong, if anything is
+    from levada.transports.quic import QuicConfig  # an extra
+
+    return QuicConfig(ca=args.ca, verify=not args.insecure)
+
+
+# ---------------------------------------------------------------- messages without their classes
+
+
+def message_octets(tag: str, fields: Sequence[Any], reply: AttachmentKind | None) -> bytes:
+    """Write a message as the codec does.
+
+    Args:
+        tag: of the class.
+        fields: as of JSON. ``{"message": TAG, "fields": […]}`` is a message, ``{"base64": …}`` octets, `REPLY` the attachment.
+        reply: what the attachment is; ``None``: there is none.
+
+    Raises:
+        ConfigurationError: a field that cannot travel, or the place of an attachment where there is none.
+
+    Example:
+        >>> message_octets("docs.Bid", ["EURUSD", 1], None).hex(" ")
+        'c7 12 02 93 a8 64 6f 63 73 2e 42 69 64 a6 45 55 52 55 53 44 01'
+    """
+    places = 0
+
+    def plain(value: Any) -> Any:
+        nonlocal places
+        match value:
+            case str() if value == REPLY:
+                places += 1
+                if reply is None or places > 1:
+                    raise ConfigurationError(f'"{REPLY}" has one place among the fields, and none with --fnf')
+                return msgpack.ExtType(EXT_ATTACHMENT, bytes((reply, 0)))
+            case {"message": str(inner), "fields": list(inside), **rest} if not rest:
+                return tagged(inner, plain(inside))
+            case {"base64": str(text), **rest} if not rest:
+                return base64.b64decode(text, validate=True)
+            case list():
+                return [plain(item) for item in value]
+            case dict():
+                return {key: plain(item) for key, item in value.items()}
+        return value
+
+    def tagged(name: str, values: Sequence[Any]) -> msgpack.ExtType:
+        return msgpack.ExtType(EXT_MESSAGE, msgpack.packb([name, *values]))
+
+    try:
+        row = plain(list(fields))
+        if reply is not None and not places:
+            row.append(plain(REPLY))
+        octets: bytes = msgpack.packb(tagged(tag, row))
+    except ConfigurationError:
+        raise
+    except (ValueError, OverflowError) as error:
+        raise ConfigurationError(f"the fields cannot be written: {error}") from error
+    return octets
+
+
+def _fields(octets: bytes) -> list[Any]:
+    try:
+        fields = json.loads(octets or b"[]")
+    except ValueError as error:
+        raise ConfigurationError(f"--data is not JSON, as it has to be with --tag: {error}") from error
+    if not isinstance(fields, list):
+        raise ConfigurationError(f"--data with --tag is a JSON array of fields, not {json.dumps(fields)[:40]}")
+    return fields

@@ -1,0 +1,364 @@
+"""``levada serve``: run an app, or one handler at URLs, as a process that other programs look after."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import importlib
+import inspect
+import logging
+import math
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import trio
+
+from levada.framework import Actor, ActorSystem
+from levada.framework.errors import ConfigurationError
+from levada.transports.carriers import TlsConfig
+
+from . import Subparsers
+from .health import serve_health
+
+__all__ = ["App", "add_parser", "find", "run"]
+
+App = Callable[[ActorSystem], AbstractAsyncContextManager[Any]]
+"""Serves until the block is left; yields its listeners, one or several, or None."""
+
+# Windows has none; a signal of number 0 never comes.
+_RELOAD = getattr(signal, "SIGHUP", 0)
+_SIGNALS = [number for number in (signal.SIGINT, signal.SIGTERM, _RELOAD) if number]
+_WITH_CERTIFICATE = ("tls", "wss", "quic")
+
+
+class Listener(Protocol):
+    """What every ``serve`` gives."""
+
+    @property
+    def url(self) -> str:
+        """Where clients connect to."""
+        ...
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Describe the arguments."""
+    parser = subparsers.add_parser(
+        "serve",
+        help="run an app as a process that drains, reloads certificates, and can be asked how it is",
+        description="Import an app and run it in an actor system: an async generator function of the system (or a function that gives an async "
+        "context manager) that yields its listeners. With --url it is a handler instead, an async function or an actor class, and is "
+        "served at these URLs. Prints 'SERVING <url>' for each listener when all are ready.",
+        epilog="SIGTERM and Ctrl-C drain: no new clients, and time for what is under way; a second one ends it at once. SIGHUP reads certificates again. "
+        "Exit codes: 0 after SIGTERM; 1 something was cut off; 2 a mistake; 130 after Ctrl-C.",
+    )
+    parser.add_argument(
+        "target", metavar="MODULE:NAME", help="what to run; modules of the current folder are found first"
+    )
+    parser.add_argument(
+        "--url",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="serve a handler there: aqueduct://host:port, rsocket+tcp://host:port, lumberjack://host:port, …; may be repeated",
+    )
+    parser.add_argument("--cert", type=Path, metavar="FILE", help="with --url: certificate to show (PEM)")
+    parser.add_argument("--key", type=Path, metavar="FILE", help="its key (PEM; default: in the same file)")
+    parser.add_argument(
+        "--self-signed",
+        type=Path,
+        metavar="DIR",
+        help="with --url: make a certificate for localhost, and write it there",
+    )
+    parser.add_argument(
+        "--health",
+        type=_address,
+        metavar="HOST:PORT",
+        help="answer HTTP there: 200 while it serves, 503 while it starts and drains; its URL is printed as 'HEALTH <url>'",
+    )
+    parser.add_argument(
+        "--drain",
+        type=_seconds,
+        default=10.0,
+        metavar="S",
+        help="seconds for what is under way at the end (default: 10)",
+    )
+    parser.add_argument(
+        "--log",
+        choices=("debug", "info", "warning", "error"),
+        default="warning",
+        help="what to tell on stderr (default: warning)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until told to end."""
+    found = find(args.target)
+    app = _handler_app(found, args) if args.url else _app(found, args)
+    with _logs_on_stderr(args.log):
+        return trio.run(_Run(app, args).main)
+
+
+# ---------------------------------------------------------------- what to run
+
+
+def find(target: str) -> Any:
+    """Import what ``module:name`` names.
+
+    Raises:
+        ConfigurationError: there is no such module, or nothing of that name in it. Whatever else the module raises is its own.
+
+    Example:
+        >>> find("math:sqroot")
+        Traceback (most recent call last):
+        ...
+        levada.framework.errors.ConfigurationError: nothing is named 'sqroot' in module math; is it 'sqrt'?
+    """
+    name, colon, attribute = target.partition(":")
+    if not colon or not all(part.isidentifier() for part in (*name.split("."), *attribute.split("."))):
+        raise ConfigurationError(f"expected MODULE:NAME, as in desk:app or shop.desk:app, got {target!r}")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # it is there, and something that it imports is not
+        raise ConfigurationError(
+            f"no module named {error.name!r} in {os.getcwd()} or among what is installed"
+        ) from None
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            where = found.__name__ if inspect.isclass(found) else f"module {name}"
+            near = difflib.get_close_matches(part, dir(found), 1)
+            hint = f"; is it {near[0]!r}?" if near else ""
+            raise ConfigurationError(f"nothing is named {part!r} in {where}{hint}")
+        found = getattr(found, part)
+    return found
+
+
+def _is_app(found: Any) -> bool:
+    return inspect.isasyncgenfunction(inspect.unwrap(found)) if callable(found) else False
+
+
+def _app(found: Any, args: argparse.Namespace) -> App:
+    for name in ("cert", "key", "self_signed"):
+        if getattr(args, name) is not None:
+            raise ConfigurationError(f"--{name.replace('_', '-')} goes with --url; an app has its own settings")
+    if inspect.isasyncgenfunction(found):
+        return asynccontextmanager(found)
+    if inspect.iscoroutinefunction(found) or (inspect.isclass(found) and issubclass(found, Actor)):
+        raise ConfigurationError(
+            f"{args.target} is a handler, so it needs --url; an app is an async generator function of the system that yields its listeners"
+        )
+    if not callable(found):
+        raise ConfigurationError(f"{args.target} is no app: {found!r} cannot be called with a system")
+    return cast("App", found)
+
+
+def _handler_app(found: Any, args: argparse.Namespace) -> App:
+    """Make an app of a handler and the URLs that it is served at."""
+    if _is_app(found):
+        raise ConfigurationError(f"{args.target} is an app, which knows its URLs: leave --url away")
+    if not callable(found):
+        raise ConfigurationError(
+            f"{args.target} is no handler: neither an async function nor an actor class, but {found!r}"
+        )
+    tls = _certificate(args)
+
+    @asynccontextmanager
+    async def app(system: ActorSystem) -> AsyncIterator[list[Listener]]:
+        async with AsyncExitStack() as stack:
+            # They have more time than they will get: `_Run` cuts off what is too late, and says so.
+            drain = args.drain + 5.0
+            yield [await stack.enter_async_context(_serve(system, url, found, tls, drain)) for url in args.url]
+
+    return app
+
+
+def _serve(
+    system: ActorSystem, url: str, handler: Any, tls: TlsConfig | None, drain: float
+) -> AbstractAsyncContextManager[Any]:
+    """Serve a handler at a URL of any protocol."""
+    protocol, _, carrier = url.partition("://")[0].partition("+")
+    match protocol:
+        case "aqueduct":
+            from levada.actors import aqueduct
+
+            settings = _carrier(url, carrier or "quic", tls)
+            return aqueduct.serve(system, url, handler, config=aqueduct.PeerConfig(carrier=settings, drain=drain))
+        case "rsocket" | "reactivesocket":
+            from levada.actors import rsocket
+
+            settings = _carrier(url, carrier, tls)
+            return rsocket.serve(system, url, handler, config=rsocket.ServerConfig(carrier=settings, drain=drain))
+        case "lumberjack":
+            from levada.actors import lumberjack
+
+            return lumberjack.serve(system, url, handler, carrier=_carrier(url, carrier, tls))
+    raise ConfigurationError(
+        f"nothing serves {url!r}: expected aqueduct://, rsocket+…://, reactivesocket+…:// or lumberjack://"
+    )
+
+
+def _carrier(url: str, carrier: str, tls: TlsConfig | None) -> Any:
+    if carrier not in _WITH_CERTIFICATE:
+        return None
+    if tls is None:
+        raise ConfigurationError(f"{url} needs --cert FILE, or --self-signed DIR to make one")
+    if carrier == "quic":
+        from levada.transports.quic import QuicConfig  # an extra
+
+        return QuicConfig(certificate=tls.certificate, private_key=tls.key)
+    if carrier == "wss":
+        from levada.transports.carriers.websocket_config import WebSocketConfig  # an extra
+
+        return WebSocketConfig(tls=tls)
+    return tls
+
+
+def _certificate(args: argparse.Namespace) -> TlsConfig | None:
+    if args.self_signed is not None:
+        if args.cert is not None or args.key is not None:
+            raise ConfigurationError("either --self-signed or --cert and --key")
+        from levada.actors.interop.certificates import make_certificates
+
+        made = make_certificates(args.self_signed)
+        return TlsConfig(certificate=made.certificate, key=made.key)
+    if args.key is not None and args.cert is None:
+        raise ConfigurationError("--key needs --cert")
+    return None if args.cert is None else TlsConfig(certificate=args.cert, key=args.key)
+
+
+# ---------------------------------------------------------------- running it
+
+
+class _Run:
+    """One run of an app: it starts, serves, drains."""
+
+    def __init__(self, app: App, args: argparse.Namespace) -> None:
+        self._app = app
+        self._args = args
+        self._state = "starting"
+        self._system: ActorSystem | None = None
+        self._listeners: list[Listener] = []
+        self._end = trio.Event()
+        self._first = 0
+        """The signal that ends it."""
+        self._patience = trio.CancelScope()
+        """Around the app; cancelled when it is to end at once."""
+
+    async def main(self) -> int:
+        """Run it; returns the exit code."""
+        with trio.open_signal_receiver(*_SIGNALS) as signals:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._obey, signals)
+                if self._args.health is not None:
+                    url = await nursery.start(serve_health, *self._args.health, self._report)
+                    print(f"HEALTH {url}", flush=True)
+                with self._patience:
+                    await self._serve()
+                nursery.cancel_scope.cancel()
+        if self._patience.cancelled_caught:
+            print(f"levada: what was under way was cut off (--drain {self._args.drain:g})", file=sys.stderr)
+            return 1
+        return 130 if self._first == signal.SIGINT else 0
+
+    async def _serve(self) -> None:
+        async with ActorSystem("serve", shutdown=self._args.drain) as self._system:
+            context = self._app(self._system)
+            if not hasattr(context, "__aenter__"):
+                raise ConfigurationError(
+                    f"{self._args.target} gave {context!r}, expected an async context manager (is it decorated?)"
+                )
+            async with context as listeners:
+                self._listeners = _listed(listeners)
+                if not self._end.is_set():
+                    self._state = "serving"
+                    for listener in self._listeners:
+                        print(f"SERVING {listener.url}", flush=True)
+                await self._end.wait()
+                self._state = "draining"
+
+    async def _obey(self, signals: AsyncIterator[int]) -> None:
+        async for number in signals:
+            if number == _RELOAD:
+                self._reload()
+            elif not self._first:
+                self._first = number
+                self._end.set()
+                self._patience.deadline = trio.current_time() + self._args.drain
+            else:
+                self._patience.cancel()
+
+    def _reload(self) -> None:
+        for listener in self._listeners:
+            reload = getattr(listener, "reload", None)
+            if reload is None or not _has_certificate(listener.url):
+                continue
+            try:
+                reload()
+            except ConfigurationError as error:
+                print(f"levada: {listener.url} goes on with its certificate: {error}", file=sys.stderr, flush=True)
+            else:
+                print(f"levada: {listener.url} has read its certificate again", file=sys.stderr, flush=True)
+
+    def _report(self) -> tuple[bool, Mapping[str, object]]:
+        facts: dict[str, object] = {"state": self._state, "urls": [listener.url for listener in self._listeners]}
+        if self._system is not None:
+            statistics = self._system.statistics()
+            facts |= {name: getattr(statistics, name) for name in ("actors", "failures", "restarts", "dead_letters")}
+        return self._state == "serving", facts
+
+
+def _listed(listeners: Any) -> list[Listener]:
+    found = [] if listeners is None else list(listeners) if isinstance(listeners, Iterable) else [listeners]
+    for listener in found:
+        if not hasattr(listener, "url"):
+            raise ConfigurationError(f"an app yields its listeners, one or several, or nothing; not {listener!r}")
+    return found
+
+
+def _has_certificate(url: str) -> bool:
+    scheme = url.partition("://")[0]
+    return scheme in ("aqueduct", "maop") or scheme.endswith(_WITH_CERTIFICATE)
+
+
+@contextlib.contextmanager
+def _logs_on_stderr(level: str) -> Iterator[None]:
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    before = root.level
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(before)
+
+
+# ---------------------------------------------------------------- arguments
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise argparse.ArgumentTypeError(f"wanted HOST:PORT, not {text!r}")
+    return host.strip("[]"), int(port)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"must be more than 0 seconds, not {text}")
+    return seconds

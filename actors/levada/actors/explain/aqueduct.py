@@ -1,0 +1,113 @@
+"""Frames of Aqueduct: of one direction of a stream, or of a datagram.
+
+QUIC is encrypted, so a capture comes from a program that has the keys: Wireshark with a key log, or a peer that writes down what it sends.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+
+from levada.framework.errors import ProtocolError
+from levada.transports.aqueduct import Frame, Headers, Incomplete, decode_frame
+from levada.transports.aqueduct.frames import (
+    AckNackUnreliable,
+    AckReliable,
+    ChannelControl,
+    ClosedChannelLost,
+    CloseReceiver,
+    ConnectionControl,
+    FinishSender,
+    Message,
+    SentUnreliable,
+    Version,
+)
+from levada.transports.aqueduct.ids import ENTRYPOINT, FLOW, MINTER, ONESHOT
+
+from . import Line, shown
+from .values import Tagged, as_text, read_value
+
+__all__ = ["add_arguments", "explain"]
+
+LIMIT = 2**32  # octets of a payload: a capture is in memory already
+_OWN_HEADERS = ("levada-",)  # others may hold a secret
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add nothing: the octets say it all, whichever side sent them."""
+
+
+def explain(octets: bytes, args: argparse.Namespace) -> Iterator[Line]:
+    """Explain frames, which follow one another with nothing between them (AQ-8)."""
+    at = 0
+    while at < len(octets):
+        try:
+            frame, end = decode_frame(octets, at, max_message=LIMIT, max_control=LIMIT)
+        except Incomplete:
+            yield Line(at, len(octets) - at, "an unfinished frame", damaged=True)
+            return
+        except ProtocolError as error:
+            yield Line(at, len(octets) - at, f"no frame: {error}", damaged=True)
+            return
+        yield Line(at, end - at, _text(frame))
+        at = end
+
+
+def _text(frame: Frame) -> str:
+    match frame:
+        case Version():
+            return "VERSION 0.0.0-AFTER"
+        case ConnectionControl(headers):
+            return " ".join(["CONNECTION_CONTROL", *_headers(headers)])
+        case ChannelControl(channel):
+            return f"CHANNEL_CONTROL {_channel(channel)}"
+        case Message(channel, number, attachments, payload):
+            attached = ", ".join(_attachment(channel, one) for one in attachments)
+            return (
+                f"MESSAGE {_channel(channel)} number={number}"
+                f"{f' attached=[{attached}]' if attached else ''} payload={_payload(payload)}"
+            )
+        case SentUnreliable(count):
+            return f"SENT_UNRELIABLE {count}"
+        case AckReliable(runs):
+            return f"ACK_RELIABLE {_runs(runs, 'acked', 'left out')}"
+        case AckNackUnreliable(runs):
+            return f"ACK_NACK_UNRELIABLE {_runs(runs, 'acked', 'nacked')}"
+        case FinishSender(count):
+            return f"FINISH_SENDER {count} messages"
+        case CloseReceiver(runs):
+            return f"CLOSE_RECEIVER {_runs(runs, 'acked', 'nacked')}".rstrip()
+        case ClosedChannelLost(channel):
+            return f"CLOSED_CHANNEL_LOST {_channel(channel)}"
+
+
+def _headers(headers: Headers) -> Iterator[str]:
+    for key, value in headers:
+        yield f"{key}={shown(value) if key.startswith(_OWN_HEADERS) else f'({len(value)} octets, not shown)'}"
+
+
+def _channel(channel: int) -> str:
+    """Say which way it flows, and who minted the number (AQ-6)."""
+    if channel == ENTRYPOINT:
+        return "channel=0 (entrypoint)"
+    flow = "to client" if channel & FLOW else "to server"
+    return f"channel={channel} ({flow}, {'server' if channel & MINTER else 'client'}'s{', oneshot' if channel & ONESHOT else ''})"
+
+
+def _attachment(channel: int, attached: int) -> str:
+    """Say what whoever gets the message gets with it (AQ-26)."""
+    kind = "sender" if (channel ^ attached) & FLOW else "receiver"
+    return f"{'oneshot ' if attached & ONESHOT else ''}{kind} {attached}"
+
+
+def _payload(payload: bytes) -> str:
+    try:
+        value = read_value(payload)
+    except ValueError:
+        return shown(payload)
+    return f"<{as_text(value)}>" if isinstance(value, Tagged) else shown(payload)
+
+
+def _runs(runs: Sequence[int], yes: str, no: str) -> str:
+    parts = [f"{run} {no if at % 2 else yes}" for at, run in enumerate(runs) if run]
+    return ", ".join(parts)

@@ -1,0 +1,104 @@
+"""Values of the message codec (`levada.framework.codec`) without the classes that they are of."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import json
+from typing import Any
+
+import attrs
+import msgpack
+
+from levada.framework.codec import AttachmentKind
+
+__all__ = ["Handle", "Tagged", "as_json", "as_text", "read_value"]
+
+EXT_ATTACHMENT, EXT_MESSAGE = 1, 2
+
+
+@attrs.frozen
+class Tagged:
+    """A message."""
+
+    tag: str
+    fields: list[Any]
+    """In the order of their definition."""
+
+
+@attrs.frozen
+class Handle:
+    """A handle in a message."""
+
+    kind: str
+    """As in ``"oneshot_sender"``."""
+    index: int
+    """Among the attachments."""
+
+
+def read_value(octets: bytes) -> Any:
+    """Read one value; what `Codec.decode` gives, but for messages and handles, which are `Tagged` and `Handle`.
+
+    Raises:
+        ValueError: the octets are none.
+
+    Example:
+        >>> from levada.framework import Codec, message
+        >>> @message("docs.Bid")
+        ... class Bid:
+        ...     symbol: str
+        ...     price: float
+        >>> value = read_value(Codec().encode(Bid("EURUSD", 1.08)))
+        >>> as_text(value)
+        'docs.Bid ["EURUSD", 1.08]'
+    """
+    try:
+        # Looked through first: nested headers could each claim a list as long as all of it.
+        scanner = msgpack.Unpacker(max_buffer_size=len(octets) or 1)
+        scanner.feed(octets)
+        scanner.skip()
+        return msgpack.unpackb(octets, ext_hook=_ext, strict_map_key=False, timestamp=3)
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError, msgpack.UnpackException) as error:
+        raise ValueError(f"no value of the codec: {error}") from error
+
+
+def as_json(value: Any) -> Any:
+    """Make a value what `json.dumps` takes."""
+    match value:
+        case Tagged(tag, fields):
+            return {"message": tag, "fields": as_json(fields)}
+        case Handle(kind, index):
+            return {"attachment": index, "kind": kind}
+        case bytes():
+            try:
+                return value.decode()
+            except UnicodeDecodeError:
+                return {"base64": base64.b64encode(value).decode()}
+        case dt.datetime():
+            return value.isoformat()
+        case list():
+            return [as_json(item) for item in value]
+        case dict():
+            return {key if isinstance(key, str) else str(as_json(key)): as_json(item) for key, item in value.items()}
+    return value
+
+
+def as_text(value: Any) -> str:
+    """Make a line of a value: text as it is, a message as its tag and fields, all else as JSON."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Tagged):
+        return f"{value.tag} {json.dumps(as_json(value.fields), ensure_ascii=False)}"
+    return json.dumps(as_json(value), ensure_ascii=False)
+
+
+def _ext(code: int, octets: bytes) -> Any:
+    if code == EXT_MESSAGE:
+        row = read_value(octets)
+        if not isinstance(row, list) or not row or not isinstance(row[0], str):
+            raise ValueError("a message without a tag")
+        return Tagged(row[0], row[1:])
+    if code == EXT_ATTACHMENT:
+        index = sum((octet & 0x7F) << 7 * at for at, octet in enumerate(octets[1:]))
+        return Handle(AttachmentKind(octets[0]).name.lower(), index)
+    raise ValueError(f"ext type {code}")

@@ -1,0 +1,134 @@
+"""What a program may give as a body: octets, a file, an async iterator, a message; and how each becomes octets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterable
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import trio
+
+from levada.framework import Codec
+from levada.framework.errors import ConfigurationError, LocalProtocolError
+from levada.transports.maop import OCTET_STREAM
+
+__all__ = ["MESSAGE_TYPE", "Body", "Source", "make_source"]
+
+MESSAGE_TYPE: Final = "application/vnd.levada.message"
+"""Content type of a message class, written by the codec."""
+CHUNK: Final = 131_072
+"""Octets that are read from a file, and cut from octets, at once."""
+
+Body: TypeAlias = "bytes | bytearray | memoryview | Path | AsyncIterable[bytes] | Any"
+"""Octets; a file, whose length is announced; an async iterator of octets, of undefined length unless one is given; or an instance of a
+message class."""
+
+
+class Source:
+    """A body to send.
+
+    Args:
+        whole: octets that are sent at once, or ``None`` for a body that comes in pieces.
+        length: octets, ``None`` for undefined.
+        content_type: for a Success.
+        pieces: a file, or where pieces come from.
+    """
+
+    __slots__ = ("_pieces", "begun", "content_type", "length", "whole")
+
+    def __init__(
+        self,
+        whole: bytes | None,
+        length: int | None,
+        content_type: str,
+        pieces: memoryview | Path | AsyncIterable[bytes] | None = None,
+    ) -> None:
+        self.whole = whole
+        self.length = length
+        self.content_type = content_type
+        self._pieces = pieces
+        self.begun = False
+        """Whether pieces were taken from an iterator, so that the body cannot be sent again."""
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the body can be sent again."""
+        return not (self.begun and isinstance(self._pieces, AsyncIterable))
+
+    async def pieces(self) -> AsyncGenerator[bytes | memoryview, None]:
+        """Give the body piece by piece; closing the generator closes what it came from.
+
+        Raises:
+            LocalProtocolError: a file that has become shorter than was announced.
+            TypeError: an iterator gives something else than octets.
+        """
+        pieces = self._pieces
+        self.begun = True
+        if isinstance(pieces, memoryview):
+            for at in range(0, len(pieces), CHUNK):
+                yield pieces[at : at + CHUNK]
+        elif isinstance(pieces, Path):
+            left = self.length or 0
+            async with await trio.open_file(pieces, "rb") as file:
+                while left:
+                    data = await file.read(min(CHUNK, left))
+                    if not data:
+                        raise LocalProtocolError(f"{pieces} has {left} octets less than announced", rule="MA-56")
+                    left -= len(data)
+                    yield data
+        else:
+            assert pieces is not None
+            iterator = aiter(pieces)
+            try:
+                async for piece in iterator:
+                    if not isinstance(piece, bytes | bytearray | memoryview):
+                        raise TypeError(f"the pieces of a body are octets, not {type(piece).__name__}")
+                    yield piece if isinstance(piece, bytes) else bytes(piece)
+            finally:
+                if isinstance(iterator, AsyncGenerator):
+                    await iterator.aclose()
+
+
+async def make_source(body: Body, codec: Codec, length: int | None = None, content_type: str | None = None) -> Source:
+    """Make a source of what a program gave.
+
+    Args:
+        body: see `Body`.
+        codec: writes message classes.
+        length: octets that an iterator will give.
+        content_type: instead of the usual one.
+
+    Raises:
+        ConfigurationError: no such body, or a length for something that has one.
+        OSError: a file that is not there.
+    """
+    if isinstance(body, AsyncIterable):
+        return Source(None, length, content_type or OCTET_STREAM, body)
+    if isinstance(body, Path):
+        size = (await trio.Path(body).stat()).st_size
+        return Source(None, size, content_type or OCTET_STREAM, body)
+    if length is not None:
+        raise ConfigurationError("only the length of an async iterator is given by hand")
+    return quick_source(body, codec, content_type)
+
+
+def quick_source(body: Any, codec: Codec, content_type: str | None = None) -> Source:
+    """Make a source of octets or of a message.
+
+    Raises:
+        ConfigurationError: it is neither.
+    """
+    if isinstance(body, bytes):
+        octets, kind = body, OCTET_STREAM
+    elif isinstance(body, bytearray | memoryview):
+        octets, kind = bytes(body), OCTET_STREAM
+    elif hasattr(type(body), "__message_tag__"):
+        octets, kind = codec.encode(body), MESSAGE_TYPE
+    else:
+        raise ConfigurationError(
+            f"a body is octets, a Path, an async iterator of octets or a message, not {type(body).__name__}"
+        )
+    kind = content_type or kind
+    if len(octets) > CHUNK:
+        return Source(None, len(octets), kind, memoryview(octets))
+    return Source(octets, len(octets), kind)

@@ -1,0 +1,146 @@
+"""How a side behaves, beyond what `levada.transports.maop.MaopConfig` says of the protocol; and what URLs mean."""
+
+from __future__ import annotations
+
+import random
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final
+
+import attrs
+from attrs import validators as v
+
+from levada.framework import Codec
+from levada.framework.errors import ConfigurationError
+from levada.transports.carriers import MemoryConfig, dial, listen
+from levada.transports.maop import ALPN, Capability, ErrorCode, MaopConfig
+
+from .errors import MaopError, OperationFailed, Refused
+
+__all__ = ["PeerConfig", "RetryPolicy", "dial_carrier", "listen_carrier"]
+
+_COUNT: Final = [v.instance_of(int), v.ge(1)]
+_STREAMS: Final = 116
+"""Streams of each kind that the peer may have open at least: 100 for operations and 16 for control. Source: MA-129."""
+_WINDOW: Final = 10 * 2**20
+"""Octets of a connection that the peer may be ahead. Source: MA-129."""
+
+
+def _core() -> MaopConfig:
+    return MaopConfig(capabilities=Capability(0b11111))
+
+
+@attrs.frozen(kw_only=True)
+class PeerConfig:
+    """Settings of one side, client or server. Immutable; derive with `attrs.evolve`."""
+
+    core: MaopConfig = attrs.field(factory=_core, validator=v.instance_of(MaopConfig))
+    """The protocol: limits, delays, policies. Idempotency keys are on the wire if the other side takes them too."""
+    carrier: Any = None
+    """``QuicConfig`` or `MemoryConfig`; ``None`` for the defaults (a QUIC server needs a certificate). The protocol name is filled in, and
+    windows and idle time are raised to what MAOP asks for at least. Its numbers of streams bound the peer's operations."""
+    codec: Codec = attrs.field(factory=Codec, validator=v.instance_of(Codec))
+    """Writes and reads message classes."""
+    drain: float = attrs.field(default=5.0, validator=v.ge(0.0))
+    """Seconds that running operations have to end when this side disconnects in order. Source: MA-89."""
+    cancel_grace: float = attrs.field(default=5.0, validator=v.ge(0.0))
+    """Seconds that a handler's ``on_cancel`` may take."""
+    max_running: int = attrs.field(default=1024, validator=_COUNT)
+    """Handlers at work at once, over all connections; further operations wait in the scheduler. Source: MA-117."""
+    max_connections: int = attrs.field(default=1000, validator=_COUNT)
+    """Clients that a server lets in at once; further ones wait."""
+    max_attempts: float | None = attrs.field(default=20.0, validator=v.optional(v.gt(0.0)))
+    """Connections a second from one network address, above which a server refuses them unread; ``None``: any number. Source: MA-128."""
+    max_block_rate: float | None = attrs.field(default=None, validator=v.optional(v.gt(0.0)))
+    """Octets a second that an identity may send in bodies; above, flow-control credit is delayed. Source: MA-118."""
+    max_identities: int = attrs.field(default=10_000, validator=_COUNT)
+    """Identities whose quotas are remembered; of those that use nothing the longest unheard is forgotten."""
+    dedup_ttl: float = attrs.field(default=600.0, validator=v.gt(0.0))
+    """Seconds for which the answer to an operation with an idempotency key is kept. Source: MA-123."""
+
+
+def dial_carrier(url: str, config: PeerConfig) -> AbstractAsyncContextManager[Any]:
+    """Connect to a ``maop://`` URL. Source: MA-1."""
+    carrier = carrier_url(url)
+    return dial(carrier, _fit(carrier, config))
+
+
+def listen_carrier(url: str, config: PeerConfig) -> AbstractAsyncContextManager[Any]:
+    """Listen at a ``maop://`` URL. Source: MA-1."""
+    carrier = carrier_url(url)
+    return listen(carrier, _fit(carrier, config))
+
+
+def carrier_url(url: str) -> str:
+    """Find the carrier's own URL.
+
+    Raises:
+        ConfigurationError: another scheme.
+
+    Example:
+        >>> carrier_url("maop://example.org:4433"), carrier_url("maop+memory://desk")
+        ('quic://example.org:4433', 'memory://desk')
+    """
+    scheme, separator, rest = url.partition("://")
+    carriers = {"maop": "quic", "maop+quic": "quic", "maop+memory": "memory"}
+    if not separator or scheme not in carriers:
+        raise ConfigurationError(f"expected maop://host:port or maop+memory://name, got {url!r}")
+    return f"{carriers[scheme]}://{rest}"
+
+
+def _fit(url: str, config: PeerConfig) -> Any:
+    """Complete the carrier's settings. Source: MA-1, MA-2, MA-125, MA-129."""
+    carrier = config.carrier
+    if url.startswith("memory:"):
+        carrier = MemoryConfig(shape="connection") if carrier is None else carrier
+        if not isinstance(carrier, MemoryConfig):
+            return carrier  # `dial` and `listen` say what is wrong
+        return attrs.evolve(carrier, shape="connection")
+    from levada.transports.quic import QuicConfig  # an extra
+
+    carrier = QuicConfig(max_streams=_STREAMS, max_streams_unidirectional=_STREAMS) if carrier is None else carrier
+    if not isinstance(carrier, QuicConfig):
+        return carrier
+    idle = max(30.0, carrier.idle_timeout)
+    return attrs.evolve(
+        carrier,
+        alpn=(ALPN,),
+        datagrams=False,
+        early_data=False,
+        idle_timeout=idle,
+        keepalive=idle / 3 if carrier.keepalive is None else carrier.keepalive,
+        stream_window=max(2**20, carrier.stream_window),
+        connection_window=max(_WINDOW, carrier.connection_window),
+    )
+
+
+@attrs.frozen(kw_only=True)
+class RetryPolicy:
+    """When and how often a call is repeated. Without one nothing is ever repeated. Source: MA-120, MA-127."""
+
+    attempts: int = attrs.field(default=3, validator=_COUNT)
+    """Attempts in all, the first included."""
+    backoff: float = attrs.field(default=0.1, validator=v.ge(0.0))
+    """Seconds before the first repetition; they double from one to the next."""
+    max_backoff: float = attrs.field(default=10.0, validator=v.ge(0.0))
+    """Seconds that they do not go beyond; a longer hint of the peer counts nevertheless."""
+    jitter: float = attrs.field(default=0.2, validator=[v.ge(0.0), v.le(1.0)])
+    """Share of a wait that is drawn by lot, so that many callers do not come back in step."""
+
+    def allows(self, error: MaopError, *, keyed: bool) -> bool:
+        """Whether an operation that ended so may be repeated: refused for lack of capacity or with a hint, known not to have been
+        executed, or failed with an idempotency key.
+
+        Args:
+            error: how it ended.
+            keyed: whether it had an idempotency key.
+        """
+        if isinstance(error, Refused):
+            return error.code == ErrorCode.CAPACITY_LIMIT or error.retry_after is not None
+        return isinstance(error, OperationFailed) and (keyed or error.not_executed)
+
+    def delay(self, attempt: int, error: MaopError, lot: random.Random) -> float:
+        """Seconds to wait after attempt number `attempt`, the first being 1; the peer's hint is the least."""
+        # The exponent is capped: 2 ** 1100 is no float.
+        wait = min(self.max_backoff, self.backoff * 2.0 ** min(attempt - 1, 64)) * (1.0 - self.jitter * lot.random())
+        hint = error.retry_after if isinstance(error, Refused) else None
+        return max(wait, hint or 0.0)

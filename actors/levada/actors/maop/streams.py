@@ -1,0 +1,305 @@
+"""The streams of a connection: between the core, which speaks of numbers, and the carrier.
+
+* No stream has a task. The carrier says when one can be read, and it is read in the connection's next turn, before anything is
+  written: so all that is at hand has been judged before a Proceed goes out (MA-50).
+* A stream that the core, or a slow reader here, wants to be held back is not read; the carrier's window then stops the peer.
+* Streams get their numbers in the order of opening. One that was waited for is kept as a spare until the core names its number.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from levada.framework.errors import CarrierError, ConnectionClosed, StreamWasReset, StreamWasStopped
+from levada.transports import carriers
+from levada.transports.maop import (
+    CloseConnection,
+    Event,
+    Incoming,
+    MaopCore,
+    OpenStream,
+    Output,
+    ResetStream,
+    SetPriority,
+    StopStream,
+    StreamData,
+)
+
+if TYPE_CHECKING:
+    from .registry import Rate
+
+__all__ = ["Streams"]
+
+logger = logging.getLogger("levada.actors.maop")
+
+CONTROL_HIGH: Final = 65_536
+"""Octets queued on a control stream above which its signals wait in the core, where they are ordered and bounded. Source: MA-85."""
+
+
+class Streams:
+    """The carrier's streams of one connection.
+
+    Args:
+        core: of the connection.
+        feed: takes the core's events.
+        turn: asks for a turn.
+        tasks: runs what has to wait.
+    """
+
+    def __init__(
+        self, core: MaopCore, feed: Callable[[list[Event]], None], turn: Callable[[], None], tasks: trio.Nursery
+    ) -> None:
+        self.carrier: carriers.Connection | None = None
+        """``None`` before the beginning."""
+        self.over = False
+        """Whether the carrier has ended."""
+        self.held: set[int] = set()
+        """Streams that a slow reader here holds back."""
+        self.rate: Rate | None = None
+        """Bounds the octets of bodies, if the identity has a limit."""
+        self._core = core
+        self._feed = feed
+        self._turn = turn
+        self._tasks = tasks
+        self._streams: dict[int, carriers.Stream] = {}
+        self._half: set[int] = set()
+        self._ready: dict[int, carriers.Stream] = {}
+        self._stops: list[tuple[int, int]] = []
+        self._finished: list[int] = []
+        self._spares: dict[bool, deque[carriers.Stream]] = {False: deque(), True: deque()}
+        self._opened = {False: 0, True: 0}
+        self._do: Final[dict[type, Callable[[Any], None]]] = {
+            CloseConnection: self._close,
+            OpenStream: self._open,
+            ResetStream: self._reset,
+            SetPriority: self._set_priority,
+            StopStream: self._stop,
+            StreamData: self._send,
+        }
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def get(self, stream_id: int) -> carriers.Stream | None:
+        """Return a stream that is in use."""
+        return self._streams.get(stream_id)
+
+    # ------------------------------------------------ what comes
+
+    async def accept(self) -> None:
+        """Take the peer's streams until the carrier ends."""
+        carrier = self.carrier
+        assert carrier is not None
+        try:
+            while True:
+                stream: carriers.Stream | None = await carrier.accept_stream()
+                while stream is not None:
+                    self._adopt(stream)
+                    stream = carrier.accept_stream_nowait()
+        except CarrierError:
+            pass
+
+    def _adopt(self, stream: carriers.Stream) -> None:
+        stream_id = stream.stream_id
+        self._streams[stream_id] = stream
+        ours = stream.initiated_here
+        if not stream_id & 2:
+            stream.on_stopped(partial(self._stopped, stream_id))
+            stream.on_readable(partial(self._readable, stream_id, stream))
+        elif ours:
+            stream.on_stopped(partial(self._stopped, stream_id))
+        else:
+            stream.on_readable(partial(self._readable, stream_id, stream))
+
+    def _readable(self, stream_id: int, stream: carriers.Stream) -> None:
+        self._ready[stream_id] = stream
+        self._turn()
+
+    def _stopped(self, stream_id: int, code: int) -> None:
+        self._stops.append((stream_id, code))
+        self._turn()
+
+    def resume(self, stream_id: int) -> None:
+        """Read a stream again that was held back."""
+        self.held.discard(stream_id)
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            self._readable(stream_id, stream)
+
+    def read(self) -> None:
+        """Give the core all that is at hand."""
+        while self._ready:
+            ready, self._ready = self._ready, {}
+            for stream_id, stream in ready.items():
+                self._take(stream_id, stream)
+        if self._stops:
+            stops, self._stops = self._stops, []
+            for stream_id, code in stops:
+                self._feed(self._core.stream_stopped(stream_id, code, now=trio.current_time()))
+
+    def _take(self, stream_id: int, stream: carriers.Stream) -> None:
+        core, feed, held, now = self._core, self._feed, self.held, trio.current_time()
+        rate = self.rate if type(core.streams.get(stream_id)) is Incoming else None
+        try:
+            while stream_id not in held and not core.is_blocked(stream_id):
+                if rate is not None and rate.until > now and not self.over:
+                    held.add(stream_id)
+                    self._tasks.start_soon(self._resume_at, stream_id, rate.until)
+                    return
+                data = stream.receive_nowait()
+                if data is None:
+                    return
+                if not data:
+                    feed(core.receive_stream_data(stream_id, b"", True, now=now))
+                    self._half_over(stream_id, stream_id & 2 != 0)
+                    return
+                if rate is not None:
+                    rate.take(len(data), now)
+                feed(core.receive_stream_data(stream_id, data, now=now))
+        except (StreamWasReset, ConnectionClosed) as error:
+            # A stream that was stopped here ends for the core as if the peer had reset it.
+            feed(core.stream_reset(stream_id, getattr(error, "code", 0), now=now))
+            self._half_over(stream_id, stream_id & 2 != 0)
+        except CarrierError:
+            pass  # the connection has ended
+
+    async def _resume_at(self, stream_id: int, at: float) -> None:
+        await trio.sleep_until(at)
+        self.resume(stream_id)
+
+    def _half_over(self, stream_id: int, whole: bool) -> None:
+        """One direction of a stream is over; forget the stream if that was the last."""
+        if whole or stream_id in self._half:
+            self._streams.pop(stream_id, None)
+            self._half.discard(stream_id)
+            self.held.discard(stream_id)
+        elif stream_id in self._streams:
+            self._half.add(stream_id)
+
+    # ------------------------------------------------ what the core wants done
+
+    def write(self, outputs: list[Output]) -> None:
+        """Do what the core wants, in its order."""
+        do = self._do
+        for output in outputs:
+            do[type(output)](output)
+        if self._finished:
+            for stream_id in self._finished:
+                self._streams.pop(stream_id, None)
+            self._finished.clear()
+
+    def finished(self, stream_id: int) -> None:
+        """A Message of ours is over: until now its stream might have been reset."""
+        self._finished.append(stream_id)
+
+    def refresh_credit(self) -> None:
+        """Tell the core how many streams the peer allows. Source: MA-130."""
+        carrier = self.carrier
+        if carrier is not None:
+            opened = self._opened
+            self._core.stream_credit(
+                bidirectional=opened[False] + carrier.stream_credit(unidirectional=False),
+                unidirectional=opened[True] + carrier.stream_credit(unidirectional=True),
+            )
+
+    async def open_spare(self, *, unidirectional: bool) -> None:
+        """Wait for a stream, for whoever is next in the core."""
+        assert self.carrier is not None
+        stream = await self.carrier.open_stream(unidirectional=unidirectional)
+        self._opened[unidirectional] += 1
+        self._spares[unidirectional].append(stream)
+
+    def _open(self, output: OpenStream) -> None:
+        unidirectional = output.unidirectional
+        spares = self._spares[unidirectional]
+        stream: carriers.Stream | None = None
+        if spares:
+            stream = spares.popleft()
+        elif not self.over:
+            assert self.carrier is not None
+            try:
+                stream = self.carrier.try_open_stream(unidirectional=unidirectional)
+                self._opened[unidirectional] += 1
+            except CarrierError:
+                self.over = True
+        if stream is None:
+            return  # it has ended, which the core will hear
+        assert stream.stream_id == output.stream_id, "streams are opened in the order of their numbers"
+        priority = max(0, output.priority)
+        if priority != 128:
+            stream.priority = priority
+        self._adopt(stream)
+
+    def _send(self, output: StreamData) -> None:
+        stream_id = output.stream_id
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            return
+        try:
+            stream.send_nowait(output.data, fin=output.fin)
+        except CarrierError:
+            return  # it was stopped, of which the core hears, or the connection has ended
+        if output.fin:
+            if not stream_id & 2:
+                self._half_over(stream_id, False)
+        elif stream_id in self._core.pool.streams and stream.unsent > CONTROL_HIGH:
+            self._core.set_control_writable(stream_id, False)
+            self._tasks.start_soon(self._await_control, stream_id, stream)
+
+    async def _await_control(self, stream_id: int, stream: carriers.Stream) -> None:
+        try:
+            await stream.send_all(b"")
+            await stream.flush()
+        except CarrierError:
+            return
+        self._core.set_control_writable(stream_id, True)
+        self._turn()
+
+    def _reset(self, output: ResetStream) -> None:
+        stream = self._streams.get(output.stream_id)
+        if stream is not None:
+            stream.reset(output.code)
+            self._half_over(output.stream_id, output.stream_id & 2 != 0)
+
+    def _stop(self, output: StopStream) -> None:
+        stream = self._streams.get(output.stream_id)
+        if stream is not None:
+            self.held.discard(output.stream_id)
+            stream.stop(output.code)  # it can be "read" now: its end
+
+    def _set_priority(self, output: SetPriority) -> None:
+        stream = self._streams.get(output.stream_id)
+        if stream is not None:
+            stream.priority = output.priority
+
+    def _close(self, output: CloseConnection) -> None:
+        if self.carrier is not None:
+            self.carrier.close(output.code, output.reason)
+
+    async def room(self, stream_id: int) -> None:
+        """Wait until a stream has room for more.
+
+        Raises:
+            CarrierError: there will be none.
+        """
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            raise StreamWasStopped(f"stream {stream_id} takes no more octets")
+        await stream.send_all(b"")
+
+    def acknowledged(self) -> bool:
+        """Whether the peer's carrier has all signals."""
+        streams = (self._streams.get(stream_id) for stream_id in self._core.pool.streams)
+        return all(stream is None or not stream.unacked for stream in streams)
+
+    def clear(self) -> None:
+        """The connection is over."""
+        self.over = True
+        for collection in (self._streams, self._ready, self._half, self.held, self._stops, self._finished):
+            collection.clear()

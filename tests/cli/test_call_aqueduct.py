@@ -1,0 +1,212 @@
+"""``levada call aqueduct://…``: against ``levada interop aqueduct``, and against a server with message classes."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from levada.actors import cli
+from levada.actors.aqueduct import PeerConfig, RawMessage, serve
+from levada.actors.cli.call_aqueduct import message_octets
+from levada.actors.interop.aqueduct import answer
+from levada.actors.interop.certificates import SelfSigned, make_certificates
+from levada.framework import ActorSystem, Codec, OneshotSender, Sender, message
+from levada.framework.codec import AttachmentKind
+from levada.framework.errors import ConfigurationError
+from levada.transports.quic import QuicConfig
+
+pytestmark = pytest.mark.loopback
+
+
+@message("tests.call.Price")
+class Price:
+    symbol: str
+    bid: float
+
+
+@message("tests.call.Get")
+class Get:
+    price: OneshotSender[Any]
+    symbol: str
+
+
+@message("tests.call.Follow")
+class Follow:
+    first: Price
+    notes: list[bytes]
+    prices: Sender[Any]
+
+
+@message("tests.call.Note")
+class Note:
+    text: str
+
+
+class Desk:
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    async def answer(self, m: Get | Follow | Note) -> None:
+        match m:
+            case Get(price, symbol):
+                price.send(Price(symbol, 1.5))
+            case Follow(first, notes, prices):
+                async with prices:
+                    for item in (first, notes, "höre", None, dt.datetime(2026, 1, 2, tzinfo=dt.UTC), {1: m.notes}):
+                        await prices.send(item)
+            case Note(text):
+                self.notes.append(text)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> SelfSigned:
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def desk() -> Desk:
+    return Desk()
+
+
+def _served(handler: Callable[..., Any], made: SelfSigned, **settings: Any) -> Iterator[str]:
+    """Serve in a thread: `cli.main` has a trio run of its own."""
+    ready, urls = threading.Event(), []
+    stop: list[tuple[trio.lowlevel.TrioToken, trio.CancelScope]] = []
+
+    async def main() -> None:
+        quic = QuicConfig(certificate=made.certificate, private_key=made.key)
+        config = PeerConfig(carrier=quic)
+        with trio.CancelScope() as scope:
+            async with (
+                ActorSystem() as system,
+                serve(system, "aqueduct://127.0.0.1:0", handler, config=config, **settings) as listener,
+            ):
+                urls.append(listener.url)
+                stop.append((trio.lowlevel.current_trio_token(), scope))
+                ready.set()
+                await trio.sleep_forever()
+
+    thread = threading.Thread(target=trio.run, args=(main,))
+    thread.start()
+    assert ready.wait(20)
+    yield urls[0]
+    token, scope = stop[0]
+    token.run_sync_soon(scope.cancel)
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def url(made: SelfSigned, desk: Desk) -> Iterator[str]:
+    yield from _served(desk.answer, made)
+
+
+@pytest.fixture(scope="module")
+def raw_url(made: SelfSigned) -> Iterator[str]:
+    """The contract of `levada interop aqueduct`."""
+    yield from _served(answer, made, message_type=RawMessage)
+
+
+@pytest.fixture
+def call(made: SelfSigned, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def call(*arguments: str) -> tuple[int, str, str]:
+        code = cli.main(["call", *arguments, "--ca", str(made.ca)])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+def test_octets_without_a_tag(raw_url: str, call: Call, tmp_path: Path) -> None:
+    assert call(raw_url, "--data", "hällo") == (0, "hällo\n", "")
+    assert call(raw_url, "--data", "x", "--stream", "--json") == (0, '{"data": "x"}\n', "")
+    assert call(raw_url, "--data", "x", "--fnf") == (0, "", "")
+    (tmp_path / "octets").write_bytes(b"\xff\x00")
+    assert call(raw_url, "--data", f"@{tmp_path / 'octets'}", "--json") == (0, '{"data_base64": "/wA="}\n', "")
+
+
+def test_a_message_by_tag_and_fields(url: str, call: Call, desk: Desk) -> None:
+    """The sender takes the place that is kept for it; without one it is the last field."""
+    get = ("--tag", "tests.call.Get", "--data", '["@reply", "EURUSD"]')
+    assert call(url, *get, "--reply") == (0, 'tests.call.Price ["EURUSD", 1.5]\n', "")
+    assert call(url, *get, "--json") == (0, '{"message": "tests.call.Price", "fields": ["EURUSD", 1.5]}\n', "")
+    assert call(url, "--tag", "tests.call.Note", "--data", '["see"]', "--fnf") == (0, "", "")
+    assert desk.notes == ["see"]
+
+
+def test_a_stream_of_all_kinds_of_values(url: str, call: Call) -> None:
+    fields = [{"message": "tests.call.Price", "fields": ["A", 2.0]}, [{"base64": "/w=="}]]
+    follow = (url, "--tag", "tests.call.Follow", "--data", json.dumps(fields), "--stream")
+    code, out, err = call(*follow)
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        'tests.call.Price ["A", 2.0]',
+        '[{"base64": "/w=="}]',
+        "höre",
+        "null",
+        '"2026-01-02T00:00:00+00:00"',
+        '{"1": [{"base64": "/w=="}]}',
+    ]
+    assert call(*follow, "--limit", "1")[1] == 'tests.call.Price ["A", 2.0]\n'
+
+
+def test_what_the_server_gives_up_is_exit_code_1(url: str, call: Call) -> None:
+    """A message of no class that the server knows: its handles are dropped there, and that is seen here."""
+    code, out, err = call(url, "--tag", "tests.call.Nothing")
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert err.startswith("levada: ")
+
+
+def test_no_answer_in_time_is_exit_code_1(call: Call) -> None:
+    """Nobody is there, which QUIC cannot tell."""
+    code, out, err = call("aqueduct://127.0.0.1:9", "--timeout", "0.1")
+    assert (code, out, err) == (1, "", "levada: no answer, or not all of them, within 0.1 s\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--route", "x"], "--route is not for aqueduct"),
+        (["--token-file", "x"], "--token-file is not for aqueduct"),
+        (["--channel"], "--channel is not for aqueduct: one answer, --stream or --fnf"),
+        (["--data", "a", "--data", "b"], "aqueduct takes one --data"),
+        (["--tag", "t", "--data", "x"], "--data is not JSON, as it has to be with --tag"),
+        (["--tag", "t", "--data", '{"a": 1}'], '--data with --tag is a JSON array of fields, not {"a": 1}'),
+        (["--tag", "t", "--data", '["@reply"]', "--fnf"], '"@reply" has one place among the fields, and none with'),
+        (["--tag", "t", "--data", '["@reply", "@reply"]'], '"@reply" has one place among the fields, and none with'),
+        (["--tag", "t", "--data", "[1e999, 18446744073709551616]"], "the fields cannot be written: "),
+        (["--tag", "t", "--data", '[{"base64": "?"}]'], "the fields cannot be written: "),
+    ],
+)
+def test_mistakes(call: Call, arguments: list[str], complaint: str) -> None:
+    code, out, err = call("aqueduct://127.0.0.1:9", *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"levada: {complaint}")
+
+
+def test_a_url_of_another_carrier_is_refused(call: Call) -> None:
+    assert call("aqueduct+tcp://127.0.0.1:9")[2].startswith("levada: expected aqueduct://host:port")
+
+
+def test_octets_are_those_of_the_codec() -> None:
+    bid = Price("EURUSD", 1.08)
+    assert message_octets("tests.call.Price", ["EURUSD", 1.08], None) == Codec().encode(bid)
+    follow = message_octets(
+        "tests.call.Follow", [{"message": "tests.call.Price", "fields": ["E", 1.0]}, []], AttachmentKind.SENDER
+    )
+    got: list[tuple[int, AttachmentKind]] = []
+    decoded = Codec().decode(follow, Follow, detach=lambda index, kind, _: got.append((index, kind)))
+    assert (decoded.first, got) == (Price("E", 1.0), [(0, AttachmentKind.SENDER)])
+    with pytest.raises(ConfigurationError):
+        message_octets("t", [sys.maxsize * 4], None)

@@ -1,0 +1,255 @@
+"""``levada serve``: apps and handlers as processes, their signals, their health, and mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from levada.actors import cli
+from levada.actors.cli.serve import find
+from levada.actors.interop.certificates import make_certificates
+
+pytestmark = pytest.mark.loopback
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "serve.md"
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+LEVADA = (sys.executable, "-m", "levada.actors")
+
+HANDLERS = """
+import trio
+from levada.actors.rsocket import Request
+
+async def answer(request: Request) -> bytes:
+    if request.route == "slow":
+        print("asked", flush=True)
+        await trio.sleep_forever()
+    return request.data
+"""
+
+
+class Server:
+    """``levada serve`` as a process."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().rstrip("\n")
+
+    def told(self, beginning: str) -> str:
+        """The rest of the next line."""
+        line = self.line()
+        assert line.startswith(beginning), (
+            line,
+            self.process.stderr and self.process.poll() and self.process.stderr.read(),
+        )
+        return line.removeprefix(beginning)
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def says(self) -> str:
+        """The next line on stderr."""
+        assert self.process.stderr is not None
+        return self.process.stderr.readline()
+
+    def ends(self) -> tuple[int, str]:
+        _, said = self.process.communicate(timeout=20)
+        return self.process.returncode, said
+
+
+@contextmanager
+def serving(folder: Path, *arguments: str) -> Iterator[Server]:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [*LEVADA, "serve", *arguments], cwd=folder, env=ENVIRONMENT, text=True, stdout=pipe, stderr=pipe
+    ) as process:
+        try:
+            yield Server(process)
+        finally:
+            process.kill()
+
+
+def health(url: str) -> tuple[int, dict[str, Any]]:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def call(*arguments: str) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen([*LEVADA, "call", *arguments], env=ENVIRONMENT, text=True, stdout=pipe, stderr=pipe)
+
+
+def called(*arguments: str) -> tuple[int, str]:
+    with call(*arguments) as process:
+        out, _ = process.communicate(timeout=20)
+    return process.returncode, out
+
+
+def test_the_app_of_the_page(tmp_path: Path) -> None:
+    """It serves, says how it is, takes a new certificate on SIGHUP and keeps the old one if that is none, and drains on SIGTERM."""
+    block = re.search(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    assert block is not None
+    (tmp_path / "desk.py").write_text(block[1].replace(":4433", ":0"), "utf-8")
+    old = make_certificates(tmp_path / "tls")
+    shutil.copy(old.ca, tmp_path / "old-ca.pem")
+    ask = ("--tag", "desk.Ask", "--data", '["EURUSD"]', "--timeout", "15")
+    with serving(tmp_path, "desk:app", "--health", "127.0.0.1:0") as server:
+        probe = server.told("HEALTH ")
+        url = server.told("SERVING ")
+        assert called(url, "--ca", str(tmp_path / "old-ca.pem"), *ask) == (0, "1.08\n")
+        status, facts = health(probe)
+        assert (status, facts["state"], facts["urls"]) == (200, "serving", [url])
+        assert facts["actors"] > 0
+        new = make_certificates(tmp_path / "tls")
+        server.signal(signal.SIGHUP)
+        assert server.says() == f"levada: {url} has read its certificate again\n"
+        assert called(url, "--ca", str(new.ca), *ask) == (0, "1.08\n")
+        new.certificate.write_text("nothing of the kind")
+        server.signal(signal.SIGHUP)
+        assert server.says().startswith(f"levada: {url} goes on with its certificate: cannot use tls/cert.pem")
+        assert called(url, "--ca", str(new.ca), *ask) == (0, "1.08\n")
+        server.signal(signal.SIGTERM)
+        assert server.ends() == (0, "")
+
+
+def test_what_is_under_way_has_time_and_is_cut_off_by_a_second_signal(tmp_path: Path) -> None:
+    """A request that never ends holds up the end; health says so meanwhile."""
+    (tmp_path / "handlers.py").write_text(HANDLERS)
+    with serving(
+        tmp_path, "handlers:answer", "--url", "rsocket+tcp://127.0.0.1:0", "--health", "127.0.0.1:0", "--drain", "100"
+    ) as server:
+        probe, url = server.told("HEALTH "), server.told("SERVING ")
+        assert called(url, "--data", "x") == (0, "x\n")
+        with call(url, "--route", "slow") as client:
+            assert server.line() == "asked"
+            server.signal(signal.SIGTERM)
+            while (state := health(probe)[1]["state"]) == "serving":
+                pass
+            assert (state, health(probe)[0]) == ("draining", 503)
+            server.signal(signal.SIGTERM)
+            assert server.ends() == (1, "levada: what was under way was cut off (--drain 100)\n")
+            client.communicate(timeout=20)
+            assert client.returncode in (1, 2)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_drain_ends_with_what_was_under_way(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "handlers.py").write_text(HANDLERS)
+    urls = ("--url", "rsocket+tcp://127.0.0.1:0", "--url", "reactivesocket+tcp://127.0.0.1:0")
+    with serving(tmp_path, "handlers:answer", *urls, "--drain", "100") as server:
+        url = server.told("SERVING rsocket")
+        server.told("SERVING reactivesocket")
+        with call(f"rsocket{url}", "--route", "slow") as client:
+            assert server.line() == "asked"
+            server.signal(number)
+            client.send_signal(signal.SIGINT)  # it cancels its request
+            assert client.wait(20) == 130
+        code, said = server.ends()
+        assert (code, said) == ((0, "") if number == signal.SIGTERM else (130, "levada: interrupted\n"))
+
+
+def test_time_is_up(tmp_path: Path) -> None:
+    (tmp_path / "handlers.py").write_text(HANDLERS)
+    with serving(tmp_path, "handlers:answer", "--url", "rsocket+tcp://127.0.0.1:0", "--drain", "0.05") as server:
+        url = server.told("SERVING ")
+        with call(url, "--route", "slow") as client:
+            assert server.line() == "asked"
+            server.signal(signal.SIGTERM)
+            assert server.ends() == (1, "levada: what was under way was cut off (--drain 0.05)\n")
+            client.communicate(timeout=20)
+
+
+APPS = """
+from levada.framework import Actor
+import contextlib
+
+number = 5
+
+async def handler(m): ...
+class Handler(Actor): ...
+
+async def app(system):
+    yield None
+
+async def odd(system):
+    yield "no listener"
+
+@contextlib.asynccontextmanager
+async def managed(system):
+    yield None
+
+def nothing(system):
+    return 5
+
+class Outer:
+    inner = 5
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "apps_for_serve.py").write_text(APPS)
+    (tmp_path / "broken_for_serve.py").write_text("import no_such_module_at_all")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "apps_for_serve", raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["desk"], "expected MODULE:NAME, as in desk:app or shop.desk:app, got 'desk'"),
+        (["desk.py:app"], "no module named 'desk' in "),
+        (["no_such_module:app"], "no module named 'no_such_module' in "),
+        (["levada.no_such:app"], "no module named 'levada.no_such' in "),
+        (["apps_for_serve:ap"], "nothing is named 'ap' in module apps_for_serve; is it 'app'?"),
+        (["apps_for_serve:Outer.iner"], "nothing is named 'iner' in Outer; is it 'inner'?"),
+        (["apps_for_serve:number"], "apps_for_serve:number is no app: 5 cannot be called with a system"),
+        (["apps_for_serve:handler"], "apps_for_serve:handler is a handler, so it needs --url"),
+        (["apps_for_serve:Handler"], "apps_for_serve:Handler is a handler, so it needs --url"),
+        (["apps_for_serve:nothing"], "apps_for_serve:nothing gave 5, expected an async context manager"),
+        (["apps_for_serve:odd"], "an app yields its listeners, one or several, or nothing; not 'n'"),
+        (["apps_for_serve:app", "--cert", "c"], "--cert goes with --url; an app has its own settings"),
+        (["apps_for_serve:app", "--url", "x://y"], "apps_for_serve:app is an app, which knows its URLs"),
+        (["apps_for_serve:managed", "--url", "x://y"], "apps_for_serve:managed is an app, which knows its URLs"),
+        (["apps_for_serve:number", "--url", "x://y"], "apps_for_serve:number is no handler"),
+        (["apps_for_serve:handler", "--url", "http://x:1"], "nothing serves 'http://x:1': expected aqueduct://"),
+        (["apps_for_serve:handler", "--url", "aqueduct://127.0.0.1:0"], "aqueduct://127.0.0.1:0 needs --cert FILE"),
+        (["apps_for_serve:handler", "--url", "rsocket+tcp://203.0.113.1:1"], "cannot listen at"),
+        (["apps_for_serve:app", "--health", "203.0.113.1:1"], "cannot listen at 203.0.113.1:1"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], complaint: str
+) -> None:
+    code = cli.main(["serve", *arguments])
+    said = capsys.readouterr()
+    assert (code, said.out) == (2, "")
+    assert said.err.startswith(f"levada: {complaint}"), said.err
+    assert said.err.count("\n") == 1
+
+
+def test_what_a_module_does_wrong_is_its_own(folder: Path) -> None:
+    """An import that fails inside it shows the traceback, as whoever wrote it needs that."""
+    with pytest.raises(ModuleNotFoundError, match="no_such_module_at_all"):
+        find("broken_for_serve:app")
