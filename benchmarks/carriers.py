@@ -410,9 +410,7 @@ def _role(options: argparse.Namespace) -> None:
     if workload.run is None:
         print(json.dumps(trio.run(crowd, options.port)), flush=True)
     elif options.carrier == "levada":
-        trio.run(
-            drive, levada_client(options.port), workload.run, lambda: trio.to_thread.run_sync(sys.stdin.readline)
-        )
+        trio.run(drive, levada_client(options.port), workload.run, lambda: trio.to_thread.run_sync(sys.stdin.readline))
     else:
         asyncio.run(drive(asyncio_client(options.port), workload.run, lambda: asyncio.to_thread(sys.stdin.readline)))
 

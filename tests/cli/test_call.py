@@ -158,7 +158,7 @@ def test_ctrl_c_cancels_the_request(url: str) -> None:
     assert process.stdout.readline() == "begun\n"
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 130
-    assert process.communicate() == ("", "")
+    assert process.communicate() == ("", "levada: interrupted\n")
 
 
 @pytest.mark.parametrize("carrier", ["tls", "ws", "wss", "quic", "unix"])

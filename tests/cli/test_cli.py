@@ -104,10 +104,39 @@ def test_our_errors_are_one_line(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), BaseExceptionGroup("nursery", [KeyboardInterrupt()])])
-def test_ctrl_c_is_quiet(error: BaseException, install: Install, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_is_one_line(error: BaseException, install: Install, capsys: pytest.CaptureFixture[str]) -> None:
     install(raiser(error))
     assert cli.main(["probe"]) == 130
-    assert capsys.readouterr() == ("", "")
+    assert capsys.readouterr() == ("", "levada: interrupted\n")
+
+
+def test_a_command_that_ends_itself_on_ctrl_c_says_so_too(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    install(lambda args: 130)
+    assert cli.main(["probe"]) == 130
+    assert capsys.readouterr() == ("", "levada: interrupted\n")
+
+
+@pytest.mark.parametrize("module", ["trio", "levada.framework", "levada.actors.cli.top"])
+def test_ctrl_c_during_the_imports_is_one_line(module: str) -> None:
+    """The imports of a command take most of its first half second."""
+    program = f"""
+import sys
+class Interrupts:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupts())
+from levada.actors.cli import main
+sys.exit(main(["top", "socket"]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "levada: interrupted\n")
 
 
 def test_a_bug_shows_its_traceback(install: Install) -> None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,10 +53,7 @@ class Server:
     def told(self, beginning: str) -> str:
         """The rest of the next line."""
         line = self.line()
-        assert line.startswith(beginning), (
-            line,
-            self.process.stderr and self.process.poll() and self.process.stderr.read(),
-        )
+        assert line.startswith(beginning), line
         return line.removeprefix(beginning)
 
     def signal(self, number: signal.Signals) -> None:
@@ -98,13 +95,20 @@ def call(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen([*LEVADA, "call", *arguments], env=ENVIRONMENT, text=True, stdout=pipe, stderr=pipe)
 
 
-def called(*arguments: str) -> tuple[int, str]:
-    with call(*arguments) as process:
-        out, _ = process.communicate(timeout=20)
-    return process.returncode, out
+@pytest.fixture
+def called(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """Call from this process."""
+
+    def called(*arguments: str) -> tuple[int, str]:
+        return cli.main(["call", *arguments]), capsys.readouterr().out
+
+    return called
 
 
-def test_the_app_of_the_page(tmp_path: Path) -> None:
+Called = Callable[..., tuple[int, str]]
+
+
+def test_the_app_of_the_page(tmp_path: Path, called: Called) -> None:
     """It serves, says how it is, takes a new certificate on SIGHUP and keeps the old one if that is none, and drains on SIGTERM."""
     block = re.search(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     assert block is not None
@@ -131,7 +135,7 @@ def test_the_app_of_the_page(tmp_path: Path) -> None:
         assert server.ends() == (0, "")
 
 
-def test_what_is_under_way_has_time_and_is_cut_off_by_a_second_signal(tmp_path: Path) -> None:
+def test_what_is_under_way_has_time_and_is_cut_off_by_a_second_signal(tmp_path: Path, called: Called) -> None:
     """A request that never ends holds up the end; health says so meanwhile."""
     (tmp_path / "handlers.py").write_text(HANDLERS)
     with serving(

@@ -127,7 +127,7 @@ async def test_json_on_both_sides_and_the_count_on_a_signal(tmp_path: Path) -> N
         receiver.process.send_signal(signal.SIGUSR1)
         assert await line_of(receiver.process) == b"2 events\n"
         code, out, err = await receiver.end(signal.SIGINT)
-        assert (code, err) == (130, "2 events\n")
+        assert (code, err) == (130, "2 events\nlevada: interrupted\n")
         events = [json.loads(line) for line in out.splitlines()]
         assert [(event["line"], event["env"], event["file"]) for event in events] == [
             ("[1] a\n b", "test", str(log)),

@@ -21,6 +21,7 @@ LAST_LINES = {
     "price_desk.py": "the desk served 3 followers of 2 symbols",
     "ship_logs.py": "6000 lines of 3 files, each at least once",
     "supervised_pool.py": "196 jobs done, [13, 63, 113, 163] given up after 3 tries, 39 crashes survived",
+    "worker_pool.py": "60 jobs done; Bob was lost at work, and what he and Cyd did not do was done by others",
 }
 
 

@@ -32,7 +32,7 @@ from trio.lowlevel import (
     enable_ki_protection,
 )
 
-from .ask import Reply
+from .ask import OpenAsks, Reply
 from .cell import Cell
 from .dispatch import RUNTIME_ENTRIES
 from .errors import ActorError, ConfigurationError, MailboxFull
@@ -314,9 +314,8 @@ class Actor(Generic[M]):
         cell._asking = None
         extras = cell._more()
         if extras.open_asks is None:
-            extras.open_asks = set()
-        extras.open_asks = {ask for ask in extras.open_asks if not ask.settled}
-        extras.open_asks.add(question)
+            extras.open_asks = OpenAsks()
+        extras.open_asks.take(question)
         return Reply(question)
 
     def stash(self, message: Any) -> None:

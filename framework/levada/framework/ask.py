@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .system import ThreadInbox
     from .timers import Timer
 
-__all__ = ["Ask", "Reply", "ThreadAsk", "WaitGraph", "stopped_error"]
+__all__ = ["Ask", "OpenAsks", "Reply", "ThreadAsk", "WaitGraph", "stopped_error"]
 
 R = TypeVar("R")
 
@@ -147,6 +147,23 @@ class ThreadAsk(Ask):
             inbox.call(self.withdraw)
             raise self.timed_out(timeout or 0.0)
         return self.result()
+
+
+class OpenAsks(set[Ask]):
+    """Asks that an actor has taken over. Those that are settled are swept out when they may be half of them."""
+
+    __slots__ = ("_sweep_at",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sweep_at = 16
+
+    def take(self, question: Ask) -> None:
+        """Put one in; the cost does not grow with the number of those that are open."""
+        if len(self) >= self._sweep_at:
+            self.difference_update([ask for ask in self if ask.settled])
+            self._sweep_at = max(16, 2 * len(self))
+        self.add(question)
 
 
 class Reply(Generic[R]):

@@ -12,7 +12,7 @@ from typing import Any
 from .ask import Ask, ThreadAsk
 from .scheduler import Begun
 from .timers import Tick
-from .tokens import END_TURN, Room, Start, Stop, Take, Turn
+from .tokens import END_TURN, Hear, Room, Start, Stop, Take, Turn
 
 __all__ = ["RUNTIME_ENTRIES", "deliver"]
 
@@ -83,6 +83,7 @@ def _on_begun(actor: Any, begun: Begun) -> Any:
 RUNTIME_ENTRIES: dict[type, Any] = {
     Ask: _on_ask,
     Begun: _on_begun,
+    Hear: _on_take,
     Room: _on_room,
     Start: _on_start,
     Stop: _on_stop,

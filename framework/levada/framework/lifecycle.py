@@ -647,7 +647,8 @@ class Lifecycle:
                 left.append(entry)
         line = cell._line
         while line:
-            message, task = line.popleft()
+            entry, _ = line.popitem(last=False)
+            message, task = entry.message, entry.task
             if isinstance(message, Ask):
                 message.fail(stopped_error(cell, reason, message.message))
             elif task is not None:

@@ -76,6 +76,7 @@ class Inbox(Generic[M]):
                 continue
             entry = batch.pop()
             if type(entry) is Stop:
+                cell._came_up(entry)
                 self._ended = True
                 self.stop = entry
                 continue

@@ -12,7 +12,7 @@ from .links import SHUTDOWN
 if TYPE_CHECKING:
     from .links import Reason
 
-__all__ = ["END_TURN", "ROOM", "START", "STOP", "TAKE", "TURN", "Room", "Start", "Stop", "Take", "Turn"]
+__all__ = ["END_TURN", "ROOM", "START", "STOP", "TAKE", "TURN", "Hear", "Room", "Start", "Stop", "Take", "Turn"]
 
 
 class Start:
@@ -50,6 +50,19 @@ class Take:
     def taken(self, cell: Any) -> Any:
         """Return what `next` gave last, for reports of its failure."""
         return cell._taken
+
+
+class Hear(Take):
+    """The oldest signal message of the actor comes here: a `Down` of an actor, or an `Exit`."""
+
+    __slots__ = ("_message",)
+
+    def next(self, cell: Any) -> Any:
+        self._message = cell._extras.signals.popleft()
+        return self._message
+
+    def taken(self, cell: Any) -> Any:
+        return self._message
 
 
 class Turn:

@@ -19,7 +19,21 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from levada.actors.aqueduct import Listener, Peer, PeerConfig, connect, serve
 from levada.actors.aqueduct.connection import Connection
 from levada.actors.aqueduct.entry import connect_over, serve_over
-from levada.framework import ActorSystem, OneshotReceiver, OneshotSender, Receiver, Sender, channel, message
+from levada.framework import (
+    Actor,
+    ActorSystem,
+    Asks,
+    Down,
+    Exit,
+    OneshotReceiver,
+    OneshotSender,
+    Receiver,
+    Ref,
+    Sender,
+    channel,
+    handles,
+    message,
+)
 from levada.transports.carriers.simnet import SimNet
 from levada.transports.quic import QuicConfig, dial, listen
 
@@ -163,3 +177,180 @@ def start_on_network(quic: tuple[QuicConfig, QuicConfig]) -> Start:
 async def settled() -> None:
     """Let all acks, declarations and nacks pass."""
     await trio.sleep(10)
+
+
+@message("tests.aqueduct.Do")
+class Do(Asks[Any]):
+    """Do something, wait for something, and answer."""
+
+    what: str = "count"
+    value: Any = None
+    who: Ref[Any] | None = None
+
+
+@message("tests.aqueduct.Note")
+class Note:
+    """To be noted."""
+
+    text: str = ""
+    refs: list[Ref[Any]] = attrs.field(factory=list)
+    named: dict[str, Ref[Any]] = attrs.field(factory=dict)
+    inner: Note | None = None
+
+
+class Clerk(Actor[Any]):
+    """Notes what it is told, and does what it is asked."""
+
+    accept_remote_links = True
+
+    def __attrs_post_init__(self) -> None:
+        self.notes: list[Any] = []
+        self.gate = trio.Event()
+
+    @handles
+    def note(self, m: Note) -> None:
+        self.notes.append(m)
+
+    @handles
+    def down(self, m: Down) -> None:
+        self.notes.append(m)
+
+    @handles
+    def exit(self, m: Exit) -> None:
+        self.notes.append(m)
+
+    @handles(str)
+    def text(self, m: str) -> None:
+        self.notes.append(m)
+
+    @handles
+    async def do(self, m: Do) -> Any:
+        match m.what:
+            case "count":
+                return len(self.notes)
+            case "texts":
+                return [getattr(note, "text", note) for note in self.notes]
+            case "say":
+                return m.value
+            case "fail":
+                raise KeyError(m.value)
+            case "stop":
+                self.stop()
+                return "stopping"
+            case "wait":
+                await self.gate.wait()
+                return "waited"
+            case "sleep":
+                await trio.sleep(m.value)
+                return "slept"
+            case "me":
+                return self.ref
+            case "last":
+                return self.notes[-1].refs[0]
+            case "watch":
+                self.watch(m.who, m.value)
+            case "unwatch":
+                self.unwatch(m.who, m.value)
+            case "link":
+                self.link(m.who)  # type: ignore[arg-type]
+            case "unlink":
+                self.unlink(m.who)  # type: ignore[arg-type]
+            case "ask":
+                assert m.who is not None
+                return await m.who.ask(m.value)
+            case "refuse":
+                self.reply_later().fail(ValueError(m.value))
+            case "stream":
+                sender, receiver = channel(int)
+                with sender:
+                    for number in range(m.value):
+                        sender.send_nowait(number)
+                return receiver
+            case "into":
+                with m.value as sender:
+                    sender.send_nowait(len(self.notes))
+            case "forget":
+                self.reply_later()
+        return None
+
+
+class Trapper(Clerk):
+    """The same; the ends of linked actors are notes."""
+
+    trap_exits = True
+
+
+class Private(Clerk):
+    """The same; not to be linked to from elsewhere."""
+
+    accept_remote_links = False
+
+
+@attrs.define
+class Two:
+    """Two systems with a connection between them, and an actor of the second that the first has looked up."""
+
+    here: ActorSystem
+    there: ActorSystem
+    listener: Listener
+    peer: Peer[Any]
+    got: Receiver[Any]
+    cell: Any
+    """The actor, in its own system."""
+    ref: Any
+    """The actor, from the other system."""
+
+    @property
+    def client(self) -> Connection:
+        return self.peer._connection
+
+    @property
+    def server(self) -> Connection:
+        (connection,) = self.listener._actor.connections
+        return connection
+
+    @property
+    def clerk(self) -> Any:
+        """What the actor is."""
+        return self.cell._actor
+
+    def cut(self) -> None:
+        """Lose the connection."""
+        self.client._carrier.link.cut("somebody dug")  # type: ignore[union-attr]
+
+    def left(self) -> tuple[int, ...]:
+        """Count what is left on both sides but the entrypoint: halves, records, idle ones."""
+        return tuple(
+            count
+            for end in (self.client, self.server)
+            for count in (
+                len(end.core.halves) - 1,
+                len(end.core.unclaimed) + len(end.core.links.tombstones) + end.core.held,
+                len(end.halves.outbound) + len(end.halves.inbound) - 1,
+                len(end.halves.idle),
+            )
+        )
+
+
+@pytest.fixture
+def two() -> Callable[..., AbstractAsyncContextManager[Two]]:
+    """Begin two systems; arguments are the class of the actor and its mailbox, keyword arguments settings of both sides."""
+
+    @asynccontextmanager
+    async def begin(kind: type[Clerk] = Clerk, mailbox: Any = None, **changes: Any) -> AsyncIterator[Two]:
+        config = PeerConfig(**changes)
+        with Keeper() as keeper:
+            async with ActorSystem("there") as there, ActorSystem("here") as here:
+                cell = there.spawn(kind, name="clerk", mailbox=mailbox)
+                there.registry.register("clerk", cell)
+                async with (
+                    serve(
+                        there, "aqueduct+memory://office", keeper.function(), expose={"clerk"}, config=config
+                    ) as listener,
+                    connect(here, listener.url, object, config=config) as peer,
+                ):
+                    both = Two(here, there, listener, peer, keeper.got, cell, await peer.lookup("clerk", object))
+                    del cell  # what the test does not hold, nobody does
+                    yield both
+
+    return begin

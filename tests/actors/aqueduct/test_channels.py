@@ -11,6 +11,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from levada.framework import OneshotReceiver, OneshotSender, Receiver, Sender, TerminalState, channel, message, oneshot
+from levada.framework.testing import FakeRef
 from levada.framework.errors import (
     ChannelCancelled,
     ChannelError,
@@ -328,7 +329,7 @@ async def test_all_or_nothing(start: Start, autojump_clock: trio.testing.MockClo
         with pytest.raises(HandleNotForwardable):
             await ends.peer.send(Parcel(many=[still_here, other]))  # both halves of one
         with pytest.raises(HandleNotForwardable, match="cannot travel"):
-            await ends.peer.send(Parcel(many=[still_here, ends.client.ref]))
+            await ends.peer.send(Parcel(many=[still_here, FakeRef()]))
         sender.send_nowait(1)
         other.send_nowait(2)
         assert (receiver.receive_nowait(), still_here.receive_nowait()) == (1, 2)

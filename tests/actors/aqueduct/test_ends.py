@@ -248,6 +248,7 @@ async def test_the_end_of_the_system_ends_everything(autojump_clock: MockClock) 
         connecting = connect(system, listener.url, Parcel)
         peer = await connecting.__aenter__()
         await peer.send(Parcel(sender=sender))
+        await wait_all_tasks_blocked()  # the handler has it
     assert receiver.state is TerminalState.CONNECTION_LOST
     assert peer.is_over
     await connecting.__aexit__(None, None, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -12,14 +12,15 @@ import trio
 for needed in ("pyarrow", "pyspark"):
     pytest.importorskip(needed)
 
+from levada.actors import aqueduct, rsocket  # noqa: E402
 from levada.actors.demo.ingest import Pace, source_of  # noqa: E402
-from levada.actors.demo.known import KNOWN, mistakes  # noqa: E402
-from levada.actors.demo.live import Feed, Results, Subscriber  # noqa: E402
+from levada.actors.demo.known import KNOWN, differences, mistakes  # noqa: E402
+from levada.actors.demo.live import Desk, Feed, Results, Subscriber  # noqa: E402
 from levada.actors.demo.report import Facts, report  # noqa: E402
-from levada.actors.demo.rows import Count, Rate  # noqa: E402
-from levada.actors.rsocket import Payload  # noqa: E402
+from levada.actors.demo.rows import Anomaly, Attack, Count, Follow, Rate  # noqa: E402
 from levada.actors.spark.bridge import Delivery, RowKey  # noqa: E402
-from levada.framework import ActorSystem  # noqa: E402
+from levada.framework import ActorSystem, channel  # noqa: E402
+from levada.framework.errors import ChannelCancelled  # noqa: E402
 
 MORNING = dt.datetime(2015, 5, 17, 10, tzinfo=dt.UTC)
 
@@ -71,37 +72,88 @@ async def test_a_row_that_comes_again_is_passed_on_once() -> None:
         for partition, offset in ((0, 0), (0, 1), (1, 0), (0, 0), (0, 1), (0, 2)):
             row = Count("access", "status", "200", offset)
             await subscriber.ask(Delivery(row, RowKey("e", partition, offset)))
-    follower = feed.follow()
-    rows = [json.loads(await anext(follower)) for _ in range(4)]
-    assert [row["count"] for row in rows] == [0, 1, 0, 2]
+    async with aclosing(feed.follow()) as follower:
+        rows = [await anext(follower) for _ in range(4)]
+    assert rows == [Count("access", "status", "200", count) for count in (0, 1, 0, 2)]
     assert feed.count == 4
-    await follower.aclose()  # type: ignore[attr-defined]  # it is a generator
 
 
 async def test_who_follows_gets_what_was_and_what_comes_and_misses_what_was_forgotten() -> None:
-    feed, got = Feed(kept=3), []
+    feed, got = Feed(kept=3), list[Any]()
 
     async def follow() -> None:
         async for row in feed.follow():
             got.append(row)
 
-    for number in range(5):
-        feed.put(b"%d" % number)
+    rows = [Count("access", "lines", "", number) for number in range(6)]
+    for row in rows[:5]:
+        feed.put(row)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(follow)
         await trio.testing.wait_all_tasks_blocked()
-        assert got == [b"2", b"3", b"4"]
-        feed.put(b"5")
+        assert got == rows[2:5]
+        feed.put(rows[5])
         await trio.testing.wait_all_tasks_blocked()
-        assert got[3:] == [b"5"]
+        assert got[3:] == rows[5:]
         nursery.cancel_scope.cancel()
+
+
+async def test_the_same_comes_over_rsocket_and_over_aqueduct() -> None:
+    desk, over_rsocket, over_aqueduct = Desk(), Results(), Results()
+    east = MORNING.astimezone(dt.timezone(dt.timedelta(hours=2)))
+    desk.feeds["counts"].put(Count("access", "lines", "", 1))
+    desk.feeds["counts"].put(Count("access", "lines", "", 2))
+    desk.feeds["rates"].put(Rate(east, 4, 1, 0, 9))
+    desk.feeds["attacks"].put(Attack("192.0.2.1", MORNING, MORNING, 3, 2))
+    desk.feeds["anomalies"].put(Anomaly("GET <n>", MORNING, 9, 1.5, 5.0))
+    wanted = {"counts": 2, "rates": 1, "attacks": 1, "anomalies": 1}
+    async with (
+        ActorSystem() as system,
+        rsocket.serve(system, "rsocket+memory://door", desk.answer) as door,
+        rsocket.connect(system, door.url) as peer,
+        aqueduct.serve(system, "aqueduct+memory://desk", desk.send, message_type=Follow) as publisher,
+        aqueduct.connect(system, publisher.url, Follow) as subscriber,
+        trio.open_nursery() as nursery,
+    ):
+        for name in wanted:
+            nursery.start_soon(over_rsocket.follow, peer, name)
+            nursery.start_soon(over_aqueduct.receive, subscriber, name)
+        await over_rsocket.reach(wanted)
+        await over_aqueduct.reach(wanted)
+        nursery.cancel_scope.cancel()
+    assert over_aqueduct.counts == {("access", "lines", ""): 2}
+    assert differences(over_rsocket, over_aqueduct) == []
+    over_aqueduct.attacks.clear()
+    assert differences(over_rsocket, over_aqueduct) == ["attacks over Aqueduct differ from those over RSocket"]
+
+
+async def test_a_channel_for_no_mailbox_is_cancelled_and_one_that_is_closed_is_let_go(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    desk, config = Desk(), aqueduct.PeerConfig(drain=1000.0)
+    async with (
+        ActorSystem() as system,
+        aqueduct.serve(system, "aqueduct+memory://desk", desk.send, message_type=Follow, config=config) as publisher,
+        aqueduct.connect(system, publisher.url, Follow, config=config) as peer,
+    ):
+        sender, rows = channel(Rate)
+        await peer.send(Follow("prices", sender))
+        with pytest.raises(ChannelCancelled):
+            await rows.receive()
+        sender, rows = channel(Rate)
+        await peer.send(Follow("rates", sender))
+        desk.feeds["rates"].put(Rate(MORNING, 4, 1, 0, 9))
+        assert await rows.receive() == Rate(MORNING, 4, 1, 0, 9)
+        rows.close()
+    # Nothing more comes that could not be sent, and nobody waits for that.
+    assert trio.current_time() < 100
 
 
 def taken(rows: list[Count]) -> Results:
     results = Results()
     for row in rows:
         values = {"source": row.source, "kind": row.kind, "key": row.key, "count": row.count}
-        results.take("counts", Payload(json.dumps(values).encode()))
+        results.take("counts", values)
     return results
 
 
@@ -121,7 +173,7 @@ async def test_reaching_waits_for_every_route(autojump_clock: trio.testing.MockC
 
         async def later() -> None:
             await trio.sleep(1)
-            results.take("rates", Payload(json.dumps({"start": row.start.isoformat()}).encode()))
+            results.take("rates", {"start": row.start.isoformat()})
 
         nursery.start_soon(later)
         await results.reach({"rates": 1, "counts": 0})
@@ -137,7 +189,7 @@ async def test_a_report_draws_and_escapes() -> None:
         ]
     )
     rate = {"start": MORNING.isoformat(), "requests": 4, "client_errors": 1, "server_errors": 0, "octets": 9}
-    results.take("rates", Payload(json.dumps(rate).encode()))
+    results.take("rates", rate)
     facts = Facts(seconds=1.0, batches=2, shipped=3, files=["a&b.log"], mistakes=["x < y"])
     text = report(results, facts)
     assert "<script" not in text

@@ -22,6 +22,7 @@ from levada.actors.rsocket import (
     CoreConfig,
     LeaseGrant,
     Request,
+    RequestFailed,
     RequestRejected,
     ServerConfig,
     SetupRejected,
@@ -29,7 +30,13 @@ from levada.actors.rsocket import (
 )
 from levada.actors.rsocket.blocking import BlockingPeer, RequestTimeout, connect
 from levada.framework import ActorSystem, Asks, message
-from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost
+from levada.framework.errors import (
+    ConfigurationError,
+    ConnectionClosed,
+    ConnectionLost,
+    ReceiverClosed,
+    SenderFinished,
+)
 from levada.transports.carriers import TcpConfig
 
 from .conftest import CarrierSettings
@@ -50,6 +57,7 @@ class Server:
         self.produced = 0
         self.noted = 0
         self.url = ""
+        self.go_on = trio.Event()
         self._config = config
         self._ready = threading.Event()
         self._stop: Callable[[], None] = lambda: None
@@ -58,13 +66,17 @@ class Server:
         assert self._ready.wait(10)
 
     async def _run(self, url: str) -> None:
-        token = trio.lowlevel.current_trio_token()
+        self._token = token = trio.lowlevel.current_trio_token()
         with trio.CancelScope() as scope:
             self._stop = lambda: token.run_sync_soon(scope.cancel)
             async with ActorSystem() as system, serve(system, url, self.handle, config=self._config) as self.listener:
                 self.url = self.listener.url
                 self._ready.set()
                 await trio.sleep_forever()
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Call something in the server's thread."""
+        self._token.run_sync_soon(function)
 
     def close(self) -> None:
         if self._thread.is_alive():
@@ -180,6 +192,81 @@ def test_the_window_is_the_credit(server: Server, peer: BlockingPeer) -> None:
     assert list(items) == []
     peer.request_response(b"")
     assert server.produced <= 6
+
+
+def test_a_channel_brings_back_what_is_sent(peer: BlockingPeer) -> None:
+    """Both directions at once, with windows that are smaller than what goes through."""
+    with peer.request_channel(b"0", route="back", window=4, timeout=10.0) as channel:
+
+        def send() -> None:
+            for number in range(1, 500):
+                channel.send(b"%d" % number, timeout=10.0)
+            channel.finish()
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        assert [payload.data for payload in channel] == [b"%d" % number for number in range(500)]
+        sender.join()
+        with pytest.raises(SenderFinished):
+            channel.send(b"more")
+        channel.finish()
+    assert peer._streams == {}
+
+
+def test_a_responder_that_takes_no_more_goes_on_answering(server: Server, peer: BlockingPeer) -> None:
+    with peer.request_channel(b"one", route="two", timeout=10.0) as channel:
+        channel.send(b"two", timeout=10.0)
+        assert next(channel).data == b"one two"
+        with pytest.raises(ReceiverClosed):
+            while True:
+                channel.send(b"too many", timeout=10.0)
+        channel.finish()
+        server.call(server.go_on.set)
+        assert [payload.data for payload in channel] == [b"end"]
+    assert peer._streams == {}
+
+
+def test_a_channel_that_has_ended_takes_nothing_more(peer: BlockingPeer) -> None:
+    """By an error of the responder in both directions, or closed here after all answers."""
+    with peer.request_channel(b"", route="numbers", timeout=10.0) as channel:
+        with pytest.raises(RequestFailed):
+            next(channel)
+        with pytest.raises(RequestFailed):
+            channel.send(b"more")
+    with peer.request_channel(b"3", route="numbers", timeout=10.0) as channel:
+        assert [payload.data for payload in channel] == [b"0", b"1", b"2"]
+        channel.close()
+        with pytest.raises(ReceiverClosed):
+            channel.send(b"more")
+    assert peer._streams == {}
+
+
+def test_a_channel_that_gets_no_credit_or_is_closed(server: Server, peer: BlockingPeer) -> None:
+    channel = peer.request_channel(b"", route="slow")
+    until(lambda: server.slow == 1)
+    with pytest.raises(RequestTimeout, match="no credit"):
+        while True:
+            channel.send(b"more", timeout=0.05)
+    got: list[BaseException] = []
+
+    def send() -> None:
+        try:
+            channel.send(b"more")
+        except ReceiverClosed as error:
+            got.append(error)
+
+    waiting = threading.Thread(target=send)
+    waiting.start()
+    channel.close()
+    waiting.join(10)
+    assert len(got) == 1
+    until(lambda: server.slow == 0)
+    lost = peer.request_channel(b"", route="slow")
+    peer.close()
+    with pytest.raises(ConnectionClosed):
+        lost.send(b"more")
+    with pytest.raises((ConnectionClosed, ConnectionLost)):
+        next(lost)
 
 
 def test_errors_and_time_outs(server: Server, peer: BlockingPeer) -> None:

@@ -384,6 +384,8 @@ class Pair:
                     "tombstones": core.links.tombstones,
                     "streams": {k: v for k, v in core.streams.table.items() if k},
                     "held": core.held,
+                    "unacked": core.unacked,
+                    "crowded": core.crowded,
                     "closed": side.closed,
                     "to do": core.links.todo,
                 }.items()

@@ -58,7 +58,13 @@ class Simulation:
         self.rng = rng
         self.log = log
         self.seen = 0
-        small = AqueductConfig(window=rng.choice((2, 5, 256)), mailbox=rng.choice((2, 4, 256)), unreliable_window=6)
+        small = AqueductConfig(
+            window=rng.choice((2, 5, 256)),
+            mailbox=rng.choice((2, 4, 256)),
+            unreliable_window=6,
+            max_unacked=rng.choice((60, 2**26)),
+            max_untaken=rng.choice((60, 2**25)),
+        )
         self.pair = Pair(client=small, server=small)
         self.pair.first = rng.choice((None, None, True, False))
         self.sent: dict[int, Sent] = {}

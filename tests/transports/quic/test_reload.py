@@ -45,24 +45,26 @@ async def test_new_clients_see_the_new_certificate_and_old_ones_stay(
         return dial("quic://server:4433", trust, port=net.port(next(ports)))
 
     config = put(made[0], tmp_path)
-    async with listen("quic://server:4433", config, port=net.port("server", 4433)) as listener:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(accept_all, listener, nursery)
-            async with dialling(made[0].ca) as old:
-                put(made[1], tmp_path)
-                with pytest.raises(ConnectionLost):
-                    async with dialling(made[1].ca):
-                        pass
-                listener.reload()
+    async with (
+        listen("quic://server:4433", config, port=net.port("server", 4433)) as listener,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(accept_all, listener, nursery)
+        async with dialling(made[0].ca) as old:
+            put(made[1], tmp_path)
+            with pytest.raises(ConnectionLost):
                 async with dialling(made[1].ca):
                     pass
-                with pytest.raises(ConnectionLost):
-                    async with dialling(made[0].ca):
-                        pass
-                stream = await old.open_stream()
-                await stream.send_all(b"still here")
-                await stream.flush()
-            nursery.cancel_scope.cancel()
+            listener.reload()
+            async with dialling(made[1].ca):
+                pass
+            with pytest.raises(ConnectionLost):
+                async with dialling(made[0].ca):
+                    pass
+            stream = await old.open_stream()
+            await stream.send_all(b"still here")
+            await stream.flush()
+        nursery.cancel_scope.cancel()
 
 
 async def test_files_that_cannot_be_used_change_nothing(
@@ -70,16 +72,18 @@ async def test_files_that_cannot_be_used_change_nothing(
 ) -> None:
     net = SimNet(1)
     config = put(made[0], tmp_path)
-    async with listen("quic://server:4433", config, port=net.port("server", 4433)) as listener:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(accept_all, listener, nursery)
-            shutil.copy(made[1].key, tmp_path / "key.pem")
-            with pytest.raises(ConfigurationError, match=r"key\.pem is not the key of .*cert\.pem"):
-                listener.reload()
-            (tmp_path / "cert.pem").write_text("nothing of the kind")
-            with pytest.raises(ConfigurationError, match="cannot use"):
-                listener.reload()
-            trust = QuicConfig(ca=made[0].ca, server_name="localhost")
-            async with dial("quic://server:4433", trust, port=net.port("client")):
-                pass
-            nursery.cancel_scope.cancel()
+    async with (
+        listen("quic://server:4433", config, port=net.port("server", 4433)) as listener,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(accept_all, listener, nursery)
+        shutil.copy(made[1].key, tmp_path / "key.pem")
+        with pytest.raises(ConfigurationError, match=r"key\.pem is not the key of .*cert\.pem"):
+            listener.reload()
+        (tmp_path / "cert.pem").write_text("nothing of the kind")
+        with pytest.raises(ConfigurationError, match="cannot use"):
+            listener.reload()
+        trust = QuicConfig(ca=made[0].ca, server_name="localhost")
+        async with dial("quic://server:4433", trust, port=net.port("client")):
+            pass
+        nursery.cancel_scope.cancel()

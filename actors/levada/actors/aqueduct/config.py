@@ -31,7 +31,8 @@ class PeerConfig:
     """The protocol: windows, limits, delays."""
     carrier: Any = None
     """``QuicConfig`` or `MemoryConfig`; ``None`` for the defaults (a QUIC server needs a certificate). The protocol name and the
-    number of streams that the peer may open are filled in where they are too small for `AqueductConfig.max_channels`."""
+    number of streams that the peer may open are filled in where they are too small for `AqueductConfig.max_channels`; a client
+    keeps its connection alive, so that quiet channels last, if the settings do not say how often."""
     codec: Codec = attrs.field(factory=Codec, validator=v.instance_of(Codec))
     """Writes and reads messages."""
     headers: Headers = attrs.field(default=(), converter=_headers)
@@ -47,13 +48,13 @@ class PeerConfig:
 def dial_carrier(url: str, config: PeerConfig) -> AbstractAsyncContextManager[Any]:
     """Connect to an ``aqueduct://`` URL. Source: AQ-14."""
     carrier = carrier_url(url)
-    return dial(carrier, _fit(carrier, config))
+    return dial(carrier, fit(carrier, config, client=True))
 
 
 def listen_carrier(url: str, config: PeerConfig) -> AbstractAsyncContextManager[Any]:
     """Listen at an ``aqueduct://`` URL. Source: AQ-14."""
     carrier = carrier_url(url)
-    return listen(carrier, _fit(carrier, config))
+    return listen(carrier, fit(carrier, config, client=False))
 
 
 def carrier_url(url: str) -> str:
@@ -73,7 +74,7 @@ def carrier_url(url: str) -> str:
     return f"{carriers[scheme]}://{rest}"
 
 
-def _fit(url: str, config: PeerConfig) -> Any:
+def fit(url: str, config: PeerConfig, *, client: bool) -> Any:
     """Complete the carrier's settings: a channel takes a stream of each kind, the connection one more."""
     streams = config.core.max_channels + 1
     carrier = config.carrier
@@ -94,6 +95,7 @@ def _fit(url: str, config: PeerConfig) -> Any:
     return attrs.evolve(
         carrier,
         alpn=(ALPN,),
+        keepalive=carrier.keepalive or (carrier.idle_timeout / 3 if client else None),
         max_streams=max(streams, carrier.max_streams),
         max_streams_unidirectional=max(streams, carrier.max_streams_unidirectional),
     )

@@ -60,7 +60,9 @@ from levada.transports.carriers import CarrierInfo, CloseReason
 
 from .config import PeerConfig
 from .halves import Halves
+from .lookup import EntryInbound, EntryOutbound, Names
 from .raw import RawMessage
+from .refs import Refs
 from .wires import AT_ONCE, StreamOutput, Wires
 
 __all__ = ["Carrier", "Connection"]
@@ -121,6 +123,8 @@ class Connection(Actor[Any]):
         self._flush_due = False
         self._armed = math.inf
         self._idle = trio.Event()
+        self._resting = False
+        """Whether it closes as soon as nothing is left to wait for."""
         self._begun = False
         self._gone = trio.Event()
 
@@ -194,6 +198,13 @@ class Connection(Actor[Any]):
         record = self.halves.outbound.get(event.half)
         if record is not None:
             record.settled(event.tokens, delivered=event.delivered)
+        if self._resting:
+            self._look_for_rest()
+
+    def _look_for_rest(self) -> None:
+        """Go on with closing if nothing is left to wait for."""
+        if self._resting and self.halves.is_idle():
+            self._idle.set()
 
     def _on_readable(self, event: Readable) -> None:
         record = self.halves.inbound.get(event.half)
@@ -210,8 +221,7 @@ class Connection(Actor[Any]):
         record = halves.outbound.get(half) if isinstance(half, SenderHalf) else halves.inbound.get(half)
         if record is not None:
             record.ended()
-        if not self.core.halves:
-            self._idle.set()
+        self._look_for_rest()
 
     def _on_unblocked(self, event: StreamUnblocked) -> None:
         self._wires.unblock(event.stream_id)
@@ -227,10 +237,17 @@ class Connection(Actor[Any]):
             entrance = self.core.entrypoint
             if isinstance(entrance, ReceiverHalf):
                 self.entry.sender.away = 1
-                self.halves.bind(self.entry, entrance)
+                if self.item_type is RawMessage:
+                    self.halves.bind(self.entry, entrance)
+                else:
+                    self.halves.start(EntryInbound(self.halves, self.entry, entrance, self.names()))
                 self.serve()
         self.greeted = True
         self.opened.set()
+
+    def names(self) -> Names:
+        """Return what the peer may look up: nothing, unless this is a server's side that says otherwise."""
+        return Names(self.system, ())
 
     def serve(self) -> None:
         """Begin to take messages of the entrypoint; a server's connection does."""
@@ -305,6 +322,7 @@ class Connection(Actor[Any]):
 
     def started(self) -> None:
         """See `Actor.started`."""
+        self.halves.refs = Refs(self.halves, self.system)
         self.start_soon(self._main)
 
     async def _main(self) -> None:
@@ -332,7 +350,7 @@ class Connection(Actor[Any]):
             self._carrier = carrier
             self._wires.start(carrier, tasks)
             if isinstance(self.core.entrypoint, SenderHalf):
-                self.halves.bind(self.entry, self.core.entrypoint)
+                self.halves.start(EntryOutbound(self.halves, self.entry, self.core.entrypoint))
             self._feed(self.core.handshake_completed(carrier.max_datagram_size()))
             tasks.start_soon(self._receive_datagrams, carrier)
             reason = await carrier.closed()
@@ -378,7 +396,8 @@ class Connection(Actor[Any]):
             if self._carrier is not None and self.end is None:
                 self.turn()
                 with trio.move_on_after(self.config.drain) as scope:
-                    while self.core.halves and self.end is None:
+                    self._resting = True
+                    while not self.halves.is_idle() and self.end is None:
                         self._idle = trio.Event()
                         await self._idle.wait()
                     self.closing = True

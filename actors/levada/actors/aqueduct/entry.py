@@ -13,6 +13,7 @@ from levada.framework import ActorSystem, Ref
 
 from .config import PeerConfig, dial_carrier, listen_carrier
 from .connection import Carrier, Connection
+from .lookup import Expose, check_expose
 from .peer import Peer
 from .server import Handler, Listener, ListenerActor, ListenerContext, check_handler
 
@@ -62,7 +63,13 @@ async def connect_over(
 
 
 def serve(
-    system: ActorSystem, url: str, handler: Handler, *, message_type: Any = Any, config: PeerConfig | None = None
+    system: ActorSystem,
+    url: str,
+    handler: Handler,
+    *,
+    message_type: Any = Any,
+    expose: Expose = (),
+    config: PeerConfig | None = None,
 ) -> AbstractAsyncContextManager[Listener]:
     """Serve clients; entering the block means bound and listening, `Listener.url` holds the real port.
 
@@ -75,6 +82,7 @@ def serve(
         handler: gets the messages of the entrypoints, see `Handler`. An async function that raises is logged, and the handles in its
             message are given up, so that the client sees it; an actor that ends closes the entrypoint.
         message_type: of the messages; `Any` admits every message class that this program has.
+        expose: names in ``system.registry`` that clients may `Peer.lookup`, or a function that says so of a name; by default none.
         config: see `PeerConfig`; over QUIC its ``carrier`` needs a certificate.
 
     Yields:
@@ -87,16 +95,22 @@ def serve(
     Source: AQ-14, AQ-15, AQ-18.
     """
     settings = config or PeerConfig()
-    return serve_over(system, partial(listen_carrier, url, settings), handler, message_type, settings)
+    return serve_over(system, partial(listen_carrier, url, settings), handler, message_type, settings, expose)
 
 
 @asynccontextmanager
 async def serve_over(
-    system: ActorSystem, listening: ListenerContext, handler: Handler, message_type: Any, config: PeerConfig
+    system: ActorSystem,
+    listening: ListenerContext,
+    handler: Handler,
+    message_type: Any,
+    config: PeerConfig,
+    expose: Expose = (),
 ) -> AsyncIterator[Listener]:
     """Do what `serve` does, over a listener of one's own making."""
     check_handler(handler)
-    actor = ListenerActor(config, listening, message_type, handler)
+    check_expose(expose)
+    actor = ListenerActor(config, listening, message_type, handler, expose)
     root = system.spawn(lambda: actor)
     listener = Listener(actor)
     async with _closing(root, lambda: [*actor.connections], listener.aclose):

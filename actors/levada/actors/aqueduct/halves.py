@@ -282,6 +282,8 @@ class Arrival(Envelope):
 
     def settle(self, delivered: bool) -> None:
         """See `Envelope.settle`."""
+        if self.delivery.release():
+            self.halves.turn()
         if not delivered:
             lost = self.delivery.half.state in (ReceiverState.CANCELLED, ReceiverState.LOST)
             self.delivery.discard(lost=lost)
@@ -527,9 +529,10 @@ class Inbound:
         while channel.sender.state is _OPEN:
             arrival = self._held
             if arrival is None:
-                if not mailbox:
+                delivery = self._take()
+                if delivery is None:
                     break
-                arrival = self._held = Arrival(halves, half.take(), channel.item_type)
+                arrival = self._held = Arrival(halves, delivery, channel.item_type)
                 halves.received += 1
             self._held = None
             if not channel.offer(arrival, self._room):
@@ -541,6 +544,10 @@ class Inbound:
                 channel.finish_producer()
             else:
                 halves.end(channel, final, discard=False)
+
+    def _take(self) -> Delivery | None:
+        """Take a message for the channel out of the half's mailbox, if there is one."""
+        return self.half.take(release=False) if self.half.mailbox else None
 
     def _room(self) -> None:
         self._waiting = False

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar, overload
+import math
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 import attrs
+import trio
 
-from levada.framework import Reason, Sender
+from levada.framework import Reason, Ref, Sender, oneshot
 from levada.framework.channel import Receipt
-from levada.framework.errors import ConfigurationError
+from levada.framework.errors import AskTimeout, ConfigurationError, NameUnknown
+from levada.framework.ref import DEFAULT_TIMEOUT
 from levada.transports.aqueduct import Headers
 from levada.transports.carriers import CarrierInfo, CarrierStatistics
+
+from .lookup import Lookup
+from .raw import RawMessage
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -18,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["ConnectionStatistics", "Peer"]
 
 T = TypeVar("T")
+M = TypeVar("M")
 
 
 @attrs.frozen(kw_only=True)
@@ -118,6 +125,41 @@ class Peer(Generic[T]):
             turns=connection.turns,
             carrier=connection.carrier_statistics(),
         )
+
+    async def lookup(
+        self, name: str, message_type: type[M] | None = None, *, timeout: float | None = DEFAULT_TIMEOUT
+    ) -> Ref[M]:
+        """Find an actor of the server that it lets its clients look up (``serve(…, expose=…)``).
+
+        Args:
+            name: under which the actor is registered in the server's `ActorSystem.registry`.
+            message_type: of the messages that the actor handles; for type checkers only.
+            timeout: seconds; ``None``: no limit. Left out: the system's ``ask_timeout``.
+
+        Raises:
+            NameUnknown: the server exposes no living actor of this name.
+            AskTimeout: no answer in time.
+            ConfigurationError: this is the server's side, or the connection is one of `RawMessage`.
+            ChannelError: the entrypoint was finished, or is closed by the server's handler.
+            ChannelConnectionLost: the connection was lost.
+
+        Cancellation:
+            only the waiting ends.
+        """
+        connection = self._connection
+        if connection.item_type is RawMessage:
+            raise ConfigurationError("a connection of RawMessage has no names to look up")
+        seconds = connection.system.ask_timeout if timeout == DEFAULT_TIMEOUT else timeout
+        entry: Sender[Any] = self.entry
+        found, answer = oneshot(Any, name=f"lookup of {name}")
+        with trio.move_on_after(math.inf if seconds is None else seconds):
+            with answer, found:
+                await entry.send(Lookup(name, found))
+                ref: Ref[M] | None = await answer
+            if ref is None:
+                raise NameUnknown(f"{self.info.peer} exposes no actor named {name!r}", name=name)
+            return ref
+        raise AskTimeout(f"{self.info.peer} did not answer the lookup of {name!r} in {seconds:g} s", seconds=seconds or 0.0)
 
     async def aclose(self) -> None:
         """Finish the entrypoint, wait up to `PeerConfig.drain` seconds until open channels have ended, then close.

@@ -17,6 +17,7 @@ from levada.transports import carriers
 from .config import PeerConfig
 from .connection import Connection
 from .halves import Arrival, give_up
+from .lookup import Expose, Names
 from .peer import Peer
 
 __all__ = ["Handler", "Listener", "ListenerActor", "ServerConnection"]
@@ -83,6 +84,10 @@ class ServerConnection(Connection):
     handler: Handler
     listener: ListenerActor
 
+    def names(self) -> Names:
+        """See `Connection.names`."""
+        return Names(self.system, self.listener.expose)
+
     def serve(self) -> None:
         """See `Connection.serve`."""
         handler = self.handler
@@ -107,6 +112,7 @@ class ListenerActor(Acceptor[ServerConnection]):
     listens: ListenerContext
     item_type: Any
     handler: Handler
+    expose: Expose = ()
 
     def listening(self) -> AbstractAsyncContextManager[carriers.Listener[carriers.Incoming]]:
         """See `Acceptor.listening`."""

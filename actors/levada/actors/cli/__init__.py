@@ -63,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         code = _main(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:
+        code = 130  # and nothing more is imported
     except BaseException as error:
         from levada.framework.errors import LevadaError
 

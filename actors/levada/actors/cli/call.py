@@ -20,7 +20,7 @@ from . import Subparsers, stdin
 
 __all__ = ["CallFailed", "add_parser", "octets_of", "print_octets", "run"]
 
-SCHEMES = ("aqueduct", "rsocket", "reactivesocket")
+SCHEMES = ("aqueduct", "maop", "rsocket", "reactivesocket")
 
 
 class CallFailed(LevadaError):
@@ -34,7 +34,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="send a request to a server and print what comes back",
         description="Send one request and print the data of each answer: text as lines, other octets as they are. "
         "Without --stream, --channel, --fnf or --push it is a request with one answer.",
-        epilog="URL: rsocket+tcp://host:port; also +tls, +ws, +wss, +unix, +quic, and reactivesocket+…; aqueduct://host:port. "
+        epilog="URL: rsocket+tcp://host:port; also +tls, +ws, +wss, +unix, +quic, and reactivesocket+…; aqueduct://host:port; maop://host:port. "
         "DATA: text, @FILE for what a file holds, - for standard input. "
         "Exit codes: 0 answered; 1 the answer was an error, or there was none in time; 2 a mistake, or no connection; 130 after Ctrl-C.",
     )
@@ -93,6 +93,15 @@ def add_parser(subparsers: Subparsers) -> None:
         help="send a message of the class with this tag; --data is a JSON array of its fields in the order of their definition, "
         'with "@reply" where the sender is to be (default: last). Without --tag the message is the octets of --data',
     )
+    group = parser.add_argument_group(
+        "maop",
+        "A Request, whose answer is printed as it comes, or with --message a Message, which has none. --data @FILE is sent as it is read. "
+        "--token-file holds the Bearer token of the connection; without it the client is anonymous (type Basic, no token).",
+    )
+    group.add_argument("--id", dest="msg_id", type=_msg_id, metavar="N", help="msg_id of the handler, 1 to 65535")
+    group.add_argument("--request", action="store_true", help="send a Request: the default")
+    group.add_argument("--message", action="store_true", help="send a Message")
+    group.add_argument("--priority", type=_priority, metavar="N", help="0, the most urgent, to 255 (default: 128)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -117,6 +126,10 @@ async def _call_in_time(args: argparse.Namespace) -> None:
             from . import call_aqueduct
 
             await call_aqueduct.call(args)
+        elif args.url.startswith("maop"):
+            from . import call_maop
+
+            await call_maop.call(args)
         else:
             await _call(args)
     if scope.cancelled_caught:
@@ -255,10 +268,11 @@ def _carrier(args: argparse.Namespace) -> Any:
 # ---------------------------------------------------------------- output
 
 
-def print_octets(octets: bytes, *, as_json: bool = False) -> None:
-    """Print an answer: text as a line, other octets as they are."""
+def print_octets(octets: bytes, *, as_json: bool = False, **facts: str | None) -> None:
+    """Print an answer: text as a line, other octets as they are; as JSON with the facts that are known."""
     if as_json:
-        print(json.dumps(_named("data", octets)), flush=True)
+        known = {name: fact for name, fact in facts.items() if fact is not None}
+        print(json.dumps(_named("data", octets) | known), flush=True)
         return
     try:
         print(octets.decode(), flush=True)
@@ -301,6 +315,21 @@ def _number(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be 1 or more, not {text}")
+    return number
+
+
+def _msg_id(text: str) -> int:
+    return _between(text, 1, 65_535)
+
+
+def _priority(text: str) -> int:
+    return _between(text, 0, 255)
+
+
+def _between(text: str, least: int, most: int) -> int:
+    number = int(text)
+    if not least <= number <= most:
+        raise argparse.ArgumentTypeError(f"must be {least} to {most}, not {text}")
     return number
 
 

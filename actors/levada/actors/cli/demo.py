@@ -1,4 +1,4 @@
-"""``levada demo``: real logs through Lumberjack, actors, Spark and RSocket, and a result that is known beforehand."""
+"""``levada demo``: real logs through Lumberjack, actors, Spark, RSocket and Aqueduct, and a result that is known beforehand."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ __all__ = ["add_parser", "run"]
 
 OUTPUT = Path("demo-output")
 TERMINAL_INTERVAL, LOG_INTERVAL = 0.2, 5.0  # seconds between reports
+LAST = 1.0  # seconds to ask the queries once more, when serving ends
 NEEDED = ("pyspark", "pyarrow", "cryptography")
 
 
@@ -39,10 +40,10 @@ def add_parser(subparsers: Subparsers) -> None:
     """Describe the arguments."""
     parser = subparsers.add_parser(
         "demo",
-        help="run a whole log pipeline: Lumberjack, actors, Spark, RSocket; it checks its own result",
-        description="Ship real logs over Lumberjack with TLS to ingest actors, run streaming queries over them on Spark, and take the results over "
-        "RSocket: counts by status, day and template, errors by hour, guessed passwords, hours that stand out. Compare the counts with what is known "
-        "about these logs, and write a report in HTML.",
+        help="run a whole log pipeline: Lumberjack, actors, Spark, RSocket, Aqueduct; it checks its own result",
+        description="Ship real logs over Lumberjack with TLS to ingest actors, run streaming queries over them on Spark, "
+        "and take the results over RSocket and over Aqueduct: counts by status, day and template, errors by hour, guessed passwords, hours that stand out. "
+        "Compare the counts with what is known about these logs, and write a report in HTML.",
         epilog="Exit codes: 0 all is as it should be; 1 a count is wrong; 2 a mistake in the arguments, or Spark or Java is missing; "
         "130 after Ctrl-C; with --serve 0 after SIGTERM.",
     )
@@ -63,11 +64,11 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1)")
     parser.add_argument(
         "--ports",
-        nargs=2,
-        type=int,
-        default=(0, 0),
-        metavar=("LUMBERJACK", "RSOCKET"),
-        help="where to listen (default: free ones)",
+        nargs="+",
+        type=_port,
+        default=[],
+        metavar="PORT",
+        help="of Lumberjack, RSocket and Aqueduct (default: free ones)",
     )
     parser.add_argument(
         "--keep",
@@ -83,6 +84,10 @@ def run(args: argparse.Namespace) -> int:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigurationError(f"levada demo runs on Spark and needs {', '.join(missing)}: pip install 'levada[all]'")
+    if len(args.ports) > 3:
+        raise ConfigurationError(
+            f"--ports takes three at most: Lumberjack's, RSocket's, Aqueduct's; got {len(args.ports)}"
+        )
     output = args.keep or OUTPUT
     try:
         output.mkdir(parents=True, exist_ok=True)
@@ -116,10 +121,9 @@ def _log_to(path: Path) -> Iterator[None]:
 
 async def _run(args: argparse.Namespace, folder: Path, output: Path, show: TextIO) -> int:
     from levada.actors.demo.ingest import sources_of, unpack
-    from levada.actors.demo.known import mistakes
+    from levada.actors.demo.known import differences, mistakes
     from levada.actors.demo.pipeline import Pipeline, Settings, pipeline
     from levada.actors.demo.queries import SOURCES
-    from levada.actors.demo.report import Facts, report
 
     start = time.perf_counter()
     paths = tuple(args.input or unpack(folder / "logs", args.lines))
@@ -130,7 +134,7 @@ async def _run(args: argparse.Namespace, folder: Path, output: Path, show: TextI
         log=output / "spark.log",
         rate=args.rate,
         host=args.host,
-        ports=tuple(args.ports),
+        ports=(*args.ports, *[0] * (3 - len(args.ports))),
     )
     demo = Pipeline()
     stop = _Stop()
@@ -142,34 +146,53 @@ async def _run(args: argparse.Namespace, folder: Path, output: Path, show: TextI
             async with pipeline(settings, demo):
                 await demo.finish()
                 wrong = None if args.input or args.lines else mistakes(demo.results)
+                differ = differences(demo.results, demo.by_channel)
                 seconds = time.perf_counter() - start
-                facts = Facts(
-                    seconds=seconds,
-                    batches=demo.batches,
-                    shipped=demo.pace.shipped,
-                    files=[path.name for path in paths],
-                    mistakes=wrong,
-                )
-                (output / "report.html").write_text(report(demo.results, facts), "utf-8")
+                _write_report(output, demo, paths, seconds, wrong)
                 if args.json:
-                    print(json.dumps({**_as_json(demo.results), "verified": None if wrong is None else not wrong}))
+                    verified = None if wrong is None else not (wrong or differ)
+                    print(json.dumps({**_as_json(demo.results), "verified": verified}))
                 else:
                     print("\n".join(_summary(demo, seconds)))
                     print(f"\nreport: {output / 'report.html'}")
-                for mistake in wrong or ():
+                for mistake in (*(wrong or ()), *differ):
                     print(f"levada: {mistake}", file=sys.stderr)
-                if wrong == [] and not args.json:
-                    print("verified: all counts are those that are known for these logs")
+                if not differ and not args.json:
+                    print(_same(demo))
+                    if wrong == []:
+                        print("verified: all counts are those that are known for these logs")
                 sys.stdout.flush()
-                code = 1 if wrong else 0
+                code = 1 if wrong or differ else 0
                 if args.serve:
                     demo.phase = "serving"
                     print(_invitation(demo), file=sys.stderr, flush=True)
-                    await trio.sleep_forever()
+                    received = sum(demo.results.taken.values())
+                    try:
+                        await trio.sleep_forever()
+                    finally:
+                        with trio.move_on_after(LAST, shield=True):
+                            await demo.count_batches()
+                        more = sum(demo.results.taken.values()) > received
+                        _write_report(output, demo, paths, time.perf_counter() - start, None if more else wrong)
         nursery.cancel_scope.cancel()
     if stop.number == signal.SIGINT:
         return 130
     return code if stop.number == 0 or args.serve else 1
+
+
+def _write_report(
+    output: Path, demo: Pipeline, paths: Iterable[Path], seconds: float, wrong: Sequence[str] | None
+) -> None:
+    from levada.actors.demo.report import Facts, report
+
+    facts = Facts(
+        seconds=seconds,
+        batches=demo.batches,
+        shipped=demo.pace.shipped,
+        files=[path.name for path in paths],
+        mistakes=wrong,
+    )
+    (output / "report.html").write_text(report(demo.results, facts), "utf-8")
 
 
 class _Stop:
@@ -314,11 +337,23 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: Sequenc
         yield "  ".join(cells).rstrip()
 
 
+def _same(demo: Pipeline) -> str:
+    """Say that Aqueduct brought what RSocket did."""
+    same = f"the same {sum(demo.by_channel.taken.values()):,} results came over Aqueduct"
+    if demo.channels_url.startswith("aqueduct://"):
+        return same
+    return f"{same}, within this process: between processes it wants QUIC (pip install 'levada[quic]')"
+
+
 def _invitation(demo: Pipeline) -> str:
+    channels = ""
+    if demo.channels_url.startswith("aqueduct://"):
+        follow = "--tag levada.demo.Follow --data '[\"counts\"]' --stream"
+        channels = f"\n  levada call {demo.channels_url} --ca {demo.ca} {follow}"
     return (
         f"serving until Ctrl-C; in another terminal:\n"
         f"  levada ship --to {demo.reader_url} --ca {demo.ca} FILE\n"
-        f"  levada call {demo.door_url} --stream --route counts    # or rates, attacks, anomalies"
+        f"  levada call {demo.door_url} --stream --route counts    # or rates, attacks, anomalies{channels}"
     )
 
 
@@ -330,6 +365,13 @@ def _rate(text: str) -> float:
     if not rate > 0:
         raise argparse.ArgumentTypeError(f"must be more than 0 lines a second, not {text}")
     return rate
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"not a port: {text}")
+    return port
 
 
 def _number(text: str) -> int:

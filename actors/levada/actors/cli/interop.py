@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 
 __all__ = ["PROTOCOLS", "Contract", "add_parser", "run"]
 
-PROTOCOLS = {"aqueduct": "aqueduct", "rsocket": "rsocket", "reactivesocket": "rsocket", "lumberjack": "lumberjack"}
+PROTOCOLS = {
+    "aqueduct": "aqueduct",
+    "rsocket": "rsocket",
+    "reactivesocket": "rsocket",
+    "maop": "maop",
+    "lumberjack": "lumberjack",
+}
 """Protocols and the modules of `levada.actors.interop` that serve them."""
 
 _NEED_CERTIFICATE = ("tls", "wss", "quic")

@@ -54,7 +54,8 @@ def add_parser(subparsers: Subparsers) -> None:
         description="Import an app and run it in an actor system: an async generator function of the system (or a function that gives an async "
         "context manager) that yields its listeners. With --url it is a handler instead, an async function or an actor class, and is "
         "served at these URLs. Prints 'SERVING <url>' for each listener when all are ready.",
-        epilog="SIGTERM and Ctrl-C drain: no new clients, and time for what is under way; a second one ends it at once. SIGHUP reads certificates again. "
+        epilog="SIGTERM and Ctrl-C drain: no new clients, and time for what is under way; a second one ends it at once. "
+        "SIGHUP reads certificates again. "
         "Exit codes: 0 after SIGTERM; 1 something was cut off; 2 a mistake; 130 after Ctrl-C.",
     )
     parser.add_argument(

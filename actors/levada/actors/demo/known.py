@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from .live import Results
 
-__all__ = ["KNOWN", "mistakes"]
+__all__ = ["KNOWN", "differences", "mistakes"]
 
 KNOWN: Mapping[tuple[str, str], Mapping[str, int]] = {
     ("access", "lines"): {"": 10_000},
@@ -28,4 +28,13 @@ def mistakes(results: Results, known: Mapping[tuple[str, str], Mapping[str, int]
         f"{source}, {kind}: wanted {dict(wanted)}, got {got}"
         for (source, kind), wanted in known.items()
         if (got := results.by_key(source, kind)) != wanted
+    ]
+
+
+def differences(one: Results, other: Results) -> list[str]:
+    """Compare what came over RSocket with what came over Aqueduct; one line for each kind that differs."""
+    return [
+        f"{name} over Aqueduct differ from those over RSocket"
+        for name in ("counts", "rates", "attacks", "anomalies")
+        if getattr(one, name) != getattr(other, name)
     ]

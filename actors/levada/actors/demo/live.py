@@ -1,21 +1,27 @@
-"""The way out: subscribers take results from their mailboxes, and whoever asks over RSocket gets them as they come, a JSON object each."""
+"""The way out: subscribers take results from their mailboxes, and whoever asks gets them as they come.
+
+Over RSocket a result is a JSON object, over Aqueduct a message of `levada.actors.demo.rows`, on a channel of the asker's own.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
 from typing import Any
 
 import attrs
 import trio
 
-from levada.actors.rsocket import ApplicationError, ConnectedPeer, Payload, Request
+from levada.actors.aqueduct import Peer
+from levada.actors.rsocket import ApplicationError, ConnectedPeer, Request
 from levada.actors.spark.bridge import Delivery
-from levada.framework import Actor, handles
+from levada.framework import Actor, channel, handles
+from levada.framework.errors import ChannelError
 
-from .rows import Anomaly, Attack, Count, Rate, Result
+from .rows import Anomaly, Attack, Count, Follow, Rate, Result
 
 __all__ = ["MAILBOXES", "Desk", "Feed", "Results", "Subscriber"]
 
@@ -29,19 +35,19 @@ class Feed:
     """The results of one mailbox: those so far, and then those that come."""
 
     def __init__(self, kept: int = KEPT) -> None:
-        self._rows: deque[bytes] = deque(maxlen=kept)
+        self._rows: deque[Result] = deque(maxlen=kept)
         self.count = 0
         """Results so far; the first ones may be forgotten."""
         self._more = trio.Event()
 
-    def put(self, row: bytes) -> None:
+    def put(self, row: Result) -> None:
         """Add one."""
         self._rows.append(row)
         self.count += 1
         self._more.set()
         self._more = trio.Event()
 
-    async def follow(self) -> AsyncIterator[bytes]:
+    async def follow(self) -> AsyncGenerator[Result, None]:
         """Give all of them, for ever; who is so slow that some are forgotten before their turn misses these."""
         at = 0
         while True:
@@ -67,11 +73,11 @@ class Subscriber(Actor[Delivery]):
         partition = (m.key.epoch, m.key.partition)
         if self._seen.get(partition, -1) < m.key.offset:
             self._seen[partition] = m.key.offset
-            self.feed.put(json.dumps(attrs.asdict(m.message), default=_as_text).encode())
+            self.feed.put(m.message)
 
 
 class Desk:
-    """Answers requests for the feeds: the handler of the RSocket server."""
+    """Answers those who ask for the feeds: the handler of the RSocket server, and of the Aqueduct server."""
 
     def __init__(self) -> None:
         self.feeds = {name: Feed() for name in MAILBOXES}
@@ -81,12 +87,38 @@ class Desk:
         feed = self.feeds.get(request.route)
         if feed is None:
             raise ApplicationError(f"no route {request.route!r}; there are: {', '.join(self.feeds)}")
-        return feed.follow()
+        return _as_json(feed)
+
+    async def send(self, m: Follow) -> None:
+        """Send the feed of a mailbox on the channel that came for it, until nobody wants more."""
+        feed = self.feeds.get(m.mailbox)
+        if feed is None:
+            m.rows.cancel()
+            return
+        async with trio.open_nursery() as nursery:
+
+            async def send() -> None:
+                try:
+                    async with aclosing(feed.follow()) as rows:
+                        async for row in rows:
+                            await m.rows.send(row)
+                except ChannelError:
+                    pass  # its end, which is waited for below
+
+            nursery.start_soon(send)
+            await m.rows.terminated()  # also while nothing comes that could not be sent
+            nursery.cancel_scope.cancel()
+
+
+async def _as_json(feed: Feed) -> AsyncIterator[bytes]:
+    async with aclosing(feed.follow()) as rows:
+        async for row in rows:
+            yield json.dumps(_as_row(row)).encode()
 
 
 @attrs.define
 class Results:
-    """What came over RSocket. A later row takes the place of an earlier one of the same key."""
+    """What came over RSocket, or over Aqueduct. A later row takes the place of an earlier one of the same key."""
 
     counts: dict[tuple[str, str, str], int] = attrs.field(factory=dict)
     """By source, kind and key."""
@@ -108,11 +140,22 @@ class Results:
         """
         async with await peer.request_stream(b"", route=route, window=256) as rows:
             async for payload in rows:
-                self.take(route, payload)
+                self.take(route, json.loads(payload.data))
 
-    def take(self, route: str, payload: Payload) -> None:
+    async def receive(self, peer: Peer[Follow], mailbox: str) -> None:
+        """Take what comes of a mailbox over Aqueduct, for ever.
+
+        Raises:
+            ChannelError: it gives no more.
+        """
+        sender, rows = channel(MAILBOXES[mailbox])
+        await peer.send(Follow(mailbox, sender))
+        with rows:
+            async for row in rows:
+                self.take(mailbox, _as_row(row))
+
+    def take(self, route: str, row: dict[str, Any]) -> None:
         """Take one row."""
-        row = json.loads(payload.data)
         match route:
             case "counts":
                 self.counts[row["source"], row["kind"], row["key"]] = row["count"]
@@ -141,6 +184,10 @@ class Results:
         return dict(sorted(found, key=lambda item: (-item[1], item[0])))
 
 
-def _as_text(value: Any) -> str:
-    assert isinstance(value, dt.datetime)
-    return value.isoformat()
+def _as_row(result: Result) -> dict[str, Any]:
+    """Make of a result what JSON has."""
+    values = attrs.asdict(result)
+    return {
+        key: value.astimezone(dt.UTC).isoformat() if isinstance(value, dt.datetime) else value
+        for key, value in values.items()
+    }

@@ -4,7 +4,7 @@
 
     files ──Lumberjack, TLS──> ingest actors ──> mailbox logs ──Spark──> mailboxes counts, rates, attacks, anomalies
                                                                                │
-                               RSocket request-streams <── subscriber actors <─┘
+             RSocket request-streams, Aqueduct channels <── subscriber actors <─┘
 
 `pipeline` puts it together; `levada.actors.cli.demo` is the command, which shows what comes out.
 """
@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import logging
 import math
 from collections.abc import AsyncIterator, Iterable
@@ -24,7 +25,7 @@ import trio
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from levada.actors import lumberjack, rsocket
+from levada.actors import aqueduct, lumberjack, rsocket
 from levada.actors.interop.certificates import make_certificates
 from levada.actors.spark import GetExtent
 from levada.actors.spark.bridge import Bridge, Mailbox, serve_bridge
@@ -37,7 +38,7 @@ from .engine import spark_session
 from .ingest import Ingest, Pace, ship
 from .live import MAILBOXES, Desk, Results, Subscriber
 from .queries import QUERIES, SOURCES, StreamQuery
-from .rows import LogLine, Result
+from .rows import Follow, LogLine, Result
 
 __all__ = ["Pipeline", "Settings", "pipeline"]
 
@@ -45,6 +46,8 @@ logger = logging.getLogger("levada.actors.demo")
 
 LANES = 2
 """Queries that start at a time."""
+DRAIN = 1.0
+"""Seconds that subscribers over Aqueduct have at the end; their channels have no end of their own."""
 AGAIN = 3
 """Times that a failed query is started again."""
 ROUTES = rsocket.CoreConfig(metadata_mime_type=rsocket.COMPOSITE)
@@ -74,8 +77,8 @@ class Settings:
     """Lines a second to ship."""
     host: str = "127.0.0.1"
     """Where to listen."""
-    ports: tuple[int, int] = (0, 0)
-    """Of Lumberjack and of RSocket; 0: a free one."""
+    ports: tuple[int, int, int] = (0, 0, 0)
+    """Of Lumberjack, RSocket and Aqueduct; 0: a free one."""
 
 
 @attrs.define
@@ -87,12 +90,16 @@ class Pipeline:
     """Whose queries run."""
     results: Results = attrs.field(factory=Results)
     """What has come out at the end, over RSocket."""
+    by_channel: Results = attrs.field(factory=Results)
+    """The same, over Aqueduct."""
     batches: int = 0
     """Micro-batches of all queries."""
     reader_url: str = ""
     """Where lines can be shipped to."""
     door_url: str = ""
-    """Where results can be asked for."""
+    """Where results can be asked for, over RSocket."""
+    channels_url: str = ""
+    """Where they can be over Aqueduct; without QUIC only from within this process."""
     ca: Path = Path()
     """Whom shippers have to trust."""
     pace: Pace = attrs.field(factory=Pace)
@@ -115,11 +122,16 @@ class Pipeline:
                 nursery.start_soon(_all_seen, query)
         self.phase = "delivering results"
         extents = {name: await mailbox.ref.ask(GetExtent()) for name, mailbox in self.mailboxes.items()}
-        await self.results.reach({name: sum(extent.end.values()) for name, extent in extents.items()})
-        for query in self.queries.values():
-            progress = await query.ask(GetProgress(), timeout=None)
-            self.batches += progress.batch + 1 if progress is not None else 0
+        wanted = {name: sum(extent.end.values()) for name, extent in extents.items()}
+        await self.results.reach(wanted)
+        await self.by_channel.reach(wanted)
+        await self.count_batches()
         self.phase = "done"
+
+    async def count_batches(self) -> None:
+        """Count the micro-batches anew."""
+        found = [await query.ask(GetProgress(), timeout=None) for query in self.queries.values()]
+        self.batches = sum(progress.batch + 1 for progress in found if progress is not None)
 
 
 @asynccontextmanager
@@ -140,7 +152,7 @@ async def pipeline(settings: Settings, run: Pipeline) -> AsyncIterator[None]:
     pems = make_certificates(settings.folder / "tls")
     tls = TlsConfig(certificate=pems.certificate, key=pems.key)
     run.ca = pems.ca
-    lumberjack_port, rsocket_port = settings.ports
+    lumberjack_port, rsocket_port, aqueduct_port = settings.ports
     async with ActorSystem("demo") as system, serve_bridge(system, settings.folder / "bridge") as bridge:
         # From Spark's end to the watcher. Each subscriber is an actor of its own.
         desk = Desk()
@@ -148,6 +160,17 @@ async def pipeline(settings: Settings, run: Pipeline) -> AsyncIterator[None]:
             run.mailboxes[name] = await bridge.mailbox(name, row)
             bridge.subscribe(name, system.spawn(Subscriber, desk.feeds[name], name=name), group="demo")
         door_url = f"rsocket+tcp://{settings.host}:{rsocket_port}"
+        channels_url, carrier = f"aqueduct://{settings.host}:{aqueduct_port}", None
+        if importlib.util.find_spec("aioquic") is None:
+            channels_url = "aqueduct+memory://demo"
+        else:
+            from levada.transports.quic import QuicConfig  # an extra
+
+            # One for both sides; the client checks for a name that is in the certificate, wherever the server listens.
+            carrier = QuicConfig(
+                certificate=pems.certificate, private_key=pems.key, ca=pems.ca, server_name="localhost"
+            )
+        channels = aqueduct.PeerConfig(carrier=carrier, drain=DRAIN)
         # From the files to Spark.
         logs: Mailbox[LogLine] = await bridge.mailbox("logs", LogLine, partitions=2)
         ingest = functools.partial(Ingest, logs)
@@ -155,12 +178,15 @@ async def pipeline(settings: Settings, run: Pipeline) -> AsyncIterator[None]:
         async with (
             rsocket.serve(system, door_url, desk.answer, config=rsocket.ServerConfig(core=ROUTES)) as door,
             rsocket.connect(system, door.url, config=rsocket.ClientConfig(core=ROUTES)) as peer,
+            aqueduct.serve(system, channels_url, desk.send, message_type=Follow, config=channels) as publisher,
+            aqueduct.connect(system, publisher.url, Follow, config=channels) as subscriber,
             lumberjack.serve(system, reader_url, ingest, carrier=tls) as reader,
             trio.open_nursery() as nursery,
         ):
-            run.door_url, run.reader_url = door.url, reader.url
+            run.door_url, run.reader_url, run.channels_url = door.url, reader.url, publisher.url
             for route in MAILBOXES:
                 nursery.start_soon(run.results.follow, peer, route)
+                nursery.start_soon(run.by_channel.receive, subscriber, route)
             nursery.start_soon(_ship, system, settings, run)
             # Lines come in already, and wait in the journal.
             run.phase = "starting Spark"

@@ -1,12 +1,12 @@
-"""What travels through the demo's mailboxes: a line on its way to Spark, and what comes back."""
+"""What travels through the demo's mailboxes: a line on its way to Spark, and what comes back; and what asks for that over Aqueduct."""
 
 from __future__ import annotations
 
 import datetime as dt
 
-from levada.framework import message
+from levada.framework import Sender, message
 
-__all__ = ["Anomaly", "Attack", "Count", "LogLine", "Rate", "Result"]
+__all__ = ["Anomaly", "Attack", "Count", "Follow", "LogLine", "Rate", "Result"]
 
 
 @message("levada.demo.LogLine", frozen=True)
@@ -74,3 +74,13 @@ class Anomaly:
 
 
 Result = Count | Rate | Attack | Anomaly
+
+
+@message("levada.demo.Follow", frozen=True)
+class Follow:
+    """Asks for the results of one mailbox: those so far, and then those that come."""
+
+    mailbox: str
+    """``counts``, ``rates``, ``attacks`` or ``anomalies``; of another one the sender is cancelled."""
+    rows: Sender[Result]
+    """They are sent on it, until its receiver is closed."""

@@ -19,6 +19,7 @@ from .errors import MaopError, OperationFailed, Refused
 __all__ = ["PeerConfig", "RetryPolicy", "dial_carrier", "listen_carrier"]
 
 _COUNT: Final = [v.instance_of(int), v.ge(1)]
+_RATE: Final[Any] = v.optional(v.gt(0.0))
 _STREAMS: Final = 116
 """Streams of each kind that the peer may have open at least: 100 for operations and 16 for control. Source: MA-129."""
 _WINDOW: Final = 10 * 2**20
@@ -48,9 +49,9 @@ class PeerConfig:
     """Handlers at work at once, over all connections; further operations wait in the scheduler. Source: MA-117."""
     max_connections: int = attrs.field(default=1000, validator=_COUNT)
     """Clients that a server lets in at once; further ones wait."""
-    max_attempts: float | None = attrs.field(default=20.0, validator=v.optional(v.gt(0.0)))
+    max_attempts: float | None = attrs.field(default=20.0, validator=_RATE)
     """Connections a second from one network address, above which a server refuses them unread; ``None``: any number. Source: MA-128."""
-    max_block_rate: float | None = attrs.field(default=None, validator=v.optional(v.gt(0.0)))
+    max_block_rate: float | None = attrs.field(default=None, validator=_RATE)
     """Octets a second that an identity may send in bodies; above, flow-control credit is delayed. Source: MA-118."""
     max_identities: int = attrs.field(default=10_000, validator=_COUNT)
     """Identities whose quotas are remembered; of those that use nothing the longest unheard is forgotten."""
@@ -127,8 +128,9 @@ class RetryPolicy:
     """Share of a wait that is drawn by lot, so that many callers do not come back in step."""
 
     def allows(self, error: MaopError, *, keyed: bool) -> bool:
-        """Whether an operation that ended so may be repeated: refused for lack of capacity or with a hint, known not to have been
-        executed, or failed with an idempotency key.
+        """Whether an operation that ended so may be repeated.
+
+        It may if it was refused for lack of capacity or with a hint, is known not to have been executed, or failed with an idempotency key.
 
         Args:
             error: how it ended.

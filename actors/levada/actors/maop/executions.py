@@ -6,9 +6,8 @@ Its code runs in a task of the connection, in a place that the scheduler gave.
 
 from __future__ import annotations
 
-import logging
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -18,57 +17,12 @@ from levada.transports.maop import ErrorCode, Incoming, OperationCancelled
 
 from .bodies import Source, make_source, quick_source
 from .errors import OperationError, Refuse
-from .handlers import BeforeExecute, Call, Execute, Handler, OperationActor, Reply
+from .handlers import BeforeExecute, Call, Code, Execute, Handler, OperationActor, Reply
 
 if TYPE_CHECKING:
     from .connection import Connection
 
 __all__ = ["Execution"]
-
-logger = logging.getLogger("levada.actors.maop")
-
-
-class Code(Protocol):
-    """What runs for one operation."""
-
-    async def before_execute(self, call: Call) -> None:
-        """Decide at the gate."""
-
-    async def execute(self, call: Call) -> Any:
-        """Do the work."""
-
-    async def undo(self, call: Call, reason: str) -> None:
-        """It was cut short."""
-
-    def close(self) -> None:
-        """It has ended."""
-
-
-class FunctionCode:
-    """Functions of a `Handler`."""
-
-    __slots__ = ("_handler",)
-
-    def __init__(self, handler: Handler) -> None:
-        self._handler = handler
-
-    async def before_execute(self, call: Call) -> None:
-        """See `Code`."""
-        if self._handler.before_execute is not None:
-            await self._handler.before_execute(call)
-
-    async def execute(self, call: Call) -> Any:
-        """See `Code`."""
-        made: Any = self._handler.execute
-        return await made(call)
-
-    async def undo(self, call: Call, reason: str) -> None:
-        """See `Code`."""
-        if self._handler.on_cancel is not None:
-            await self._handler.on_cancel(call, reason)
-
-    def close(self) -> None:
-        """See `Code`."""
 
 
 class ActorCode:
@@ -179,8 +133,7 @@ class Execution:
         try:
             with scope:
                 if self._code is None:
-                    handler = self._handler
-                    self._code = ActorCode(self._connection, handler) if handler.is_actor else FunctionCode(handler)
+                    self._code = self._handler.code or ActorCode(self._connection, self._handler)
                 await (self._work(self._code) if self._working else self._decide(self._code))
         except BaseException:
             # The connection itself is given up.
@@ -196,13 +149,11 @@ class Execution:
     async def _undo(self) -> None:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + self._connection.config.cancel_grace):
             try:
-                code = self._code or (None if self._handler.is_actor else FunctionCode(self._handler))
+                code = self._code or self._handler.code
                 if code is not None:
                     await code.undo(self.call, self._reason)
-            except Exception:
-                logger.exception(
-                    "on_cancel of handler %s failed", self.operation.msg_id, extra=self._connection.extra("undo_failed")
-                )
+            except Exception as error:  # noqa: BLE001 - whatever a handler raises ends here
+                self._connection.journal.failed("on_cancel", self.operation, error)
 
     async def _decide(self, code: Code) -> None:
         connection, stream_id = self._connection, self.operation.stream_id
@@ -211,9 +162,8 @@ class Execution:
             await code.before_execute(self.call)
         except Refuse as refusal:
             self._refuse(refusal.code, refusal.retry_after)
-        except Exception as error:
-            audit = connection.audit_failure(self.operation, error)
-            logger.debug("refused under audit id %s", audit)
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes a code
+            connection.journal.failed("before_execute", self.operation, error)
             self._refuse(ErrorCode.EXECUTION_ERROR, None)
         else:
             connection.feed(core.proceed(stream_id, now=trio.current_time()))
@@ -238,7 +188,7 @@ class Execution:
 
     async def _work(self, code: Code) -> None:
         connection, operation = self._connection, self.operation
-        began = trio.current_time()
+        began = connection.core.now
         octets = 0
         try:
             value = await code.execute(self.call)
@@ -246,16 +196,17 @@ class Execution:
                 octets = await self._answer(value)
             else:
                 connection.core.finish(operation.stream_id, now=trio.current_time())
+            now = connection.core.now
         except OperationError as error:
             self._fail(error.code, error.detail)
         except DecodeError as error:
             self._fail(ErrorCode.INVALID_FORMAT, str(error))
-        except Exception as error:
-            audit = connection.audit_failure(operation, error)
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes a code
+            audit = connection.journal.failed("execute", operation, error)
             self._fail(ErrorCode.EXECUTION_ERROR, f"the handler failed [{audit}]")
         else:
             self._over()
-            connection.finished(operation, began, octets)
+            connection.finished(operation, began, now, octets)
 
     def _fail(self, code: int, reason: str) -> None:
         """The handler failed. Source: MA-77, MA-79."""
@@ -265,7 +216,7 @@ class Execution:
         except LocalProtocolError:  # a code that is reserved
             connection.core.fail(stream_id, ErrorCode.UNKNOWN_ERROR, reason, now=trio.current_time())
         self._over()
-        connection.log("failed", self.operation, result=code)
+        connection.journal.step("failed", self.operation, code=code)
 
     # ------------------------------------------------ the answer
 

@@ -6,7 +6,7 @@ import inspect
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeAlias, TypeVar, overload
 
 import attrs
 import trio
@@ -22,7 +22,17 @@ if TYPE_CHECKING:
 
     from .peer import Peer
 
-__all__ = ["Call", "Execute", "Handler", "Handlers", "OperationActor", "Reply", "handler_table"]
+__all__ = [
+    "BeforeExecute",
+    "Call",
+    "Code",
+    "Execute",
+    "Handler",
+    "Handlers",
+    "OperationActor",
+    "Reply",
+    "handler_table",
+]
 
 T = TypeVar("T")
 
@@ -227,7 +237,47 @@ class OperationActor(Actor[Any]):
 
 
 Executes: TypeAlias = Callable[[Call], Awaitable[Any]]
-Answer: TypeAlias = "None | Body | Reply"
+Undoes: TypeAlias = Callable[[Call, str], Awaitable[None]]
+
+
+class Code(Protocol):
+    """What runs for operations of one kind, or for one."""
+
+    async def before_execute(self, call: Call) -> None:
+        """Decide at the gate."""
+
+    async def execute(self, call: Call) -> Any:
+        """Do the work."""
+
+    async def undo(self, call: Call, reason: str) -> None:
+        """It was cut short."""
+
+    def close(self) -> None:
+        """The operation has ended."""
+
+
+class FunctionCode:
+    """Functions of a `Handler`, for all its operations."""
+
+    __slots__ = ("_before", "_undo", "execute")
+
+    def __init__(self, execute: Executes, before: Executes | None, undo: Undoes | None) -> None:
+        self.execute = execute
+        self._before = before
+        self._undo = undo
+
+    async def before_execute(self, call: Call) -> None:
+        """See `Code`."""
+        if self._before is not None:
+            await self._before(call)
+
+    async def undo(self, call: Call, reason: str) -> None:
+        """See `Code`."""
+        if self._undo is not None:
+            await self._undo(call, reason)
+
+    def close(self) -> None:
+        """See `Code`."""
 
 
 @attrs.frozen
@@ -242,15 +292,18 @@ class Handler:
     """What the peer may do with it."""
     before_execute: Executes | None = attrs.field(default=None, kw_only=True)
     """Called at the gate, without the body; raises `Refuse` to turn an operation down. Of an actor it is the method."""
-    on_cancel: Callable[[Call, str], Awaitable[None]] | None = attrs.field(default=None, kw_only=True)
+    on_cancel: Undoes | None = attrs.field(default=None, kw_only=True)
     """Called once with the reason if the work or the transfer was cut short. Of an actor it is the method."""
 
-    @property
-    def is_actor(self) -> bool:
-        """Whether it is an actor for each operation."""
-        return not inspect.iscoroutinefunction(self.execute) and not inspect.iscoroutinefunction(
-            getattr(self.execute, "__call__", None)  # noqa: B004 - asks whether it is async, not whether it exists
-        )
+    code: Code | None = attrs.field(init=False, eq=False, repr=False)
+    """What runs; ``None`` if an actor is made for each operation."""
+
+    def __attrs_post_init__(self) -> None:
+        made: Any = self.execute
+        is_async = inspect.iscoroutinefunction(made) or inspect.iscoroutinefunction(type(made).__call__)
+        if not is_async and (self.before_execute is not None or self.on_cancel is not None):
+            raise ConfigurationError("the methods of an actor decide and undo: give no functions for that")
+        object.__setattr__(self, "code", FunctionCode(made, self.before_execute, self.on_cancel) if is_async else None)
 
     def declared(self) -> HandlerSpec:
         """Return the declaration; one who decides at the gate is asked there."""
@@ -279,8 +332,5 @@ def handler_table(handlers: Handlers | None) -> dict[int, Handler]:
             raise ConfigurationError(f"handlers have msg_ids from 2 to 65535, not {msg_id!r}; 0 and 1 are native")
         if not callable(given) and not isinstance(given, Handler):
             raise ConfigurationError(f"the handler of {msg_id} is no Handler, async function or actor class: {given!r}")
-        handler = given if isinstance(given, Handler) else Handler(given)
-        if handler.is_actor and (handler.before_execute is not None or handler.on_cancel is not None):
-            raise ConfigurationError(f"the handler of {msg_id} is an actor: its methods decide and undo")
-        table[msg_id] = handler
+        table[msg_id] = given if isinstance(given, Handler) else Handler(given)
     return table

@@ -34,7 +34,7 @@ Begin: TypeAlias = Callable[[], int]
 class Operation:
     """One operation of this side that has begun."""
 
-    __slots__ = ("_connection", "_news", "_uploading", "chunks", "held", "outcome", "started", "stream_id", "wanted")
+    __slots__ = ("_connection", "_uploading", "_waiter", "chunks", "held", "outcome", "started", "stream_id", "wanted")
 
     def __init__(self, connection: Connection, stream_id: int) -> None:
         self._connection = connection
@@ -49,21 +49,26 @@ class Operation:
         """Pieces of it that nobody has taken."""
         self.held = 0
         """Their octets."""
-        self._news: trio.Event | None = None
+        self._waiter: trio.lowlevel.Task | None = None
         self._uploading: trio.CancelScope | None = None
 
     def wake(self) -> None:
         """Something has happened."""
-        if self._news is not None:
-            self._news.set()
-            self._news = None
+        task = self._waiter
+        if task is not None:
+            self._waiter = None
+            trio.lowlevel.reschedule(task)
         if self._uploading is not None and self.outcome is not None:
             self._uploading.cancel()
 
     async def news(self) -> None:
         """Wait until something happens."""
-        self._news = trio.Event()
-        await self._news.wait()
+        self._waiter = trio.lowlevel.current_task()
+        await trio.lowlevel.wait_task_rescheduled(self._wait_no_more)
+
+    def _wait_no_more(self, _: object) -> trio.lowlevel.Abort:
+        self._waiter = None
+        return trio.lowlevel.Abort.SUCCEEDED
 
     def end(self, outcome: Outcome) -> None:
         """It is over."""
@@ -76,14 +81,15 @@ class Operation:
         Raises:
             MaopError: how it ended, if not well.
         """
-        await self.upload(source)
+        if source.whole is None:
+            await self.upload(source)
         while self.outcome is None:
             await self.news()
         return self.result()
 
     async def upload(self, source: Source) -> None:
         """Send a body that comes in pieces: when the peer wants it, and as fast as it takes it; stop when it does not."""
-        if source.whole is not None or source.length == 0:
+        if source.length == 0:
             return
         while self.outcome is None and not self.wanted:
             await self.news()
@@ -163,8 +169,10 @@ class CreditQueue:
         """
         connection = self._connection
         if not self._queue:
-            connection.refresh_credit()
-            if connection.core.can_open(request=self._request) or not connection.is_open:
+            core = connection.core
+            if not core.can_open(request=self._request):
+                connection.refresh_credit()
+            if core.can_open(request=self._request) or not connection.is_open:
                 return connection.begun(begin())
         waiting = Waiting(begin)
         self._queue.push(waiting, priority, 0, trio.current_time())

@@ -1,10 +1,7 @@
 """Metrics of MAOP for Prometheus. Needs the extra: ``pip install 'levada[prometheus]'``.
 
-    from prometheus_client import REGISTRY, start_http_server
-
-    async with serve(system, "maop://0.0.0.0:4433", handlers, ...) as listener:
-        REGISTRY.register(MaopCollector(listener.metrics))
-        start_http_server(9100)
+``prometheus_client.REGISTRY.register(MaopCollector(listener.metrics))``, then serve the registry as that package says, for example by
+``start_http_server(9100)``.
 """
 
 from __future__ import annotations
@@ -70,7 +67,8 @@ class MaopCollector(Collector):
     def _metric(self, family: Family) -> Metric:
         labels = [*self._labels, family.label] if family.label else self._labels
         kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
-        return kinds[family.kind](family.name, _HELP.get(family.name, family.name), labels=labels)
+        made: Metric = kinds[family.kind](family.name, _HELP.get(family.name, family.name), labels=labels)
+        return made
 
 
 def _add(metric: Metric, labels: list[str], sample: float | Histogram) -> None:

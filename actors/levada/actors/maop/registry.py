@@ -22,7 +22,7 @@ def _roles(values: Iterable[str]) -> frozenset[str]:
 
 
 def _limit() -> int | None:
-    return attrs.field(default=None, validator=v.optional([v.instance_of(int), v.ge(1)]))  # type: ignore[no-any-return]
+    return attrs.field(default=None, validator=v.optional([v.instance_of(int), v.ge(1)]))
 
 
 @attrs.frozen

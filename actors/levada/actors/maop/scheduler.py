@@ -65,5 +65,3 @@ class Scheduler(Actor[Any]):
                 return
             self.running += 1
             job.begin()
-
-

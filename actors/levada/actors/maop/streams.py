@@ -71,6 +71,7 @@ class Streams:
         self._half: set[int] = set()
         self._ready: dict[int, carriers.Stream] = {}
         self._stops: list[tuple[int, int]] = []
+        self._now = 0.0
         self._finished: list[int] = []
         self._spares: dict[bool, deque[carriers.Stream]] = {False: deque(), True: deque()}
         self._opened = {False: 0, True: 0}
@@ -105,17 +106,21 @@ class Streams:
         except CarrierError:
             pass
 
+    def finish(self) -> None:
+        """The carrier has ended: give the core what had arrived."""
+        assert self.carrier is not None
+        self.over = True
+        while (stream := self.carrier.accept_stream_nowait()) is not None:
+            self._adopt(stream)
+        self.read()
+
     def _adopt(self, stream: carriers.Stream) -> None:
+        """Take a stream of the peer."""
         stream_id = stream.stream_id
         self._streams[stream_id] = stream
-        ours = stream.initiated_here
+        stream.on_readable(partial(self._readable, stream_id, stream))
         if not stream_id & 2:
             stream.on_stopped(partial(self._stopped, stream_id))
-            stream.on_readable(partial(self._readable, stream_id, stream))
-        elif ours:
-            stream.on_stopped(partial(self._stopped, stream_id))
-        else:
-            stream.on_readable(partial(self._readable, stream_id, stream))
 
     def _readable(self, stream_id: int, stream: carriers.Stream) -> None:
         self._ready[stream_id] = stream
@@ -132,8 +137,10 @@ class Streams:
         if stream is not None:
             self._readable(stream_id, stream)
 
-    def read(self) -> None:
-        """Give the core all that is at hand."""
+    def read(self) -> bool:
+        """Give the core all that is at hand; say whether there was anything."""
+        some = bool(self._ready)
+        self._now = trio.current_time()
         while self._ready:
             ready, self._ready = self._ready, {}
             for stream_id, stream in ready.items():
@@ -141,11 +148,14 @@ class Streams:
         if self._stops:
             stops, self._stops = self._stops, []
             for stream_id, code in stops:
-                self._feed(self._core.stream_stopped(stream_id, code, now=trio.current_time()))
+                self._feed(self._core.stream_stopped(stream_id, code, now=self._now))
+        return some
 
     def _take(self, stream_id: int, stream: carriers.Stream) -> None:
-        core, feed, held, now = self._core, self._feed, self.held, trio.current_time()
-        rate = self.rate if type(core.streams.get(stream_id)) is Incoming else None
+        core, feed, held, now = self._core, self._feed, self.held, self._now
+        rate = self.rate
+        if rate is not None and type(core.streams.get(stream_id)) is not Incoming:
+            rate = None
         try:
             while stream_id not in held and not core.is_blocked(stream_id):
                 if rate is not None and rate.until > now and not self.over:
@@ -234,7 +244,10 @@ class Streams:
         priority = max(0, output.priority)
         if priority != 128:
             stream.priority = priority
-        self._adopt(stream)
+        stream_id = output.stream_id
+        self._streams[stream_id] = stream
+        if not unidirectional:
+            stream.on_readable(partial(self._readable, stream_id, stream))
 
     def _send(self, output: StreamData) -> None:
         stream_id = output.stream_id
@@ -248,7 +261,9 @@ class Streams:
         if output.fin:
             if not stream_id & 2:
                 self._half_over(stream_id, False)
-        elif stream_id in self._core.pool.streams and stream.unsent > CONTROL_HIGH:
+            return
+        stream.on_stopped(partial(self._stopped, stream_id))
+        if stream_id in self._core.pool.streams and stream.unsent > CONTROL_HIGH:
             self._core.set_control_writable(stream_id, False)
             self._tasks.start_soon(self._await_control, stream_id, stream)
 

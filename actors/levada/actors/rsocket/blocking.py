@@ -461,13 +461,13 @@ class BlockingPeer:
                     pass
 
     def _finish(self, stream_id: int, error: LevadaError | None) -> None:
-        """The peer's direction has ended; the other one of a channel may live on."""
+        """The peer's direction has ended; without an error the other one of a channel may live on."""
         stream = self._streams.get(stream_id)
         if stream is None:
             return
         if not stream._over:
             stream._over, stream._failure = True, error
-        if not self._core.has_stream(stream_id):
+        if error is not None or not self._core.has_stream(stream_id):
             del self._streams[stream_id]
             stream._refuse_more()
         stream._changed.notify_all()

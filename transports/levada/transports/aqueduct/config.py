@@ -26,12 +26,16 @@ class AqueductConfig:
     """Messages on streams that a sender may have unacked. Source: AQ-40."""
     window_octets: int = _positive(2**20)
     """Octets of payload that a sender may have unacked, but for the last message."""
+    max_unacked: int = _positive(2**26)
+    """Octets of payload that all senders of a connection may have unacked; above that, each may have one message."""
     unreliable_window: int = _positive(16_384)
     """Datagrams that a sender may have unsettled; those above are the caller's to drop."""
     mailbox: int = _positive(256)
     """Messages that wait for the application on a channel; more are not processed and close the peer's window."""
     mailbox_octets: int = _positive(2**20)
     """Octets of payload that wait for the application on a channel, but for the last message."""
+    max_untaken: int = _positive(2**25)
+    """Octets that wait for the application on all channels; above that, a channel takes no more while anything waits on it."""
     max_channels: int = _positive(10_000)
     """Channels of a connection that have not ended, or not been claimed, or not been resolved."""
     max_message: int = _positive(2**24)

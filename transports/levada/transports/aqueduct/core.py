@@ -87,6 +87,10 @@ class AqueductCore:
         self.streams = Streams(client=client, early=early)
         self.held = 0
         """Octets held for the peer; see `AqueductConfig.max_held`."""
+        self.unacked = 0
+        """Octets sent on all channels that have not been settled; see `AqueductConfig.max_unacked`."""
+        self.crowded: dict[SenderHalf, None] = {}
+        """Senders that wait until fewer octets are unacked."""
         self.datagram_limit = 0
         """Octets of the largest datagram that fits; the owner may set it when the path changes. Source: AQ-22."""
         self.round_trip = 0.0
@@ -360,6 +364,10 @@ class AqueductCore:
     def settle(self) -> None:
         """Do what follows from what came or was asked for, and see whether the peer uses too much."""
         self.links.run()
+        if self.crowded and self.unacked <= self.config.max_unacked * 3 // 4:
+            crowded, self.crowded = self.crowded, {}
+            for sender in crowded:
+                sender.wake()
         if self.state is not ConnectionState.CLOSED:
             early = self.state is not ConnectionState.OPEN
             limit = self.config.max_held_early if early else self.config.max_held

@@ -37,7 +37,7 @@ _MAX_RUNS = 4096
 class Delivery:
     """A message as the application gets it; what it means is decoded only then (AQ-33)."""
 
-    __slots__ = ("attachments", "half", "payload")
+    __slots__ = ("_octets", "attachments", "half", "payload")
 
     def __init__(self, half: ReceiverHalf, payload: bytes, attachments: tuple[SenderHalf | ReceiverHalf, ...]) -> None:
         self.half = half
@@ -46,11 +46,21 @@ class Delivery:
         """Octets, as they were sent."""
         self.attachments = attachments
         """Halves of the channels that came with it, by index; each may have ended already."""
+        self._octets = 0  # that count as untaken
 
     def __repr__(self) -> str:
         return (
             f"<Delivery of {len(self.payload)} octets on {self.half.id}, attached {[h.id for h in self.attachments]}>"
         )
+
+    def release(self) -> bool:
+        """Have a message that was taken with ``release=False`` count no more: the application has got it, or never will.
+
+        Returns:
+            Whether a stream was read on for that, so that there may be events and output. Once more does nothing.
+        """
+        octets, self._octets = self._octets, 0
+        return octets > 0 and self.half.released(octets)
 
     def discard(self, *, lost: bool = False) -> None:
         """Drop a message that was taken from the mailbox and that nobody will look at, with everything attached to it.
@@ -153,8 +163,11 @@ class ReceiverHalf:
         """Whether the half is gone; its mailbox may still hold messages."""
         return self.core.halves.get(self.id) is not self
 
-    def take(self) -> Delivery:
+    def take(self, *, release: bool = True) -> Delivery:
         """Take the oldest message.
+
+        Args:
+            release: its octets count no more; otherwise they count until `Delivery.release`, for an owner who has a queue of its own.
 
         Its attachments are the application's from now on: each is used, closed or cancelled, or the message is given to
         `Delivery.discard`.
@@ -165,15 +178,24 @@ class ReceiverHalf:
         Source: AQ-33, AQ-40.
         """
         message = self.mailbox.popleft()
-        self._octets -= len(message.payload)
-        self.core.held -= len(message.payload)
         for half in message.attachments:
             half.known = True
+        if release:
+            self.released(len(message.payload))
+        else:
+            message._octets = len(message.payload)
+        return message
+
+    def released(self, octets: int) -> bool:
+        """So many octets count no more; whether a stream was read on for that."""
+        self._octets -= octets
+        self.core.held -= octets
         # Half empty, so that a stalled stream is not started again for each single message.
         if self._stalled and len(self.mailbox) <= self.core.config.mailbox // 2 and not self._full():
             self._resume()
             self.core.settle()
-        return message
+            return True
+        return False
 
     def close(self) -> None:
         """Take no more: what is in the mailbox is dropped, and the sender hears *receiver closed*. Once more, it does nothing.
@@ -218,7 +240,11 @@ class ReceiverHalf:
         core, mailbox, size = self.core, self.mailbox, len(payload)
         config = core.config
         # `_full` and `_deliver` in place: 0.7 of the time.
-        if len(mailbox) >= config.mailbox or self._octets >= config.mailbox_octets:
+        if (
+            len(mailbox) >= config.mailbox
+            or self._octets >= config.mailbox_octets
+            or (core.held >= config.max_untaken and self._octets)
+        ):
             return False
         mailbox.append(Delivery(self, payload, core.receive_attachments(attached) if attached else ()))
         self._octets += size
@@ -405,11 +431,11 @@ class ReceiverHalf:
     def drop_mailbox(self, *, lost: bool) -> None:
         """Discard what was not taken, and what is attached to it; and whatever is claimed later. Source: AQ-50."""
         for message in self.mailbox:
+            self._octets -= len(message.payload)
             self.core.held -= len(message.payload)
             if message.attachments:
                 self.core.links.later(partial(message.discard, lost=lost))
         self.mailbox.clear()
-        self._octets = 0
         if self._stalled:
             self.core.links.later(self._resume)
 
@@ -419,8 +445,13 @@ class ReceiverHalf:
         self.state = RECEIVER[self.state, what]
 
     def _full(self) -> bool:
-        config = self.core.config
-        return len(self.mailbox) >= config.mailbox or self._octets >= config.mailbox_octets
+        """Whether a message has to wait; one is always let in, so that no channel can stop another for good."""
+        core, config = self.core, self.core.config
+        return (
+            len(self.mailbox) >= config.mailbox
+            or self._octets >= config.mailbox_octets
+            or (core.held >= config.max_untaken and self._octets > 0)
+        )
 
     def _deliver(self, attached: tuple[int, ...], payload: bytes) -> None:
         mailbox = self.mailbox

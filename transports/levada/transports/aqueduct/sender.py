@@ -122,15 +122,26 @@ class SenderHalf:
 
         Source: AQ-40 (D-20).
         """
-        config = self.core.config
+        core, config = self.core, self.core.config
+        crowd = core.unacked >= config.max_unacked and len(self._inflight) > 0
         if (
             len(self._inflight) < config.window
             and self._octets < config.window_octets
+            and not crowd
             and (mode is not Mode.UNRELIABLE or len(self._unreliable or ()) < config.unreliable_window)
         ):
             return True
         self._blocked = True
+        if crowd:
+            core.crowded[self] = None
         return False
+
+    def wake(self) -> None:
+        """Something was settled: tell an owner who waits for room if there is some."""
+        if self._blocked and self.state in (_OPEN, _UNATTACHED):
+            self._blocked = False
+            if self.has_room(Mode.UNRELIABLE):
+                self.core.emit(Writable(self))
 
     def send(
         self,
@@ -179,12 +190,14 @@ class SenderHalf:
         Returns:
             False if something does: no room, the end, a oneshot, a payload too large. Nothing has happened then; `send` says more.
         """
-        inflight, config, size = self._inflight, self.core.config, len(payload)
+        core = self.core
+        inflight, config, size = self._inflight, core.config, len(payload)
         if (
             (self.state is not _OPEN and self.state is not _UNATTACHED)
             or len(inflight) >= config.window
             or self._octets >= config.window_octets
             or size > config.max_message
+            or (core.unacked >= config.max_unacked and inflight)
             or self.id & ONESHOT
         ):
             return False
@@ -192,6 +205,7 @@ class SenderHalf:
         self.sent = number + 1
         inflight[number] = (size, token, None)
         self._octets += size
+        core.unacked += size
         stream = self._stream or self._open_stream()
         if not stream.fin and not stream.given_up:
             stream.chunks += (self._head + encode_int(number) + b"\0" + encode_int(size), payload)
@@ -377,6 +391,7 @@ class SenderHalf:
             own.kept = True
         self._inflight[self.sent] = (len(payload), token, own)
         self._octets += len(payload)
+        core.unacked += len(payload)
         self._link(self.sent, attached)
         stream.write(self._head + encode_int(self.sent) + tail)
         if own is not None:
@@ -446,6 +461,7 @@ class SenderHalf:
                 return False
             size, token, stream = record
             self._octets -= size
+            self.core.unacked -= size
             tokens.append(token)
             if stream is not None:
                 stream.release()
@@ -470,10 +486,8 @@ class SenderHalf:
         told = [token for token in tokens if token is not None]
         if told:
             self.core.emit(Settled(self, told, delivered))
-        if self._blocked and tokens and self.state in (_OPEN, _UNATTACHED):
-            self._blocked = False
-            if self.has_room(Mode.UNRELIABLE):
-                self.core.emit(Writable(self))
+        if tokens:
+            self.wake()
 
     def _gone(self, code: ResetCode) -> None:
         """Nack what is not settled, end the message streams, forget the half. The state has been set."""
@@ -490,6 +504,8 @@ class SenderHalf:
         self._inflight.clear()
         self._unreliable = None
         self._stream = None
+        self.core.unacked -= self._octets
+        self.core.crowded.pop(self, None)
         self._octets = 0
         if self.links:
             for attached in self.links.values():

@@ -98,12 +98,12 @@ class SimPort:
                 raise trio.ClosedResourceError
             self._net.turn()
             now = trio.current_time() + 1e-9
-            due: list[tuple[bytes, SimAddress]] = []
-            while self._heap and self._heap[0][0] <= now:
-                _, _, data, source = heapq.heappop(self._heap)
-                due.append((data, source))
-            if due:
-                await trio.lowlevel.checkpoint()
+            if self._heap and self._heap[0][0] <= now:
+                await trio.lowlevel.checkpoint()  # before anything is taken, so that a cancelled call has lost nothing
+                due: list[tuple[bytes, SimAddress]] = []
+                while self._heap and self._heap[0][0] <= now:
+                    _, _, data, source = heapq.heappop(self._heap)
+                    due.append((data, source))
                 return due
             with trio.CancelScope(deadline=self._heap[0][0] if self._heap else math.inf) as self._scope:
                 await trio.sleep_forever()
@@ -173,14 +173,19 @@ class SimNet:
         Raises:
             OSError: it is in use.
         """
-        if not number:
-            self._next_port += 1
-            number = self._next_port
-        address = (host, number)
-        if address in self._ports:
-            raise OSError(f"{host}:{number} is in use in this network")
+        address = self._free(host, number)
         port = self._ports[address] = SimPort(self, address)
         return port
+
+    def _free(self, host: str, number: int) -> SimAddress:
+        if number:
+            if (host, number) in self._ports:
+                raise OSError(f"{host}:{number} is in use in this network")
+            return host, number
+        while True:
+            self._next_port += 1
+            if (host, self._next_port) not in self._ports:
+                return host, self._next_port
 
     def link(self, source: str, destination: str, **changes: Any) -> None:
         """Change the link from one host to another, from now on and in this direction only."""
@@ -196,14 +201,16 @@ class SimNet:
         self._cut.clear()
 
     def rebind(self, port: SimPort, number: int = 0) -> SimAddress:
-        """Let a port's packets come from another number of its host, and answers to the old one be lost."""
+        """Let a port's packets come from another number of its host, and answers to the old one be lost.
+
+        Raises:
+            OSError: the number is in use.
+        """
+        address = self._free(port.address[0], number)
         self.remove(port)
-        if not number:
-            self._next_port += 1
-            number = self._next_port
-        port.move((port.address[0], number))
-        self._ports[port.address] = port
-        return port.address
+        port.move(address)
+        self._ports[address] = port
+        return address
 
     # ---------------------------------------------------------------- faults
 

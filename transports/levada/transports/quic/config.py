@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from os import PathLike
@@ -10,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import attrs
-import trio
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.tls import SessionTicket
 
@@ -33,12 +33,11 @@ _size: Any = attrs.validators.and_(attrs.validators.instance_of(int), attrs.vali
 class TicketStore:
     """Session tickets that this server has issued, each good for one resumption.
 
-    Taking a ticket removes it, so that recorded 0-RTT data cannot be played to this process a second time.
+    Taking a ticket removes it, so that recorded 0-RTT data cannot be played to this process a second time.  A store may outlive a run
+    of trio, so that its clock is the system's and not that of a run.
     """
 
-    def __init__(
-        self, *, limit: int = 10_000, lifetime: float = 86_400.0, clock: Callable[[], float] = trio.current_time
-    ):
+    def __init__(self, *, limit: int = 10_000, lifetime: float = 86_400.0, clock: Callable[[], float] = time.monotonic):
         self._limit = limit
         self._lifetime = lifetime
         self._clock = clock

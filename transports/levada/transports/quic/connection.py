@@ -412,10 +412,8 @@ class QuicConnection:
             return deadline
         if not self.engine.handshake_complete:
             return min(deadline, self._handshake_deadline)
-        if self._config.keepalive is not None:
-            deadline = min(deadline, self._heard_at + self._config.keepalive)
-        probe = self.engine.probe_at
-        return deadline if probe is None else min(deadline, probe)
+        keepalive = self._config.keepalive
+        return deadline if keepalive is None else min(deadline, self._heard_at + keepalive)
 
     def fire(self, now: float) -> None:
         """Do what was due by now."""
@@ -463,11 +461,13 @@ class QuicConnection:
     def settle(self) -> None:
         """Hand on what the engine has to tell, and let those go on who can."""
         engine = self.engine
-        count = 0
-        while (event := engine.next_event()) is not None:
-            self._handle(event)
-            count += 1
-        self._lonely = count == 1
+        happened = engine.take_events()
+        self._lonely = len(happened) == 1
+        for event in happened:
+            if type(event) is events.StreamDataReceived:
+                self._data_arrived(event)
+            else:
+                self._handle(event)
         if engine.is_over and not self.is_over:
             self._ended_by_engine()
         if engine.reset_tokens_changed:
@@ -502,13 +502,6 @@ class QuicConnection:
 
     def _handle(self, event: events.QuicEvent) -> None:
         match event:
-            case events.StreamDataReceived():
-                stream = self._stream(event.stream_id)
-                early = self.engine.early_streams
-                if early and event.stream_id in early:
-                    early.discard(event.stream_id)
-                    stream.mark_early()
-                stream.data_arrived(event.data, event.end_stream)
             case events.DatagramFrameReceived():
                 if len(self._datagrams) >= self._config.datagram_queue:
                     self._datagrams.popleft()
@@ -530,6 +523,15 @@ class QuicConnection:
                 self._endpoint.forget(self)
             case _:
                 pass
+
+    def _data_arrived(self, event: events.StreamDataReceived) -> None:
+        stream_id = event.stream_id
+        stream = self.streams.get(stream_id) or self._stream(stream_id)
+        early = self.engine.early_streams
+        if early and stream_id in early:
+            early.discard(stream_id)
+            stream.mark_early()
+        stream.data_arrived(event.data, event.end_stream)
 
     def _stream(self, stream_id: int) -> QuicStream:
         stream = self.streams.get(stream_id)

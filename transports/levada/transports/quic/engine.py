@@ -13,14 +13,17 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final
 
 import attrs
 from aioquic import tls
+from aioquic._crypto import HeaderProtection
 from aioquic.quic import events
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection, QuicConnectionState
+from aioquic.quic.crypto import CryptoPair
 from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.recovery import QuicPacketRecovery, QuicPacketSpace
 from aioquic.quic.stream import QuicStream
@@ -151,6 +154,13 @@ class PlainEngine(QuicConnection):
         known = [self._peer_cid, *self._peer_cid_available]
         return {cid.stateless_reset_token for cid in known if cid.stateless_reset_token}
 
+    def take_events(self) -> Collection[events.QuicEvent]:
+        """Return what has happened since the last call."""
+        happened = self._events
+        if happened:
+            self._events = deque()
+        return happened
+
     def terminate(self, code: int, text: str) -> None:
         """End it here and now, without a word to the peer."""
         if not self.terminated:
@@ -259,18 +269,13 @@ class PlainEngine(QuicConnection):
         """Return a path MTU probe if one is due."""
         return []
 
-    @property
-    def probe_at(self) -> float | None:
-        """When the next path MTU probe is due."""
-        return None
-
 
 # ---------------------------------------------------------------- does it fit?
 
 _PLAIN_NAMES = """
     _close_event _close_end _state _handshake_complete _loss _max_datagram_size _packet_number _peer_cid
     _peer_cid_available _remote_max_streams_bidi _remote_max_streams_uni _get_or_create_stream_for_send _streams
-    _datagrams_pending _remote_max_datagram_frame_size _network_paths
+    _datagrams_pending _remote_max_datagram_frame_size _network_paths _events
 """
 _TUNED_NAMES = """
     _streams_queue _streams_blocked_bidi _streams_blocked_uni _streams_blocked_pending _unblock_streams
@@ -285,7 +290,9 @@ _TUNED_NAMES = """
     _payload_received _cryptos _crypto_streams _spaces _ping_pending _probe_pending _pacing_at _handshake_confirmed
     _handshake_done_pending _retire_connection_ids _remote_max_data _remote_max_data_used _close_pending _close_at
     _idle_timeout _loss_at _ack_eliciting_sent_since_receipt _spin_bit _spin_highest_pn _version _ack_delay
-    _remote_ack_delay_exponent _events _is_client
+    _remote_ack_delay_exponent _is_client _initialize _remote_preferred_address _remote_max_idle_timeout _send_probe
+    _local_ack_delay_exponent _local_max_stream_data_uni _local_max_stream_data_bidi_remote _logger _configuration
+    _remote_max_stream_data_bidi_local _on_new_connection_id_delivery _on_ack_delivery _handle_ack_frame
 """
 
 
@@ -299,10 +306,19 @@ def _missing(names: str) -> list[str]:
             stream.sender,
             "_buffer _buffer_start _buffer_stop _pending _pending_eof _reset_error_code highest_offset reset_pending",
         ),
-        (stream.receiver, "_buffer highest_offset stop_pending is_finished"),
-        (builder, "_packet _buffer remaining_flight_space remaining_buffer_space packet_is_empty"),
-        (QuicPacketRecovery, "_on_packets_lost get_probe_timeout"),
-        (getattr(sample, "_loss", None), "_pacer _cc _pto_count _rtt_smoothed _time_of_last_sent_ack_eliciting_packet"),
+        (stream.receiver, "_buffer _buffer_start _final_size highest_offset stop_pending is_finished"),
+        (
+            builder,
+            "_packet _buffer _packet_number _end_packet remaining_flight_space remaining_buffer_space packet_is_empty flush",
+        ),
+        (QuicPacketRecovery, "_on_packets_lost _detect_loss on_ack_received get_probe_timeout"),
+        (
+            getattr(sample, "_loss", None),
+            "_pacer _cc _pto_count _rtt_smoothed _rtt_latest _rtt_min _rtt_variance _rtt_initialized _rtt_first_sample_time "
+            "_time_of_last_sent_ack_eliciting_packet max_ack_delay peer_completed_address_validation",
+        ),
+        (CryptoPair(), "recv send _update_key _update_key_requested"),
+        (HeaderProtection, "_mask"),
         (
             QuicPacketSpace(),
             "ack_at ack_eliciting_in_flight ack_queue expected_packet_number largest_acked_packet loss_time received_packets sent_packets",

@@ -40,8 +40,8 @@ from aioquic.quic.stream import QuicStream
 from .engine import EarlyDatagram, EngineSettings
 from .lean import LeanEngine
 from .packets import ShortPacketBuilder
-from .pacing import BurstPacer
 from .pmtu import MtuSearch
+from .recovery import BurstPacer, LeanRecovery
 
 __all__ = ["TunedEngine"]
 
@@ -51,6 +51,7 @@ _ZERO_RTT = tls.Epoch.ZERO_RTT
 _CONNECTED = QuicConnectionState.CONNECTED
 _STOP_FRAME = 17  # octets at most of STOP_SENDING and MAX_STREAM_DATA: type and two variable-length integers
 _LIMIT_FRAME = 9
+_ACK_FRAME = 33  # with one range: type and four variable-length integers
 _LARGE = 1_160  # octets of stream data that only a packet above 1,200 can hold
 
 
@@ -82,6 +83,14 @@ class TunedEngine(LeanEngine):
         self._cids_unsent = True
         self._short = ShortPacketBuilder(is_client=self._is_client)
         self._mtu = MtuSearch(configuration.max_datagram_size, settings.max_packet_size)
+        self._loss = LeanRecovery(
+            congestion_control_algorithm=configuration.congestion_control_algorithm,
+            initial_rtt=configuration.initial_rtt,
+            max_datagram_size=self._max_datagram_size,
+            peer_completed_address_validation=not self._is_client,
+            send_probe=self._send_probe,
+            logger=self._logger,
+        )
         self._loss._pacer = BurstPacer(max_datagram_size=self._max_datagram_size)
         for limit, value in (
             (self._local_max_streams_bidi, settings.max_streams),
@@ -129,7 +138,7 @@ class TunedEngine(LeanEngine):
 
     def send_stream_data(self, stream_id: int, data: bytes, end_stream: bool = False) -> None:
         """Write to a stream."""
-        stream = self._get_or_create_stream_for_send(stream_id)
+        stream = self._streams.get(stream_id) or self._get_or_create_stream_for_send(stream_id)
         stream.sender.write(data, end_stream=end_stream)
         self._unacked += len(data)
         if not stream.is_blocked:
@@ -580,6 +589,25 @@ class TunedEngine(LeanEngine):
                 break
             pacer.update_after_send(now=now)
 
+    def _write_ack_frame(self, builder: QuicPacketBuilder, space: QuicPacketSpace, now: float) -> None:
+        queue = space.ack_queue
+        if len(queue) > 1 or space is not self._space:
+            super()._write_ack_frame(builder=builder, space=space, now=now)
+            return
+        # Nearly all acknowledgements name one range.
+        numbers = queue[0]
+        last = numbers.stop - 1
+        buf = builder.start_frame(
+            QuicFrameType.ACK, _ACK_FRAME, self._on_ack_delivery, (space, space.largest_received_packet)
+        )
+        buf.push_uint_var(last)
+        buf.push_uint_var(
+            int((now - (space.largest_received_time or now)) * 1_000_000) >> self._local_ack_delay_exponent
+        )
+        buf.push_uint_var(0)
+        buf.push_uint_var(last - numbers.start)
+        space.ack_at = None
+
     def _write_control_frames(self, builder: QuicPacketBuilder, space: QuicPacketSpace) -> None:
         if self._cids_unsent:
             for cid in self._host_cids:
@@ -740,7 +768,11 @@ class TunedEngine(LeanEngine):
             lost_at = loss._time_of_last_sent_ack_eliciting_packet + loss.get_probe_timeout() * 2**loss._pto_count
         self._loss_at = lost_at
         first = self._close_at
-        for at in (space.ack_at, lost_at, self._pacing_at):
+        mtu = self._mtu
+        # A search that is due in time to come does not wake a connection, which could never become idle then: it goes along with
+        # whatever is sent after that.
+        probe_at = mtu.next_at if mtu.next_at <= self._now and not mtu.probing else None
+        for at in (space.ack_at, lost_at, self._pacing_at, probe_at):
             if at is not None and (first is None or at < first):
                 first = at
         return first
@@ -750,12 +782,11 @@ class TunedEngine(LeanEngine):
         self._key_start = self._packet_number
         super().request_key_update()
 
-    @property
-    def probe_at(self) -> float | None:
-        """When the next path MTU probe is due."""
-        if not self._handshake_confirmed or self._state is not _CONNECTED or self._mtu._in_flight:
-            return None
-        return self._mtu.next_at if self._network_paths[0].is_validated else None
+    def _idle_timeout(self) -> float:
+        idle, peers = self._configuration.idle_timeout, self._remote_max_idle_timeout
+        if peers is not None and peers < idle:
+            idle = peers
+        return max(idle, 3 * self._loss.get_probe_timeout())
 
     def probe_path(self, now: float) -> list[tuple[bytes, Any]]:
         """Return a path MTU probe if one is due."""

@@ -24,7 +24,9 @@ from aioquic.quic.packet_builder import QuicPacketBuilder, QuicPacketBuilderStop
 __all__ = ["SentPacket", "ShortPacketBuilder"]
 
 _TAG = 16  # octets that the AEAD adds
-_SAMPLE = slice(2, 18)  # of the sealed payload: header protection samples 4 octets after the packet number's begin, which takes 2
+_SAMPLE = slice(
+    2, 18
+)  # of the sealed payload: header protection samples 4 octets after the packet number's begin, which takes 2
 _SMALLEST_PAYLOAD = 2  # so that there is enough to sample
 _FIXED_AND_LENGTH = 0x41  # the fixed bit, and 2 octets of packet number
 
@@ -56,7 +58,7 @@ class SentPacket:
 class ShortPacketBuilder(QuicPacketBuilder):
     """Builds the 1-RTT packets of one connection; `begin` before each lot, `flush` after it."""
 
-    _packet: SentPacket | None  # type: ignore[assignment]  # has all that is used of aioquic's class
+    _packet: Any  # a `SentPacket`, which has all that is used of aioquic's class
 
     def __init__(self, *, is_client: bool) -> None:
         super().__init__(host_cid=b"", peer_cid=b"", version=0, is_client=is_client, max_datagram_size=0)
@@ -126,8 +128,8 @@ class ShortPacketBuilder(QuicPacketBuilder):
         Raises:
             QuicPacketBuilderStop: there is no room for `capacity` octets; nothing was written.
         """
-        buf, packet = self._buffer, self._packet
-        assert packet is not None
+        buf = self._buffer
+        packet: SentPacket = self._packet
         kind = int(frame_type)  # hashing the members of an enumeration costs more than all else here
         in_flight = kind not in _NOT_IN_FLIGHT
         used = buf.tell()
@@ -145,9 +147,9 @@ class ShortPacketBuilder(QuicPacketBuilder):
         return buf
 
     def _end_packet(self) -> None:
-        packet, self._packet = self._packet, None
+        packet: SentPacket = self._packet
+        self._packet = None
         buf, keys = self._buffer, self._keys
-        assert packet is not None
         assert keys is not None
         size = buf.tell()
         if not size:

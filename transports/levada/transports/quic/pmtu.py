@@ -35,6 +35,11 @@ class MtuSearch:
         self.next_at = 0.0 if ceiling > base else math.inf
         """When a probe may go out."""
 
+    @property
+    def probing(self) -> bool:
+        """Whether a probe is on its way."""
+        return self._in_flight > 0
+
     def limit(self, octets: int, now: float) -> None:
         """Keep below what the peer says it takes, which is 1,200 at least."""
         self.base, self.size = min(self.base, octets), min(self.size, octets)
@@ -93,5 +98,5 @@ class MtuSearch:
     def _settle(self, now: float) -> None:
         if self._high - self.size < GRANULARITY:
             self._high = self.size
-            # At the ceiling there is nothing left to find; and each probe keeps an idle connection from timing out.
+            # At the ceiling there is nothing left to find.
             self.next_at = now + PROBE_AGAIN if self.size < self.ceiling else math.inf

@@ -218,7 +218,9 @@ async def stop_carries_its_code(traits: CarrierTraits, a: Connection, b: Connect
 
 
 @check
-async def stop_of_an_idle_stream_is_noticed_without_writing(traits: CarrierTraits, a: Connection, b: Connection) -> None:
+async def stop_of_an_idle_stream_is_noticed_without_writing(
+    traits: CarrierTraits, a: Connection, b: Connection
+) -> None:
     await _notice_stop(traits, *await pair_on(traits, a, b))
     x, y = await pair_on(traits, a, b, unidirectional=True)
     await _notice_stop(traits, x, y)

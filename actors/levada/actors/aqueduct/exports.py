@@ -1,0 +1,266 @@
+"""The owner's side of a ref that has travelled: envelopes from the peer become messages, questions and signals of the actor here.
+
+* A message that finds the actor's mailbox full waits, and what is behind it stays in the channel, whose window closes: so senders at the
+  peer wait for the actor, as those here do.
+* An envelope that is none ends the channel; a message in one that cannot be decoded is that message's loss, and an error to whoever asked.
+* The channel outlives the actor: what is told to it then is a dead letter, and what is asked fails with the reason.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from levada.framework import Failed
+from levada.framework.ask import Ask
+from levada.framework.cell import Cell
+from levada.framework.codec import AttachmentKind
+from levada.framework.errors import ActorError, ActorStopped, DecodeError, LevadaError
+from levada.framework.message import Asks, reply_type
+from levada.transports.aqueduct import Delivery, ReceiverHalf, SenderHalf
+
+from . import envelopes
+from .halves import open_delivery
+from .oneshots import Promise
+
+if TYPE_CHECKING:
+    from .refs import Refs, RemoteRef
+
+__all__ = ["Export", "answer_type"]
+
+logger = logging.getLogger("levada.actors.aqueduct")
+
+
+class Export:
+    """What receives the envelopes of one copy of a ref."""
+
+    __slots__ = ("_busy", "_cell", "_forget", "_half", "_held", "_refs", "_waiting")
+
+    def __init__(self, refs: Refs, cell: Cell) -> None:
+        self._refs = refs
+        self._cell = cell
+        self._half: ReceiverHalf
+        self._held: Any = None
+        """A message or a question that did not fit into the mailbox."""
+        self._waiting = False
+        """Whether the mailbox will call when it has room, or has ended."""
+        self._forget: Callable[[], None]
+        self._busy = False
+
+    # What a message that is being packed asks of it.
+
+    def bound(self, half: Any) -> Export:
+        """The message has left, and this is the half."""
+        self._half = half
+        self._refs.halves.inbound[half] = self
+        self._refs.halves.idle.add(half)
+        return self
+
+    def forget(self) -> None:
+        """The message will never leave."""
+
+    def give_back(self) -> None:
+        """The message could not be written."""
+
+    # What a record is.
+
+    def start(self) -> None:
+        """See `levada.actors.aqueduct.halves.Record`."""
+        if self._half.ended:
+            self.ended()
+        else:
+            self.pump()
+
+    def ended(self) -> None:
+        """The peer has given the ref up, or is lost; what has arrived is still handled."""
+        self._refs.halves.inbound.pop(self._half, None)
+        self._refs.halves.idle.discard(self._half)
+        self.pump()
+
+    def pump(self) -> None:
+        """Give the actor what has arrived."""
+        if self._busy or self._waiting:
+            return
+        self._busy = True
+        half, halves = self._half, self._refs.halves
+        try:
+            while not self._waiting and half.mailbox:
+                delivery = half.take()
+                halves.received += 1
+                try:
+                    self._open(delivery)
+                except DecodeError as error:
+                    logger.warning("%s: an envelope for %s: %s", halves.peer, self._cell.path, error)
+                    delivery.discard()
+                    half.close()
+        finally:
+            self._busy = False
+        halves.turn()
+
+    # ------------------------------------------------ envelopes
+
+    def _open(self, delivery: Delivery) -> None:
+        """Do what an envelope says.
+
+        Raises:
+            DecodeError: it is none.
+        """
+        head = envelopes.head_of(delivery.payload)
+        if head is envelopes.TELL:
+            self._tell(delivery)
+        elif head is envelopes.ASK:
+            self._ask(delivery, self._oneshot(delivery))
+        elif head is envelopes.WATCH:
+            if delivery.payload != head or len(delivery.attachments) != 1:
+                raise DecodeError("a watch with more than its oneshot")
+            self._watch(self._oneshot(delivery))
+        else:
+            self._link(delivery)
+
+    def _oneshot(self, delivery: Delivery) -> SenderHalf:
+        half = delivery.attachments[0] if delivery.attachments else None
+        if not isinstance(half, SenderHalf) or not half.oneshot:
+            raise DecodeError("an envelope without the oneshot that belongs to it")
+        return half
+
+    def _tell(self, delivery: Delivery) -> None:
+        refs = self._refs
+        payload = delivery.payload[len(envelopes.TELL) :]
+        try:
+            if delivery.attachments:
+                message, _ = open_delivery(refs.halves, delivery, payload, Any)
+            else:
+                message = refs.halves.codec.decode(payload, detach=refs.returned)
+        except LevadaError as error:
+            logger.warning("%s: a message for %s cannot be decoded: %s", refs.peer, self._cell.path, error)
+        else:
+            self._put(message)
+
+    def _ask(self, delivery: Delivery, half: SenderHalf) -> None:
+        refs = self._refs
+        question = Question(refs, self._cell, half)
+        try:
+            question.message, _ = open_delivery(
+                refs.halves, delivery, delivery.payload[len(envelopes.ASK) :], Any, first=1
+            )
+        except LevadaError as error:
+            question.fail(ActorError(f"the question cannot be decoded: {error}", actor=self._cell.path))
+        else:
+            self._put(question)
+
+    def _watch(self, half: SenderHalf) -> None:
+        cell, halves = self._cell, self._refs.halves
+        promise = Promise(halves, lambda: cell._forget_watcher(promise), idle=True)
+        halves.start(promise.bound(half))
+        cell._add_watcher(
+            promise, lambda reason: promise.send(envelopes.encode_signal(envelopes.DOWN, reason))
+        )
+
+    def _link(self, delivery: Delivery) -> None:
+        """Tie the actor here to the one that asks for it, if it may be.
+
+        Raises:
+            DecodeError: it is no link.
+        """
+        refs, cell = self._refs, self._cell
+        attachments = delivery.attachments
+        wanted = (AttachmentKind.REF, AttachmentKind.ONESHOT_SENDER, AttachmentKind.ONESHOT_RECEIVER)
+        notes: list[bytes] = []
+
+        def detach(number: int, kind: AttachmentKind, item: Any, note: bytes = b"") -> AttachmentKind:
+            if number != wanted.index(kind):
+                raise ValueError("it is in another's place")
+            notes.append(note)
+            return kind
+
+        if refs.codec.decode(delivery.payload, detach=detach) != [envelopes.LINK[1], *wanted] or len(attachments) != 3:
+            raise DecodeError("a link that lacks something, or has too much")
+        source, ours, theirs = attachments
+        if not (
+            isinstance(source, SenderHalf)
+            and not source.oneshot
+            and isinstance(ours, SenderHalf)
+            and ours.oneshot
+            and isinstance(theirs, ReceiverHalf)
+            and theirs.oneshot
+        ):
+            raise DecodeError("a link with other channels than its own")
+        self._tie(refs.arrived(source, notes[0]), ours, theirs)
+
+    def _tie(self, ref: RemoteRef, ours: SenderHalf, theirs: ReceiverHalf) -> None:
+        from .refs import Tie
+
+        cell, halves = self._cell, self._refs.halves
+        tie = Tie(ref, cell)
+        halves.start(tie.ours.bound(ours))
+        if not cell.is_alive:
+            tie.tell_exit(cell._reason)
+        elif not getattr(cell._actor, "accept_remote_links", False):
+            tie.tell_exit(
+                Failed(ActorError(f"{cell.path} lets no actor of another system link to it (accept_remote_links)"))
+            )
+        else:
+            ref.add_tie(tie)
+            cell._tie(ref)
+        halves.start(tie.theirs.bound(theirs))
+
+    # ------------------------------------------------ the mailbox
+
+    def _put(self, entry: Any) -> None:
+        """Put a message or a question into the mailbox, or hold it until there is room."""
+        cell = self._cell
+        try:
+            if not cell.try_tell(entry):
+                self._held, self._waiting = entry, True
+                self._forget = cell.on_stopped(self._room)
+                cell.on_room(self._room)
+        except ActorStopped:
+            cell.tell(entry)  # a dead letter, or an error to whoever asked
+        except Exception:
+            # The key of a conflating mailbox is code of the user, and the peer is not to blame.
+            logger.exception("%s: no key for a message from %s", cell.path, self._refs.peer)
+            if isinstance(entry, Ask):
+                entry.fail(ActorError(f"{cell.path} has no key for this question", actor=cell.path))
+            else:
+                cell._system.dead_letter(entry, cell, "no key")
+
+    def _room(self) -> None:
+        if self._waiting:
+            entry, self._held, self._waiting = self._held, None, False
+            self._forget()
+            self._put(entry)
+            self.pump()
+
+
+class Question(Ask):
+    """A question from the peer; what becomes of it is told on its oneshot."""
+
+    __slots__ = ("_promise", "_refs")
+
+    def __init__(self, refs: Refs, cell: Cell, half: SenderHalf) -> None:
+        super().__init__(None, cell)
+        self._refs = refs
+        self._promise = Promise(refs.halves, self.withdraw)
+        refs.halves.start(self._promise.bound(half))
+
+    def _settle(self, value: Any, error: BaseException | None) -> None:
+        super()._settle(value, error)
+        promise, refs = self._promise, self._refs
+        if error is None:
+            expected = answer_type(self.message)
+            refs.halves.packing.channel = refs.answers
+            try:
+                promise.send(envelopes.ANSWER + refs.codec.encode(value, expected, attachments=refs.halves.packing))
+            except Exception as broken:
+                logger.exception("%s: an answer cannot travel", self.target.path)
+                kind = type(self.message).__name__
+                error = ActorError(f"the answer to {kind} cannot travel: {broken}", actor=self.target.path)
+        if error is not None:
+            promise.send(envelopes.encode_failure(error))
+
+
+def answer_type(question: Any) -> Any:
+    """Tell how the answer to a question is written; one that does not say may be answered with whatever can travel."""
+    kind = type(question)
+    return reply_type(kind) if issubclass(kind, Asks) else Any

@@ -1,0 +1,654 @@
+"""Refs of actors in another system: what a program holds (`RemoteRef`), and the refs of one connection (`Refs`).
+
+* A ref is copied into a message, never moved. Each copy brings a channel of envelopes to its owner's side; where this side knows the
+  actor already, the copy arrives as the very ref that is here, and its channel ends unused. So refs of one connection are equal if
+  and only if they are of the same actor.
+* What is told and asked goes over the ref's channel, in order. Answers and ends come back on oneshots of their own, so that neither
+  waits behind messages, and a lost connection ends each of them.
+* A ref that nobody holds gives its channel up; what was told on it still arrives.
+* The end of an actor is known here when it was watched, or sent something, and its notice has come; the end of the connection is
+  the end of all its refs, for the reason `Lost`.
+
+What the owner's side does is in `levada.actors.aqueduct.exports`, the octets are in `levada.actors.aqueduct.envelopes`.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any, NoReturn
+
+import attrs
+import trio
+
+from levada.framework import ActorSystem, Failed, Lost, Reason, Ref
+from levada.framework.ask import Ask, ThreadAsk, stopped_error
+from levada.framework.cell import Cell, make_dead
+from levada.framework.channel import WINDOW
+from levada.framework.channel_core import ChannelCore, TerminalState
+from levada.framework.codec import AttachmentKind
+from levada.framework.errors import ActorError, DecodeError, HandleNotForwardable, LevadaError, MailboxFull, NoValue
+from levada.framework.ref import DEFAULT_TIMEOUT, FromThread
+from levada.transports.aqueduct import Attach, Delivery
+
+from . import envelopes
+from .envelopes import Identity
+from .exports import Export, answer_type
+from .halves import Halves, Outbound, Packing, open_delivery
+from .oneshots import Awaited, Promise
+
+__all__ = ["Refs", "RemoteRef", "Tie"]
+
+logger = logging.getLogger("levada.actors.aqueduct")
+
+_LOST = (TerminalState.LOST, TerminalState.CONNECTION_LOST)
+
+
+class Refs:
+    """The refs that have travelled over one connection, in both directions."""
+
+    def __init__(self, halves: Halves, system: ActorSystem) -> None:
+        self.halves = halves
+        self.system = system
+        # An envelope has a few octets before its message.
+        self.codec = attrs.evolve(halves.codec, max_bytes=max(1, halves.codec.max_bytes - 16))
+        self._exported: weakref.WeakValueDictionary[int, Cell] = weakref.WeakValueDictionary()
+        """Actors of this side that the peer has had a ref of: living ones, and dead ones that somebody here still holds."""
+        self.answers = ChannelCore(Any, 1, "for an answer")
+        """Names the place of handles in answers."""
+        self._remote: weakref.WeakValueDictionary[int, RemoteRef] = weakref.WeakValueDictionary()
+
+    @property
+    def peer(self) -> str:
+        """Name of the peer."""
+        return self.halves.peer
+
+    def attach(self, handle: Any, packing: Packing) -> tuple[AttachmentKind, int] | tuple[AttachmentKind, int, bytes]:
+        """Put a ref, or a oneshot of one, into a message.
+
+        Raises:
+            HandleNotForwardable: a ref of a third system, or a handle that cannot travel at all.
+        """
+        if isinstance(handle, Cell):
+            self._exported[handle.incarnation] = handle
+            note = Identity(handle.incarnation, handle.path).encode()
+            return AttachmentKind.REF, packing.take(Export(self, handle), Attach.SENDER), note
+        if isinstance(handle, RemoteRef):
+            if handle.refs is self:
+                return AttachmentKind.RETURNED_REF, handle.incarnation
+            raise HandleNotForwardable(
+                f"{handle!r} came over another connection and goes no further; send one of an actor here that passes messages on"
+            )
+        if isinstance(handle, Awaited):
+            return AttachmentKind.ONESHOT_SENDER, packing.take(handle, Attach.ONESHOT_SENDER)
+        if isinstance(handle, Promise):
+            return AttachmentKind.ONESHOT_RECEIVER, packing.take(handle, Attach.ONESHOT_RECEIVER)
+        raise HandleNotForwardable(
+            f"a {type(handle).__name__} cannot travel in a message; send a Sender that leads to it, or the Ref of an actor"
+        )
+
+    def arrived(self, half: Any, note: bytes) -> RemoteRef:
+        """Give the ref that came with a message.
+
+        Args:
+            half: the sender's half of its channel.
+            note: who it is.
+
+        Raises:
+            DecodeError: the note says nothing.
+        """
+        identity = Identity.decode(note)
+        known = self._remote.get(identity.incarnation)
+        if known is not None and not known.is_lost:
+            half.finish()
+            self.halves.turn()
+            return known
+        ref = self._remote[identity.incarnation] = RemoteRef(self, identity, half)
+        return ref
+
+    def returned(self, number: int, kind: AttachmentKind, item: Any = None, note: bytes = b"") -> Ref[Any]:
+        """Give the actor of this side whose ref came home.
+
+        Raises:
+            LookupError: it is no ref that came home.
+        """
+        if kind is not AttachmentKind.RETURNED_REF:
+            raise LookupError("the message has no attachments")
+        cell = self._exported.get(number)
+        # Whoever is not known any more has ended; a number that was never given away leads nowhere either.
+        return cell if cell is not None else make_dead(self.system, number)
+
+
+# ---------------------------------------------------------------- what goes over the channel of a ref
+
+
+class Signal:
+    """An entry of a ref's channel that is not just a message to tell."""
+
+    __slots__ = ()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it need still be sent."""
+        return True
+
+    def encode(self, refs: Refs, packing: Packing) -> bytes:
+        """Give the octets, and put what travels along into the packing."""
+        raise NotImplementedError
+
+    def failed(self, error: BaseException | None) -> None:
+        """It was to be sent later, and cannot be: the error, or ``None`` if the ref has ended."""
+        raise NotImplementedError
+
+
+class _Later(Signal):
+    """A message that stands in line for room, told by nobody who could wait."""
+
+    __slots__ = ("message", "ref")
+
+    def __init__(self, ref: RemoteRef, message: Any) -> None:
+        self.ref = ref
+        self.message = message
+
+    def encode(self, refs: Refs, packing: Packing) -> bytes:
+        return envelopes.TELL + refs.codec.encode(self.message, attachments=packing)
+
+    def failed(self, error: BaseException | None) -> None:
+        if error is not None:
+            logger.error("%r: a message cannot travel", self.ref, exc_info=error)
+        self.ref.system.dead_letter(self.message, self.ref, "stopped")
+
+
+class _RefOutbound(Outbound):
+    """The place of the owner at the end of a ref's channel."""
+
+    __slots__ = ()
+
+    def _encode(self, entry: Any) -> bytes:
+        refs, packing = self.halves.refs, self.halves.packing
+        packing.channel = self.channel
+        if isinstance(entry, Signal):
+            return entry.encode(refs, packing)
+        return envelopes.TELL + refs.codec.encode(entry, attachments=packing)
+
+    def ended(self) -> None:
+        self.halves.idle.discard(self.half)
+        super().ended()
+
+
+class Asking(Signal):
+    """A question on its way, and the oneshot for its answer."""
+
+    __slots__ = ("answer", "question", "ref")
+
+    def __init__(self, ref: RemoteRef, question: Ask) -> None:
+        self.ref = ref
+        self.question = question
+        self.answer = Awaited(ref.refs.halves, self._answered, self._over)
+
+    @property
+    def wanted(self) -> bool:
+        return not self.question.settled
+
+    def encode(self, refs: Refs, packing: Packing) -> bytes:
+        packing.take(self.answer, Attach.ONESHOT_SENDER)
+        return envelopes.ASK + refs.codec.encode(self.question.message, attachments=packing)
+
+    def failed(self, error: BaseException | None) -> None:
+        self.question.fail(error or self.ref.stopped(self.question.message))
+
+    def withdraw(self) -> None:
+        """Nobody waits for the answer any more: the owner's side learns of it."""
+        self.answer.close()
+
+    def _answered(self, delivery: Delivery) -> None:
+        question, halves, payload = self.question, self.ref.refs.halves, delivery.payload
+        try:
+            if payload.startswith(envelopes.ANSWER):
+                expected = answer_type(question.message)
+                value, _ = open_delivery(halves, delivery, payload[len(envelopes.ANSWER) :], expected)
+                question.answer(value)
+            else:
+                error = envelopes.error_from(payload, self.ref.path, question.message)
+                delivery.discard()
+                question.fail(error)
+        except LevadaError as error:
+            if not payload.startswith(envelopes.ANSWER):
+                delivery.discard()
+            question.fail(error)
+
+    def _over(self, state: TerminalState) -> None:
+        message = self.question.message
+        if state in _LOST:
+            self.question.fail(stopped_error(self.ref, Lost(self.ref.refs.peer), message))  # type: ignore[arg-type]
+        else:
+            self.question.fail(NoValue(f"the answer to {type(message).__name__} was given up"))
+
+
+class _Watching(Signal):
+    """The wish to know of the actor's end."""
+
+    __slots__ = ("down", "ref")
+
+    def __init__(self, ref: RemoteRef) -> None:
+        # Weakly: that somebody would like to know keeps no ref, those who watch do.
+        self.ref = weakref.ref(ref)
+        self.down = Awaited(ref.refs.halves, self._down, self._over, idle=True)
+
+    def encode(self, refs: Refs, packing: Packing) -> bytes:
+        packing.take(self.down, Attach.ONESHOT_SENDER)
+        return envelopes.WATCH
+
+    def failed(self, error: BaseException | None) -> None:
+        self._over(TerminalState.LOST)
+
+    def _down(self, delivery: Delivery) -> None:
+        ref = self.ref()
+        delivery.discard()
+        if ref is not None:
+            try:
+                reason = envelopes.read_signal(envelopes.DOWN, delivery.payload, ref.path)
+            except DecodeError as error:
+                logger.warning("%r: %s", ref, error)
+                ref.lose()
+            else:
+                ref.end(reason)
+
+    def _over(self, state: TerminalState) -> None:
+        ref = self.ref()
+        if ref is not None:
+            ref.lose()
+
+
+class Tie(Signal):
+    """One side's record of a link between an actor here and one there.
+
+    Each side has a oneshot to say on that its actor has ended, and why; one that ends without a value unties.
+    """
+
+    __slots__ = ("cell", "ours", "ref", "theirs")
+
+    def __init__(self, ref: RemoteRef, cell: Cell) -> None:
+        halves = ref.refs.halves
+        self.ref = ref
+        self.cell = cell
+        self.ours = Promise(halves, self._unheard, idle=True)
+        """To tell of the end of the actor here."""
+        self.theirs = Awaited(halves, self._exited, self._untied, idle=True)
+        """To hear of the end of the actor there."""
+
+    def encode(self, refs: Refs, packing: Packing) -> bytes:
+        return refs.codec.encode([envelopes.LINK[1], self.cell, self.theirs, self.ours], attachments=packing)
+
+    def failed(self, error: BaseException | None) -> None:
+        self.end(Failed(error) if error is not None else self.ref.reason)
+
+    def tell_exit(self, reason: Reason) -> None:
+        """The actor here has ended."""
+        self.ours.send(envelopes.encode_signal(envelopes.EXIT, reason))
+        self.theirs.close()
+
+    def cut(self) -> None:
+        """Untie, from this side."""
+        self.ours.finish()
+        self.theirs.close()
+
+    def end(self, reason: Reason) -> None:
+        """The actor there has ended, or is out of reach."""
+        self.cut()
+        self.ref.forget_tie(self)
+        self.cell._exited(self.ref, reason)
+
+    def _exited(self, delivery: Delivery) -> None:
+        delivery.discard()
+        try:
+            self.end(envelopes.read_signal(envelopes.EXIT, delivery.payload, self.ref.path))
+        except DecodeError as error:
+            logger.warning("%r: %s", self.ref, error)
+            self.end(Lost(self.ref.refs.peer))
+
+    def _untied(self, state: TerminalState) -> None:
+        if state is TerminalState.FINISHED:  # the actor there has unlinked
+            self.ours.finish()
+            if self.ref.forget_tie(self):
+                self.cell._untie(self.ref)
+        else:
+            self.end(Lost(self.ref.refs.peer))
+
+    def _unheard(self) -> None:
+        """The peer's side of it has ended, which it says on its own oneshot too."""
+
+
+# ---------------------------------------------------------------- the ref
+
+
+class RemoteRef(Ref[Any]):
+    """An actor in another system, as a program here holds it; what a ref in a message arrives as."""
+
+    __slots__ = (
+        "__weakref__",
+        "_channel",
+        "_identity",
+        "_reason",
+        "_standing",
+        "_ties",
+        "_watchers",
+        "_watching",
+        "is_lost",
+        "refs",
+    )
+
+    def __init__(self, refs: Refs, identity: Identity, half: Any) -> None:
+        self.refs = refs
+        self._identity = identity
+        self._reason: Reason | None = None
+        self.is_lost = False
+        """Whether it ended because the way to the actor was lost, not because the actor ended."""
+        self._standing: set[Signal] = set()
+        """Stand in line for room."""
+        self._ties: dict[Cell, list[Tie]] = {}
+        self._watchers: dict[Hashable, Callable[[Reason], None]] = {}
+        self._watching: _Watching | None = None
+        self._channel = ChannelCore(Any, WINDOW, f"ref {identity.path}")
+        self._channel.receiver.away = 1
+        this = weakref.ref(self)
+
+        def channel_ended() -> None:
+            ref = this()
+            if ref is not None:
+                ref.lose()
+
+        self._channel.sender.on_terminated(channel_ended)
+        refs.halves.idle.add(half)
+        refs.halves.start(_RefOutbound(refs.halves, self._channel, half))
+
+    # ------------------------------------------------------------ what users call
+
+    @property
+    def path(self) -> str:
+        return self._identity.path
+
+    @property
+    def incarnation(self) -> int:
+        return self._identity.incarnation
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the actor has not ended, as far as is known here; its end is known late, or never if nobody watches it."""
+        return self._reason is None
+
+    def tell(self, message: Any) -> None:
+        """See `Ref.tell`.
+
+        Raises:
+            MailboxFull: the window of the channel to its system is full: the actor, or the network, is slower than those who tell.
+            TypeError, ValueError, LevadaError: the message cannot travel; its handles are still here.
+        """
+        if self._reason is None and self._channel.accept(message):
+            return
+        if self._reason is not None:
+            self.system.dead_letter(message, self, "stopped")
+            return
+        window = self._channel.window
+        raise MailboxFull(
+            f"{window} messages are on their way to {self.path} at {self.refs.peer}; send() waits for room",
+            actor=self.path,
+            capacity=window,
+            message=message,
+        )
+
+    async def send(self, message: Any) -> None:
+        """See `Ref.send`; waits while the window of the channel to its system is full.
+
+        Raises:
+            TypeError, ValueError, LevadaError: the message cannot travel; its handles are still here.
+        """
+        await self.system.scheduler.breathe()
+        if self._reason is None:
+            self._watch_end()
+            if self._channel.accept(message) or await self._channel.wait_to_put(self, message):
+                return
+        raise self.stopped(message)
+
+    async def ask(self, message: Any, *, timeout: float | None = DEFAULT_TIMEOUT) -> Any:
+        """See `Ref.ask`. A circle of asks over two systems is not seen: it ends by its timeouts.
+
+        Raises:
+            TypeError, ValueError, LevadaError: the question cannot travel; its handles are still here.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if self._reason is not None:
+            raise self.stopped(message)
+        asking = Asking(self, Ask(message, self))  # type: ignore[arg-type]
+        self._post(asking)
+        try:
+            asking.question.start_timer(timeout)
+            return await asking.question.wait()
+        finally:
+            asking.withdraw()
+
+    def stop(self, *, now: bool = False) -> None:
+        """Refuse: only an actor's own system stops it.
+
+        Raises:
+            ActorError: always.
+        """
+        self._refuse("stopped")
+
+    def kill(self) -> None:
+        """Refuse: only an actor's own system kills it.
+
+        Raises:
+            ActorError: always.
+        """
+        self._refuse("killed")
+
+    async def terminated(self) -> Reason:
+        """See `Ref.terminated`."""
+        ended = trio.Event()
+        key = object()
+        self._add_watcher(key, lambda _: ended.set())
+        try:
+            await ended.wait()
+        finally:
+            self._forget_watcher(key)
+        assert self._reason is not None
+        return self._reason
+
+    @property
+    def from_thread(self) -> FromThread[Any]:
+        return _RemoteFromThread(self)
+
+    def on_stopped(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """See `Ref.on_stopped`."""
+        key = object()
+        self._add_watcher(key, lambda _: callback())
+        return lambda: self._forget_watcher(key)
+
+    def __repr__(self) -> str:
+        return f"<Ref {self.path}#{self.incarnation} at {self.refs.peer}>"
+
+    def __del__(self) -> None:
+        channel = self._channel
+        if channel.sender.state is TerminalState.OPEN:
+            # Collection may happen in any thread and at any moment.
+            channel.end_soon(_release, channel, self._watching)
+
+    # ------------------------------------------------------------ what the runtime asks of a ref
+
+    @property
+    def system(self) -> ActorSystem:
+        """The system on this side."""
+        return self.refs.system
+
+    _system = system
+
+    @property
+    def _line(self) -> Any:
+        return self._channel.putters
+
+    def _depth(self) -> int:
+        return len(self._channel.queue) + len(self._channel.putters)
+
+    def _enqueue(self, message: Any, *, patient: bool = False) -> None:
+        """Put a message or a question in, or in line for room, for those who cannot wait: routers and threads."""
+        if not isinstance(message, Ask):
+            later = _Later(self, message)
+            if self._reason is None:
+                self._try_post(later)
+            else:
+                later.failed(None)
+        elif self._reason is None:
+            asking = Asking(self, message)
+            if isinstance(message, _ThreadQuestion):
+                message.asking = asking
+            self._try_post(asking)
+        else:
+            message.fail(self.stopped(message.message))
+
+    def _add_watcher(self, key: Hashable, ended: Callable[[Reason], None]) -> None:
+        if self._reason is not None:
+            ended(self._reason)
+            return
+        self._watch_end()
+        self._watchers[key] = ended
+
+    def _forget_watcher(self, key: Hashable) -> None:
+        if self._watchers.pop(key, None) is not None and not self._watchers and self._watching is not None:
+            watching, self._watching = self._watching, None
+            self._standing.discard(watching)
+            watching.down.close()
+
+    def _tie(self, cell: Cell) -> None:
+        if cell not in self._ties:
+            tie = Tie(self, cell)
+            self._post(tie)
+            self._ties[cell] = [tie]
+
+    def _untie(self, cell: Cell) -> None:
+        for tie in self._ties.pop(cell, ()):
+            tie.cut()
+
+    def _exited(self, cell: Cell, reason: Reason) -> None:
+        for tie in self._ties.pop(cell, ()):
+            tie.tell_exit(reason)
+
+    # ------------------------------------------------------------ what its own signals ask of it
+
+    def add_tie(self, tie: Tie) -> None:
+        """Note a link that the actor there has made."""
+        self._ties.setdefault(tie.cell, []).append(tie)
+
+    def forget_tie(self, tie: Tie) -> bool:
+        """Take a link out that has ended; whether there is none left with that actor."""
+        ties = self._ties.get(tie.cell, [])
+        if tie in ties:
+            ties.remove(tie)
+        if not ties:
+            self._ties.pop(tie.cell, None)
+        return not ties
+
+    @property
+    def reason(self) -> Reason:
+        """Why it has ended."""
+        assert self._reason is not None
+        return self._reason
+
+    def stopped(self, message: Any) -> LevadaError:
+        """Make the error for a message that nobody will handle."""
+        return stopped_error(self, self.reason, message)  # type: ignore[arg-type]
+
+    def lose(self) -> None:
+        """The way to the actor is gone."""
+        if self._reason is None:
+            self.is_lost = True
+            self.end(Lost(self.refs.peer))
+
+    def end(self, reason: Reason) -> None:
+        """The actor has ended, or is out of reach."""
+        if self._reason is not None:
+            return
+        self._reason = reason
+        standing, self._standing = self._standing, set()
+        for signal in standing:
+            signal.failed(None)
+        watchers, self._watchers = self._watchers, {}
+        for ended in watchers.values():
+            ended(reason)
+        if self.is_lost:
+            for tie in [tie for ties in self._ties.values() for tie in ties]:
+                tie.end(reason)
+        _release(self._channel, self._watching, self)
+
+    # ------------------------------------------------------------ inside
+
+    def _post(self, signal: Signal) -> None:
+        """Send a signal, or let it stand in line for room; raises what `encode` raises."""
+        if not self._channel.offer(signal, lambda: self._try_post(signal)):
+            self._standing.add(signal)
+
+    def _try_post(self, signal: Signal) -> None:
+        """The same, for a signal whose sender is told by `Signal.failed`."""
+        self._standing.discard(signal)
+        if signal.wanted and self._reason is None:
+            try:
+                self._post(signal)
+            except Exception as error:  # noqa: BLE001 - whatever keeps it from travelling, its sender is to know
+                signal.failed(error)
+
+    def _watch_end(self) -> None:
+        """See to it that the end of the actor is told here."""
+        if self._watching is None:
+            watching = _Watching(self)
+            self._post(watching)
+            self._watching = watching
+
+    def _refuse(self, done: str) -> NoReturn:
+        raise ActorError(
+            f"{self.path} lives at {self.refs.peer} and is {done} by its own system only; tell it what you want of it",
+            actor=self.path,
+        )
+
+
+def _release(channel: ChannelCore, watching: _Watching | None, handle: object = None) -> None:
+    """Give the channel of a ref up; what is queued still leaves."""
+    if watching is not None:
+        watching.down.close()
+    if channel.producers and channel.sender.state is TerminalState.OPEN:
+        channel.finish_producer(handle)
+
+
+# ---------------------------------------------------------------- other threads
+
+
+class _ThreadQuestion(ThreadAsk):
+    """A question of a thread; its withdrawal is told to the owner's side."""
+
+    __slots__ = ("asking",)
+
+    asking: Asking | None
+
+    def withdraw(self) -> None:
+        super().withdraw()
+        asking = getattr(self, "asking", None)
+        if asking is not None:
+            asking.withdraw()
+
+
+class _RemoteFromThread(FromThread[Any]):
+    __slots__ = ("_ref",)
+
+    def __init__(self, ref: RemoteRef) -> None:
+        self._ref = ref
+
+    def tell(self, message: Any) -> None:
+        self._ref.system.inbox.put(self._ref, message)  # type: ignore[arg-type]
+
+    def ask(self, message: Any, *, timeout: float | None = DEFAULT_TIMEOUT) -> Any:
+        system = self._ref.system
+        if system.inbox.is_home():
+            raise RuntimeError("from_thread.ask() in the system's own thread would wait for ever; await ask() instead")
+        question = _ThreadQuestion(message, self._ref)  # type: ignore[arg-type]
+        system.inbox.put(self._ref, question)  # type: ignore[arg-type]
+        return question.block(system.inbox, system.ask_timeout if timeout == DEFAULT_TIMEOUT else timeout)

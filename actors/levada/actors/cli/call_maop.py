@@ -1,0 +1,115 @@
+"""``levada call maop://…``: one Request, whose answer is written as it comes, or one Message."""
+
+from __future__ import annotations
+
+import argparse
+import codecs
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from levada.actors.maop import Body, OperationFailed, Peer, PeerConfig, Refused, connect
+from levada.framework import ActorSystem
+from levada.framework.errors import ConfigurationError
+
+from .call import CallFailed, octets_of, print_octets
+
+__all__ = ["call"]
+
+_NOT_HERE = ("route", "metadata", "metadata_type", "setup", "user", "cert", "key", "tag", "limit")
+
+
+async def call(args: argparse.Namespace) -> None:
+    """Send, and print what comes back.
+
+    Raises:
+        CallFailed: the peer refused the operation, or it failed.
+        ConfigurationError: arguments that make no sense.
+        ConnectionLost: nobody answers there, or the client is not let in.
+    """
+    body = _body(args)
+    token = None if args.token_file is None else octets_of(f"@{args.token_file}").rstrip(b"\r\n")
+    who: dict[str, Any] = {"auth_type": "Basic"} if token is None else {"token": token}
+    config = PeerConfig(carrier=_carrier(args))
+    async with ActorSystem("call") as system, connect(system, args.url, config=config, **who) as peer:
+        try:
+            await (_message if args.message else _request)(peer, body, args)
+        except Refused as refused:
+            again = "" if refused.retry_after is None else f"; again in {refused.retry_after:g} s"
+            raise CallFailed(f"refused by {refused}{again}") from None
+        except OperationFailed as failed:
+            raise CallFailed(str(failed)) from None
+
+
+async def _message(peer: Peer, body: Body, args: argparse.Namespace) -> None:
+    done = await peer.message(args.msg_id, body, priority=_priority(args))
+    if args.json:
+        print(json.dumps({"started": done.started, "took": done.took}), flush=True)
+
+
+async def _request(peer: Peer, body: Body, args: argparse.Namespace) -> None:
+    # The whole call has --timeout; without it the peer has the protocol's own five seconds.
+    times = {} if args.timeout is None else {"timeout": args.timeout}
+    async with peer.open_request(args.msg_id, body, priority=_priority(args), **times) as reply:
+        if args.json:
+            octets = b"".join([bytes(chunk) async for chunk in reply])
+            print_octets(octets, as_json=True, content_type=reply.content_type)
+            return
+        text: codecs.IncrementalDecoder | None = codecs.getincrementaldecoder("utf-8")()
+        total = 0
+        async for chunk in reply:
+            total += len(chunk)
+            text = _still_text(text, chunk)
+            if text is not None or not sys.stdout.isatty():
+                sys.stdout.buffer.write(chunk)
+                sys.stdout.buffer.flush()
+        if _still_text(text, b"", final=True) is not None:
+            print(flush=True)  # a line, as of other protocols
+        elif sys.stdout.isatty():
+            print(f"({total:,} octets that are no text: redirect the output, or use --json)", flush=True)
+
+
+def _still_text(
+    decoder: codecs.IncrementalDecoder | None, octets: bytes | memoryview, *, final: bool = False
+) -> codecs.IncrementalDecoder | None:
+    """Return the decoder, or ``None`` from the first octet on that is no text."""
+    if decoder is not None:
+        try:
+            decoder.decode(bytes(octets), final)
+        except UnicodeDecodeError:
+            return None
+    return decoder
+
+
+def _priority(args: argparse.Namespace) -> int:
+    return 128 if args.priority is None else args.priority
+
+
+def _body(args: argparse.Namespace) -> Body:
+    """Find out what to send, and that nothing is asked for that MAOP does not have."""
+    for name in _NOT_HERE:
+        if getattr(args, name) is not None:
+            raise ConfigurationError(f"--{name.replace('_', '-')} is not for maop")
+    if args.kind != "response":
+        raise ConfigurationError(f"--{args.kind} is not for maop: --request or --message")
+    if args.request and args.message:
+        raise ConfigurationError("either --request or --message")
+    if args.msg_id is None:
+        raise ConfigurationError("maop needs --id N: the msg_id of the handler")
+    data = args.data or []
+    if len(data) > 1:
+        raise ConfigurationError("maop takes one --data")
+    if data and data[0].startswith("@"):
+        path = Path(data[0][1:])
+        if path.is_file():
+            return path  # sent piece by piece
+    return octets_of(data[0]) if data else b""
+
+
+def _carrier(args: argparse.Namespace) -> Any:
+    if not args.url.startswith(("maop://", "maop+quic://")):
+        return None  # `connect` says what is wrong, if anything is
+    from levada.transports.quic import QuicConfig  # an extra
+
+    return QuicConfig(ca=args.ca, verify=not args.insecure)

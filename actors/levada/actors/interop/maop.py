@@ -1,0 +1,142 @@
+"""The contract of ``levada interop maop``: who is let in, and what the handlers do. QUIC with the protocol name ``maop/1``.
+
+Let in is the authentication type Bearer with exactly the token of ``--token``; with ``--allow-anonymous`` the type Basic with an empty
+token, too. Without a decision within 5 seconds a client is turned away.
+
+======  ===================  ==================================================================================================
+msg_id  kind                 does
+======  ===================  ==================================================================================================
+1       Message and Request  the native Test
+2       Message              takes the body
+100     Message              takes the body, also one of undefined length
+101     Request              the body comes back as a Success of ``application/octet-stream``; undefined length is refused
+102     Message and Request  always fails by EXECUTION_ERROR
+103     Request              after 10 seconds a Success of ``application/octet-stream`` with an empty body
+======  ===================  ==================================================================================================
+
+Bodies have 8 MiB at most. All but Success (0) as kind of Response fails by ID_MISMATCH.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hmac
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import trio
+
+from levada.actors.maop import (
+    Authentication,
+    Call,
+    Denied,
+    Handler,
+    HandlerSpec,
+    Identity,
+    Listener,
+    OperationError,
+    PeerConfig,
+    Reply,
+)
+from levada.actors.maop import serve as serve_maop
+from levada.framework import ActorSystem
+from levada.framework.errors import ConfigurationError
+from levada.transports.carriers import TlsConfig
+
+__all__ = ["CARRIERS", "HANDLERS", "add_arguments", "authenticator", "serve"]
+
+CARRIERS = ("quic",)
+_LIMIT = 8 * 2**20  # octets of a body
+
+
+async def _take(call: Call) -> None:
+    async for _ in call:
+        pass
+
+
+async def _echo(call: Call) -> Reply:
+    return Reply(await call.body(), "application/octet-stream")
+
+
+async def _fail(call: Call) -> None:
+    raise OperationError(detail="this handler always fails")
+
+
+async def _sleep(call: Call) -> Reply:
+    await trio.sleep(10)
+    return Reply(b"", "application/octet-stream")
+
+
+def _spec(
+    *, messages: bool = False, requests: bool = False, undefined: bool = False, streaming: bool = False
+) -> HandlerSpec:
+    return HandlerSpec(
+        messages=messages, requests=requests, max_payload=_LIMIT, allow_undefined_length=undefined, streaming=streaming
+    )
+
+
+HANDLERS = {
+    2: Handler(_take, spec=_spec(messages=True, streaming=True)),
+    100: Handler(_take, spec=_spec(messages=True, undefined=True, streaming=True)),
+    101: Handler(_echo, spec=_spec(requests=True)),
+    102: Handler(_fail, spec=_spec(messages=True, requests=True)),
+    103: Handler(_sleep, spec=_spec(requests=True)),
+}
+"""What the endpoint executes, by msg_id."""
+
+
+class Authenticator:
+    """Lets in who knows the token."""
+
+    def __init__(self, token: bytes | None, *, anonymous: bool) -> None:
+        self._token = token
+        self._anonymous = anonymous
+
+    async def __call__(self, asked: Authentication) -> Identity | Denied:
+        """Decide."""
+        if asked.auth_type == "bearer" and self._token is not None and hmac.compare_digest(asked.token, self._token):
+            return Identity()
+        if asked.auth_type == "basic" and not asked.token and self._anonymous:
+            return Identity()
+        return Denied()
+
+
+def authenticator(args: argparse.Namespace) -> Authenticator:
+    """Read who is let in from the command line.
+
+    Raises:
+        ConfigurationError: nobody would be, or the token is given twice or cannot be read.
+    """
+    if args.token is not None and args.token_file is not None:
+        raise ConfigurationError("either --token or --token-file")
+    token: bytes | None = None
+    if args.token is not None:
+        token = args.token.encode("utf-8", "surrogateescape")
+    elif args.token_file is not None:
+        try:
+            token = args.token_file.read_bytes().rstrip(b"\r\n")
+        except OSError as error:
+            raise ConfigurationError(f"cannot read {args.token_file}: {error.strerror}") from error
+    if not token and not args.allow_anonymous:
+        raise ConfigurationError("maop needs --token TOKEN or --token-file FILE, or --allow-anonymous")
+    return Authenticator(token or None, anonymous=args.allow_anonymous)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add who is let in."""
+    parser.add_argument("--token", metavar="TOKEN", help="bearer token that clients must give")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="file with that token, which others cannot see")
+    parser.add_argument("--allow-anonymous", action="store_true", help="also let in the type Basic with an empty token")
+
+
+def serve(
+    system: ActorSystem, carrier: str, where: str, tls: TlsConfig | None, args: argparse.Namespace
+) -> AbstractAsyncContextManager[Listener]:
+    """Serve the contract; arguments as for `levada.actors.interop.rsocket.serve`."""
+    authenticate = authenticator(args)
+    from levada.transports.quic import QuicConfig  # an extra
+
+    assert tls is not None
+    # Testers connect from one address, as often as they like.
+    config = PeerConfig(carrier=QuicConfig(certificate=tls.certificate, private_key=tls.key), max_attempts=None)
+    return serve_maop(system, f"maop://{where}", HANDLERS, authenticate=authenticate, config=config)

@@ -1,0 +1,78 @@
+"""MAOP: messages and calls over QUIC, each approved before its body travels, with priorities, quotas and an orderly end.
+
+Example:
+    >>> import trio
+    >>> from levada.actors.maop import Call, Identity, connect, serve
+    >>> from levada.framework import ActorSystem
+    >>> async def shout(call: Call) -> bytes:
+    ...     return (await call.body()).upper()
+    >>> async def main() -> None:
+    ...     async with ActorSystem() as system:
+    ...         clients = {b"secret": Identity("client-1")}
+    ...         async with serve(system, "maop+memory://desk", {101: shout}, authenticate=clients) as listener:
+    ...             async with connect(system, listener.url, token=b"secret") as peer:
+    ...                 print(await peer.request(101, b"hello"))
+    >>> trio.run(main)
+    b'HELLO'
+"""
+
+from __future__ import annotations
+
+from levada.transports.maop import ErrorCode, HandlerSpec, MaopConfig, TestPlan
+
+from .bodies import MESSAGE_TYPE, Body
+from .config import PeerConfig, RetryPolicy
+from .entry import connect, serve
+from .errors import (
+    Disapproved,
+    MaopError,
+    OperationError,
+    OperationFailed,
+    OperationLost,
+    OperationTimeout,
+    Refuse,
+    Refused,
+)
+from .handlers import Call, Handler, Handlers, OperationActor, Reply
+from .metrics import Family, Histogram, Metrics
+from .peer import ConnectionStatistics, Done, Peer, ReplyStream
+from .registry import Authentication, Denied, Identity
+from .server import Authenticate, Listener
+
+__all__ = [
+    "MESSAGE_TYPE",
+    "Authenticate",
+    "Authentication",
+    "Body",
+    "Call",
+    "ConnectionStatistics",
+    "Denied",
+    "Disapproved",
+    "Done",
+    "ErrorCode",
+    "Family",
+    "Handler",
+    "HandlerSpec",
+    "Handlers",
+    "Histogram",
+    "Identity",
+    "Listener",
+    "MaopConfig",
+    "MaopError",
+    "Metrics",
+    "OperationActor",
+    "OperationError",
+    "OperationFailed",
+    "OperationLost",
+    "OperationTimeout",
+    "Peer",
+    "PeerConfig",
+    "Refuse",
+    "Refused",
+    "Reply",
+    "ReplyStream",
+    "RetryPolicy",
+    "TestPlan",
+    "connect",
+    "serve",
+]

@@ -1,0 +1,48 @@
+"""The client's side: a connection, and the scheduler of what the server asks of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+
+from levada.framework import Actor
+
+from .connection import Carrier, Connection
+from .shared import Shared
+
+__all__ = ["ClientActor", "ClientConnection"]
+
+
+class ClientConnection(Connection):
+    """A connection that this program opened."""
+
+    token: bytes
+    auth_type: str
+    pairs: dict[str, str]
+
+    def begin(self) -> None:
+        """See `Connection.begin`."""
+        self.feed(
+            self.core.handshake_completed(
+                auth_type=self.auth_type, token=self.token, pairs=self.pairs, now=trio.current_time()
+            )
+        )
+
+
+class ClientActor(Actor[Any]):
+    """Supervises a client's connection and its scheduler; it ends with the connection."""
+
+    shared: Shared
+    carrier: Carrier
+    token: bytes
+    auth_type: str
+    pairs: dict[str, str]
+
+    def __attrs_post_init__(self) -> None:
+        self.connection = ClientConnection(self.shared, self.carrier, self.token, self.auth_type, self.pairs)
+
+    def started(self) -> None:
+        """See `Actor.started`."""
+        self.spawn(lambda: self.shared.scheduler, name="scheduler")
+        self.spawn(lambda: self.connection, name="connection").on_stopped(self.stop)

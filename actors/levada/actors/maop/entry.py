@@ -1,0 +1,167 @@
+"""`connect` and `serve`: what programs begin with."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from typing import Any
+
+import trio
+
+from levada.framework import ActorSystem, Ref
+
+from .client import ClientActor
+from .config import PeerConfig, dial_carrier, listen_carrier
+from .connection import Carrier, Connection
+from .handlers import Handlers, handler_table
+from .peer import Peer
+from .registry import Registry
+from .scheduler import Scheduler
+from .server import Authenticate, Listener, ListenerActor, ListenerContext, check_authenticate
+from .shared import Shared
+
+__all__ = ["connect", "connect_over", "serve", "serve_over"]
+
+
+def _share(handlers: Handlers | None, config: PeerConfig) -> Shared:
+    return Shared(config, handler_table(handlers), Scheduler(config.max_running), Registry(config))
+
+
+def connect(
+    system: ActorSystem,
+    url: str,
+    *,
+    token: bytes = b"",
+    auth_type: str = "Bearer",
+    pairs: Mapping[str, str] | None = None,
+    handlers: Handlers | None = None,
+    config: PeerConfig | None = None,
+) -> AbstractAsyncContextManager[Peer]:
+    """Connect to a server; entering the block means that it has let this client in.
+
+    Leaving it begins nothing more, lets running operations of both sides end for `PeerConfig.drain` seconds, then disconnects; after an
+    exception or a cancellation it closes at once. Within an actor: ``await self.enter(connect(self.system, …))``.
+
+    Args:
+        system: has been entered.
+        url: ``maop://host:port``, over QUIC, or ``maop+memory://name``.
+        token: opaque octets that say who this client is.
+        auth_type: scheme of the token, such as ``"Bearer"`` or ``"Basic"``.
+        pairs: metadata of the session: region, role, tenant.
+        handlers: what the server may ask of this client.
+        config: see `PeerConfig`.
+
+    Yields:
+        The peer to call.
+
+    Raises:
+        Disapproved: the server does not let this client in.
+        ConnectionLost: nobody answers there, or not whom it should be, or not in this protocol.
+        ConfigurationError: a URL or settings that cannot work, or an extra that is not installed.
+
+    Source: MA-1, MA-15, MA-29.
+    """
+    settings = config or PeerConfig()
+    dialling = partial(dial_carrier, url, settings)
+    return connect_over(
+        system, dialling, token=token, auth_type=auth_type, pairs=pairs, handlers=handlers, config=settings
+    )
+
+
+@asynccontextmanager
+async def connect_over(
+    system: ActorSystem,
+    carrier: Carrier,
+    *,
+    token: bytes = b"",
+    auth_type: str = "Bearer",
+    pairs: Mapping[str, str] | None = None,
+    handlers: Handlers | None = None,
+    config: PeerConfig | None = None,
+) -> AsyncIterator[Peer]:
+    """Do what `connect` does, over a carrier of one's own making."""
+    shared = _share(handlers, config or PeerConfig())
+    client = ClientActor(shared, carrier, token, auth_type, dict(pairs or {}))
+    root = system.spawn(lambda: client)
+    async with _closing(root, lambda: [client.connection], client.connection.aclose):
+        await client.connection.ready()
+        yield client.connection.peer
+
+
+def serve(
+    system: ActorSystem,
+    url: str,
+    handlers: Handlers,
+    *,
+    authenticate: Authenticate,
+    config: PeerConfig | None = None,
+) -> AbstractAsyncContextManager[Listener]:
+    """Serve clients; entering the block means bound and listening, `Listener.url` holds the real port.
+
+    Leaving it accepts nobody any more, asks all clients for the end, lets running operations end for `PeerConfig.drain` seconds, then
+    disconnects; after an exception or a cancellation it closes at once. Within an actor: ``await self.enter(serve(self.system, …))``.
+
+    Args:
+        system: has been entered.
+        url: as for `connect`; port 0 takes a free one.
+        handlers: what clients may ask for, by msg_id: see `Handler`.
+        authenticate: decides who is let in, see `Authenticate`; it has `levada.transports.maop.MaopConfig.auth_timeout` seconds.
+        config: see `PeerConfig`; over QUIC its ``carrier`` needs a certificate.
+
+    Yields:
+        The listener.
+
+    Raises:
+        ConfigurationError: a URL, a handler or settings that cannot work, or an extra that is not installed.
+        OSError: the address cannot be had, or a file cannot be read.
+
+    Source: MA-1, MA-20, MA-112.
+    """
+    settings = config or PeerConfig()
+    return serve_over(
+        system, partial(listen_carrier, url, settings), handlers, authenticate=authenticate, config=settings
+    )
+
+
+@asynccontextmanager
+async def serve_over(
+    system: ActorSystem,
+    listening: ListenerContext,
+    handlers: Handlers,
+    *,
+    authenticate: Authenticate,
+    config: PeerConfig | None = None,
+) -> AsyncIterator[Listener]:
+    """Do what `serve` does, over a listener of one's own making."""
+    check_authenticate(authenticate)
+    actor = ListenerActor(_share(handlers, config or PeerConfig()), listening, authenticate)
+    root = system.spawn(lambda: actor)
+    listener = Listener(actor)
+    async with _closing(root, lambda: [*actor.connections], listener.aclose):
+        await actor.opened()
+        yield listener
+
+
+@asynccontextmanager
+async def _closing(
+    root: Ref[Any], connections: Callable[[], Sequence[Connection]], aclose: Callable[[], Awaitable[None]]
+) -> AsyncIterator[None]:
+    """Close connections after a block: in order after its end, at once after an exception or a cancellation of it."""
+    try:
+        yield
+        await aclose()
+    except BaseException:
+        for connection in connections():
+            connection.shut()
+        raise
+    finally:
+        root.stop(now=True)
+        with trio.CancelScope(shield=True):
+            with trio.move_on_after(_HURRY):
+                await root.terminated()
+            root.kill()
+            await root.terminated()
+
+
+_HURRY = 1.0  # seconds for the last octets of a connection that is closed by an exception or a cancellation

@@ -1,0 +1,84 @@
+"""What a connection writes to the log: each event with session id and stream id, never a token, never a payload. Source: MA-132."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+import trio
+
+from levada.transports.maop import Incoming, StreamData, code_name, decode_operations
+
+if TYPE_CHECKING:
+    from .connection import Connection
+
+__all__ = ["Journal"]
+
+logger = logging.getLogger("levada.actors.maop")
+
+MAX_TEXT = 100
+"""Characters of a peer's reason that are logged."""
+
+
+class Journal:
+    """Log records of one connection: `info` for the connection, `debug` for each operation, `error` for failures of handlers."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.verbose = logger.isEnabledFor(logging.DEBUG)
+        """Whether steps of operations are logged, as it was when the connection began."""
+
+    def _extra(self, event: str, stream_id: int | None = None) -> dict[str, object]:
+        connection = self._connection
+        fields: dict[str, object] = {
+            "protocol": "maop",
+            "actor": connection.ref.path,
+            "event": event,
+            "connection_id": connection.core.session_id.hex(),
+        }
+        if stream_id is not None:
+            fields["stream_id"] = stream_id
+        return fields
+
+    def say(self, event: str, text: str, stream_id: int | None = None, level: int = logging.INFO) -> None:
+        """Log something of the connection as a whole."""
+        if logger.isEnabledFor(level):
+            where = self._connection.ref.path
+            logger.log(level, "%s: %s: %s", where, event, text, extra=self._extra(event, stream_id))
+
+    def step(self, event: str, operation: Incoming, octets: int | None = None, code: int | None = None) -> None:
+        """Log a step of an operation of the peer."""
+        if self.verbose:
+            logger.debug(
+                "%s: stream %d %s: msg_id %d, bytes %d, lat_ms %d, priority %d, result %s",
+                self._connection.ref.path,
+                operation.stream_id,
+                event,
+                operation.msg_id,
+                (operation.length or 0) if octets is None else octets,
+                1000 * (trio.current_time() - operation.since),
+                operation.priority,
+                "-" if code is None else code_name(code),
+                extra=self._extra(event, operation.stream_id),
+            )
+
+    def signals(self, output: StreamData) -> None:
+        """Log the signals that go out: Proceed, Refuse, Done, Fail, Disconnect."""
+        for signal in decode_operations(bytes(output.data)):
+            text = f"{signal}"
+            logger.debug("%s: sends %.200s", self._connection.ref.path, text, extra=self._extra(type(signal).__name__))
+
+    def failed(self, what: str, operation: Incoming, error: Exception) -> str:
+        """Log what code of the user raised; return the audit id that the peer gets instead. Source: MA-79."""
+        audit = os.urandom(4).hex()
+        logger.error(
+            "%s: %s of msg_id %d failed, audit id %s",
+            self._connection.ref.path,
+            what,
+            operation.msg_id,
+            audit,
+            exc_info=error,
+            extra=self._extra("handler_failed", operation.stream_id),
+        )
+        return audit

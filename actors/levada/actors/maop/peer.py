@@ -1,0 +1,520 @@
+"""`Peer`: what a program holds of a connection, to call the other side."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+
+import attrs
+import trio
+
+from levada.framework import Codec, Reason
+from levada.framework.errors import DecodeError
+from levada.transports.carriers import CarrierInfo, CarrierStatistics
+from levada.transports.maop import Completed, ErrorCode, TestPlan, check_test
+
+from .bodies import MESSAGE_TYPE, Body, Source, make_source, quick_source
+from .config import RetryPolicy
+from .errors import MaopError, OperationFailed
+from .handlers import Reply
+from .metrics import Metrics
+from .operations import Operation
+from .registry import Identity
+
+if TYPE_CHECKING:
+    from .connection import Connection
+
+__all__ = ["ConnectionStatistics", "Done", "Peer", "ReplyStream"]
+
+T = TypeVar("T")
+
+DEFAULT_TIMEOUT = 5.0
+"""Seconds. Source: MA-68."""
+MAX_RESPONSE = 8 * 2**20
+"""Octets of a Response that is returned as a whole, unless the caller says otherwise."""
+
+
+@attrs.frozen
+class Done:
+    """When and how long the peer executed a Message, by its own clock."""
+
+    started: float
+    """UNIX time in seconds."""
+    took: float
+    """Seconds."""
+
+
+@attrs.frozen(kw_only=True)
+class ConnectionStatistics:
+    """Counters of one connection; plain numbers, a snapshot."""
+
+    operations: int
+    """Operations that have not ended, of either side."""
+    opened: int
+    """Operations of this side, so far."""
+    received: int
+    """Operations of the peer, so far."""
+    done: int
+    """Operations of the peer that ended well."""
+    refused: dict[int, int]
+    """Operations of the peer that were refused, by code."""
+    failed: dict[int, int]
+    """Fails sent, received and found here, by code."""
+    waiting_for_streams: int
+    """Callers that wait for the peer to allow a stream."""
+    pending_approvals: int
+    """Operations of the peer without a decision."""
+    handlers: int
+    """Operations of the peer that a handler knows."""
+    block_octets: int
+    """Octets received on data streams."""
+    control_backlog: int
+    """Signals that wait on the fullest control stream."""
+    late_signals: int
+    """Signals for operations that were over or unknown."""
+    streams: int
+    """Streams of the carrier in use."""
+    turns: int
+    """Times that input and output were collected."""
+    carrier: CarrierStatistics | None
+    """Counters of the carrier; ``None`` if there is none."""
+
+
+class Peer:
+    """The other side of a connection. `connect` gives it, `Listener.peers` has those of a server; a `Call` has its own.
+
+    All methods raise `Refused` if the peer does not let the operation begin, `OperationFailed` if it fails, with the subclasses
+    `OperationTimeout` and `OperationLost`; `ConnectionClosed` and `ConnectionLost` if the connection was over before.
+    Cancelling one of them cancels the operation at the peer, which may have executed it in part. Source: MA-61, MA-115.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.identity = Identity()
+        """What `authenticate` said of this client; on a client's side nothing is said of the server."""
+
+    # ------------------------------------------------ facts
+
+    @property
+    def codec(self) -> Codec:
+        """Reads and writes message classes."""
+        return self._connection.config.codec
+
+    @property
+    def info(self) -> CarrierInfo:
+        """Who is at the other end of the carrier."""
+        info = self._connection.info
+        assert info is not None
+        return info
+
+    @property
+    def session_id(self) -> bytes:
+        """16 octets, for correlation. Source: MA-22."""
+        return self._connection.core.session_id
+
+    @property
+    def identifier(self) -> str:
+        """The server's name for the client, on both sides. Source: MA-22."""
+        return self._connection.core.identifier
+
+    @property
+    def pairs(self) -> dict[str, str]:
+        """Metadata that the client gave; empty on its own side. Source: MA-19."""
+        peer = self._connection.core.peer
+        return dict(getattr(peer, "pairs", {}))
+
+    @property
+    def vendor(self) -> str:
+        """The other side's program."""
+        peer = self._connection.core.peer
+        return "" if peer is None else peer.vendor
+
+    @property
+    def version(self) -> tuple[int, int, int]:
+        """The effective version. Source: MA-34."""
+        return self._connection.core.version
+
+    @property
+    def takes_idempotency(self) -> bool:
+        """Whether idempotency keys may be given. Source: MA-122."""
+        return self._connection.core.idempotency
+
+    @property
+    def metrics(self) -> Metrics:
+        """What this client has counted; on a server's side, what the listener has."""
+        return self._connection.shared.metrics
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the connection has ended."""
+        return self._connection.end is not None
+
+    # ------------------------------------------------ operations
+
+    async def message(
+        self,
+        msg_id: int,
+        body: Body = b"",
+        *,
+        priority: int = 128,
+        length: int | None = None,
+        timeout: float | None = None,
+        idempotency: bytes | None = None,
+        retry: RetryPolicy | None = None,
+    ) -> Done:
+        """Send a Message and wait until the peer has executed it.
+
+        Args:
+            msg_id: names the peer's handler.
+            body: octets, a `pathlib.Path`, an async iterator of octets, or a message. Octets that change meanwhile are sent as they are then.
+            priority: 0 (first) to 255. Source: MA-116.
+            length: octets that an iterator will give; ``None`` for undefined length, which not every handler takes.
+            timeout: seconds from the whole body to the end; ``None``: no limit.
+            idempotency: key of 16 octets: the peer executes once, however often it is sent. Source: MA-122.
+            retry: when to send it again; an iterator that was begun is not. Source: MA-120.
+        """
+        source = await make_source(body, self.codec, length)
+
+        def begin() -> int:
+            return self._connection.core.send_message(
+                msg_id,
+                source.whole,
+                length=source.length,
+                priority=priority,
+                key=idempotency or b"",
+                timeout=timeout,
+                now=trio.current_time(),
+            )
+
+        perform = partial(self._perform, begin, source, priority, request=False)
+        done = await (perform() if retry is None else self._repeat(perform, source, retry, keyed=bool(idempotency)))
+        return Done(done.exec_start_ms / 1000, done.exec_time_ms / 1000)
+
+    @overload
+    async def request(
+        self,
+        msg_id: int,
+        body: Body = b"",
+        *,
+        response: type[bytes] = ...,
+        timeout: float | None = ...,
+        priority: int = ...,
+        length: int | None = ...,
+        response_id: int = ...,
+        success_layout: bool | None = ...,
+        max_response: int | None = ...,
+        idempotency: bytes | None = ...,
+        retry: RetryPolicy | None = ...,
+    ) -> bytes: ...
+    @overload
+    async def request(
+        self,
+        msg_id: int,
+        body: Body = b"",
+        *,
+        response: type[T],
+        timeout: float | None = ...,
+        priority: int = ...,
+        length: int | None = ...,
+        response_id: int = ...,
+        success_layout: bool | None = ...,
+        max_response: int | None = ...,
+        idempotency: bytes | None = ...,
+        retry: RetryPolicy | None = ...,
+    ) -> T: ...
+    async def request(
+        self,
+        msg_id: int,
+        body: Body = b"",
+        *,
+        response: Any = bytes,
+        timeout: float | None = DEFAULT_TIMEOUT,
+        priority: int = 128,
+        length: int | None = None,
+        response_id: int = 0,
+        success_layout: bool | None = None,
+        max_response: int | None = MAX_RESPONSE,
+        idempotency: bytes | None = None,
+        retry: RetryPolicy | None = None,
+    ) -> Any:
+        """Send a Request and wait for the whole Response.
+
+        Args:
+            msg_id: as for `message`, like all that is not explained here.
+            body: see there.
+            response: what to make of it: ``bytes``; `Reply`, for octets with their content type; or a message class.
+            timeout: seconds from the whole body to the beginning of the Response, which the peer gets to know; ``None``: no limit.
+            priority: see there.
+            length: see there.
+            response_id: kind of Response that is wanted; 0 is Success.
+            success_layout: whether another kind has the header of Success, by agreement. Source: MA-99a.
+            max_response: octets that it may have; more fail by CONTENT_TOO_LARGE. ``None``: no limit.
+            idempotency: see there.
+            retry: see there.
+
+        Raises:
+            OperationFailed: also by RESPONSE_MISMATCH (18) or RESPONSE_CONSUME (19), if the Response is no such message; the peer hears of it.
+        """
+        core = self._connection.core
+        source = (
+            quick_source(body, self.codec)
+            if type(body) is bytes and length is None
+            else await make_source(body, self.codec, length)
+        )
+        plain = response is bytes or response is Reply
+        timeout_ms = 0 if timeout is None else max(1, round(timeout * 1000))
+
+        def begin() -> int:
+            return core.send_request(
+                msg_id,
+                source.whole,
+                length=source.length,
+                response_msg_id=response_id,
+                success_layout=success_layout,
+                timeout_ms=timeout_ms,
+                priority=priority,
+                key=idempotency or b"",
+                acknowledge=plain,
+                max_response=max_response,
+                now=trio.current_time(),
+            )
+
+        if retry is None:
+            done = await self._perform(begin, source, priority, request=True)
+        else:
+            perform = partial(self._perform, begin, source, priority, request=True)
+            done = await self._repeat(perform, source, retry, keyed=bool(idempotency))
+        body = done.body or b""
+        if response is bytes:
+            return body
+        if response is Reply:
+            return Reply(body, done.content_type)
+        return self._decode(done, body, response, response_id)
+
+    def _decode(self, done: Completed, body: bytes, response: Any, response_id: int) -> Any:
+        """Make a message of a Response, and tell the peer whether that worked. Source: MA-71."""
+        connection = self._connection
+        if response_id == 0 and done.content_type != MESSAGE_TYPE:
+            raise self._reject(done, ErrorCode.RESPONSE_MISMATCH, f"wanted {MESSAGE_TYPE}, got {done.content_type}")
+        try:
+            value = self.codec.decode(body, response)
+        except DecodeError as error:
+            raise self._reject(done, ErrorCode.RESPONSE_CONSUME, str(error)) from error
+        if connection.end is None:
+            connection.core.consumed(done.stream_id, now=trio.current_time())
+            connection.turn()
+        return value
+
+    def _reject(self, done: Completed, code: int, reason: str) -> OperationFailed:
+        connection = self._connection
+        if connection.end is None:
+            connection.core.reject(done.stream_id, code, reason, now=trio.current_time())
+            connection.turn()
+        return OperationFailed(reason, code=code)
+
+    @asynccontextmanager
+    async def open_request(
+        self,
+        msg_id: int,
+        body: Body = b"",
+        *,
+        timeout: float | None = DEFAULT_TIMEOUT,
+        priority: int = 128,
+        length: int | None = None,
+        response_id: int = 0,
+        success_layout: bool | None = None,
+        max_response: int | None = None,
+        idempotency: bytes | None = None,
+    ) -> AsyncIterator[ReplyStream]:
+        """Send a Request, and take the Response piece by piece: entering means that it has begun, leaving early cancels it.
+
+        The peer may be ahead by ``MaopConfig.stream_window`` octets of what was taken. Whoever takes nothing for longer than
+        ``MaopConfig.response_transfer_timeout`` after that loses the operation by TIMEOUT.
+
+        Args: as for `request`.
+        """
+        connection = self._connection
+        source = await make_source(body, self.codec, length)
+
+        def begin() -> int:
+            return connection.core.send_request(
+                msg_id,
+                source.whole,
+                length=source.length,
+                response_msg_id=response_id,
+                success_layout=success_layout,
+                timeout_ms=0 if timeout is None else max(1, round(timeout * 1000)),
+                priority=priority,
+                key=idempotency or b"",
+                stream_response=True,
+                max_response=max_response,
+                now=trio.current_time(),
+            )
+
+        operation = await self._begin(begin, priority, request=True)
+        try:
+            await operation.upload(source)
+            while operation.started is None and operation.outcome is None:
+                await operation.news()
+            if operation.started is None:
+                operation.result()
+            yield ReplyStream(connection, operation)
+        finally:
+            connection.give_up(operation)
+
+    async def test(
+        self, plan: TestPlan | None = None, *, timeout: float | None = DEFAULT_TIMEOUT, priority: int = 128
+    ) -> str | None:
+        """Run a native Test; ``None`` if the answer is what was asked for, else what is wrong with it. Source: MA-100 to MA-110."""
+        plan = plan or TestPlan(mode=0)
+        payload = plan.encode()
+
+        def begin() -> int:
+            return self._connection.core.send_request(
+                1,
+                payload,
+                timeout_ms=0 if timeout is None else max(1, round(timeout * 1000)),
+                priority=priority,
+                max_response=None,
+                now=trio.current_time(),
+            )
+
+        return check_test(plan, await self._perform(begin, quick_source(payload, self.codec), priority, request=True))
+
+    # ------------------------------------------------ how
+
+    async def _begin(self, begin: Callable[[], int], priority: int, *, request: bool) -> Operation:
+        connection = self._connection
+        over = connection.over_error()
+        if over is not None:
+            raise over
+        return await connection.credit[request].begin(begin, priority)
+
+    async def _perform(self, begin: Callable[[], int], source: Source, priority: int, *, request: bool) -> Completed:
+        connection = self._connection
+        metrics = connection.shared.metrics
+        await trio.lowlevel.checkpoint_if_cancelled()
+        operation = await self._begin(begin, priority, request=request)
+        since = connection.core.now
+        try:
+            done = await operation.finish(source)
+        except MaopError as error:
+            if request and error.code is not None:
+                metrics.response_fail[error.code] += 1
+            raise
+        except BaseException:
+            connection.give_up(operation)
+            raise
+        if request:
+            metrics.request_latency_ms.observe(1000 * (connection.core.now - since))
+            metrics.rpc_payload_bytes.observe(len(done.body or b""))
+        return done
+
+    async def _repeat(
+        self, perform: Callable[[], Awaitable[Completed]], source: Source, retry: RetryPolicy, *, keyed: bool
+    ) -> Completed:
+        """Perform an operation, again if the policy says so. Source: MA-120."""
+        for attempt in range(1, retry.attempts):
+            try:
+                return await perform()
+            except MaopError as error:
+                if not (source.repeatable and retry.allows(error, keyed=keyed)) or self.is_over:
+                    raise
+                await trio.sleep(retry.delay(attempt, error, _LOT))
+        return await perform()
+
+    # ------------------------------------------------ the end
+
+    def statistics(self) -> ConnectionStatistics:
+        """Return the counters as they are now."""
+        connection = self._connection
+        core, streams = connection.core, connection.streams
+        statistic = core.statistic
+        carrier = None if streams is None or streams.carrier is None else streams.carrier
+        return ConnectionStatistics(
+            operations=core.operations,
+            opened=statistic.opened,
+            received=statistic.received,
+            done=statistic.done,
+            refused=dict(statistic.refused),
+            failed=dict(statistic.failed),
+            waiting_for_streams=sum(map(len, connection.credit.values())),
+            pending_approvals=core.gate.pending,
+            handlers=len(connection.executions),
+            block_octets=statistic.block_octets,
+            control_backlog=core.pool.backlog,
+            late_signals=core.signals.late,
+            streams=0 if streams is None else len(streams),
+            turns=connection.turns,
+            carrier=None if carrier is None else carrier.statistics(),
+        )
+
+    async def aclose(self, reason: str = "") -> None:
+        """Begin nothing more on either side, let running operations end within `PeerConfig.drain` seconds, then disconnect.
+
+        What is left then fails by CANCELLED, with the reason ``SHUTDOWN``. Twice is harmless. Source: MA-89 to MA-93.
+
+        Args:
+            reason: for the peer's log.
+
+        Cancellation:
+            closed at once.
+        """
+        await self._connection.aclose(reason)
+
+    def abort(self) -> None:
+        """Close at once: operations end on both sides."""
+        self._connection.shut()
+
+    async def terminated(self) -> Reason:
+        """Wait for the end of the connection, whoever ends it.
+
+        Cancellation:
+            only the waiting ends.
+        """
+        return await self._connection.ref.terminated()
+
+
+_LOT = random.Random()
+
+
+class ReplyStream:
+    """A Response that comes piece by piece; `Peer.open_request` gives it. Iterate over it once."""
+
+    def __init__(self, connection: Connection, operation: Operation) -> None:
+        assert operation.started is not None
+        self._connection = connection
+        self._operation = operation
+        self._head = operation.started
+
+    @property
+    def content_type(self) -> str | None:
+        """Of a Success; ``None`` for other kinds, and without body."""
+        return self._head.content_type
+
+    @property
+    def length(self) -> int | None:
+        """Octets announced, native header included; ``None`` for undefined length."""
+        return self._head.length
+
+    @property
+    def took(self) -> float:
+        """Seconds that the peer computed before it began to answer."""
+        return self._head.exec_time_ms / 1000
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes | memoryview:
+        operation = self._operation
+        while not operation.chunks:
+            if operation.outcome is not None:
+                operation.result()
+                raise StopAsyncIteration
+            await operation.news()
+        chunk = operation.chunks.popleft()
+        self._connection.taken(operation, len(chunk))
+        return chunk

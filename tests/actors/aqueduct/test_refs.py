@@ -1,0 +1,584 @@
+"""Refs of actors in another system: what is sent to them, what they answer, how they travel, and how they are found."""
+
+from __future__ import annotations
+
+import gc
+import math
+import weakref
+from typing import Any
+
+import attrs
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from levada.actors.aqueduct import AqueductConfig, PeerConfig, connect, serve
+from levada.actors.aqueduct.refs import RemoteRef
+from levada.framework import ActorSystem, Normal, Ref, bounded, channel, handles, message
+from levada.framework.errors import (
+    ActorError,
+    ActorStopped,
+    AskTimeout,
+    ChannelError,
+    ConfigurationError,
+    HandleNotForwardable,
+    MailboxFull,
+    NameUnknown,
+    NoValue,
+    RemoteFailure,
+)
+from levada.framework.testing import FakeRef
+from levada.transports.quic import QuicConfig
+
+from .conftest import Clerk, Do, Note, settled
+
+NOTHING = (0,) * 8
+
+
+@message("tests.aqueduct.Unknown")
+class Unknown:
+    """Nobody handles it."""
+
+
+# ---------------------------------------------------------------- tell, send, ask
+
+
+async def test_tell_send_and_ask_keep_their_order(two: Any, autojump_clock: MockClock) -> None:
+    async with two() as both:
+        both.ref.tell(Note("a"))
+        await both.ref.send("b")
+        assert await both.ref.ask(Do("texts")) == ["a", "b"]
+        both.ref.tell(Note("c"))
+        assert await both.ref.ask(Do("texts")) == ["a", "b", "c"]
+        assert (both.ref.path, both.ref.incarnation, both.ref.is_alive) == ("/clerk", both.cell.incarnation, True)
+        assert repr(both.ref) == f"<Ref /clerk#{both.cell.incarnation} at {both.peer.info.peer}>"
+
+
+async def test_one_task_is_one_sender_however_it_sends(two: Any, autojump_clock: MockClock) -> None:
+    """More messages than any window holds, told and sent in turn: all arrive, in order."""
+    async with two(mailbox=bounded(3)) as both:
+        for number in range(1000):
+            if number % 3:
+                await both.ref.send(str(number))
+            else:
+                while True:
+                    try:
+                        both.ref.tell(str(number))
+                        break
+                    except MailboxFull:
+                        await trio.sleep(0.01)
+        await settled()
+        assert both.clerk.notes == [str(number) for number in range(1000)]
+
+
+async def test_tell_raises_when_the_window_is_full_and_send_waits(two: Any, autojump_clock: MockClock) -> None:
+    async with two(mailbox=bounded(2), core=AqueductConfig(window=4, mailbox=4)) as both:
+        with trio.CancelScope() as scope:
+
+            async def block(into: list[Any]) -> None:
+                into.append(await both.ref.ask(Do("wait"), timeout=None))
+
+            answers: list[Any] = []
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(block, answers)
+                await wait_all_tasks_blocked()
+                sent = 0
+                with pytest.raises(MailboxFull, match="256 messages are on their way to /clerk") as full:
+                    while True:
+                        both.ref.tell(str(sent))
+                        sent += 1
+                        await wait_all_tasks_blocked()
+                assert (full.value.capacity, full.value.message, full.value.actor) == (256, str(sent), "/clerk")
+                # The actor's mailbox, one that waits at its door, the peer's mailbox, the window, the queue here.
+                assert 256 <= sent <= 2 + 1 + 4 + 4 + 256
+                with trio.move_on_after(5) as patience:
+                    await both.ref.send("too late")
+                assert patience.cancelled_caught
+                nursery.start_soon(both.ref.send, "last")
+                await wait_all_tasks_blocked()
+                both.clerk.gate.set()
+            await settled()
+            assert answers == ["waited"]
+            assert both.clerk.notes == [*map(str, range(sent)), "last"]
+        assert not scope.cancelled_caught
+
+
+async def test_what_cannot_travel_is_its_senders_error(two: Any, autojump_clock: MockClock) -> None:
+    """The handles in it stay here, and the ref goes on."""
+    async with two() as both:
+        sender, receiver = channel(int)
+        for method in (both.ref.send, both.ref.ask):
+            with pytest.raises(TypeError, match="cannot travel"):
+                await method(Do(value=[sender, object()]))
+        with pytest.raises(TypeError, match="object cannot travel"):
+            both.ref.tell(object())
+        with pytest.raises(HandleNotForwardable, match="a FakeRef cannot travel"):
+            both.ref.tell(Note(refs=[FakeRef()]))
+        sender.send_nowait(1)
+        assert receiver.receive_nowait() == 1
+        sender.finish_nowait()
+        assert await both.ref.ask(Do("count")) == 0
+
+
+async def test_handles_travel_in_what_is_told_asked_and_answered(two: Any, autojump_clock: MockClock) -> None:
+    async with two() as both:
+        for method in (both.ref.tell, both.ref.send, both.ref.ask):
+            sender, receiver = channel(int)
+            done = method(Do("into", sender))
+            if done is not None:
+                await done
+            assert [number async for number in receiver] == [0]
+        numbers = await both.ref.ask(Do("stream", 5))
+        assert [number async for number in numbers] == [0, 1, 2, 3, 4]
+        assert await both.ref.ask(Do("say", [1, {"ref": both.ref}])) == [1, {"ref": both.ref}]
+
+
+async def test_an_answer_that_cannot_travel_is_an_error_of_the_ask(two: Any, autojump_clock: MockClock) -> None:
+    class Odd(Clerk):
+        @handles
+        async def do(self, m: Do) -> Any:
+            return object()
+
+    async with two(Odd) as both:
+        with pytest.raises(ActorError, match="the answer to Do cannot travel: object cannot travel"):
+            await both.ref.ask(Do())
+        await both.ref.send("goes on")
+        await settled()
+        assert both.clerk.notes == ["goes on"]
+
+
+async def test_a_failed_handler_is_actor_stopped_with_its_text(two: Any, autojump_clock: MockClock) -> None:
+    async with two() as both:
+        question = Do("fail", "no such thing")
+        with pytest.raises(ActorStopped, match=r"/clerk failed: KeyError\('no such thing'\)") as caught:
+            await both.ref.ask(question)
+        error = caught.value
+        assert (error.actor, error.message) == ("/clerk", question)
+        cause = error.__cause__
+        assert isinstance(cause, RemoteFailure)
+        assert (cause.kind, cause.detail, str(cause)) == ("KeyError", "'no such thing'", "KeyError: 'no such thing'")
+        assert error.reason.error is cause
+
+
+@pytest.mark.parametrize("text", ["\ud800", "x" * 100_000, "nul \x00 and esc \x1b"], ids=["surrogate", "long", "control"])
+async def test_whatever_an_exception_says_gets_across(two: Any, autojump_clock: MockClock, text: str) -> None:
+    class Talkative(Clerk):
+        @handles
+        async def do(self, m: Do) -> Any:
+            raise RuntimeError(text)
+
+    async with two(Talkative) as both:
+        with pytest.raises(ActorStopped) as caught:
+            await both.ref.ask(Do())
+        assert isinstance(caught.value.__cause__, RemoteFailure)
+        assert caught.value.__cause__.detail == text[:4096].encode("utf-8", "replace").decode()
+
+
+async def test_an_exception_without_a_text(two: Any, autojump_clock: MockClock) -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no")
+
+        __repr__ = __str__
+
+    class Broken(Clerk):
+        @handles
+        async def do(self, m: Do) -> Any:
+            self.reply_later().fail(Mute())
+
+    async with two(Broken) as both:
+        with pytest.raises(ActorError, match=r"/clerk refused: Mute: \(no text: ValueError\)"):
+            await both.ref.ask(Do())
+
+
+async def test_other_failures_of_an_ask(two: Any, autojump_clock: MockClock) -> None:
+    async with two() as both:
+        with pytest.raises(ActorError, match="/clerk refused: ValueError: not today") as refused:
+            await both.ref.ask(Do("refuse", "not today"))
+        assert isinstance(refused.value.__cause__, RemoteFailure)
+        with pytest.raises(NoValue, match="the answer to Do was given up"):
+            await both.ref.ask(Do("forget"))
+        with pytest.raises(ActorError, match="has no handler for Unknown"):
+            await both.ref.ask(Unknown())
+        assert await both.ref.ask(Do("stop")) == "stopping"
+        with pytest.raises(ActorStopped, match="has stopped") as stopped:
+            await both.ref.ask(Do("count"))
+        assert stopped.value.reason == Normal()
+        await settled()
+
+
+async def test_a_mailbox_that_drops_refuses_the_question(two: Any, autojump_clock: MockClock) -> None:
+    async with two(mailbox=bounded(1, overflow="drop_new")) as both, trio.open_nursery() as nursery:
+        nursery.start_soon(both.ref.ask, Do("wait"))
+        await wait_all_tasks_blocked()
+        both.ref.tell("takes the room")
+        with pytest.raises(MailboxFull, match="holds 1 messages") as full:
+            await both.ref.ask(Do("count"))
+        assert (full.value.capacity, full.value.actor) == (1, "/clerk")
+        both.clerk.gate.set()
+
+
+async def test_an_ask_out_of_time_is_withdrawn(two: Any, autojump_clock: MockClock) -> None:
+    """The handler never begins with what nobody waits for, and nothing is left behind."""
+    async with two() as both, trio.open_nursery() as nursery:
+        nursery.start_soon(both.ref.ask, Do("sleep", 2))
+        await wait_all_tasks_blocked()
+        began = trio.current_time()
+        with pytest.raises(AskTimeout, match=r"/clerk did not answer Do in 0\.5 s") as late:
+            await both.ref.ask(Do("fail", "never begun"), timeout=0.5)
+        assert trio.current_time() - began == pytest.approx(0.5)
+        assert late.value.actor == "/clerk"
+        with trio.move_on_after(0.5):
+            await both.ref.ask(Do("fail", "cancelled, never begun"))
+        await trio.sleep(2)
+        assert await both.ref.ask(Do("say", "alive")) == "alive"
+        await settled()
+        assert len(both.client.core.halves) == 2  # the entrypoint and the ref
+
+
+async def test_a_late_answer_is_dropped(two: Any, autojump_clock: MockClock) -> None:
+    async with two() as both:
+        with pytest.raises(AskTimeout):
+            await both.ref.ask(Do("sleep", 2), timeout=1)
+        await settled()
+        assert both.there.statistics().late_replies == 1
+        assert await both.ref.ask(Do("count")) == 0
+
+
+async def test_the_systems_time_for_asks_counts(two: Any, autojump_clock: MockClock) -> None:
+    async with two() as both:
+        began = trio.current_time()
+        with pytest.raises(AskTimeout):
+            await both.ref.ask(Do("wait"))
+        assert trio.current_time() - began == pytest.approx(5.0)
+        both.clerk.gate.set()
+
+
+async def test_asks_inside_asks_and_a_circle_that_only_time_ends(two: Any, autojump_clock: MockClock) -> None:
+    """Over two systems nobody sees the circle; each ask has its time."""
+    async with two() as both:
+        local = both.here.spawn(Clerk, name="local")
+        helper = both.here.spawn(Clerk, name="helper")
+        # From here to there and back here, to another actor: an answer.
+        assert await local.ask(Do("ask", Do("ask", Do("say", 7), helper), both.ref)) == 7
+        began = trio.current_time()
+        with pytest.raises(ActorStopped, match="AskTimeout") as stopped:
+            await local.ask(Do("ask", Do("ask", Do("say", 7), local), both.ref), timeout=None)
+        assert isinstance(stopped.value.__cause__, AskTimeout)
+        assert trio.current_time() - began == pytest.approx(5.0)
+
+
+# ---------------------------------------------------------------- the rest of a ref
+
+
+async def test_stop_and_kill_are_refused(two: Any, autojump_clock: MockClock) -> None:
+    async with two() as both:
+        for method, word in ((both.ref.stop, "stopped"), (both.ref.kill, "killed")):
+            with pytest.raises(ActorError, match=f"/clerk lives at .* and is {word} by its own system only") as error:
+                method()
+            assert error.value.actor == "/clerk"
+        with pytest.raises(ConfigurationError, match="has no mailbox in this process"):
+            both.ref.try_tell("x")
+        with pytest.raises(TypeError, match="cannot be pickled"):
+            both.ref.__reduce__()
+        assert await both.ref.ask(Do("count")) == 0
+
+
+async def test_threads_tell_and_ask(two: Any, autojump_clock: MockClock) -> None:
+    async with two() as both:
+        remote = both.ref.from_thread
+
+        def work() -> list[Any]:
+            remote.tell("from a thread")
+            got: list[Any] = [remote.ask(Do("texts"))]
+            for question, kind in ((Do("fail", "x"), ActorStopped), (Do("say", object()), TypeError)):
+                with pytest.raises(kind):
+                    remote.ask(question)
+            return got
+
+        autojump_clock.autojump_threshold = math.inf  # a thread works in real time
+        assert await trio.to_thread.run_sync(work) == [["from a thread"]]
+        autojump_clock.autojump_threshold = 0
+        with pytest.raises(RuntimeError, match="would wait for ever"):
+            remote.ask(Do("count"))
+
+
+async def test_a_thread_out_of_time_withdraws_its_question(two: Any, autojump_clock: MockClock) -> None:
+    async with two() as both:
+        remote = both.ref.from_thread
+        autojump_clock.autojump_threshold = math.inf
+
+        def work() -> None:
+            with pytest.raises(AskTimeout):
+                remote.ask(Do("wait"), timeout=0.01)
+
+        await trio.to_thread.run_sync(work)
+        autojump_clock.autojump_threshold = 0
+        await settled()
+        assert len(both.client.core.halves) == 2
+        both.clerk.gate.set()
+
+
+async def test_remote_refs_in_groups_registries_and_routers(two: Any, autojump_clock: MockClock) -> None:
+    """What the framework does with refs it does with these."""
+    from levada.framework.router import group
+
+    async with two() as both:
+        both.here.registry.register("far", both.ref)
+        both.here.groups.join("desks", both.ref)
+        assert both.here.groups.publish("desks", "published") == 1
+        router = both.here.spawn(group("desks"))
+        assert await router.ask(Do("texts")) == ["published"]
+        both.cell.stop()
+        await settled()
+        assert both.here.registry.get("far") is None
+        assert both.here.groups.members("desks") == []
+
+
+# ---------------------------------------------------------------- how refs travel
+
+
+async def test_a_ref_goes_home_as_itself(two: Any, autojump_clock: MockClock) -> None:
+    """In fields, lists, dicts, nested messages, answers and channels; without a channel of its own."""
+    async with two() as both:
+        assert await both.ref.ask(Do("me")) is both.ref  # the same actor is the same ref
+        channels = len(both.client.core.halves)
+        await both.ref.send(
+            Note(refs=[both.ref, both.ref], named={"a": both.ref}, inner=Note(refs=[both.ref], inner=Note()))
+        )
+        await settled()
+        (note,) = both.clerk.notes
+        assert [note.refs, note.named, note.inner.refs] == [[both.cell] * 2, {"a": both.cell}, [both.cell]]
+        assert await both.ref.ask(Do("last")) is both.ref
+        assert len(both.client.core.halves) <= channels + 1  # `send` watches
+
+
+async def test_refs_travel_both_ways_and_are_the_same_actor_each_time(two: Any, autojump_clock: MockClock) -> None:
+    async with two() as both:
+        mine = both.here.spawn(Clerk, name="mine")
+        await both.ref.send(Note(refs=[mine, mine], named={"x": mine}))
+        await settled()
+        (note,) = both.clerk.notes
+        there = note.refs[0]
+        assert isinstance(there, RemoteRef)
+        assert (there.path, there.incarnation) == ("/mine", mine.incarnation)
+        assert note.refs[1] is note.named["x"] is there
+        assert await both.ref.ask(Do("last")) is mine
+        there.tell("hello")
+        assert await there.ask(Do("texts")) == ["hello"]
+        await settled()
+        # Copies that brought nothing new have given their channels up: the entrypoint, the ref and its watch, mine.
+        assert len(both.client.core.halves) == 4
+
+
+async def test_refs_in_channels(two: Any, autojump_clock: MockClock) -> None:
+    async with two() as both:
+        mine = both.here.spawn(Clerk, name="mine")
+        sender, receiver = channel(Ref[Any])
+        await both.peer.send(Do(value=receiver))
+        arrived = (await both.got.receive()).value
+        await sender.send(mine)
+        await sender.send(both.ref)
+        sender.finish_nowait()
+        far, home = [ref async for ref in arrived]
+        assert (far.path, home) == ("/mine", both.cell)
+        assert await far.ask(Do("say", 1)) == 1
+
+
+async def test_a_ref_of_a_third_system_goes_no_further(two: Any, autojump_clock: MockClock) -> None:
+    async def ignore(m: Any) -> None: ...
+
+    async with two() as both, ActorSystem("third") as third:
+        async with (
+            serve(third, "aqueduct+memory://third", ignore) as listener,
+            connect(both.here, listener.url, object) as peer,
+        ):
+            sender, receiver = channel(int)
+            with pytest.raises(HandleNotForwardable, match="came over another connection and goes no further"):
+                await peer.send(Do(value=[sender, both.ref]))
+            sender.send_nowait(1)
+            assert receiver.receive_nowait() == 1  # given back
+            sender.finish_nowait()
+        assert await both.ref.ask(Do("count")) == 0
+
+
+async def test_a_dropped_ref_gives_its_channel_up(two: Any, autojump_clock: MockClock) -> None:
+    """What was told on it still arrives; when it comes again, it is a new ref of the same actor."""
+    async with two() as both:
+        clerk, client, server = both.clerk, both.client, both.server
+        gone = weakref.ref(both.ref)
+        both.ref.tell("last words")
+        await both.ref.send("really")
+        both.ref = None
+        gc.collect()
+        assert gone() is None
+        await settled()
+        assert clerk.notes == ["last words", "really"]
+        assert [len(end.core.halves) for end in (client, server)] == [1, 1]
+        assert not client.halves.idle
+        again = await both.peer.lookup("clerk", object)
+        assert await again.ask(Do("texts")) == clerk.notes
+
+
+async def test_a_ref_that_comes_home_after_its_actor_has_ended(two: Any, autojump_clock: MockClock) -> None:
+    async with two() as both:
+        incarnation = both.cell.incarnation
+        both.cell.stop()
+        both.cell = None
+        await settled()
+        gc.collect()
+        await both.peer.send(Note(refs=[both.ref]))
+        (home,) = (await both.got.receive()).refs
+        assert not isinstance(home, RemoteRef)
+        assert (home.is_alive, home.incarnation) == (False, incarnation)
+        with pytest.raises(ActorStopped):
+            await home.ask(Do())
+        home.tell("x")
+        assert (await home.terminated()) is not None
+        home.stop()
+        home.kill()
+
+
+async def test_channels_for_refs_have_a_limit(two: Any, autojump_clock: MockClock) -> None:
+    async with two(core=AqueductConfig(max_channels=6)) as both:
+        refs = [both.here.spawn(Clerk) for _ in range(6)]
+        with pytest.raises(ChannelError, match="more than 6 channels"):
+            both.ref.tell(Note(refs=refs))
+        both.ref.tell(Note(refs=refs[:2]))
+        assert await both.ref.ask(Do("count")) == 1
+
+
+async def test_nothing_is_left_when_all_refs_are_gone(two: Any, autojump_clock: MockClock) -> None:
+    async with two() as both:
+        mine = both.here.spawn(Clerk, name="mine")
+        both.ref.tell(Note(refs=[mine]))
+        await both.ref.ask(Do("count"))
+        await both.ref.ask(Do("watch", who=mine))
+        await both.ref.ask(Do("unwatch", who=mine))
+        both.clerk.notes.clear()
+        both.ref = None
+        await settled()
+        gc.collect()
+        await settled()
+        assert both.left() == NOTHING
+
+
+# ---------------------------------------------------------------- lookup
+
+
+async def test_lookup(two: Any, autojump_clock: MockClock) -> None:
+    async with two() as both:
+        assert await both.peer.lookup("clerk", object) is both.ref
+        both.there.registry.register("secret", both.there.spawn(Clerk))
+        for name in ("secret", "nobody", "", "x" * 300):
+            with pytest.raises(NameUnknown, match="exposes no actor named") as unknown:
+                await both.peer.lookup(name)
+            assert unknown.value.name == name
+        assert isinstance(unknown.value, LookupError)
+        with pytest.raises(trio.WouldBlock):
+            both.got.receive_nowait()  # no handler has seen any of it
+        (other,) = both.listener.peers
+        with pytest.raises(ConfigurationError, match="only a client"):
+            await other.lookup("clerk")
+        both.cell.stop()
+        await settled()
+        with pytest.raises(NameUnknown):
+            await both.peer.lookup("clerk")
+
+
+async def test_lookup_beside_a_typed_entrypoint_and_by_function(autojump_clock: MockClock) -> None:
+    got: list[int] = []
+
+    async def take(m: int) -> None:
+        got.append(m)
+
+    def may(name: str) -> bool:
+        if name == "broken":
+            raise KeyError(name)
+        return name.startswith("public.")
+
+    async with ActorSystem() as system:
+        clerk = system.spawn(Clerk)
+        system.registry.register("public.clerk", clerk)
+        system.registry.register("clerk", clerk)
+        async with (
+            serve(system, "aqueduct+memory://desk", take, message_type=int, expose=may) as listener,
+            connect(system, listener.url, int) as peer,
+        ):
+            await peer.send(1)
+            ref = await peer.lookup("public.clerk", Note)
+            await peer.send(2)
+            assert await ref.ask(Do("say", "found")) == "found"
+            with pytest.raises(NameUnknown):
+                await peer.lookup("clerk")
+            with pytest.raises(NoValue):
+                await peer.lookup("broken")
+            await wait_all_tasks_blocked()
+            assert got == [1, 2]
+
+
+async def test_a_lookup_has_its_time(autojump_clock: MockClock) -> None:
+    from levada.actors.aqueduct import RawMessage
+
+    async def ignore(m: Any) -> None:
+        for handle in m.attachments:
+            held.append(handle)
+
+    held: list[Any] = []
+    async with ActorSystem() as system:
+        async with (
+            serve(system, "aqueduct+memory://desk", ignore, message_type=RawMessage) as listener,
+            connect(system, listener.url, object) as peer,
+        ):
+            began = trio.current_time()
+            with pytest.raises(AskTimeout, match=r"did not answer the lookup of 'clerk' in 2 s"):
+                await peer.lookup("clerk", timeout=2)
+            assert trio.current_time() - began == pytest.approx(2.0)
+            for handle in held:
+                handle.cancel()
+        async with (
+            serve(system, "aqueduct+memory://raw", ignore, message_type=RawMessage) as listener,
+            connect(system, listener.url, RawMessage) as raw,
+        ):
+            with pytest.raises(ConfigurationError, match="RawMessage"):
+                await raw.lookup("clerk")
+
+
+@pytest.mark.parametrize("expose", ["clerk", 7, None])
+async def test_what_is_exposed_is_names_or_a_function(expose: Any, autojump_clock: MockClock) -> None:
+    async def ignore(m: Any) -> None: ...
+
+    async with ActorSystem() as system:
+        with pytest.raises(ConfigurationError, match="a collection of names, or a function"):
+            async with serve(system, "aqueduct+memory://desk", ignore, expose=expose):
+                pass
+
+
+# ---------------------------------------------------------------- over QUIC
+
+
+@pytest.mark.loopback
+async def test_over_a_real_socket(quic: tuple[QuicConfig, QuicConfig]) -> None:
+    async def ignore(m: Any) -> None: ...
+
+    async with ActorSystem("there") as there, ActorSystem("here") as here:
+        there.registry.register("clerk", there.spawn(Clerk, name="clerk"))
+        client = PeerConfig(carrier=attrs.evolve(quic[1], server_name="localhost"))
+        async with (
+            serve(
+                there, "aqueduct://127.0.0.1:0", ignore, expose={"clerk"}, config=PeerConfig(carrier=quic[0])
+            ) as listener,
+            connect(here, listener.url, object, config=client) as peer,
+        ):
+            ref = await peer.lookup("clerk", object)
+            mine = here.spawn(Clerk, name="mine")
+            for number in range(300):
+                await ref.send(str(number))
+            assert await ref.ask(Do("count")) == 300
+            await ref.ask(Do("link", who=mine))
+            await ref.ask(Do("watch", who=mine))
+            assert await ref.ask(Do("ask", Do("say", ref), mine)) is ref
+            with pytest.raises(ActorStopped, match="KeyError"):
+                await ref.ask(Do("fail", 1))
+            assert type(await ref.terminated()).__name__ == "Failed"
+            assert type(await mine.terminated()).__name__ == "Failed"  # linked
