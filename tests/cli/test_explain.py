@@ -187,7 +187,7 @@ def test_messages_of_aqueduct_show_tag_and_fields_and_headers_no_secret(
     with sender, receiver:
         follow = Follow("EURUSD", sender, dt.datetime(2026, 1, 2, tzinfo=dt.UTC), b"\xff")
         payload = Codec().encode(follow, attachments=Numbered())
-    frames = [
+    frames: list[ConnectionControl | Message] = [
         ConnectionControl((("levada-codec", b"1"), ("token", b"very secret"))),
         Message(2, 300, (13,), payload),
         Message(2, 301, (), b"\xc7\x01\x02\x90"),  # an ext value of the codec's type that is no message

@@ -663,3 +663,39 @@ async def test_a_full_mailbox_that_raises_gives_the_question_back(system: ActorS
     assert caught.value.message is question
     assert caught.value.capacity == 1
     gate.set()
+
+
+@pytest.mark.parametrize("many", [100, pytest.param(30_000, marks=pytest.mark.soak)])
+async def test_many_answers_that_come_later(system: ActorSystem, many: int) -> None:
+    """Each new one looked for all those that are open: 8 s for 8,000."""
+    replies: list[Reply[str]] = []
+
+    class Later(Actor[Wait]):
+        @handles
+        def wait(self, m: Wait) -> None:
+            replies.append(self.reply_later())
+
+    ref = system.spawn(Later)
+    answers: list[str] = []
+
+    async def ask() -> None:
+        answers.append(await ref.ask(Wait(), timeout=None))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(many):
+            nursery.start_soon(ask)
+        await wait_all_tasks_blocked()
+        assert len(ref._extras.open_asks) == many  # type: ignore[attr-defined]
+        for reply in replies:
+            reply.send("late")
+    assert answers == ["late"] * many
+    assert len(ref._extras.open_asks) == 0  # type: ignore[attr-defined]
+
+
+async def test_questions_taken_over_and_given_up_do_not_pile_up(system: ActorSystem, autojump_clock: MockClock) -> None:
+    replies: list[Reply[int]] = []
+    ref = system.spawn(Deferring, replies)
+    for _ in range(100):
+        with pytest.raises(AskTimeout):
+            await ref.ask(Get(), timeout=0.01)
+    assert len(ref._extras.open_asks) <= 17  # type: ignore[attr-defined]

@@ -444,3 +444,16 @@ async def test_stopping_a_system_with_timers_leaves_nothing(autojump_clock: Mock
         await trio.sleep(1)
     assert await ref.terminated() == Shutdown()
     assert len(system.heap) == 0
+
+
+async def test_a_period_too_short_for_the_clock_lets_others_run(autojump_clock: MockClock) -> None:
+    """So far from its beginning the clock does not see 1e-12 s: each beat is due when it is set."""
+    autojump_clock.jump(1e6)
+    log: Log = []
+    async with ActorSystem() as system:
+        clock = system.spawn(Clock, log)
+        clock.tell(Do(lambda actor: actor.timers.every("beat", 1e-12, Tick("beat"))))
+        for _ in range(20):
+            await trio.lowlevel.checkpoint()
+        await clock.ask(Do(lambda actor: actor.timers.cancel("beat")))
+    assert log[:3] == [(1e6, "beat")] * 3

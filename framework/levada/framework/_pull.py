@@ -101,7 +101,9 @@ class _PullInbox(Inbox[Any]):
                 self._resize(box.pop().size)
                 return
             if kind is Stop and not self._pulls:
-                self._see_stop(box.pop())
+                stop = box.pop()
+                cell._came_up(stop)
+                self._see_stop(stop)
                 return
         self._offer()
 
@@ -156,6 +158,7 @@ class _PullInbox(Inbox[Any]):
             entry = batch.pop()
             kind = type(entry)
             if kind is Stop:
+                cell._came_up(entry)
                 self._see_stop(entry)
                 return TURN
             if isinstance(entry, Take):

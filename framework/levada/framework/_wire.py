@@ -137,11 +137,6 @@ def pack_message(row: tuple[Any, ...]) -> bytes:
     return _HEADERS[len(payload)] + payload if len(payload) < 256 else packer.pack(ext_value(EXT_MESSAGE, payload))
 
 
-def pack_plain(value: Any) -> bytes:
-    """A value that msgpack has."""
-    return new_packer().pack(value)
-
-
 class Out:
     """One call of `Codec.encode`."""
 

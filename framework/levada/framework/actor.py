@@ -315,8 +315,7 @@ class Actor(Generic[M]):
         extras = cell._more()
         if extras.open_asks is None:
             extras.open_asks = OpenAsks()
-        extras.open_asks.take(question)
-        return Reply(question)
+        return Reply(question, extras.open_asks)
 
     def stash(self, message: Any) -> None:
         """Put the message that is being handled aside, to be handled after `unstash_all`; an ask stays an ask.

@@ -150,7 +150,7 @@ class ThreadAsk(Ask):
 
 
 class OpenAsks(set[Ask]):
-    """Asks that an actor has taken over. Those that are settled are swept out when they may be half of them."""
+    """Asks that an actor has taken over. Those that were given up are swept out when they may be half of them."""
 
     __slots__ = ("_sweep_at",)
 
@@ -172,10 +172,12 @@ class Reply(Generic[R]):
     Dropped without an answer, it fails the ask with `NoValue`; if the actor stops first, the ask fails with `ActorStopped`.
     """
 
-    __slots__ = ("__weakref__", "_ask")
+    __slots__ = ("__weakref__", "_ask", "_open")
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: Ask, open_asks: OpenAsks) -> None:
         self._ask = ask
+        self._open = open_asks
+        open_asks.take(ask)
 
     @property
     def wanted(self) -> bool:
@@ -185,10 +187,12 @@ class Reply(Generic[R]):
     def send(self, value: R) -> None:
         """Answer; ignored (and counted as late) if nobody waits any more."""
         self._ask.answer(value)
+        self._open.discard(self._ask)
 
     def fail(self, error: BaseException) -> None:
         """Let the asker's `Ref.ask` raise `error`; the actor itself does not fail."""
         self._ask.fail(error)
+        self._open.discard(self._ask)
 
     def __del__(self) -> None:
         ask = self._ask

@@ -30,8 +30,9 @@ from trio.lowlevel import (
     wait_task_rescheduled,
 )
 
-from .ask import Ask, OpenAsks, ThreadAsk, stopped_error
+from .ask import Ask, ThreadAsk, stopped_error
 from .errors import MailboxFull
+from .extras import Extras
 from .links import KILLED, NORMAL, SHUTDOWN, Reason
 from .mailbox import Conflate, MailboxPolicy
 from .ref import DEFAULT_TIMEOUT, FromThread, Ref
@@ -42,14 +43,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from .actor import Actor
-    from .host import Host
-    from .lifecycle import Ending, Group
     from .scheduler import RunQueue, Worker
-    from .supervision import Supervised
     from .system import ActorSystem
-    from .timers import Timer, Timers
 
-__all__ = ["PAUSED", "RUNNING", "STOPPED", "BoundedCell", "Cell", "Extras", "StoreCell", "make_cell", "make_dead"]
+__all__ = ["PAUSED", "RUNNING", "STOPPED", "BoundedCell", "Cell", "StoreCell", "make_cell", "make_dead"]
 
 RUNNING, PAUSED, STOPPED = "running", "paused", "stopped"
 
@@ -59,57 +56,6 @@ NO_MESSAGES: Any = ()
 
 NO_HANDLERS: dict[Any, Any] = {}
 """Handler table of a paused cell; never filled."""
-
-
-class Extras:
-    """What only some actors have."""
-
-    __slots__ = (
-        "children",
-        "ending",
-        "host",
-        "inbox",
-        "links",
-        "names",
-        "open_asks",
-        "queued",
-        "receive_timer",
-        "group",
-        "regroups",
-        "restarts",
-        "signals",
-        "stash",
-        "stop_timer",
-        "supervised",
-        "timers",
-        "touched",
-        "waiters",
-        "watched",
-        "watchers",
-    )
-
-    def __init__(self) -> None:
-        self.children: dict[Cell, None] | None = None
-        self.ending: Ending | None = None
-        self.host: Host | None = None
-        self.inbox: Any = None
-        self.links: dict[Cell, None] | None = None
-        self.names: dict[str, Cell] | None = None
-        self.open_asks: OpenAsks | None = None
-        self.queued = False
-        self.receive_timer: Timer | None = None
-        self.group: Group | None = None
-        self.regroups: deque[float] | None = None
-        self.restarts = 0
-        self.signals: deque[Any] | None = None
-        self.stash: list[Any] | None = None
-        self.stop_timer: Timer | None = None
-        self.supervised: Supervised | None = None
-        self.timers: Timers | None = None
-        self.touched = 0.0
-        self.waiters: dict[Task, None] | None = None
-        self.watched: dict[tuple[Any, Hashable], Callable[[], None]] | None = None
-        self.watchers: dict[Hashable, Callable[[Reason], None]] | None = None
 
 
 class Cell(Ref[Any]):

@@ -58,10 +58,15 @@ class Hear(Take):
     __slots__ = ("_message",)
 
     def next(self, cell: Any) -> Any:
-        self._message = cell._extras.signals.popleft()
+        """See `Take.next`."""
+        extras = cell._extras
+        self._message = extras.signals.popleft()
+        if not extras.signals:
+            extras.signals = None  # an empty deque is 760 octets
         return self._message
 
     def taken(self, cell: Any) -> Any:
+        """See `Take.taken`."""
         return self._message
 
 

@@ -255,9 +255,12 @@ class Clerk(Actor[Any]):
                 self.link(m.who)  # type: ignore[arg-type]
             case "unlink":
                 self.unlink(m.who)  # type: ignore[arg-type]
+            case "tell":
+                m.who.tell(m.value)  # type: ignore[union-attr]
+            case "send":
+                await m.who.send(m.value)  # type: ignore[union-attr]
             case "ask":
-                assert m.who is not None
-                return await m.who.ask(m.value)
+                return await m.who.ask(m.value)  # type: ignore[union-attr]
             case "refuse":
                 self.reply_later().fail(ValueError(m.value))
             case "stream":

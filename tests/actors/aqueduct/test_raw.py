@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import trio
@@ -41,7 +42,7 @@ async def test_handles_of_every_kind_arrive_by_index_and_work() -> None:
             sends_one, gets = oneshot(RawMessage)
             gives, gets_one = oneshot(RawMessage)
             await peer.send(RawMessage(b"\xff\x00", [sender, receiver, sends_one, gets_one]))
-            m = await keeper.got.receive()
+            m: Any = await keeper.got.receive()
             assert m.payload == b"\xff\x00"
             assert [type(handle) for handle in m.attachments] == [Sender, Receiver, OneshotSender, OneshotReceiver]
             there, back, there_once, back_once = m.attachments
@@ -65,11 +66,12 @@ async def test_a_message_that_cannot_be_sent_gives_its_handles_back() -> None:
             connect(system, listener.url, RawMessage, config=config) as peer,
         ):
             sender, receiver = channel(RawMessage)
+            octets: Any = b"octets"
             with sender, receiver:
                 with pytest.raises(ValueError, match="101 octets, at most 100"):
                     await peer.send(RawMessage(bytes(101), [sender]))
                 with pytest.raises(TypeError, match="expected RawMessage, got bytes"):
-                    await peer.send(b"octets")  # type: ignore[arg-type]  # the mistake
+                    await peer.send(octets)
                 await sender.send(RawMessage(b"still here"))
                 assert (await receiver.receive()).payload == b"still here"
 

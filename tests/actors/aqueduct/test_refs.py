@@ -160,7 +160,9 @@ async def test_a_failed_handler_is_actor_stopped_with_its_text(two: Any, autojum
         assert error.reason.error is cause
 
 
-@pytest.mark.parametrize("text", ["\ud800", "x" * 100_000, "nul \x00 and esc \x1b"], ids=["surrogate", "long", "control"])
+@pytest.mark.parametrize(
+    "text", ["\ud800", "x" * 100_000, "nul \x00 and esc \x1b"], ids=["surrogate", "long", "control"]
+)
 async def test_whatever_an_exception_says_gets_across(two: Any, autojump_clock: MockClock, text: str) -> None:
     class Talkative(Clerk):
         @handles
@@ -410,6 +412,7 @@ async def test_a_dropped_ref_gives_its_channel_up(two: Any, autojump_clock: Mock
         both.ref.tell("last words")
         await both.ref.send("really")
         both.ref = None
+        await trio.lowlevel.checkpoint()  # trio holds the result of a step until the next one
         gc.collect()
         assert gone() is None
         await settled()

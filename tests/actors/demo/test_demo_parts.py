@@ -19,7 +19,7 @@ from levada.actors.demo.live import Desk, Feed, Results, Subscriber  # noqa: E40
 from levada.actors.demo.report import Facts, report  # noqa: E402
 from levada.actors.demo.rows import Anomaly, Attack, Count, Follow, Rate  # noqa: E402
 from levada.actors.spark.bridge import Delivery, RowKey  # noqa: E402
-from levada.framework import ActorSystem, channel  # noqa: E402
+from levada.framework import ActorSystem, Sender, channel  # noqa: E402
 from levada.framework.errors import ChannelCancelled  # noqa: E402
 
 MORNING = dt.datetime(2015, 5, 17, 10, tzinfo=dt.UTC)
@@ -136,6 +136,7 @@ async def test_a_channel_for_no_mailbox_is_cancelled_and_one_that_is_closed_is_l
         aqueduct.serve(system, "aqueduct+memory://desk", desk.send, message_type=Follow, config=config) as publisher,
         aqueduct.connect(system, publisher.url, Follow, config=config) as peer,
     ):
+        sender: Sender[Any]
         sender, rows = channel(Rate)
         await peer.send(Follow("prices", sender))
         with pytest.raises(ChannelCancelled):

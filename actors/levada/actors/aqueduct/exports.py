@@ -153,9 +153,7 @@ class Export:
         cell, halves = self._cell, self._refs.halves
         promise = Promise(halves, lambda: cell._forget_watcher(promise), idle=True)
         halves.start(promise.bound(half))
-        cell._add_watcher(
-            promise, lambda reason: promise.send(envelopes.encode_signal(envelopes.DOWN, reason))
-        )
+        cell._add_watcher(promise, lambda reason: promise.send(envelopes.encode_signal(envelopes.DOWN, reason)))
 
     def _link(self, delivery: Delivery) -> None:
         """Tie the actor here to the one that asks for it, if it may be.
@@ -163,7 +161,7 @@ class Export:
         Raises:
             DecodeError: it is no link.
         """
-        refs, cell = self._refs, self._cell
+        refs = self._refs
         attachments = delivery.attachments
         wanted = (AttachmentKind.REF, AttachmentKind.ONESHOT_SENDER, AttachmentKind.ONESHOT_RECEIVER)
         notes: list[bytes] = []

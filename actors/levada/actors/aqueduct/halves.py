@@ -525,7 +525,8 @@ class Inbound:
 
     def _move(self) -> None:
         channel, half, halves = self.channel, self.half, self.halves
-        mailbox = half.mailbox
+        mailbox, queue = half.mailbox, channel.queue
+        channel.enveloped = True
         while channel.sender.state is _OPEN:
             arrival = self._held
             if arrival is None:
@@ -535,7 +536,9 @@ class Inbound:
                 arrival = self._held = Arrival(halves, delivery, channel.item_type)
                 halves.received += 1
             self._held = None
-            if not channel.offer(arrival, self._room):
+            if len(queue) < channel.limit and not channel.takers and channel.consumer is None:
+                queue.append(arrival)  # what `offer` does, in a fifth of the time
+            elif not channel.offer(arrival, self._room):
                 self._held, self._waiting = arrival, True
                 return
         if self._final is not None and self._held is None and not mailbox:

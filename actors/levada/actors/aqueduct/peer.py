@@ -151,7 +151,8 @@ class Peer(Generic[T]):
             raise ConfigurationError("a connection of RawMessage has no names to look up")
         seconds = connection.system.ask_timeout if timeout == DEFAULT_TIMEOUT else timeout
         entry: Sender[Any] = self.entry
-        found, answer = oneshot(Any, name=f"lookup of {name}")
+        item: Any = Ref[Any] | None
+        found, answer = oneshot(item, name=f"lookup of {name}")
         with trio.move_on_after(math.inf if seconds is None else seconds):
             with answer, found:
                 await entry.send(Lookup(name, found))

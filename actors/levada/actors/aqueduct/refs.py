@@ -367,10 +367,12 @@ class RemoteRef(Ref[Any]):
 
     @property
     def path(self) -> str:
+        """See `Ref.path`."""
         return self._identity.path
 
     @property
     def incarnation(self) -> int:
+        """See `Ref.incarnation`."""
         return self._identity.incarnation
 
     @property
@@ -407,7 +409,10 @@ class RemoteRef(Ref[Any]):
         await self.system.scheduler.breathe()
         if self._reason is None:
             self._watch_end()
-            if self._channel.accept(message) or await self._channel.wait_to_put(self, message):
+            if self._channel.accept(message):
+                return
+            # A connection that is lost makes room, by settling what was under way, before the channel ends.
+            if await self._channel.wait_to_put(self, message) and not self.is_lost:
                 return
         raise self.stopped(message)
 
@@ -458,6 +463,7 @@ class RemoteRef(Ref[Any]):
 
     @property
     def from_thread(self) -> FromThread[Any]:
+        """See `Ref.from_thread`."""
         return _RemoteFromThread(self)
 
     def on_stopped(self, callback: Callable[[], None]) -> Callable[[], None]:

@@ -1,7 +1,7 @@
 """The streams of a connection's carrier, under the numbers by which the core speaks of them.
 
-* No stream has a task. The carrier tells which streams have something to read, or were stopped by the peer; one task gives that to the
-  core, stream by stream, and lets others run between.
+* No stream has a task. The carrier tells which streams have something to read, or were stopped by the peer; they stand in line until
+  the connection looks at them.
 * What the core does not take yet stays with the carrier, which then holds back the peer: a stream that is blocked is not read.
 * Streams are opened in the order in which the core names them. Where the peer gives no credit for one, what is to be done on it waits,
   and so do those behind it of the same kind; control streams, which carry the acks, do not wait for streams of messages.
@@ -54,7 +54,7 @@ class Wire:
         self.stop_code: int | None = None
         """The peer has stopped this side's direction, and the core does not know yet."""
         self.waits = False
-        """Whether the reading task will look at it."""
+        """Whether it stands in line."""
         self.over = False
         """Whether nothing that comes is wanted any more."""
 
@@ -84,17 +84,18 @@ class Wires:
     Args:
         core: of the connection.
         feed: takes what the core says about what came.
+        wake: called when somebody stands in line.
     """
 
-    def __init__(self, core: AqueductCore, feed: Callable[[list[Event]], None]) -> None:
+    def __init__(self, core: AqueductCore, feed: Callable[[list[Event]], None], wake: Callable[[], None]) -> None:
         self._core = core
         self._feed = feed
+        self.wake = wake
         self._table: dict[int, Wire] = {}
         self._opening: tuple[deque[Wire], deque[Wire]] = (deque(), deque())
         self.line: deque[Wire] = deque()
-        """Those that the reading task will look at."""
-        self._sleeping = trio.Event()
-        self._stopped = False
+        """Those to be looked at."""
+        self._drained = False
         self._carrier: carriers.Connection
         self._tasks: trio.Nursery
 
@@ -103,18 +104,13 @@ class Wires:
         return len(self._table)
 
     def start(self, carrier: carriers.Connection, tasks: trio.Nursery) -> None:
-        """Begin to read; the tasks for it end with the carrier, after `stop`."""
+        """Begin; the tasks for it end with the carrier."""
         self._carrier, self._tasks = carrier, tasks
         tasks.start_soon(self._accept)
-        tasks.start_soon(self._read)
-
-    def stop(self) -> None:
-        """The carrier has ended."""
-        self._stopped = True
-        self.wake()
 
     def drain(self) -> None:
         """Give the core all that had arrived, blocked or not, when the tasks have ended."""
+        self._drained = True
         for wire in list(self._table.values()):
             if wire.stream is not None:
                 self._look(wire)
@@ -182,7 +178,7 @@ class Wires:
                     wire.over = True
                     del self._table[output.stream_id]
         except StreamWasStopped:
-            pass  # the reading task is about to tell the core
+            pass  # it stands in line, and the core will hear of it
         except CarrierError:
             pass
 
@@ -200,19 +196,10 @@ class Wires:
         except CarrierError:
             pass
 
-    async def _read(self) -> None:
-        while not self._stopped:
-            if not self.line:
-                self._sleeping = trio.Event()
-                await self._sleeping.wait()
-            for _ in range(min(len(self.line), AT_ONCE)):
-                self._look(self.line.popleft())
-            if self.line:
-                await trio.lowlevel.checkpoint()
-
-    def wake(self) -> None:
-        """Have the reading task look at the line."""
-        self._sleeping.set()
+    def look(self) -> None:
+        """Give the core what has come on the first of those that stand in line."""
+        for _ in range(min(len(self.line), AT_ONCE)):
+            self._look(self.line.popleft())
 
     def unblock(self, stream_id: int) -> None:
         """Read a stream on."""
@@ -230,7 +217,7 @@ class Wires:
         if wire.over or (stream.unidirectional and stream.initiated_here):
             return
         try:
-            while self._stopped or not core.is_blocked(stream_id):
+            while self._drained or not core.is_blocked(stream_id):
                 data = stream.receive_nowait()
                 if data is None:
                     return

@@ -137,14 +137,15 @@ async def _run(args: argparse.Namespace, folder: Path, output: Path, show: TextI
         ports=(*args.ports, *[0] * (3 - len(args.ports))),
     )
     demo = Pipeline()
-    stop = _Stop()
+    stop, progress = _Stop(demo), _Progress(demo, show, start)
     code = 0
     async with trio.open_nursery() as nursery:
         await nursery.start(stop.watch)
-        nursery.start_soon(_show, demo, show, start)
+        nursery.start_soon(progress.show)
         with stop.scope:
             async with pipeline(settings, demo):
                 await demo.finish()
+                await progress.end()  # what is printed now is not to be drawn over
                 wrong = None if args.input or args.lines else mistakes(demo.results)
                 differ = differences(demo.results, demo.by_channel)
                 seconds = time.perf_counter() - start
@@ -198,7 +199,8 @@ def _write_report(
 class _Stop:
     """Ends the pipeline on SIGINT and SIGTERM."""
 
-    def __init__(self) -> None:
+    def __init__(self, demo: Pipeline) -> None:
+        self._demo = demo
         self.scope = trio.CancelScope()
         self.number = 0
         """The signal that came."""
@@ -208,56 +210,78 @@ class _Stop:
             task_status.started()
             async for number in signals:
                 self.number = self.number or number
+                self._demo.phase = "stopping"
                 self.scope.cancel()
 
 
 # ---------------------------------------------------------------- progress
 
 
-async def _show(demo: Pipeline, out: TextIO, start: float) -> None:
-    """Say how far it is: bars on a terminal if rich is there, else a line for each phase and every few seconds."""
-    if out.isatty() and importlib.util.find_spec("rich") is not None:
-        await _show_bars(demo, out)
-        return
-    said, last = "", 0.0
-    while demo.phase != "serving":
-        now = time.perf_counter()
-        if demo.phase != said or now - last >= LOG_INTERVAL:
-            said, last = demo.phase, now
-            done = ", ".join(f"{count:,} {name}" for name, count in _progress(demo).items())
-            print(f"[{now - start:5.1f} s] {said}: {done}", file=out, flush=True)
-        await trio.sleep(TERMINAL_INTERVAL)
+class _Progress:
+    """Says how far it is: bars on a terminal if rich is there, else a line for each phase and every few seconds."""
 
+    def __init__(self, demo: Pipeline, out: TextIO, start: float) -> None:
+        self._demo = demo
+        self._out = out
+        self._start = start
+        self._scope = trio.CancelScope()
+        self._gone = trio.Event()
 
-async def _show_bars(demo: Pipeline, out: TextIO) -> None:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    async def show(self) -> None:
+        """Show it until `end`."""
+        try:
+            with self._scope:
+                if self._out.isatty() and importlib.util.find_spec("rich") is not None:
+                    await self._bars()
+                else:
+                    await self._lines()
+        finally:
+            self._gone.set()
 
-    columns = (
-        TextColumn("{task.description:24}"),
-        BarColumn(),
-        TextColumn("{task.completed:>8,.0f}"),
-        TimeElapsedColumn(),
-    )
-    # Nothing of rich's own runs beside trio: refreshed here.
-    with Progress(*columns, console=Console(file=out), auto_refresh=False, transient=True) as progress:
-        phase = progress.add_task(demo.phase, total=None)
-        bars = {name: progress.add_task(name, total=None) for name in _progress(demo)}
-        while demo.phase not in ("done", "serving"):
-            progress.update(phase, description=demo.phase, completed=len(demo.queries))
-            for name, count in _progress(demo).items():
-                progress.update(bars[name], completed=count, total=demo.pace.shipped or None)
-            progress.refresh()
+    async def end(self) -> None:
+        """Take it off the screen."""
+        self._scope.cancel()
+        await self._gone.wait()
+
+    async def _lines(self) -> None:
+        demo, said, last = self._demo, "", 0.0
+        while True:
+            now = time.perf_counter()
+            if demo.phase != said or now - last >= LOG_INTERVAL:
+                said, last = demo.phase, now
+                done = ", ".join(f"{count:,} {name}" for name, count, _ in self._counts())
+                print(f"[{now - self._start:5.1f} s] {said}: {done}", file=self._out, flush=True)
             await trio.sleep(TERMINAL_INTERVAL)
 
+    async def _bars(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-def _progress(demo: Pipeline) -> dict[str, int]:
-    counted = sum(demo.results.count(source, "records") for source in demo.sources)
-    return {
-        "records shipped": demo.pace.shipped,
-        "records counted": counted,
-        "results received": sum(demo.results.taken.values()),
-    }
+        columns = (
+            TextColumn("{task.description:24}"),
+            BarColumn(),
+            TextColumn("{task.fields[count]:>8}"),
+            TimeElapsedColumn(),
+        )
+        # Nothing of rich's own runs beside trio: refreshed here.
+        with Progress(*columns, console=Console(file=self._out), auto_refresh=False, transient=True) as progress:
+            phase = progress.add_task(self._demo.phase, total=None, count="")
+            bars = {name: progress.add_task(name, total=None, count="") for name, _, _ in self._counts()}
+            while True:
+                progress.update(phase, description=self._demo.phase)
+                for name, count, total in self._counts():
+                    progress.update(bars[name], completed=count, total=total, count=f"{count:,}")
+                progress.refresh()
+                await trio.sleep(TERMINAL_INTERVAL)
+
+    def _counts(self) -> Iterator[tuple[str, int, int | None]]:
+        """Give what is counted, and how many there will be as far as that is known."""
+        demo = self._demo
+        shipped = demo.pace.shipped
+        total = shipped if demo.shipped.is_set() else None
+        yield "records shipped", shipped, total
+        yield "records counted", sum(demo.results.count(source, "records") for source in demo.sources), total
+        yield "results received", sum(demo.results.taken.values()), None
 
 
 # ---------------------------------------------------------------- output

@@ -10,7 +10,7 @@ import json
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import trio
@@ -186,7 +186,7 @@ class Results:
 
 def _as_row(result: Result) -> dict[str, Any]:
     """Make of a result what JSON has."""
-    values = attrs.asdict(result)
+    values = attrs.asdict(cast("Any", result))
     return {
         key: value.astimezone(dt.UTC).isoformat() if isinstance(value, dt.datetime) else value
         for key, value in values.items()

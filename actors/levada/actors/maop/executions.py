@@ -18,6 +18,7 @@ from levada.transports.maop import ErrorCode, Incoming, OperationCancelled
 from .bodies import Source, make_source, quick_source
 from .errors import OperationError, Refuse
 from .handlers import BeforeExecute, Call, Code, Execute, Handler, OperationActor, Reply
+from .workers import Worker
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -64,7 +65,7 @@ class ActorCode:
 class Execution:
     """One operation of the peer that a handler knows."""
 
-    __slots__ = ("_code", "_connection", "_handler", "_placed", "_reason", "_scope", "_working", "call", "operation")
+    __slots__ = ("_code", "_connection", "_handler", "_placed", "_reason", "_worker", "_working", "call", "operation")
 
     def __init__(self, connection: Connection, operation: Incoming, handler: Handler) -> None:
         self._connection = connection
@@ -72,7 +73,7 @@ class Execution:
         self.operation = operation
         self.call = Call(operation, connection.peer, self._consumed)
         self._code: Code | None = None
-        self._scope: trio.CancelScope | None = None
+        self._worker: Worker | None = None
         self._reason = ""
         """Why it was cancelled."""
         self._working = False
@@ -108,8 +109,8 @@ class Execution:
         self._reason = event.reason or "cancelled"
         connection = self._connection
         self._ended()
-        if self._scope is not None:
-            self._scope.cancel()
+        if self._worker is not None:
+            self._worker.scope.cancel()
         elif not self._placed or connection.shared.scheduler.withdraw(self):
             self._placed = False
             connection.handlers.start_soon(self._undo)
@@ -124,23 +125,22 @@ class Execution:
 
     def begin(self) -> None:
         """See `Job`."""
-        self._scope = trio.CancelScope()
-        self._connection.handlers.start_soon(self._run)
+        self._worker = self._connection.workers.begin(self)
 
-    async def _run(self) -> None:
-        scope = self._scope
-        assert scope is not None
+    async def run(self) -> None:
+        """See `levada.actors.maop.workers.Job`."""
         try:
-            with scope:
-                if self._code is None:
-                    self._code = self._handler.code or ActorCode(self._connection, self._handler)
-                await (self._work(self._code) if self._working else self._decide(self._code))
-        except BaseException:
-            # The connection itself is given up.
-            self._reason = self._reason or "shutdown"
+            if self._code is None:
+                self._code = self._handler.code or ActorCode(self._connection, self._handler)
+            if self._working:
+                await self._work(self._code)
+            else:
+                await self._decide(self._code)
+        except trio.Cancelled:
+            self._reason = self._reason or "shutdown"  # the connection itself may be given up
             raise
         finally:
-            self._scope = None
+            self._worker = None
             self._placed = False
             self._connection.shared.scheduler.done()
             if self._reason:

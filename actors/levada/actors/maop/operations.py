@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import trio
 
-from levada.framework.errors import CarrierError, ConnectionClosed, LevadaError
+from levada.framework.errors import CarrierError, LevadaError
 from levada.transports.maop import Completed, ErrorCode, Failed, FairQueue
 from levada.transports.maop import Refused as RefusedEvent
 from levada.transports.maop.events import ResponseStarted
@@ -221,5 +221,5 @@ class CreditQueue:
         if self._connection.is_open:
             return
         while (waiting := self._queue.pop(trio.current_time())) is not None:
-            waiting.error = self._connection.over_error() or ConnectionClosed("the connection takes no new operations")
+            waiting.error = self._connection.over_error()
             waiting.event.set()

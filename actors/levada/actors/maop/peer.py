@@ -388,27 +388,26 @@ class Peer:
 
     async def _begin(self, begin: Callable[[], int], priority: int, *, request: bool) -> Operation:
         connection = self._connection
-        over = connection.over_error()
-        if over is not None:
-            raise over
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if not connection.is_open:
+            raise connection.over_error()
         return await connection.credit[request].begin(begin, priority)
 
     async def _perform(self, begin: Callable[[], int], source: Source, priority: int, *, request: bool) -> Completed:
         connection = self._connection
-        metrics = connection.shared.metrics
-        await trio.lowlevel.checkpoint_if_cancelled()
         operation = await self._begin(begin, priority, request=request)
         since = connection.core.now
         try:
             done = await operation.finish(source)
         except MaopError as error:
             if request and error.code is not None:
-                metrics.response_fail[error.code] += 1
+                connection.shared.metrics.response_fail[error.code] += 1
             raise
         except BaseException:
             connection.give_up(operation)
             raise
         if request:
+            metrics = connection.shared.metrics
             metrics.request_latency_ms.observe(1000 * (connection.core.now - since))
             metrics.rpc_payload_bytes.observe(len(done.body or b""))
         return done

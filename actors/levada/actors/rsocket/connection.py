@@ -191,14 +191,16 @@ class Connection(Actor[Any]):
 
     async def _feed(self, wire: Wire, data: bytes) -> None:
         """Give on what came, in pieces, so that actors are there again for the requests of the next piece."""
-        step = len(data) if wire.framed else PIECE
-        for at in range(0, len(data) or 1, step or 1):
-            user = self.user(wire)
-            if user is None:
-                return
-            user.feed(data[at : at + step] if step < len(data) else data)
+        at = 0
+        while (user := self.user(wire)) is not None:
+            # The rest of a frame that has begun is one piece, however large: there is nothing to act on before its end.
+            step = len(data) if wire.framed else max(PIECE, user.core.missing)
+            user.feed(data[at : at + step] if at or step < len(data) else data)
             if user.unstarted > UNSTARTED:
                 await user.all_begun()
+            at += step
+            if at >= len(data):
+                return
 
     def user(self, wire: Wire) -> Connection | None:
         """Find the connection that uses this carrier: this one, or the one whose session goes on here; ``None``: nobody any more."""

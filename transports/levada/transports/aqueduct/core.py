@@ -57,6 +57,7 @@ __all__ = ["AqueductCore"]
 # A member of an enum takes 6 times as long to look up as a name; these are wanted for each message.
 _OPEN, _MESSAGES = ConnectionState.OPEN, Place.MESSAGES
 _KINDS = frozenset(FrameType)
+_SMALL = 4096  # octets
 _GREETINGS = (FrameType.VERSION, FrameType.CONNECTION_CONTROL)
 _BEGINNINGS = (Place.UNI, Place.DATAGRAM, Place.CLIENT_BIDI)
 
@@ -391,6 +392,11 @@ class AqueductCore:
         """Read octets after those that were kept, and keep what cannot be read yet."""
         stream.fin_seen = fin
         buffer = stream.buffer
+        if buffer and not stream.blocked and len(buffer) < _SMALL and len(buffer) + len(data) >= stream.need:
+            # The piece of a message that the last packet ended with: octets are read twice as fast as a view of them.
+            self.held -= len(buffer)
+            data = bytes(buffer) + data
+            buffer.clear()
         if buffer or stream.blocked:
             buffer += data
             self.held += len(data)

@@ -59,8 +59,16 @@ class Delivery:
         Returns:
             Whether a stream was read on for that, so that there may be events and output. Once more does nothing.
         """
-        octets, self._octets = self._octets, 0
-        return octets > 0 and self.half.released(octets)
+        octets = self._octets
+        if not octets:
+            return False
+        self._octets = 0
+        half = self.half
+        if half.stalled:
+            return half.released(octets)
+        half.untaken -= octets
+        half.core.held -= octets
+        return False
 
     def discard(self, *, lost: bool = False) -> None:
         """Drop a message that was taken from the mailbox and that nobody will look at, with everything attached to it.
@@ -90,10 +98,8 @@ class ReceiverHalf:
         "_frontier",
         "_next",
         "_noted",
-        "_octets",
         "_pending",
         "_pending_octets",
-        "_stalled",
         "_threshold",
         "acking",
         "claimed",
@@ -105,8 +111,10 @@ class ReceiverHalf:
         "minted_here",
         "nack",
         "reachable",
+        "stalled",
         "state",
         "total",
+        "untaken",
     )
 
     def __init__(self, core: AqueductCore, channel: int, *, minted_here: bool) -> None:
@@ -131,7 +139,8 @@ class ReceiverHalf:
         """Datagrams that were declared."""
         self.nack: NackDue | None = None
         """When the datagrams that were declared last are settled."""
-        self._octets = 0  # in the mailbox
+        self.untaken = 0
+        """Octets that the application has not got."""
         # Reliable: all below `_next` were processed, and those in `_ahead`; all below `_acked` were acked, and those in `_acked_ahead`.
         self._next = 0
         self._ahead: set[int] | None = None
@@ -146,7 +155,8 @@ class ReceiverHalf:
         self._frontier = 0
         self._arrived: set[int] | None = None
         self._count = 0  # datagrams processed
-        self._stalled: list[Stream] | None = None
+        self.stalled: list[Stream] | None = None
+        """Streams that wait for room."""
 
     def __repr__(self) -> str:
         return f"<ReceiverHalf {self.id} {self.state.value}>"
@@ -188,10 +198,10 @@ class ReceiverHalf:
 
     def released(self, octets: int) -> bool:
         """So many octets count no more; whether a stream was read on for that."""
-        self._octets -= octets
+        self.untaken -= octets
         self.core.held -= octets
         # Half empty, so that a stalled stream is not started again for each single message.
-        if self._stalled and len(self.mailbox) <= self.core.config.mailbox // 2 and not self._full():
+        if self.stalled and len(self.mailbox) <= self.core.config.mailbox // 2 and not self._full():
             self._resume()
             self.core.settle()
             return True
@@ -242,12 +252,12 @@ class ReceiverHalf:
         # `_full` and `_deliver` in place: 0.7 of the time.
         if (
             len(mailbox) >= config.mailbox
-            or self._octets >= config.mailbox_octets
-            or (core.held >= config.max_untaken and self._octets)
+            or self.untaken >= config.mailbox_octets
+            or (core.held >= config.max_untaken and self.untaken)
         ):
             return False
         mailbox.append(Delivery(self, payload, core.receive_attachments(attached) if attached else ()))
-        self._octets += size
+        self.untaken += size
         core.held += size
         if len(mailbox) == 1 and self.known:
             core.emit(Readable(self))
@@ -300,9 +310,9 @@ class ReceiverHalf:
 
     def stall(self, stream: Stream) -> None:
         """Have a stream read on when there is room."""
-        if self._stalled is None:
-            self._stalled = []
-        self._stalled.append(stream)
+        if self.stalled is None:
+            self.stalled = []
+        self.stalled.append(stream)
 
     # ------------------------------------------------ the control stream
 
@@ -431,12 +441,12 @@ class ReceiverHalf:
     def drop_mailbox(self, *, lost: bool) -> None:
         """Discard what was not taken, and what is attached to it; and whatever is claimed later. Source: AQ-50."""
         for message in self.mailbox:
-            self._octets -= len(message.payload)
+            self.untaken -= len(message.payload)
             self.core.held -= len(message.payload)
             if message.attachments:
                 self.core.links.later(partial(message.discard, lost=lost))
         self.mailbox.clear()
-        if self._stalled:
+        if self.stalled:
             self.core.links.later(self._resume)
 
     # ------------------------------------------------ inside
@@ -449,14 +459,14 @@ class ReceiverHalf:
         core, config = self.core, self.core.config
         return (
             len(self.mailbox) >= config.mailbox
-            or self._octets >= config.mailbox_octets
-            or (core.held >= config.max_untaken and self._octets > 0)
+            or self.untaken >= config.mailbox_octets
+            or (core.held >= config.max_untaken and self.untaken > 0)
         )
 
     def _deliver(self, attached: tuple[int, ...], payload: bytes) -> None:
         mailbox = self.mailbox
         mailbox.append(Delivery(self, payload, self.core.receive_attachments(attached) if attached else ()))
-        self._octets += len(payload)
+        self.untaken += len(payload)
         self.core.held += len(payload)
         if len(mailbox) == 1 and self.known:
             self.core.emit(Readable(self))
@@ -468,7 +478,7 @@ class ReceiverHalf:
             raise violation("E-5", f"{count} on channel {self.id}")
 
     def _resume(self) -> None:
-        stalled, self._stalled = self._stalled or [], None
+        stalled, self.stalled = self.stalled or [], None
         for stream in stalled:
             self.core.unblock(stream)
 
@@ -512,7 +522,7 @@ class ReceiverHalf:
         if self.control is not None:
             self.control.half = None
             self.control.place = Place.DISCARD
-        if self._stalled:
+        if self.stalled:
             self.core.links.later(self._resume)
         self.core.forget(self)
         if self.known:

@@ -32,6 +32,7 @@ _Record: TypeAlias = "tuple[int, object, Stream | None]"
 
 _UNATTACHED, _OPEN, _FINISHING = SenderState.UNATTACHED, SenderState.OPEN, SenderState.FINISHING
 _ORDERED = Mode.ORDERED
+_TAILS = [bytes((0, size)) for size in range(0x80)]  # no attachments, then the size of the payload
 
 
 class SenderHalf:
@@ -208,7 +209,8 @@ class SenderHalf:
         core.unacked += size
         stream = self._stream or self._open_stream()
         if not stream.fin and not stream.given_up:
-            stream.chunks += (self._head + encode_int(number) + b"\0" + encode_int(size), payload)
+            tail = _TAILS[size] if size < 0x80 else b"\0" + encode_int(size)
+            stream.chunks += (self._head + encode_int(number) + tail, payload)
             if not stream.dirty:
                 stream.mark()
         return True

@@ -118,6 +118,11 @@ class MemoryStream:
         """See `Stream.receive_nowait`."""
         return self._receiving.take_nowait()
 
+    @property
+    def at_end(self) -> bool:
+        """See `Stream.at_end`."""
+        return self._in is not None and self._in.ended and not self._in.arrived
+
     def on_readable(self, tell: Callable[[], None]) -> None:
         """See `Stream.on_readable`."""
         pipe = self._receiving

@@ -327,6 +327,11 @@ class Stream(ByteStream, Protocol):
         """Take what is here already; ``b""`` is the peer's end, ``None`` means that nothing is here. Errors as `receive_some`."""
         ...
 
+    @property
+    def at_end(self) -> bool:
+        """Whether the peer's end has come and everything before it was taken."""
+        ...
+
     def on_readable(self, tell: Callable[[], None]) -> None:
         """Have `tell` called when there is something to take: octets, the end, an error. `receive_some` without a task that waits.
 

@@ -638,8 +638,9 @@ class MaopCore(Ending):
         if operation is not None:
             if not (operation.pending and operation.told):
                 raise LocalProtocolError(f"operation {stream_id} waits for no decision", rule="MA-48")
+            check_code(code)
             operation.told = False
-            operation.refuse(check_code(code), retry_after, now)
+            operation.refuse(code, retry_after, now)
 
     def finish(self, stream_id: int, *, now: float) -> None:
         """A Message is executed: Done. Source: MA-74.

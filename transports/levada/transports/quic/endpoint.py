@@ -10,7 +10,9 @@
   if it is the first, as it would fire soon for nothing, else left in the heap and looked at when it fires.
 
 Connection ids are 8 octets, the first is the number of the worker process.  A short header thus names connection and worker without
-parsing: several processes may share one port, and pass on what the kernel gave to the wrong one (`foreign`).
+parsing: several processes may share one port, and pass on what the kernel gave to the wrong one (`foreign`, and `take_in` at the other
+end of whatever lies between them).  Long headers are not passed on, since a client makes up the first id itself: a handshake ends where
+it began, which the kernel sees to, as it chooses a process by the addresses.
 """
 
 from __future__ import annotations
@@ -61,7 +63,9 @@ class QuicEndpoint:
         self.config = config or QuicConfig()
         self.listener: QuicListener | None = None
         self.foreign: Callable[[int, bytes, Address], None] | None = None
-        """Called with worker number, datagram and address for packets of another worker's connections; ``None`` drops them."""
+        """Called with worker number, datagram and address for packets of another worker's connections; ``None`` drops them.
+
+        That worker gives datagram and address to its endpoint's `take_in`."""
         self.secret = self.config.secret or os.urandom(32)
         self.counters: Counter[str] = Counter()
         """What happened to datagrams that belong to no connection, and how often the tasks ran."""
@@ -380,11 +384,12 @@ class QuicEndpoint:
         while True:
             with trio.CancelScope() as self._receive_scope:
                 while True:
-                    self._received(await self._port.receive())
+                    self.take_in(await self._port.receive())
             # Cancelled by `rebind`: go on with the new port.
             await trio.lowlevel.checkpoint()
 
-    def _received(self, batch: Sequence[tuple[bytes, Address]]) -> None:
+    def take_in(self, batch: Sequence[tuple[bytes, Address]]) -> None:
+        """Handle datagrams that have arrived: at the port, or at another worker's, which has passed them on (`foreign`)."""
         now = trio.current_time()
         touched: dict[QuicConnection, None] = {}
         for data, address in batch:

@@ -1,11 +1,12 @@
 """The QUIC state machine: aioquic's, seen through the few looks inside that a carrier needs, and whether it can be tuned.
 
-Only this module, `lean` and `overrides` touch private names of aioquic.  At import the version and each name is checked:
+Only this module and those of the overrides (`lean`, `ready`, `packets`, `recovery`, `overrides`) touch private names of aioquic.  At
+import the version and each name is checked:
 
 * `PlainEngine` is aioquic's `QuicConnection` as it is, plus read-only looks inside (how much is unsent, how much credit there is).
   It works with any version that has those names, and is what one gets, with a warning, when the overrides do not fit.
-* `TunedEngine`, in `overrides` and `lean`, is all that is overridden.  Nothing outside these modules asks which of them it has, except
-  for features that the plain one cannot have; its methods of the same names do nothing then.
+* `TunedEngine` is all that is overridden.  Nothing outside these modules asks which of the two it has, except for features that the
+  plain one cannot have; its methods of the same names do nothing then.
 """
 
 from __future__ import annotations

@@ -1,23 +1,16 @@
 """What levada overrides of aioquic's connection, to decide about cost and backpressure itself.
 
-- **ready set**: only streams with something to send are looked at, where aioquic walks all streams twice for each packet;
-  strict priorities, round robin within one;
-- **receive windows** follow what the application took, where aioquic doubles them whenever half is used, read or not;
-- **stream credit** is given back when the application has seen the stream, not before;
-- the lean receive path of `LeanEngine`;
+- the ready set, windows and credit of `ReadyEngine`, the lean receive path of `LeanEngine`, the packets of `ShortPacketBuilder`;
 - acknowledgements travel with data that leaves anyway; **pacing** in bursts of 2 ms, since event loops sleep whole milliseconds;
 - 0-RTT **marks**, refused early data sent again at once, NEW_TOKEN, stateless reset tokens, path MTU probes, key updates.
 
-Invariants of the ready set: a stream that has a frame to send is in `_levels` or, if the peer's window stops it, in `_stalled`, or it
-waits for stream credit (`is_blocked`).  Whatever makes a stream sendable again (write, reset, stop, a lost frame, a raised window)
-passes through `_ready`.  A frame that the slow path writes (handshake, migration) gets the same delivery handler as one of the fast
-path, or a loss there would never reach the ready set.  A stream whose both halves are done is in `_done` exactly when the last
-delivery or frame made it so; nobody searches for finished streams.
+A frame that the slow path writes (handshake, migration) gets the same delivery handler as one of the fast path, or a loss there would
+never reach the ready set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from aioquic import tls
@@ -26,7 +19,6 @@ from aioquic.buffer import size_uint_var
 from aioquic.quic import events
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import (
-    Limit,
     QuicConnectionId,
     QuicConnectionState,
     QuicNetworkPath,
@@ -38,9 +30,9 @@ from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import QuicStream
 
 from .engine import EarlyDatagram, EngineSettings
-from .lean import LeanEngine
 from .packets import ShortPacketBuilder
 from .pmtu import MtuSearch
+from .ready import ReadyEngine
 from .recovery import BurstPacer, LeanRecovery
 
 __all__ = ["TunedEngine"]
@@ -49,34 +41,17 @@ _ACKED = QuicDeliveryState.ACKED
 _ONE_RTT = tls.Epoch.ONE_RTT
 _ZERO_RTT = tls.Epoch.ZERO_RTT
 _CONNECTED = QuicConnectionState.CONNECTED
-_STOP_FRAME = 17  # octets at most of STOP_SENDING and MAX_STREAM_DATA: type and two variable-length integers
-_LIMIT_FRAME = 9
-_ACK_FRAME = 33  # with one range: type and four variable-length integers
+_ACK_FRAME = 33  # octets at most with one range: type and four variable-length integers
 _LARGE = 1_160  # octets of stream data that only a packet above 1,200 can hold
 
 
-class TunedEngine(LeanEngine):
+class TunedEngine(ReadyEngine):
     """The overrides; see the module."""
 
     tuned = True
 
     def __init__(self, *, configuration: QuicConfiguration, settings: EngineSettings, **rest: Any):
         super().__init__(configuration=configuration, settings=settings, **rest)
-        self._levels: dict[int, dict[QuicStream, None]] = {}
-        self._priorities: dict[int, int] = {}
-        self._stalled: dict[QuicStream, None] = {}
-        self._owing: dict[QuicStream, None] = {}  # streams whose MAX_STREAM_DATA is to be sent
-        self._settled: list[int] = []
-        self._forgotten: list[int] = []
-        self._peer_wants: set[Limit] = set()  # limits that the peer says keep it from opening streams
-        self._wanted: set[bool] = (
-            set()
-        )  # kinds of streams, true for unidirectional, that the peer's limits keep from being opened
-        self._unacked = 0
-        self._app_consumed = 0
-        self._consumed_by: dict[int, int] = {}
-        self._window = configuration.max_stream_data
-        self._connection_window = configuration.max_data
         self._new_token = b""
         self._now = 0.0  # of the last call that said what time it is
         self._key_start = 0
@@ -92,174 +67,12 @@ class TunedEngine(LeanEngine):
             logger=self._logger,
         )
         self._loss._pacer = BurstPacer(max_datagram_size=self._max_datagram_size)
-        for limit, value in (
-            (self._local_max_streams_bidi, settings.max_streams),
-            (self._local_max_streams_uni, settings.max_streams_unidirectional),
-        ):
-            limit.value = limit.sent = value
         first = self._host_cids[0]
         first.cid = self.host_cid = self._local_initial_source_connection_id = settings.new_cid()
         if not self._is_client:
             first.stateless_reset_token = settings.reset_token(first.cid)
 
-    # ---------------------------------------------------------------- readiness
-
-    def _ready(self, stream: QuicStream) -> None:
-        priority = self._priorities.get(stream.stream_id or 0, 128)
-        level = self._levels.get(priority)
-        if level is None:
-            level = self._levels[priority] = {}
-            if len(self._levels) > 1:
-                self._levels = dict(
-                    sorted((key, value) for key, value in self._levels.items() if value or key == priority)
-                )
-        level[stream] = None
-
-    def set_priority(self, stream_id: int, priority: int) -> None:
-        """Serve a stream before others of higher numbers."""
-        old = self._priorities.get(stream_id, 128)
-        if priority == old:
-            return
-        self._priorities[stream_id] = priority
-        stream = self._streams.get(stream_id)
-        if stream is not None and stream in self._levels.get(old, ()):
-            del self._levels[old][stream]
-            self._ready(stream)
-
-    def _get_or_create_stream(self, frame_type: int, stream_id: int) -> QuicStream:
-        stream = super()._get_or_create_stream(frame_type, stream_id)
-        self._streams_queue.clear()  # aioquic appends each new stream; only the slow path reads it, and fills it itself
-        return stream
-
-    def _get_or_create_stream_for_send(self, stream_id: int) -> QuicStream:
-        stream = super()._get_or_create_stream_for_send(stream_id)
-        self._streams_queue.clear()
-        return stream
-
-    def send_stream_data(self, stream_id: int, data: bytes, end_stream: bool = False) -> None:
-        """Write to a stream."""
-        stream = self._streams.get(stream_id) or self._get_or_create_stream_for_send(stream_id)
-        stream.sender.write(data, end_stream=end_stream)
-        self._unacked += len(data)
-        if not stream.is_blocked:
-            self._ready(stream)
-
-    def discard_stream(self, stream_id: int, code: int) -> None:
-        """Reset the sending half, and give its buffer back."""
-        self.reset_stream(stream_id, code)
-        stream = self._streams.get(stream_id)
-        if stream is not None:
-            self._drop_buffer(stream)
-
-    def _drop_buffer(self, stream: QuicStream) -> None:
-        """Give back what a reset stream still holds (aioquic keeps it) and queue the RESET_STREAM frame."""
-        sender = stream.sender
-        self._unacked -= len(sender._buffer)
-        sender._buffer.clear()
-        self._stalled.pop(stream, None)
-        if not stream.is_blocked:
-            self._ready(stream)
-
-    def stop_stream(self, stream_id: int, error_code: int) -> None:
-        """Ask the peer to stop sending."""
-        super().stop_stream(stream_id, error_code)
-        self._ready(self._streams[stream_id])
-
-    def total_unacked(self) -> int:
-        """Return the octets of all streams that are not acknowledged; counted, not summed up."""
-        return self._unacked
-
-    def take_settled(self, known: Iterable[int]) -> list[int]:
-        """Return the streams whose sending half has ended since the last call."""
-        if not self._settled:
-            return self._settled
-        settled, self._settled = self._settled, []
-        return settled
-
-    def take_forgotten(self, known: Iterable[int]) -> list[int]:
-        """Return the streams that were dropped since the last call."""
-        if self._done:
-            self._discard_done()
-        if not self._forgotten:
-            return self._forgotten
-        forgotten, self._forgotten = self._forgotten, []
-        return forgotten
-
-    def _unblock_streams(self, is_unidirectional: bool) -> None:
-        blocked = list(self._streams_blocked_uni if is_unidirectional else self._streams_blocked_bidi)
-        super()._unblock_streams(is_unidirectional)
-        for stream in blocked:
-            if not stream.is_blocked:
-                self._ready(stream)
-
-    def _discard_done(self) -> None:
-        for stream in self._done:
-            stream_id = stream.stream_id
-            if stream_id is not None and self._streams.pop(stream_id, None) is not None:
-                self._forgotten.append(stream_id)
-                for level in self._levels.values():
-                    level.pop(stream, None)
-                self._priorities.pop(stream_id, None)
-                self._consumed_by.pop(stream_id, None)
-                self._owing.pop(stream, None)
-                self._stalled.pop(stream, None)
-        self._done.clear()
-
     # ---------------------------------------------------------------- frames from the peer
-
-    def _handle_max_data_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
-        super()._handle_max_data_frame(context, frame_type, buf)
-        stalled, self._stalled = self._stalled, {}
-        for stream in stalled:
-            self._ready(stream)
-
-    def _handle_max_stream_data_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
-        start = buf.tell()
-        super()._handle_max_stream_data_frame(context, frame_type, buf)
-        end = buf.tell()
-        buf.seek(start)
-        stream = self._streams.get(buf.pull_uint_var())
-        buf.seek(end)
-        if stream is not None and stream in self._stalled:
-            del self._stalled[stream]
-            self._ready(stream)
-
-    def _handle_stop_sending_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
-        super()._handle_stop_sending_frame(context, frame_type, buf)
-        event = self._events[-1]
-        stream = self._streams.get(event.stream_id) if isinstance(event, events.StopSendingReceived) else None
-        if stream is not None and stream.sender.reset_pending:
-            self._drop_buffer(stream)
-
-    def _handle_reset_stream_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
-        before = len(self._events)
-        super()._handle_reset_stream_frame(context, frame_type, buf)
-        if len(self._events) > before:
-            event = self._events[-1]
-            assert isinstance(event, events.StreamReset)
-            stream = self._streams.get(event.stream_id)
-            if stream is not None:
-                # What was sent and never will be taken is credited now; the reader drops what it still holds.
-                taken = self._consumed_by.get(event.stream_id, 0)
-                self._consumed_by[event.stream_id] = stream.receiver.highest_offset
-                self._credit(stream.receiver.highest_offset - taken)
-                stream.receiver._buffer.clear()
-                self._owing.pop(stream, None)
-                if stream.is_finished:
-                    self._done.append(stream)
-
-    def _handle_stream_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
-        before = len(self._events)
-        super()._handle_stream_frame(context, frame_type, buf)
-        if len(self._events) > before:
-            event = self._events[-1]
-            if type(event) is events.StreamDataReceived:
-                if context.epoch is _ZERO_RTT:
-                    self.early_streams.add(event.stream_id)
-                if event.end_stream:
-                    stream = self._streams[event.stream_id]
-                    if stream.sender.is_finished:
-                        self._done.append(stream)
 
     def _handle_datagram_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
         super()._handle_datagram_frame(context, frame_type, buf)
@@ -314,96 +127,6 @@ class TunedEngine(LeanEngine):
     def _on_new_connection_id_delivery(self, delivery: QuicDeliveryState, connection_id: QuicConnectionId) -> None:
         super()._on_new_connection_id_delivery(delivery, connection_id)
         self._cids_unsent = self._cids_unsent or not connection_id.was_sent
-
-    # ---------------------------------------------------------------- windows
-
-    def _credit(self, octets: int) -> bool:
-        self._app_consumed += octets
-        limit = self._local_max_data
-        if limit.value - self._app_consumed >= self._connection_window // 2:
-            return False
-        limit.value = self._app_consumed + self._connection_window
-        return True
-
-    def consumed(self, stream_id: int, octets: int) -> bool:
-        """Raise the windows for what the application took; true if that is to be sent."""
-        due = self._credit(octets)
-        stream = self._streams.get(stream_id)
-        if stream is not None:
-            taken = self._consumed_by[stream_id] = self._consumed_by.get(stream_id, 0) + octets
-            if not stream.receiver.is_finished and stream.max_stream_data_local - taken < self._window // 2:
-                stream.max_stream_data_local = taken + self._window
-                self._owing[stream] = None
-                return True
-        return due
-
-    def grant_stream(self, *, unidirectional: bool) -> bool:
-        """Let the peer open one more stream; true if that is worth a packet."""
-        limit = self._local_max_streams_uni if unidirectional else self._local_max_streams_bidi
-        limit.value += 1
-        return self._streams_due(limit)
-
-    def _streams_due(self, limit: Limit) -> bool:
-        """Whether new stream credit is worth a packet of its own: the peer is out of it, or has less left than it would be granted."""
-        return limit.value != limit.sent and (
-            limit.sent - limit.used < limit.value - limit.sent or limit in self._peer_wants
-        )
-
-    def _write_connection_limits(self, builder: QuicPacketBuilder, space: QuicPacketSpace) -> None:
-        limit = self._local_max_data
-        if limit.value != limit.sent:
-            self._write_limit(builder, limit)
-        for limit in (self._local_max_streams_bidi, self._local_max_streams_uni):
-            if self._streams_due(limit):
-                self._write_limit(builder, limit)
-                self._peer_wants.discard(limit)
-
-    def _handle_streams_blocked_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
-        super()._handle_streams_blocked_frame(context, frame_type, buf)
-        unidirectional = frame_type == QuicFrameType.STREAMS_BLOCKED_UNI
-        self._peer_wants.add(self._local_max_streams_uni if unidirectional else self._local_max_streams_bidi)
-
-    def want_stream(self, *, unidirectional: bool) -> None:
-        """Send STREAMS_BLOCKED."""
-        self._wanted.add(unidirectional)
-
-    def _write_wanted(self, builder: QuicPacketBuilder) -> None:
-        while self._wanted:
-            unidirectional = next(iter(self._wanted))
-            if not self.stream_credit(unidirectional=unidirectional):
-                limit = self._remote_max_streams_uni if unidirectional else self._remote_max_streams_bidi
-                kind = QuicFrameType.STREAMS_BLOCKED_UNI if unidirectional else QuicFrameType.STREAMS_BLOCKED_BIDI
-                builder.start_frame(kind, _LIMIT_FRAME, self._on_wanted_delivery, (unidirectional,)).push_uint_var(
-                    limit
-                )
-            self._wanted.discard(unidirectional)
-
-    def _on_wanted_delivery(self, delivery: QuicDeliveryState, unidirectional: bool) -> None:
-        if delivery is not _ACKED:
-            self._wanted.add(unidirectional)
-
-    def _write_limit(self, builder: QuicPacketBuilder, limit: Limit) -> None:
-        buf = builder.start_frame(limit.frame_type, _LIMIT_FRAME, self._on_connection_limit_delivery, (limit,))
-        buf.push_uint_var(limit.value)
-        limit.sent = limit.value
-
-    def _write_stream_limits(self, builder: QuicPacketBuilder, space: QuicPacketSpace, stream: QuicStream) -> None:
-        """Called by the slow path for every stream; the fast path takes those that owe."""
-        if stream in self._owing:
-            self._write_stream_limit(builder, stream)
-
-    def _write_stream_limit(self, builder: QuicPacketBuilder, stream: QuicStream) -> None:
-        buf = builder.start_frame(
-            QuicFrameType.MAX_STREAM_DATA, _STOP_FRAME, self._on_max_stream_data_delivery, (stream,)
-        )
-        buf.push_uint_var(stream.stream_id or 0)
-        buf.push_uint_var(stream.max_stream_data_local)
-        stream.max_stream_data_local_sent = stream.max_stream_data_local
-        del self._owing[stream]
-
-    def _on_max_stream_data_delivery(self, delivery: QuicDeliveryState, stream: QuicStream) -> None:
-        if delivery is not _ACKED and not stream.receiver.is_finished and stream.stream_id in self._streams:
-            self._owing[stream] = None
 
     # ---------------------------------------------------------------- deliveries
 

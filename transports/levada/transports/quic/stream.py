@@ -326,6 +326,11 @@ class QuicStream:
         self._check_alive()
         return None
 
+    @property
+    def at_end(self) -> bool:
+        """Whether the peer's end has come and everything before it was taken."""
+        return self._end and not self._chunks
+
     def on_readable(self, tell: Callable[[], None]) -> None:
         """Have `tell` called when there is something to take; see `Stream.on_readable`."""
         if not self._can_receive:

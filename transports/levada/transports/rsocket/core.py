@@ -142,6 +142,11 @@ class RSocketCore(RSocketConnection):
 
     # ---------------------------------------------------------------- octets in
 
+    @property
+    def missing(self) -> int:
+        """Octets that a frame lacks whose beginning has come; 0 if there is none, or on a framed carrier."""
+        return max(0, self._need - len(self._tail)) if self._tail else 0
+
     def receive_data(self, data: bytes, now: float) -> list[Event]:
         """Take octets from the carrier (framed: exactly one message) and return what they mean; ``b""`` is `carrier_lost`.
 

@@ -1,4 +1,4 @@
-"""The checks of connections: streams and their numbers, codes, credit, datagrams, handshake, the end."""
+"""The checks of connections: streams and their numbers, codes, credit, datagrams, handshake."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from levada.framework.errors import (
-    CarrierError,
     ConnectionClosed,
-    ConnectionLost,
     DatagramTooLarge,
     LocalProtocolError,
     StreamWasReset,
     StreamWasStopped,
 )
-from levada.transports.carriers.contracts import CloseReason, Connection, Datagram, Stream
-from levada.transports.testing._stream_checks import (
+from levada.transports.carriers.contracts import Connection, Datagram, Stream
+from levada.transports.testing._stream_tools import (
     BLOCK,
     Run,
     block,
@@ -157,6 +155,44 @@ async def send_nowait_queues_and_finishes(traits: CarrierTraits, a: Connection, 
     assert await read_to_end(y) == b"all at once"
     y.send_nowait(b"", fin=True)
     assert await x.receive_some() == b""
+
+
+@check
+async def tells_when_there_is_something_to_take(traits: CarrierTraits, a: Connection, b: Connection) -> None:
+    x, y = await pair_on(traits, a, b)
+    told: list[None] = []
+    y.on_readable(lambda: told.append(None))
+    await traits.settle()
+    assert told == [], "there is nothing to take"
+    assert y.receive_nowait() is None
+    x.send_nowait(b"octets", fin=True)
+    await until(traits, lambda: bool(told))
+    got = b""
+    while part := y.receive_nowait():
+        got += part
+    if part is None:  # the end may come by itself
+        told.clear()
+        y.on_readable(lambda: told.append(None))
+        await until(traits, lambda: bool(told))
+    assert (got, y.receive_nowait()) == (b"octets", b"")
+    told.clear()
+    y.on_readable(lambda: told.append(None))
+    assert told == [None], "the end is there already"
+
+    x, y = await pair_on(traits, a, b, unidirectional=True)
+    y.on_readable(lambda: told.append(None))
+    x.reset(4)
+    await until(traits, lambda: len(told) > 1)
+    for call, error in (
+        (y.receive_nowait, StreamWasReset),
+        (x.receive_nowait, LocalProtocolError),
+        (lambda: x.on_readable(told.clear), LocalProtocolError),
+    ):
+        try:
+            call()
+        except error:
+            continue
+        raise AssertionError(f"{error.__name__} was to come")
 
 
 @check
@@ -316,7 +352,7 @@ async def acked_means_that_the_peer_has_it(traits: CarrierTraits, a: Connection,
 # ---------------------------------------------------------------- credit, backpressure, growth
 
 
-async def _open_all(traits: CarrierTraits, a: Connection, *, unidirectional: bool) -> list[Stream]:
+async def open_all(traits: CarrierTraits, a: Connection, *, unidirectional: bool) -> list[Stream]:
     streams: list[Stream] = []
     while (stream := a.try_open_stream(unidirectional=unidirectional)) is not None:
         streams.append(stream)
@@ -331,7 +367,7 @@ async def streams_wait_for_the_peers_credit(traits: CarrierTraits, a: Connection
 
 
 async def _credit(traits: CarrierTraits, a: Connection, b: Connection, *, unidirectional: bool) -> None:
-    streams = await _open_all(traits, a, unidirectional=unidirectional)
+    streams = await open_all(traits, a, unidirectional=unidirectional)
     assert len(streams) >= 2
     opened: list[int] = []
 
@@ -353,6 +389,18 @@ async def _credit(traits: CarrierTraits, a: Connection, b: Connection, *, unidir
             assert await read_to_end(streams[1]) == b""
     assert opened == [streams[-1].stream_id + 4]
     assert a.try_open_stream(unidirectional=unidirectional) is None
+
+
+@check
+async def credit_is_counted_down(traits: CarrierTraits, a: Connection, b: Connection) -> None:
+    for unidirectional in (False, True):
+        credit = a.stream_credit(unidirectional=unidirectional)
+        assert 2 <= credit <= traits.max_open
+        await a.open_stream(unidirectional=unidirectional)
+        assert a.stream_credit(unidirectional=unidirectional) == credit - 1
+    assert 0 <= a.round_trip() < traits.timeout
+    a.close()
+    assert a.stream_credit(unidirectional=False) == 0
 
 
 @check
@@ -461,177 +509,3 @@ async def cancelled_receive_datagram_takes_nothing(traits: CarrierTraits, a: Con
     while len(got) < 4:
         got.append(await b.receive_datagram())
     assert got == [Datagram(bytes([number])) for number in range(4)]
-
-
-# ---------------------------------------------------------------- the end
-
-
-@check
-async def cancelled_accept_takes_nothing(traits: CarrierTraits, a: Connection, b: Connection) -> None:
-    got: list[int] = []
-
-    async def accept() -> None:
-        got.append((await b.accept_stream()).stream_id)
-
-    for number in range(4):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(accept)
-            await traits.settle()
-            stream = await a.open_stream(unidirectional=True)
-            if number % 2:
-                nursery.cancel_scope.cancel()
-            stream.send_nowait(b"x")
-            nursery.cancel_scope.cancel()
-    while len(got) < 4:
-        await accept()
-    assert got == [2, 6, 10, 14]
-
-
-async def _awaits(traits: CarrierTraits, a: Connection, b: Connection) -> list[Callable[[], Awaitable[object]]]:
-    """Return one call for each await of end `a`, each of which waits now."""
-    await _open_all(traits, a, unidirectional=True)
-    x, _ = await pair_on(traits, a, b)
-    _, idle = await pair_on(traits, b, a)
-    await fill(traits, x)
-    return [
-        a.accept_stream,
-        lambda: a.open_stream(unidirectional=True),
-        a.receive_datagram,
-        x.receive_some,
-        lambda: x.send_all(b"x"),
-        x.flush,
-        x.stopped,
-        idle.acked,
-    ]
-
-
-async def _everybody_waits(
-    traits: CarrierTraits, a: Connection, b: Connection, nursery: trio.Nursery, here: list[object], there: list[object]
-) -> int:
-    """Let tasks wait at everything that both ends have to wait for; return how many at each."""
-    calls, calls_there = await _awaits(traits, a, b), await _awaits(traits, b, a)
-    for call in calls:
-        nursery.start_soon(outcome_of, call, here)
-    for call in calls_there:
-        nursery.start_soon(outcome_of, call, there)
-    await traits.settle()
-    assert here == there == []
-    return len(calls)
-
-
-def _all_are(kind: type[CarrierError], got: list[object], count: int) -> None:
-    assert [type(outcome) for outcome in got] == [kind] * count, got
-
-
-@check
-async def close_tells_everybody_on_both_sides(traits: CarrierTraits, a: Connection, b: Connection) -> None:
-    here: list[object] = []
-    there: list[object] = []
-    async with trio.open_nursery() as nursery:
-        count = await _everybody_waits(traits, a, b, nursery, here, there)
-        a.close(5, "enough")
-    _all_are(ConnectionClosed, here, count)
-    _all_are(ConnectionLost, there, count)
-    assert {outcome.code for outcome in there if isinstance(outcome, ConnectionLost)} == {5}
-    assert await a.closed() == CloseReason(5, "enough")
-    assert await b.closed() == CloseReason(5, "enough", by_peer=True)
-    await _is_over(a, ConnectionClosed)
-    await _is_over(b, ConnectionLost)
-    a.close(6)
-    await a.aclose(6)
-    assert (await a.closed()).code == 5
-
-
-async def _is_over(end: Connection, kind: type[CarrierError]) -> None:
-    """Each new call raises the same kind of error again and again."""
-    await expect(kind, end.open_stream)
-    await expect(kind, end.accept_stream)
-    await expect(kind, end.receive_datagram)
-    await expect(kind, lambda: end.send_datagram(b"x"))
-    assert end.accept_stream_nowait() is None
-
-
-@check
-async def close_of_the_connection_fails_new_calls_on_streams(
-    traits: CarrierTraits, a: Connection, b: Connection
-) -> None:
-    x, y = await pair_on(traits, a, b)
-    b.close(3)
-    await a.closed()
-    error = await expect(ConnectionLost, lambda: x.send_all(b"x"))
-    assert isinstance(error, ConnectionLost)
-    assert error.code == 3
-    await expect(ConnectionLost, x.receive_some)
-    await expect(ConnectionClosed, lambda: y.send_all(b"x"))
-    await expect(ConnectionClosed, y.receive_some)
-
-
-@check
-async def drains_finished_streams_on_close(traits: CarrierTraits, a: Connection, b: Connection) -> None:
-    blocks = [block(number) for number in range(8)]
-    streams = []
-    for data in blocks:
-        stream = await a.open_stream()
-        stream.send_nowait(data, fin=True)
-        streams.append(stream)
-    got: list[bytes] = []
-
-    async def receive() -> None:
-        for _ in blocks:
-            got.append(await read_to_end(await b.accept_stream()))
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(receive)
-        await a.aclose(1, "done", drain=traits.timeout / 2)
-    assert got == blocks
-    assert await b.closed() == CloseReason(1, "done", by_peer=True)
-    assert await a.closed() == CloseReason(1, "done")
-
-
-@check
-async def leaving_the_block_closes_the_connection(traits: CarrierTraits, a: Connection, b: Connection) -> None:
-    async with a:
-        (await a.open_stream()).send_nowait(b"x", fin=True)
-    assert await a.closed() == CloseReason(0)
-    assert await b.closed() == CloseReason(0, by_peer=True)
-
-
-@check
-async def cancelled_close_of_the_connection_still_closes(traits: CarrierTraits, a: Connection, b: Connection) -> None:
-    x, _ = await pair_on(traits, a, b)
-    await fill(traits, x)
-    x.send_nowait(b"end", fin=True)
-    with trio.CancelScope() as scope:
-        scope.cancel()
-        await a.aclose(2)
-    assert (await a.closed()).code == 2
-    assert await b.closed() == CloseReason(2, by_peer=True)
-
-
-@check
-async def is_cut_while_everybody_waits(traits: CarrierTraits, a: Connection, b: Connection) -> None:
-    assert traits.cut is not None
-    here: list[object] = []
-    there: list[object] = []
-    async with trio.open_nursery() as nursery:
-        count = await _everybody_waits(traits, a, b, nursery, here, there)
-        traits.cut(a, b)
-    for end, outcomes in ((a, here), (b, there)):
-        assert len(outcomes) == count
-        assert all(isinstance(outcome, ConnectionLost) for outcome in outcomes), outcomes
-        reason = await end.closed()
-        assert (reason.lost, reason.by_peer) == (True, False)
-        await expect(ConnectionLost, end.open_stream)
-
-
-@check
-async def counts_everything_together(traits: CarrierTraits, a: Connection, b: Connection) -> None:
-    x, y = await pair_on(traits, a, b)
-    before = a.statistics()
-    await x.send_all(bytes(1000))
-    await x.flush()
-    await read(y, 1000)
-    after = a.statistics()
-    assert after.octets_sent - before.octets_sent >= 1000
-    assert after.writes > before.writes
-    assert b.statistics().octets_received >= 1000

@@ -1,240 +1,35 @@
-"""The checks of byte streams and message streams, and of the streams of a connection as byte streams."""
+"""The checks of every kind of stream and of byte streams, those of a connection too."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import Protocol
+from collections.abc import Awaitable, Callable
 
 import trio
 
-from levada.framework.errors import CarrierError, ConnectionClosed, ConnectionLost, StreamError
-from levada.transports.carriers.contracts import (
-    ByteStream,
-    CarrierInfo,
-    CarrierStatistics,
-    Connection,
-    MessageStream,
-    Octets,
+from levada.framework.errors import ConnectionClosed, ConnectionLost
+from levada.transports.carriers.contracts import ByteStream, MessageStream
+from levada.transports.testing._stream_tools import (
+    BLOCK,
+    CHECKS,
+    LOST,
+    Channel,
+    Messages,
+    block,
+    bytes_check,
+    check,
+    expect,
+    expect_blocks,
+    fill,
+    is_busy,
+    outcome_of,
+    read,
+    read_on,
+    read_to_end,
+    sending_fails,
+    streams_of,
 )
 from levada.transports.testing.check_carrier import Carrier, CarrierTraits, Factory
-
-BLOCK = 16 * 1024  # octets of one send of the checks
-LOST = (ConnectionLost, StreamError)
-
-
-class Channel(Protocol):
-    """What the checks use of either shape; for messages each send and each receive is one message."""
-
-    @property
-    def info(self) -> CarrierInfo: ...
-    @property
-    def unsent(self) -> int: ...
-    async def send_all(self, data: Octets, /) -> None: ...
-    async def receive_some(self, max_bytes: int | None = None, /) -> bytes: ...
-    async def flush(self) -> None: ...
-    async def aclose(self) -> None: ...
-    def abort(self) -> None: ...
-    def statistics(self) -> CarrierStatistics: ...
-
-
-class _Messages:
-    """A message stream with the names of a byte stream."""
-
-    def __init__(self, stream: MessageStream) -> None:
-        self._stream = stream
-        self.send_all = stream.send
-        self.flush = stream.flush
-        self.aclose = stream.aclose
-        self.abort = stream.abort
-        self.statistics = stream.statistics
-
-    @property
-    def info(self) -> CarrierInfo:
-        return self._stream.info
-
-    @property
-    def unsent(self) -> int:
-        return self._stream.unsent
-
-    async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        return await self._stream.receive()
-
-
-Body = Callable[[CarrierTraits, Channel, Channel], Awaitable[None]]
-ByteBody = Callable[[CarrierTraits, ByteStream, ByteStream], Awaitable[None]]
-MessageBody = Callable[[CarrierTraits, MessageStream, MessageStream], Awaitable[None]]
-Run = Callable[[CarrierTraits, Factory], Awaitable[None]]
-
-CHECKS: dict[str, dict[str, Run]] = {"bytes": {}, "messages": {}, "connection": {}}
-"""By the shape of the carrier, then by name."""
-
-
-@asynccontextmanager
-async def streams_of(
-    traits: CarrierTraits, factory: Factory
-) -> AsyncIterator[tuple[Carrier, Carrier, ByteStream, ByteStream]]:
-    """Open a pair; of a connection also one stream on it, which both ends know."""
-    async with factory() as (a, b):
-        if isinstance(a, Connection) and isinstance(b, Connection):
-            here = await a.open_stream()
-            await here.send_all(b"\0")
-            there = await b.accept_stream()
-            assert await there.receive_some(1) == b"\0"
-            await traits.settle()  # the credit for that octet is back, and blocked means blocked
-            yield a, b, here, there
-        else:
-            assert isinstance(a, ByteStream)
-            assert isinstance(b, ByteStream)
-            yield a, b, a, b
-
-
-def bytes_check(body: ByteBody) -> ByteBody:
-    """Register a check of byte streams, also of those in a connection."""
-
-    async def run(traits: CarrierTraits, factory: Factory) -> None:
-        async with streams_of(traits, factory) as (_, _, x, y):
-            await body(traits, x, y)
-
-    CHECKS["bytes"][body.__name__] = CHECKS["connection"][body.__name__] = run
-    return body
-
-
-def messages_check(body: MessageBody) -> MessageBody:
-    """Register a check of message streams."""
-
-    async def run(traits: CarrierTraits, factory: Factory) -> None:
-        async with factory() as (x, y):
-            assert isinstance(x, MessageStream)
-            assert isinstance(y, MessageStream)
-            await body(traits, x, y)
-
-    CHECKS["messages"][body.__name__] = run
-    return body
-
-
-def check(body: Body) -> Body:
-    """Register a check of every kind of stream."""
-
-    async def run_messages(traits: CarrierTraits, x: MessageStream, y: MessageStream) -> None:
-        await body(traits, _Messages(x), _Messages(y))
-
-    run_messages.__name__ = body.__name__
-    bytes_check(body)
-    messages_check(run_messages)
-    return body
-
-
-# ---------------------------------------------------------------- tools
-
-
-def block(number: int) -> bytes:
-    """Return the block of that number: it can be recognised at each fourth octet."""
-    return number.to_bytes(4, "big") * (BLOCK // 4)
-
-
-async def read(y: Channel, count: int) -> bytes:
-    """Take exactly `count` octets."""
-    data = bytearray()
-    while len(data) < count:
-        part = await y.receive_some(count - len(data))
-        assert part, f"the end came after {len(data)} of {count} octets"
-        data += part
-    assert len(data) == count
-    return bytes(data)
-
-
-async def read_to_end(y: Channel) -> bytes:
-    """Take octets until the peer's end, or its loss."""
-    data = bytearray()
-    try:
-        while part := await y.receive_some():
-            data += part
-    except LOST:
-        pass
-    return bytes(data)
-
-
-async def fill(traits: CarrierTraits, x: Channel, *, first: int = 0) -> int:
-    """Send numbered blocks until sending waits, then cancel that one; return how many sends came back."""
-    sent = 0
-
-    async def send() -> None:
-        nonlocal sent
-        while sent * BLOCK <= traits.buffered:
-            await x.send_all(block(first + sent))
-            sent += 1
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(send)
-        await traits.settle()
-        assert sent * BLOCK <= traits.buffered, f"{sent * BLOCK} octets were taken although nobody receives"
-        nursery.cancel_scope.cancel()
-    return sent
-
-
-async def expect_blocks(y: Channel, sent: int, tail: bytes) -> None:
-    """Read `sent` blocks, perhaps one more (a cancelled send goes whole or not at all), then `tail`, which is shorter than a block."""
-    for number in range(sent):
-        assert await read(y, BLOCK) == block(number), f"block {number} is wrong"
-    rest = await read(y, len(tail))
-    if rest != tail:
-        rest += await read(y, BLOCK - len(tail))
-        assert rest == block(sent), "a cancelled send went out in part"
-        assert await read(y, len(tail)) == tail
-
-
-async def failure(call: Callable[[], Awaitable[object]]) -> CarrierError:
-    """Return the error that `call` raises, after seeing that it raises the same kind again."""
-    errors: list[CarrierError] = []
-    for _ in range(2):
-        try:
-            result = await call()
-        except CarrierError as error:
-            errors.append(error)
-        else:
-            raise AssertionError(f"an error was to come, {result!r} did")
-    assert type(errors[0]) is type(errors[1]), f"first {errors[0]!r}, then {errors[1]!r}"
-    return errors[0]
-
-
-async def expect(
-    kinds: type[CarrierError] | tuple[type[CarrierError], ...], call: Callable[[], Awaitable[object]]
-) -> CarrierError:
-    """Return the error of `call`, which must be of these kinds, twice."""
-    error = await failure(call)
-    assert isinstance(error, kinds), f"expected {kinds}, got {error!r}"
-    return error
-
-
-async def sending_fails(traits: CarrierTraits, x: Channel) -> None:
-    """Send until sending fails with a loss, as it must before long; then it fails again."""
-    for _ in range(2 + traits.buffered // BLOCK):
-        try:
-            await x.send_all(block(0))
-        except LOST:
-            break
-        await traits.settle()
-    await expect(LOST, lambda: x.send_all(b"x"))
-
-
-async def is_busy(call: Callable[[], Awaitable[object]]) -> None:
-    """Expect that another task is at it."""
-    try:
-        await call()
-    except trio.BusyResourceError:
-        return
-    raise AssertionError("two tasks in one direction, and no BusyResourceError")
-
-
-async def outcome_of(call: Callable[[], Awaitable[object]], into: list[object]) -> None:
-    """Put what `call` returns or raises into a list, for tasks."""
-    try:
-        into.append(await call())
-    except (CarrierError, trio.BusyResourceError) as error:
-        into.append(error)
-
 
 # ---------------------------------------------------------------- every kind of stream
 
@@ -597,153 +392,6 @@ async def leaving_the_block_closes(traits: CarrierTraits, x: ByteStream, y: Byte
     await expect(ConnectionClosed, lambda: x.send_all(b"x"))
 
 
-# ---------------------------------------------------------------- message streams
-
-
-@messages_check
-async def messages_stay_whole(traits: CarrierTraits, x: MessageStream, y: MessageStream) -> None:
-    messages = [random.Random(size).randbytes(size) for size in (0, 1, 125, 126, 127, 0, 1024, 65_535, 65_536, 70_000)]
-
-    async def send() -> None:
-        for message in messages:
-            await x.send(message)
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(send)
-        assert [await y.receive() for _ in messages] == messages
-
-
-@messages_check
-async def queues_messages_without_waiting(traits: CarrierTraits, x: MessageStream, y: MessageStream) -> None:
-    sent = await fill(traits, _Messages(x))
-    before = x.unsent
-    x.send_nowait(block(sent))
-    assert x.unsent >= before + BLOCK
-    waited: list[object] = []
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(outcome_of, x.wait_for_room, waited)
-        await traits.settle()
-        assert waited == []
-        await is_busy(x.wait_for_room)
-        await is_busy(lambda: x.send(b"?"))
-        for number in range(sent + 1):
-            assert await y.receive() == block(number)
-    assert waited == [None]
-    await x.wait_for_room()
-    x.send_nowait(b"tail")
-    rest = await y.receive()
-    assert rest in (b"tail", block(sent)), "`wait_for_room` sent something"
-    if rest != b"tail":  # the send that `fill` cancelled went after all, whole
-        assert await y.receive() == b"tail"
-
-
-@messages_check
-async def wait_for_room_ends_with_the_stream(traits: CarrierTraits, x: MessageStream, y: MessageStream) -> None:
-    await fill(traits, _Messages(x))
-    got: list[object] = []
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(outcome_of, x.wait_for_room, got)
-        await traits.settle()
-        assert got == []
-        x.abort()
-    assert [type(outcome) for outcome in got] == [ConnectionClosed]
-    await expect(ConnectionClosed, x.wait_for_room)
-    try:
-        x.send_nowait(b"x")
-    except ConnectionClosed:
-        return
-    raise AssertionError("send_nowait() after abort() was taken")
-
-
-@messages_check
-async def takes_what_is_here_without_waiting(traits: CarrierTraits, x: MessageStream, y: MessageStream) -> None:
-    messages = [bytes([number]) * number for number in range(8)]
-    assert y.receive_nowait() is None
-    for message in messages:
-        x.send_nowait(message)
-    await traits.settle()
-    got: list[bytes] = []
-    waits = 0
-    while len(got) < len(messages):
-        if (taken := y.receive_nowait()) is None:
-            taken = await y.receive()
-            waits += 1
-        got.append(taken)
-    assert got == messages
-    assert waits <= 2, "messages that came together were not handed over together"
-    assert y.receive_nowait() is None
-    y.abort()
-    assert y.receive_nowait() is None
-    await expect(LOST, x.receive)
-    assert x.receive_nowait() is None
-
-
-@messages_check
-async def leaving_the_block_closes_after_the_messages(
-    traits: CarrierTraits, x: MessageStream, y: MessageStream
-) -> None:
-    got: list[object] = []
-
-    async def receive() -> None:
-        got.append(await y.receive())
-        got.append(await expect(ConnectionLost, y.receive))
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(receive)
-        async with x as same:
-            assert same is x
-            await x.send(b"bye")
-    assert got[0] == b"bye"
-    assert isinstance(got[1], ConnectionLost)
-    assert got[1].code == 1000
-    await expect(ConnectionClosed, lambda: x.send(b"x"))
-
-
-@messages_check
-async def close_code_comes_after_the_messages(traits: CarrierTraits, x: MessageStream, y: MessageStream) -> None:
-    got: list[object] = []
-
-    async def receive() -> None:
-        got.append(await y.receive())
-        got.append(await y.receive())
-        got.append(await expect(ConnectionLost, y.receive))
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(receive)
-        await x.send(b"one")
-        await x.send(b"")
-        await x.aclose(4001, "enough")
-    assert got[:2] == [b"one", b""]
-    assert isinstance(got[2], ConnectionLost)
-    assert got[2].code == 4001
-    await sending_fails(traits, _Messages(y))
-
-
-@messages_check
-async def larger_message_than_allowed_closes(traits: CarrierTraits, x: MessageStream, y: MessageStream) -> None:
-    assert traits.max_message is not None
-    errors: list[CarrierError] = []
-
-    async def receive(stream: MessageStream) -> None:
-        errors.append(await expect(ConnectionLost, stream.receive))
-
-    async def send() -> None:
-        try:
-            await x.send(bytes(size + 1))
-        except ConnectionLost:
-            pass  # the peer may be faster than this call
-
-    size = traits.max_message
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(x.send, bytes(size))
-        assert await y.receive() == bytes(size)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(send)
-        nursery.start_soon(receive, x)
-        nursery.start_soon(receive, y)
-    assert [error.code for error in errors if isinstance(error, ConnectionLost)] == [1009, 1009]
-
-
 # ---------------------------------------------------------------- lost by the network
 
 
@@ -773,16 +421,10 @@ def _cut_check(
         async with factory() as (a, b):
             assert isinstance(a, MessageStream)
             assert isinstance(b, MessageStream)
-            await cut(traits, a, b, _Messages(a), _Messages(b))
+            await cut(traits, a, b, Messages(a), Messages(b))
 
     CHECKS["bytes"][name] = CHECKS["connection"][name] = run_bytes
     CHECKS["messages"][name] = run_messages
-
-
-async def read_on(y: Channel) -> None:
-    """Take what has arrived; the loss comes after it."""
-    while await y.receive_some():
-        pass
 
 
 async def _both_receive(_: CarrierTraits, x: Channel, y: Channel, nursery: trio.Nursery, got: list[object]) -> None:

@@ -96,11 +96,18 @@ def carrier_checks(traits: CarrierTraits) -> list[CarrierCheck]:
 
     A `Connection` is checked as such, and each of its streams as a byte stream (names that begin with ``stream_``).
     """
-    from levada.transports.testing import _connection_checks, _stream_checks  # they import the traits from here
+    # They import the traits from here, and register their checks with each other.
+    from levada.transports.testing import (  # noqa: F401
+        _connection_checks,
+        _ending_checks,
+        _message_checks,
+        _stream_checks,
+        _stream_tools,
+    )
 
     found = _connection_checks.CHECKS if traits.shape == "connection" else {}
     prefix = "stream_" if traits.shape == "connection" else ""
-    found = found | {prefix + name: run for name, run in _stream_checks.CHECKS[traits.shape].items()}
+    found = found | {prefix + name: run for name, run in _stream_tools.CHECKS[traits.shape].items()}
     if traits.cut is None:
         found = {name: run for name, run in found.items() if "_cut_" not in name}
     if not traits.tells_loss:

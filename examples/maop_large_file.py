@@ -1,0 +1,86 @@
+"""A large file by MAOP: its length is announced and approved first, it travels in blocks, and it is stored whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from uuid import uuid4
+
+import trio
+
+from levada.actors.maop import Call, Handler, HandlerSpec, Identity, Refused, connect, serve
+from levada.framework import ActorSystem
+
+STORE = 100
+MIB = 2**20
+
+
+class Vault:
+    """Keeps files; what does not arrive whole leaves nothing behind."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.stored: list[str] = []
+
+    async def store(self, call: Call) -> None:
+        part = self.folder / f"{call.stream_id}.part"
+        digest = hashlib.sha256()
+        async with await trio.open_file(part, "wb") as file:
+            async for chunk in call:  # as they come, at the speed of this loop
+                digest.update(chunk)
+                await file.write(chunk)
+        # The loop has ended, so all octets that were announced are here. Before that nothing counts.
+        part.rename(self.folder / digest.hexdigest())
+        self.stored.append(digest.hexdigest())
+
+    async def undo(self, call: Call, reason: str) -> None:
+        (self.folder / f"{call.stream_id}.part").unlink(missing_ok=True)
+
+
+async def broken_off(path: Path) -> AsyncIterator[bytes]:
+    """Half of a file, and then no more."""
+    with path.open("rb") as file:
+        for _ in range(16):
+            yield file.read(MIB)
+    raise OSError("the disk is gone")
+
+
+async def main() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        big, bigger, folder = Path(name, "backup"), Path(name, "archive"), Path(name, "vault")
+        big.write_bytes(random.Random(1).randbytes(32 * MIB))
+        bigger.write_bytes(bytes(65 * MIB))
+        folder.mkdir()
+        vault = Vault(folder)
+        spec = HandlerSpec(requests=False, streaming=True, max_payload=64 * MIB)
+        handlers = {STORE: Handler(vault.store, spec=spec, on_cancel=vault.undo)}
+        clients = {b"secret": Identity("office-1")}
+        async with (
+            ActorSystem() as system,
+            serve(system, "maop+memory://vault", handlers, authenticate=clients) as listener,
+            connect(system, listener.url, token=b"secret") as peer,
+        ):
+            key = uuid4().bytes
+            await peer.message(STORE, big, idempotency=key, timeout=30)
+            print(f"{big.stat().st_size // MIB} MiB stored")
+            # After a failure nobody knows whether the other side was through; with the same key it is safe to send it again.
+            await peer.message(STORE, big, idempotency=key, timeout=30)
+            print(f"sent again with the same key: stored {len(vault.stored)} time")
+            try:
+                await peer.message(STORE, bigger)
+            except Refused as refused:
+                print("65 MiB:", refused)
+            try:
+                await peer.message(STORE, broken_off(big), length=32 * MIB)
+            except OSError as error:
+                print("half-way:", error)
+        assert vault.stored == [hashlib.sha256(big.read_bytes()).hexdigest()]
+        assert [path.name for path in folder.iterdir()] == vault.stored
+        print("in the vault there is 1 file, as it was sent")
+
+
+if __name__ == "__main__":
+    trio.run(main)

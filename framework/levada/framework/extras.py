@@ -1,0 +1,73 @@
+"""What only some actors have: made when first wanted, so that the others need not carry it."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from .ask import OpenAsks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from trio.lowlevel import Task
+
+    from .cell import Cell
+    from .host import Host
+    from .lifecycle import Ending, Group
+    from .links import Reason
+    from .supervision import Supervised
+    from .timers import Timer, Timers
+
+__all__ = ["Extras"]
+
+
+class Extras:
+    """What only some actors have."""
+
+    __slots__ = (
+        "children",
+        "ending",
+        "host",
+        "inbox",
+        "links",
+        "names",
+        "open_asks",
+        "queued",
+        "receive_timer",
+        "group",
+        "regroups",
+        "restarts",
+        "signals",
+        "stash",
+        "stop_timer",
+        "supervised",
+        "timers",
+        "touched",
+        "waiters",
+        "watched",
+        "watchers",
+    )
+
+    def __init__(self) -> None:
+        self.children: dict[Cell, None] | None = None
+        self.ending: Ending | None = None
+        self.host: Host | None = None
+        self.inbox: Any = None
+        self.links: dict[Cell, None] | None = None
+        self.names: dict[str, Cell] | None = None
+        self.open_asks: OpenAsks | None = None
+        self.queued = False
+        self.receive_timer: Timer | None = None
+        self.group: Group | None = None
+        self.regroups: deque[float] | None = None
+        self.restarts = 0
+        self.signals: deque[Any] | None = None
+        self.stash: list[Any] | None = None
+        self.stop_timer: Timer | None = None
+        self.supervised: Supervised | None = None
+        self.timers: Timers | None = None
+        self.touched = 0.0
+        self.waiters: dict[Task, None] | None = None
+        self.watched: dict[tuple[Any, Hashable], Callable[[], None]] | None = None
+        self.watchers: dict[Hashable, Callable[[Reason], None]] | None = None
