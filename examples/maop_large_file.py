@@ -48,39 +48,36 @@ async def broken_off(path: Path) -> AsyncIterator[bytes]:
     raise OSError("the disk is gone")
 
 
-async def main() -> None:
-    with tempfile.TemporaryDirectory() as name:
-        big, bigger, folder = Path(name, "backup"), Path(name, "archive"), Path(name, "vault")
-        big.write_bytes(random.Random(1).randbytes(32 * MIB))
-        bigger.write_bytes(bytes(65 * MIB))
-        folder.mkdir()
-        vault = Vault(folder)
-        spec = HandlerSpec(requests=False, streaming=True, max_payload=64 * MIB)
-        handlers = {STORE: Handler(vault.store, spec=spec, on_cancel=vault.undo)}
-        clients = {b"secret": Identity("office-1")}
-        async with (
-            ActorSystem() as system,
-            serve(system, "maop+memory://vault", handlers, authenticate=clients) as listener,
-            connect(system, listener.url, token=b"secret") as peer,
-        ):
-            key = uuid4().bytes
-            await peer.message(STORE, big, idempotency=key, timeout=30)
-            print(f"{big.stat().st_size // MIB} MiB stored")
-            # After a failure nobody knows whether the other side was through; with the same key it is safe to send it again.
-            await peer.message(STORE, big, idempotency=key, timeout=30)
-            print(f"sent again with the same key: stored {len(vault.stored)} time")
-            try:
-                await peer.message(STORE, bigger)
-            except Refused as refused:
-                print("65 MiB:", refused)
-            try:
-                await peer.message(STORE, broken_off(big), length=32 * MIB)
-            except OSError as error:
-                print("half-way:", error)
-        assert vault.stored == [hashlib.sha256(big.read_bytes()).hexdigest()]
-        assert [path.name for path in folder.iterdir()] == vault.stored
-        print("in the vault there is 1 file, as it was sent")
+async def main(big: Path, bigger: Path, vault: Vault) -> None:
+    spec = HandlerSpec(requests=False, streaming=True, max_payload=64 * MIB)
+    handlers = {STORE: Handler(vault.store, spec=spec, on_cancel=vault.undo)}
+    async with (
+        ActorSystem() as system,
+        serve(system, "maop+memory://vault", handlers, authenticate={b"secret": Identity("office-1")}) as listener,
+        connect(system, listener.url, token=b"secret") as peer,
+    ):
+        key = uuid4().bytes
+        await peer.message(STORE, big, idempotency=key)
+        print("32 MiB stored")
+        # After a failure nobody knows whether the other side was through; with the same key it is safe to send it again.
+        await peer.message(STORE, big, idempotency=key)
+        print(f"sent again with the same key: stored {len(vault.stored)} time")
+        try:
+            await peer.message(STORE, bigger)
+        except Refused as refused:
+            print("65 MiB:", refused)
+        try:
+            await peer.message(STORE, broken_off(big), length=32 * MIB)
+        except OSError as error:
+            print("half-way:", error)
 
 
 if __name__ == "__main__":
-    trio.run(main)
+    with tempfile.TemporaryDirectory() as name:
+        files = [Path(name, text) for text in ("backup", "archive", "vault")]
+        files[0].write_bytes(random.Random(1).randbytes(32 * MIB))
+        files[1].write_bytes(bytes(65 * MIB))
+        files[2].mkdir()
+        trio.run(main, files[0], files[1], Vault(files[2]))
+        assert [path.name for path in files[2].iterdir()] == [hashlib.sha256(files[0].read_bytes()).hexdigest()]
+        print("in the vault there is 1 file, as it was sent")

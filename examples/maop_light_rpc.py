@@ -45,7 +45,7 @@ async def ping(call: Call) -> None:
 async def quote(call: Call) -> Price:
     asked = call.decode(Quote)
     if asked.symbol not in PRICES:
-        raise OperationError(UNKNOWN_SYMBOL, f"no price for {asked.symbol}")
+        raise OperationError(code=UNKNOWN_SYMBOL, detail=f"no price for {asked.symbol}")
     return Price(asked.symbol, PRICES[asked.symbol])
 
 

@@ -11,6 +11,8 @@ from levada.actors.maop import Call, Handler, HandlerSpec, Identity, MaopError, 
 from levada.framework import ActorSystem
 
 TELEMETRY, CONFIGURATION = 200, 201
+NEGATIVE = 1100
+"""Codes from 1024 on are the application's own."""
 READINGS = 100_000
 FAR_AHEAD = 4 * 2**20
 """More octets than sender and receiver keep between them."""
@@ -32,7 +34,7 @@ class Station:
             for line in lines:
                 reading = json.loads(line)
                 if reading["watt"] < 0:
-                    raise OperationError(1100, f"reading {reading['number']} is negative")
+                    raise OperationError(code=NEGATIVE, detail=f"reading {reading['number']} is negative")
                 self.count += 1
                 self.total += reading["watt"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from levada.actors.aqueduct import PeerConfig, RawMessage, serve
 from levada.actors.cli.call_aqueduct import message_octets
 from levada.actors.interop.aqueduct import answer
 from levada.actors.interop.certificates import SelfSigned, make_certificates
-from levada.framework import ActorSystem, Codec, OneshotSender, Sender, message
+from levada.framework import Actor, ActorSystem, Asks, Codec, OneshotSender, Sender, handles, message
 from levada.framework.codec import AttachmentKind
 from levada.framework.errors import ConfigurationError
 from levada.transports.quic import QuicConfig
@@ -48,6 +49,25 @@ class Follow:
 @message("tests.call.Note")
 class Note:
     text: str
+
+
+@message("tests.call.Total")
+class Total(Asks[Any]):
+    symbol: str
+
+
+class Clerk(Actor[Total | Note]):
+    notes: list[str]
+
+    @handles
+    def total(self, m: Total) -> Any:
+        if m.symbol == "none":
+            raise ValueError("no such symbol")
+        return Price(m.symbol, float(len(self.notes)))
+
+    @handles
+    def note(self, m: Note) -> None:
+        self.notes.append(m.text)
 
 
 class Desk:
@@ -87,8 +107,11 @@ def _served(handler: Callable[..., Any], made: SelfSigned, **settings: Any) -> I
         with trio.CancelScope() as scope:
             async with (
                 ActorSystem() as system,
-                serve(system, "aqueduct://127.0.0.1:0", handler, config=config, **settings) as listener,
+                serve(
+                    system, "aqueduct://127.0.0.1:0", handler, config=config, expose=["clerk"], **settings
+                ) as listener,
             ):
+                system.registry.register("clerk", system.spawn(Clerk, []))
                 urls.append(listener.url)
                 stop.append((trio.lowlevel.current_trio_token(), scope))
                 ready.set()
@@ -161,6 +184,21 @@ def test_a_stream_of_all_kinds_of_values(url: str, call: Call) -> None:
     assert call(*follow, "--limit", "1")[1] == 'tests.call.Price ["A", 2.0]\n'
 
 
+def test_a_named_actor_is_asked_and_told(url: str, call: Call) -> None:
+    """In the octets of remote refs: lookup, tell, ask, answer, failure."""
+    clerk = (url, "--lookup", "clerk", "--tag")
+    assert call(*clerk, "tests.call.Total", "--data", '["EUR"]') == (0, 'tests.call.Price ["EUR", 0.0]\n', "")
+    assert call(*clerk, "tests.call.Note", "--data", '["see"]', "--fnf") == (0, "", "")
+    assert call(*clerk, "tests.call.Total", "--data", '["CHF"]') == (0, 'tests.call.Price ["CHF", 1.0]\n', "")
+    code, out, err = call(*clerk, "tests.call.Nothing")
+    assert (code, out) == (1, "")
+    assert "'tests.call.Nothing'" in err
+    code, out, err = call(*clerk, "tests.call.Total", "--data", '["none"]')
+    assert (code, out) == (1, "")
+    assert re.fullmatch(r"levada: ActorStopped: .* failed: ValueError\('no such symbol'\)\n", err)
+    assert call(url, "--lookup", "boss", "--tag", "t") == (1, "", "levada: no actor named 'boss' is exposed there\n")
+
+
 def test_what_the_server_gives_up_is_exit_code_1(url: str, call: Call) -> None:
     """A message of no class that the server knows: its handles are dropped there, and that is seen here."""
     code, out, err = call(url, "--tag", "tests.call.Nothing")
@@ -181,6 +219,8 @@ def test_no_answer_in_time_is_exit_code_1(call: Call) -> None:
         (["--token-file", "x"], "--token-file is not for aqueduct"),
         (["--channel"], "--channel is not for aqueduct: one answer, --stream or --fnf"),
         (["--data", "a", "--data", "b"], "aqueduct takes one --data"),
+        (["--lookup", "clerk"], "--lookup needs the --tag of a question"),
+        (["--lookup", "clerk", "--tag", "t", "--stream"], "--lookup needs the --tag of a question"),
         (["--tag", "t", "--data", "x"], "--data is not JSON, as it has to be with --tag"),
         (["--tag", "t", "--data", '{"a": 1}'], '--data with --tag is a JSON array of fields, not {"a": 1}'),
         (["--tag", "t", "--data", '["@reply"]', "--fnf"], '"@reply" has one place among the fields, and none with'),

@@ -238,6 +238,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["apps_for_serve:managed", "--url", "x://y"], "apps_for_serve:managed is an app, which knows its URLs"),
         (["apps_for_serve:number", "--url", "x://y"], "apps_for_serve:number is no handler"),
         (["apps_for_serve:handler", "--url", "http://x:1"], "nothing serves 'http://x:1': expected aqueduct://"),
+        (["apps_for_serve:handler", "--url", "maop://x:1"], "maop has handlers by number, and asks who calls"),
         (["apps_for_serve:handler", "--url", "aqueduct://127.0.0.1:0"], "aqueduct://127.0.0.1:0 needs --cert FILE"),
         (["apps_for_serve:handler", "--url", "rsocket+tcp://203.0.113.1:1"], "cannot listen at"),
         (["apps_for_serve:app", "--health", "203.0.113.1:1"], "cannot listen at 203.0.113.1:1"),

@@ -20,6 +20,7 @@ LAST_LINES = {
     "maop_large_file.py": "in the vault there is 1 file, as it was sent",
     "maop_light_rpc.py": "106 calls on one connection, 0 left",
     "maop_undefined_stream.py": "2 streams approved, 1 refused",
+    "remote_counter.py": "25 times 10 is 250, heard of [100, 200], then the connection was lost",
     "rsocket_prices.py": "500 prices, none lost and none twice, over 3 carriers",
     "price_desk.py": "the desk served 3 followers of 2 symbols",
     "ship_logs.py": "6000 lines of 3 files, each at least once",

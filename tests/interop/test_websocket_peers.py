@@ -1,4 +1,4 @@
-"""WebSockets with npm's ws at the other end, as server and as client, plain and over TLS."""
+"""WebSockets with npm's ws and with a program on wsproto at the other end, as server and as client, plain and over TLS."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import os
 import random
 import subprocess
+import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -29,10 +30,24 @@ pytestmark = pytest.mark.loopback
 NODE = Path(__file__).parent / "node"
 
 
-@pytest.fixture(scope="session")
-def node_modules(node_packages: Callable[..., Path]) -> Path:
-    """Where npm's ws is installed."""
-    return node_packages("ws@8.23.0")
+@attrs.frozen
+class Peer:
+    """How the other end is started."""
+
+    server: list[str]
+    client: list[str]
+    environment: dict[str, str]
+
+
+@pytest.fixture(scope="session", params=["ws", "wsproto"])
+def peer(request: pytest.FixtureRequest) -> Peer:
+    """Npm's ws, or wsproto with plain sockets."""
+    if request.param == "wsproto":
+        program = [sys.executable, str(Path(__file__).with_name("websocket_python.py"))]
+        return Peer([*program, "serve"], [*program, "call"], {})
+    install: Callable[..., Path] = request.getfixturevalue("node_packages")
+    server, client = (["node", str(NODE / f"websocket_{role}.cjs")] for role in ("server", "client"))
+    return Peer(server, client, {"NODE_PATH": str(install("ws@8.23.0"))})
 
 
 @pytest.fixture(scope="session")
@@ -62,10 +77,10 @@ def config(certificate: Path) -> WebSocketConfig:
 
 
 @asynccontextmanager
-async def node_server(node_modules: Path, *files: Path) -> AsyncGenerator[int]:
-    """A server of npm's ws, with certificate and key or without; its port."""
-    command = ["node", str(NODE / "websocket_server.cjs"), *map(str, files)]
-    environment = {**os.environ, "NODE_PATH": str(node_modules)}
+async def their_server(peer: Peer, *files: Path) -> AsyncGenerator[int]:
+    """A server of theirs, with certificate and key or without; its port."""
+    command = [*peer.server, *map(str, files)]
+    environment = {**os.environ, **peer.environment}
     pipe = subprocess.PIPE
     process = await trio.lowlevel.open_process(command, stdin=pipe, stdout=pipe, env=environment)
     assert process.stdin is not None
@@ -81,25 +96,25 @@ async def node_server(node_modules: Path, *files: Path) -> AsyncGenerator[int]:
             await process.stdout.aclose()
 
 
-async def node_client(node_modules: Path, url: str, scenario: str, *files: Path) -> Any:
-    """Run one scenario of npm's ws as a client; what it found."""
-    command = ["node", str(NODE / "websocket_client.cjs"), url, scenario, *map(str, files)]
-    environment = {**os.environ, "NODE_PATH": str(node_modules)}
+async def their_client(peer: Peer, url: str, scenario: str, *files: Path) -> Any:
+    """Run one scenario of their client; what it found."""
+    command = [*peer.client, url, scenario, *map(str, files)]
+    environment = {**os.environ, **peer.environment}
     done = await trio.run_process(command, capture_stdout=True, env=environment)
     return json.loads(done.stdout)
 
 
-# ---------------------------------------------------------------- ws as the server
+# ---------------------------------------------------------------- they are the server
 
 
 @pytest.fixture
-async def server(node_modules: Path, scheme: str, certificate: Path) -> AsyncGenerator[str]:
+async def server(peer: Peer, scheme: str, certificate: Path) -> AsyncGenerator[str]:
     files = [certificate, certificate] if scheme == "wss" else []
-    async with node_server(node_modules, *files) as port:
+    async with their_server(peer, *files) as port:
         yield f"{scheme}://127.0.0.1:{port}"
 
 
-async def test_a_ws_server_echoes(server: str, config: WebSocketConfig) -> None:
+async def test_their_server_echoes(server: str, config: WebSocketConfig) -> None:
     async with dial(f"{server}/echo", config) as websocket:
         assert websocket.subprotocol == "rsocket"
         for size in (0, 1, 125, 126, 1023, 1024, 65_535, 65_536, 5 << 20):
@@ -108,7 +123,7 @@ async def test_a_ws_server_echoes(server: str, config: WebSocketConfig) -> None:
             assert await websocket.receive() == message
 
 
-async def test_a_ws_server_echoes_many(server: str, config: WebSocketConfig) -> None:
+async def test_their_server_echoes_many(server: str, config: WebSocketConfig) -> None:
     wanted = [b"message %d" % i for i in range(5000)]
     async with dial(f"{server}/echo", config) as websocket, trio.open_nursery() as nursery:
 
@@ -120,21 +135,21 @@ async def test_a_ws_server_echoes_many(server: str, config: WebSocketConfig) -> 
         assert [await websocket.receive() for _ in wanted] == wanted
 
 
-async def test_a_ws_server_sends_fragments_with_a_ping_between_them(server: str, config: WebSocketConfig) -> None:
+async def test_their_server_sends_fragments_with_a_ping_between_them(server: str, config: WebSocketConfig) -> None:
     async with dial(f"{server}/fragments", config) as websocket:
         message = random.Random(1).randbytes(100_000)
         await websocket.send(message)
         assert await websocket.receive() == message
 
 
-async def test_a_ws_server_pings(server: str, config: WebSocketConfig) -> None:
+async def test_their_server_pings(server: str, config: WebSocketConfig) -> None:
     async with dial(f"{server}/ping", config) as websocket:
         for payload in (b"", b"are you there?", b"x" * 125):
             await websocket.send(payload)
             assert await websocket.receive() == payload
 
 
-async def test_a_ws_server_answers_our_pings(server: str, config: WebSocketConfig) -> None:
+async def test_their_server_answers_our_pings(server: str, config: WebSocketConfig) -> None:
     eager = attrs.evolve(config, keepalive=0.001, keepalive_timeout=5)
     async with dial(f"{server}/echo", eager) as websocket:
         before = websocket.statistics().octets_received
@@ -147,7 +162,7 @@ async def test_a_ws_server_answers_our_pings(server: str, config: WebSocketConfi
         assert await websocket.receive() == b"fine"
 
 
-async def test_a_ws_server_closes(server: str, config: WebSocketConfig) -> None:
+async def test_their_server_closes(server: str, config: WebSocketConfig) -> None:
     async with dial(f"{server}/close", config) as websocket:
         await websocket.send("grüß dich".encode())
         assert await websocket.receive() == "grüß dich".encode()
@@ -156,7 +171,7 @@ async def test_a_ws_server_closes(server: str, config: WebSocketConfig) -> None:
     assert (caught.value.code, caught.value.detail) == (4001, "the peer closed with code 4001: grüß dich")
 
 
-async def test_a_ws_server_is_told_how_we_close(server: str, config: WebSocketConfig) -> None:
+async def test_their_server_is_told_how_we_close(server: str, config: WebSocketConfig) -> None:
     for code, reason in ((1000, ""), (1001, "away"), (4999, "ü" * 61)):
         async with dial(f"{server}/echo", config) as websocket:
             await websocket.aclose(code, reason)
@@ -165,7 +180,7 @@ async def test_a_ws_server_is_told_how_we_close(server: str, config: WebSocketCo
             assert await websocket.receive() == f"{code} {reason}".encode()
 
 
-async def test_a_ws_server_cuts_the_connection(server: str, config: WebSocketConfig) -> None:
+async def test_their_server_cuts_the_connection(server: str, config: WebSocketConfig) -> None:
     async with dial(f"{server}/terminate", config) as websocket:
         await websocket.send(b"cut")
         with pytest.raises(ConnectionLost) as caught:
@@ -173,7 +188,7 @@ async def test_a_ws_server_cuts_the_connection(server: str, config: WebSocketCon
     assert caught.value.code is None
 
 
-async def test_a_ws_server_finds_a_message_too_large(server: str, config: WebSocketConfig) -> None:
+async def test_their_server_finds_a_message_too_large(server: str, config: WebSocketConfig) -> None:
     async with dial(f"{server}/echo", config) as websocket:
         await websocket.send(bytes((8 << 20) + 1))
         with pytest.raises(ConnectionLost) as caught:
@@ -181,7 +196,7 @@ async def test_a_ws_server_finds_a_message_too_large(server: str, config: WebSoc
     assert caught.value.code == 1009
 
 
-# ---------------------------------------------------------------- ws as the client
+# ---------------------------------------------------------------- they are the client
 
 
 Ends = trio.MemorySendChannel[tuple[int | None, str]]
@@ -263,8 +278,8 @@ async def echo_server(
         ),
     ],
 )
-async def test_a_ws_client(
-    node_modules: Path,
+async def test_their_client(
+    peer: Peer,
     certificate: Path,
     scheme: str,
     config: WebSocketConfig,
@@ -273,13 +288,11 @@ async def test_a_ws_client(
     end: tuple[int | None, str],
 ) -> None:
     async with echo_server(f"{scheme}://127.0.0.1:0/echo", config) as (url, ended):
-        assert await node_client(node_modules, url, scenario, certificate) == found
+        assert await their_client(peer, url, scenario, certificate) == found
         assert await ended.receive() == end
 
 
-async def test_a_ws_client_is_refused(
-    node_modules: Path, certificate: Path, scheme: str, config: WebSocketConfig
-) -> None:
+async def test_their_client_is_refused(peer: Peer, certificate: Path, scheme: str, config: WebSocketConfig) -> None:
     async with echo_server(f"{scheme}://127.0.0.1:0/echo", config) as (url, _):
-        found = await node_client(node_modules, url + "/other", "echo", certificate)
+        found = await their_client(peer, url + "/other", "echo", certificate)
     assert found == {"status": 404, "body": "no WebSocket at this path\n"}

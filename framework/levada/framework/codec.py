@@ -68,7 +68,7 @@ from ._wire import (
 from .errors import DecodeError
 from .message import BY_TAG
 
-__all__ = ["Attachable", "AttachmentKind", "Attachments", "Codec", "Detach", "schema_fingerprint"]
+__all__ = ["Attachable", "AttachmentKind", "Attachments", "Codec", "Detach", "schema_fingerprint", "schema_of"]
 
 T = TypeVar("T")
 
@@ -240,3 +240,22 @@ def schema_fingerprint(classes: Iterable[type]) -> str:
         for plan in map(plan_of, set(classes))
     )
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:8]
+
+
+def schema_of(classes: Iterable[type]) -> dict[str, list[tuple[str, str, bool]]]:
+    """Describe message classes for comparison: tag to fields, each with its name, its type as written, and whether it has a default.
+
+    Raises:
+        TypeError: one of them is not a message class.
+        ConfigurationError: a field cannot travel or cannot be resolved.
+
+    Example:
+        >>> from levada.framework.message import message
+        >>> @message("docs.Pong")
+        ... class Pong:
+        ...     number: int
+        ...     note: str = ""
+        >>> schema_of([Pong])
+        {'docs.Pong': [('number', 'int', False), ('note', 'str', True)]}
+    """
+    return {plan.tag: [(f.name, f.shape.name, f.has_default) for f in plan.fields] for plan in map(plan_of, classes)}

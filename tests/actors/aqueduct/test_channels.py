@@ -11,7 +11,6 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from levada.framework import OneshotReceiver, OneshotSender, Receiver, Sender, TerminalState, channel, message, oneshot
-from levada.framework.testing import FakeRef
 from levada.framework.errors import (
     ChannelCancelled,
     ChannelError,
@@ -24,6 +23,7 @@ from levada.framework.errors import (
     ReceiverClosed,
     Undelivered,
 )
+from levada.framework.testing import FakeRef
 from levada.transports.aqueduct import AqueductConfig
 
 from .conftest import Parcel, Start, settled

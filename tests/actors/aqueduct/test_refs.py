@@ -54,7 +54,8 @@ async def test_tell_send_and_ask_keep_their_order(two: Any, autojump_clock: Mock
         assert repr(both.ref) == f"<Ref /clerk#{both.cell.incarnation} at {both.peer.info.peer}>"
 
 
-async def test_one_task_is_one_sender_however_it_sends(two: Any, autojump_clock: MockClock) -> None:
+@pytest.mark.rule("RF-15")
+async def test_rf15_one_task_is_one_sender_however_it_sends(two: Any, autojump_clock: MockClock) -> None:
     """More messages than any window holds, told and sent in turn: all arrive, in order."""
     async with two(mailbox=bounded(3)) as both:
         for number in range(1000):
@@ -71,7 +72,8 @@ async def test_one_task_is_one_sender_however_it_sends(two: Any, autojump_clock:
         assert both.clerk.notes == [str(number) for number in range(1000)]
 
 
-async def test_tell_raises_when_the_window_is_full_and_send_waits(two: Any, autojump_clock: MockClock) -> None:
+@pytest.mark.rule("RF-15")
+async def test_rf15_tell_raises_when_the_window_is_full_and_send_waits(two: Any, autojump_clock: MockClock) -> None:
     async with two(mailbox=bounded(2), core=AqueductConfig(window=4, mailbox=4)) as both:
         with trio.CancelScope() as scope:
 
@@ -340,7 +342,8 @@ async def test_remote_refs_in_groups_registries_and_routers(two: Any, autojump_c
 # ---------------------------------------------------------------- how refs travel
 
 
-async def test_a_ref_goes_home_as_itself(two: Any, autojump_clock: MockClock) -> None:
+@pytest.mark.rule("RF-12")
+async def test_rf12_a_ref_goes_home_as_itself(two: Any, autojump_clock: MockClock) -> None:
     """In fields, lists, dicts, nested messages, answers and channels; without a channel of its own."""
     async with two() as both:
         assert await both.ref.ask(Do("me")) is both.ref  # the same actor is the same ref
@@ -387,7 +390,8 @@ async def test_refs_in_channels(two: Any, autojump_clock: MockClock) -> None:
         assert await far.ask(Do("say", 1)) == 1
 
 
-async def test_a_ref_of_a_third_system_goes_no_further(two: Any, autojump_clock: MockClock) -> None:
+@pytest.mark.rule("RF-13")
+async def test_rf13_a_ref_of_a_third_system_goes_no_further(two: Any, autojump_clock: MockClock) -> None:
     async def ignore(m: Any) -> None: ...
 
     async with two() as both, ActorSystem("third") as third:

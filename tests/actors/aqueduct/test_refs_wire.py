@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from levada.actors.aqueduct import Peer, PeerConfig, RawMessage, connect, serve
-from levada.actors.aqueduct import envelopes
+from levada.actors.aqueduct import Peer, PeerConfig, RawMessage, connect, envelopes, serve
 from levada.actors.aqueduct.envelopes import Identity
 from levada.framework import (
     ActorSystem,

@@ -17,6 +17,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from levada.actors.lumberjack.balance import HostConfig
 from levada.actors.lumberjack.writer import Writer, connect
+from levada.actors.lumberjack.writer_queue import EventsDropped
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost
 from levada.transports.carriers import ByteStream, Listener, MemoryConfig, TlsConfig, listen
@@ -510,6 +511,39 @@ async def test_lj57_drop_policies_count_and_spare_what_was_sent(
         await peer.ack(2)
         await writer.flush()
         assert writer.unacked == 0
+
+
+@pytest.mark.rule("LJ-57")
+@pytest.mark.parametrize(("drop", "lost"), [("oldest", 2), ("newest", 0)])
+async def test_lj57_who_delivers_learns_of_what_was_dropped(
+    drop: str, lost: int, autojump_clock: trio.testing.MockClock
+) -> None:
+    """LJ-57: what was to be delivered waits for room, and if it has to make room for others, that is no success."""
+    outcome: list[int] = []
+
+    async def deliver(writer: Writer) -> None:
+        try:
+            await writer.deliver({"n": n} for n in range(4))
+        except EventsDropped as error:
+            outcome.append(error.count)
+        else:
+            outcome.append(0)
+
+    async with (
+        peers() as reader,
+        writing(reader.url, window=2, queue=2, drop=drop, pipelining=1) as writer,
+        trio.open_nursery() as nursery,
+    ):
+        peer = await reader.accept()
+        nursery.start_soon(deliver, writer)
+        assert (await peer.window()).lines == [0, 1]
+        writer.send_nowait({"n": 4})
+        writer.send_nowait({"n": 5})
+        await peer.ack(2)
+        assert (await peer.window()).lines == ([4, 5] if lost else [2, 3])
+        await peer.ack(2)
+        await writer.flush()
+    assert outcome == [lost]
 
 
 @pytest.mark.rule("LJ-57")

@@ -93,7 +93,7 @@ def control_streams(end: Connection) -> int:
     """Count the streams of signals, of both sides."""
     from levada.transports.maop.control import ControlIn
 
-    return sum(1 for entry in end.core.streams.values() if isinstance(entry, ControlIn))
+    return len(end.core.pool.streams.keys() | {i for i, e in end.core.streams.items() if isinstance(e, ControlIn)})
 
 
 NOTHING = [0] * 16

@@ -94,7 +94,7 @@ async def test_ma78_a_reason_is_cut_and_without_secrets(start: Start) -> None:
     async with start({102: wordy, 103: trace}) as ends:
         error = await fail_with(ends.peer.request(102), 1024)
         assert len(error.detail.encode()) <= 512
-        assert error.detail.startswith("token=*** secret ***")
+        assert error.detail.startswith("token=*** *** é")  # what looks like one, and the token of this connection
         assert re.search(r" \[[0-9a-f]{8}\]$", error.detail)
         assert (await fail_with(ends.peer.request(103), 1024)).detail == "went wrong "
 
@@ -256,10 +256,8 @@ async def test_ma53_a_decision_that_never_comes_is_a_capacity_limit(start: Start
     async def undo(call: Call, reason: str) -> None:
         said.append("undone")
 
-    server = {"config": None}
     handler = Handler(nothing, before_execute=decide, on_cancel=undo)
     async with start({100: handler}, core=MaopConfig(approval_timeout=3.0)) as ends:
-        del server
         # The initiator's own wait is as long; what the receiver says is quicker to arrive only by luck, so both are right.
         with pytest.raises(MaopError) as failed:
             await ends.peer.message(100, b"x")
@@ -311,7 +309,7 @@ async def test_a_message_without_its_done_times_out_here(start: Start, autojump_
         error = await fail_with(ends.peer.message(100, b"x", timeout=2.0), 5)
         assert isinstance(error, OperationTimeout)
         assert not error.by_peer
-        await settled()
+        await trio.sleep(10)  # all of it has arrived, so the handler works on
         assert ends.left() == NOTHING
 
 
@@ -354,9 +352,7 @@ async def test_a_failing_on_cancel_is_logged_and_harms_nobody(
         assert ends.left() == NOTHING
 
 
-async def test_an_actor_that_fails_is_a_failure_of_its_operation_only(
-    start: Start, autojump_clock: MockClock
-) -> None:
+async def test_an_actor_that_fails_is_a_failure_of_its_operation_only(start: Start, autojump_clock: MockClock) -> None:
     class Fails(OperationActor):
         async def execute(self, call: Call) -> None:
             if call.priority == 1:

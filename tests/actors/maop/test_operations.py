@@ -145,7 +145,7 @@ async def test_ma56_an_iterator_that_breaks_its_promise_fails_here(start: Start,
     """The Blocks add up to exactly N."""
     keeper = Keeper()
     async with start({100: keeper.whole}) as ends:
-        with pytest.raises(LocalProtocolError, match="MA-56|announced|octets of"):
+        with pytest.raises(LocalProtocolError, match=r"octets of 8|8 octets announced"):
             await ends.peer.message(100, pieces(*parts), length=8)
         assert keeper.bodies == []
 
@@ -243,10 +243,9 @@ async def test_a_streamed_answer_of_known_length(start: Start) -> None:
     async def produce(call: Call) -> Reply:
         return Reply(pieces(b"abc", b"def"), "text/plain", 6)
 
-    async with start({103: produce}) as ends:
-        async with ends.peer.open_request(103, b"") as reply:
-            assert (reply.content_type, reply.length) == ("text/plain", 6 + 11)
-            assert [bytes(chunk) async for chunk in reply] in ([b"abc", b"def"], [b"abcdef"])
+    async with start({103: produce}) as ends, ends.peer.open_request(103, b"") as reply:
+        assert (reply.content_type, reply.length) == ("text/plain", 6 + 11)
+        assert [bytes(chunk) async for chunk in reply] in ([b"abc", b"def"], [b"abcdef"])
 
 
 @pytest.mark.rule("MA-99a")
@@ -343,7 +342,7 @@ class Account(OperationActor):
 
 @pytest.mark.rule("MA-113")
 async def test_ma113_an_actor_for_each_operation(start: Start, autojump_clock: MockClock) -> None:
-    """beforeExecute at the gate, execute with the body, onCancel exactly once and never after success."""
+    """BeforeExecute at the gate, execute with the body, onCancel exactly once and never after success."""
     said: list[str] = []
 
     def make() -> Account:

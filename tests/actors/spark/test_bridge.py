@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
 import stat
 import subprocess
 import sys
@@ -336,6 +337,38 @@ def test_a_process_of_another_user_is_refused(
         connection(actors.bridge.address)
 
 
+AS_SOMEBODY_ELSE = """
+import os, sys
+from levada.actors.spark.worker import connection
+from levada.framework.errors import ConnectionLost
+os.chdir(sys.argv[1])
+os.setgroups([])
+os.setuid(65534)
+here = "/proc/self/cwd"
+try:
+    connection(f"unix://{here}/bridge.socket", f"{here}/copied.token")
+except ConnectionLost:
+    print("refused")
+else:
+    print("let in")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize(("allowed", "outcome"), [({0}, "refused"), ({0, 65534}, "let in")])
+def test_a_real_process_of_another_user_is_refused_though_it_has_the_token(
+    make_actors: Callable[..., Actors], allowed: set[int], outcome: str
+) -> None:
+    """Folder and socket are opened to it, so that only the user's number is left to stop it."""
+    actors = make_actors(config=BridgeConfig(allowed_uids=frozenset(allowed)))
+    (actors.directory / "copied.token").write_text(actors.bridge.token_file.read_text())
+    for path, mode in (("", 0o711), ("bridge.socket", 0o666), ("copied.token", 0o644)):
+        (actors.directory / path).chmod(mode)
+    command = [sys.executable, "-W", "ignore", "-c", AS_SOMEBODY_ELSE, str(actors.directory)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert (done.stdout, done.stderr) == (f"{outcome}\n", "")
+
+
 def test_a_token_file_that_is_none_is_not_shown(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("something private")
@@ -347,7 +380,7 @@ def test_a_token_file_that_is_none_is_not_shown(tmp_path: Path) -> None:
     assert "secret" not in repr(Token("secret", "host"))
 
 
-def test_addresses_that_cannot_be_used_say_why(actors: Actors, tmp_path: Path) -> None:
+def test_addresses_that_cannot_be_used_say_why(actors: Actors, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     token = str(actors.bridge.token_file)
     with pytest.raises(ConfigurationError, match="empty"):
         connection("  ")
@@ -357,6 +390,12 @@ def test_addresses_that_cannot_be_used_say_why(actors: Actors, tmp_path: Path) -
         connection("http://x", token)
     with pytest.raises(ConnectionLost, match="no bridge answers"):
         connection(f"unix://{tmp_path}/nobody.socket", token)
+    with socket.socket(socket.AF_UNIX) as mute:
+        mute.bind(f"{tmp_path}/mute.socket")
+        mute.listen()
+        monkeypatch.setattr(worker_module, "CONNECT_TIMEOUT", 0.05)
+        with pytest.raises(ConnectionLost, match="mute.socket takes connections and said nothing"):
+            connection(f"unix://{tmp_path}/mute.socket", token)
     away = tmp_path / "away.token"
     attrs.evolve(Token.read(token), host="another").write(away)
     with pytest.raises(ConnectionLost, match="on another machine"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ import trio
 
 pytest.importorskip("pyspark")
 pytest.importorskip("levada.actors.spark", exc_type=ImportError)
+
+from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 
 from levada.actors.spark.query import (
     AwaitAvailable,
@@ -236,6 +238,41 @@ async def test_what_cannot_start_fails_at_once(spark: Any, system: ActorSystem) 
     reasons = [await missing.terminated(), await wrong.terminated()]
     assert [type(getattr(reason, "error", None)) for reason in reasons] == [QueryFailed, AttributeError]
     assert "no.such.source" in str(reasons[0])
+
+
+async def test_sources_are_those_of_the_session_that_was_given(spark: Any, system: ActorSystem, tmp_path: Path) -> None:
+    """Spark looks them up in the session that is active in the thread, and else in the first one that there was."""
+
+    class Letters(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "letters"
+
+        def schema(self) -> str:
+            return "value string"
+
+        def simpleStreamReader(self, schema: Any) -> Any:  # noqa: N802 - Spark's name
+            return LettersReader()
+
+    class LettersReader(SimpleDataSourceStreamReader):
+        def initialOffset(self) -> dict[str, int]:  # noqa: N802
+            return {"at": 0}
+
+        def read(self, start: dict[str, int]) -> tuple[Iterator[tuple[str]], dict[str, int]]:
+            return iter([("a",), ("b",)] if not start["at"] else []), {"at": 1}
+
+        def readBetweenOffsets(self, start: Any, end: Any) -> Iterator[tuple[str]]:  # noqa: N802
+            return iter([("a",), ("b",)])
+
+    own, sink = spark.newSession(), Sink()
+    own.dataSource.register(Letters)
+    query = system.spawn(
+        Query, own, lambda spark: spark.readStream.format("letters").load().writeStream.foreachBatch(sink)
+    )
+    await query.ask(AwaitAvailable(), timeout=60.0)
+    query.stop()
+    assert await query.terminated() == Shutdown()
+    assert sink.rows == ["a", "b"]
 
 
 async def test_a_query_that_somebody_else_stops_is_no_failure(spark: Any, system: ActorSystem) -> None:

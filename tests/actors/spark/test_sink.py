@@ -151,7 +151,7 @@ def start(
     if through is not None:
         lines = lines.mapInArrow(through, "number bigint")
     writer = lines.select("number").writeStream.format("mailbox").options(address=address, mailbox="out")
-    return writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    return writer.option("checkpointLocation", str(checkpoint)).queryName("copy").trigger(availableNow=True).start()
 
 
 def finish(query: Any) -> None:

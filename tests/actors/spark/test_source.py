@@ -109,6 +109,12 @@ def test_spark_finds_the_format_by_itself() -> None:
     assert MailboxSource.name() == "mailbox"
 
 
+def test_what_spark_adds_to_the_options_of_a_query_is_no_mistake() -> None:
+    """Names of queries and places of checkpoints come with the options of sinks, and of sources that are given all settings."""
+    read = Options.read({"address": "unix:///x", "mailbox": "m", "queryName": "copy", "checkpointLocation": "/y"})
+    assert read.remote.name == "m"
+
+
 def test_names_of_options_are_spelt_as_one_likes() -> None:
     read = Options.read(
         {"ADDRESS": "unix:///x", "Mailbox": "m", "maxtriggerdelay": "250ms", "startingOffsets": '{"1": 4}'}
@@ -288,6 +294,12 @@ def test_a_batch_is_what_is_there(spark: SparkSession, actors: Actors) -> None:
     assert len(lines.limit(3).collect()) == 3
     fill(actors, "none")
     assert frame(spark, actors, mailbox="none").count() == 0
+
+
+def test_a_session_that_nobody_prepared_finds_the_format(spark: SparkSession, actors: Actors) -> None:
+    """What `session` registers is of its own session; any other one looks through the modules that are there."""
+    fill(actors, "lines", 3)
+    assert frame(spark.newSession(), actors).count() == 3
 
 
 def test_every_type_of_column_arrives(spark: SparkSession, actors: Actors) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import trio
-from aioquic.quic.packet import push_quic_transport_parameters
+from aioquic.quic.packet import QuicPreferredAddress, push_quic_transport_parameters
 from aioquic.tls import Epoch
 from cryptography.hazmat.primitives import serialization
 from trio.testing import MockClock
@@ -23,6 +23,7 @@ from levada.framework.errors import (
 from levada.transports.carriers.contracts import CloseReason
 from levada.transports.carriers.simnet import SimNet, SimPacket
 from levada.transports.quic import QuicConfig, QuicConnection, QuicStream, dial, listen
+from levada.transports.quic.tokens import reset_token
 
 
 async def read_all(stream: QuicStream) -> bytes:
@@ -442,3 +443,39 @@ async def test_no_packet_is_larger_than_the_peer_takes(
         stream.send_nowait(b"x" * 100_000, fin=True)
         assert len(await read_all(await ends.client.accept_stream())) == 100_000
         assert max(size for _, source, _, size in net.trace if source[0] == "server") == 1_400
+
+
+async def test_a_client_moves_to_the_address_that_its_server_prefers(
+    lab: Any, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, tuned: None
+) -> None:
+    """RFC 9000, section 9.6; the server here, which has no way to say so, says it by a changed transport parameter."""
+    net = SimNet(1)
+    port = net.port("10.0.0.1", 4433)
+    net._ports["10.0.0.1", 5544] = port  # it hears at both
+    async with lab.listening_at(port) as listener, trio.open_nursery() as nursery:
+        endpoint = listener.endpoint
+        ids = [b"\0prefer%d" % number for number in range(9)]
+        new_ids = iter(ids)
+        monkeypatch.setattr(endpoint, "new_cid", lambda: next(new_ids))
+        preferred = QuicPreferredAddress(("10.0.0.1", 5544), None, ids[1], reset_token(endpoint.secret, ids[1]))
+
+        def push_more(buffer: Any, parameters: Any) -> None:
+            if parameters.original_destination_connection_id is not None:  # a server's
+                parameters.preferred_address = preferred
+            push_quic_transport_parameters(buffer, parameters)
+
+        monkeypatch.setattr("aioquic.quic.connection.push_quic_transport_parameters", push_more)
+        accepted: list[QuicConnection] = []
+
+        async def accept() -> None:
+            accepted.append((await listener.accept()).accept())
+
+        nursery.start_soon(accept)
+        config = lab.client(server_name="server")
+        async with dial("quic://10.0.0.1:4433", config, port=net.port("10.0.0.9")) as client:
+            await trio.sleep(1)
+            assert client.peer_address == ("10.0.0.1", 5544)
+            stream = await client.open_stream()
+            stream.send_nowait(b"hello", fin=True)
+            assert await read_all(await accepted[0].accept_stream()) == b"hello"
+            assert await stream.acked()

@@ -205,3 +205,29 @@ async def test_addresses_are_taken_once_and_can_move(autojump_clock: MockClock) 
     b.close()
     with pytest.raises(trio.ClosedResourceError):
         await b.receive()
+
+
+async def test_a_port_is_not_moved_onto_another(autojump_clock: MockClock) -> None:
+    net = SimNet(1)
+    first = net.port("a")
+    taken = net.port("a", first.address[1] + 1)
+    with pytest.raises(OSError, match="in use"):
+        net.rebind(first, taken.address[1])
+    moved = net.rebind(first)
+    assert moved not in (taken.address, ("a", taken.address[1] - 1))
+    b = net.port("b", 1)
+    b.send([(b"one", taken.address), (b"two", moved)])
+    assert await taken.receive() == [(b"one", b.address)]
+    assert await first.receive() == [(b"two", b.address)]
+
+
+async def test_a_cancelled_receive_of_a_port_loses_nothing(autojump_clock: MockClock) -> None:
+    net = SimNet(1)
+    a, b = net.port("a"), net.port("b")
+    a.send([(b"here", b.address)])
+    await trio.sleep(1)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await b.receive()
+    assert scope.cancelled_caught
+    assert await b.receive() == [(b"here", a.address)]

@@ -125,6 +125,18 @@ async def test_groups_arrive_as_what_was_sent(gso: bool, gro: bool) -> None:
         await two.receive()
 
 
+@pytest.mark.loopback
+async def test_single_datagrams_and_then_a_burst_all_arrive() -> None:
+    """After single ones a call reads once; a burst that comes then still arrives whole, and in order."""
+    one, two = UdpPort.bind(("127.0.0.1", 0), gro=False), UdpPort.bind(("127.0.0.1", 0), gro=False)
+    for number in range(10):
+        assert await exchange(one, two, [b"%d" % number]) == [b"%d" % number]
+    burst = [b"burst %d" % number for number in range(200)]
+    assert await exchange(one, two, burst) == burst
+    one.close()
+    two.close()
+
+
 class RefusesGroups(socket.socket):
     """A socket of a kernel without GSO."""
 

@@ -126,6 +126,24 @@ def test_tickets_are_taken_once_and_bounded(clock: Clock) -> None:
     assert len(none) == 0
 
 
+def test_a_store_of_tickets_outlives_a_run_of_trio() -> None:
+    """Each run of trio has a clock of its own, which begins anywhere."""
+
+    class Ticket:
+        ticket = b"a"
+
+    store = TicketStore(lifetime=60.0)
+
+    async def add() -> None:
+        store.add(Ticket())  # type: ignore[arg-type]  # only the label is looked at
+
+    async def take() -> object:
+        return store.take(b"a")
+
+    trio.run(add)
+    assert trio.run(take, clock=MockClock()) is not None
+
+
 # ---------------------------------------------------------------- Retry and NEW_TOKEN
 
 

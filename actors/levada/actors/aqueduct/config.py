@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 from attrs import validators as v
@@ -37,6 +37,13 @@ class PeerConfig:
     """Writes and reads messages."""
     headers: Headers = attrs.field(default=(), converter=_headers)
     """Connection headers that the peer sees: pairs of ASCII text and octets."""
+    schema: Literal["refuse", "warn", "off"] = attrs.field(default="refuse", validator=v.in_(("refuse", "warn", "off")))
+    """What to do if the peer's message classes differ from those of the same tags here in a way that cannot work: end the connection
+    with an error that says what differs, log it, or neither tell nor look."""
+    early: bool = attrs.field(default=False, validator=v.instance_of(bool))
+    """Client over QUIC: `connect` does not wait for the server, and what is sent first travels with the first packet (0-RTT) if
+    `QuicConfig.sessions` has a ticket of an earlier connection. A server looks at it when the handshake is complete, so that nothing
+    which an attacker plays again is ever handled; if it refuses, it is sent again."""
     drain: float = attrs.field(default=5.0, validator=v.ge(0.0))
     """Seconds that open channels, and then running handlers, have to end when this side closes in order."""
     max_connections: int = attrs.field(default=1000, validator=_COUNT)
@@ -48,7 +55,14 @@ class PeerConfig:
 def dial_carrier(url: str, config: PeerConfig) -> AbstractAsyncContextManager[Any]:
     """Connect to an ``aqueduct://`` URL. Source: AQ-14."""
     carrier = carrier_url(url)
-    return dial(carrier, fit(carrier, config, client=True))
+    settings = fit(carrier, config, client=True)
+    if not config.early:
+        return dial(carrier, settings)
+    from levada.transports import quic  # an extra
+
+    if not isinstance(settings, quic.QuicConfig) or settings.sessions is None:
+        raise ConfigurationError("early data wants QuicConfig(sessions=ClientSessions()), which keeps the tickets")
+    return quic.dial(carrier, settings, early=True)
 
 
 def listen_carrier(url: str, config: PeerConfig) -> AbstractAsyncContextManager[Any]:

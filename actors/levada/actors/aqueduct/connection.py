@@ -62,6 +62,7 @@ from .config import PeerConfig
 from .halves import Halves
 from .lookup import EntryInbound, EntryOutbound, Names
 from .raw import RawMessage
+from .schema import SCHEMA, compare_schema, schema_header
 from .refs import Refs
 from .wires import AT_ONCE, StreamOutput, Wires
 
@@ -97,13 +98,19 @@ class Connection(Actor[Any]):
     def __attrs_post_init__(self) -> None:
         limit = self.config.core.max_message
         codec = self.config.codec
-        self.core = AqueductCore(client=self.client, headers=self._headers(), config=self.config.core)
+        self.early = self.client and self.config.early
+        """Whether it sends before the handshake is complete."""
+        self.core = AqueductCore(
+            client=self.client, headers=self._headers(), config=self.config.core, early=self.early
+        )
         self.halves = Halves(self.core, attrs.evolve(codec, max_bytes=min(codec.max_bytes, limit)), "peer", self.turn)
         self.entry = ChannelCore(self.item_type, WINDOW, "entrypoint")
         """The client's sends, the server's receives."""
         self.entrance: Sender[Any] | None = Sender(self.entry) if self.client else None
         self.info: CarrierInfo | None = None
         self.end: ConnectionEnded | None = None
+        self._carried = trio.Event()
+        """Set when there is a carrier, or never will be."""
         self.opened = trio.Event()
         """Set when both sides have greeted, or never will."""
         self.refusal: LevadaError | OSError | None = None
@@ -125,7 +132,10 @@ class Connection(Actor[Any]):
         self._gone = trio.Event()
 
     def _headers(self) -> tuple[tuple[str, bytes], ...]:
-        return self.config.headers if self.item_type is RawMessage else (CODEC, *self.config.headers)
+        if self.item_type is RawMessage:
+            return self.config.headers
+        schema = () if self.config.schema == "off" else schema_header(self.item_type)
+        return (CODEC, *schema, *self.config.headers)
 
     # ------------------------------------------------------------ turns
 
@@ -136,10 +146,7 @@ class Connection(Actor[Any]):
             self._news.set()
 
     async def _drive(self) -> None:
-        """Give the core what has come, let those run whom that has woken, then end the turn: one flush for all of it.
-
-        Not a message to this actor, as that would cost each turn a third more; see the measurements in ``benchmarks/aqueduct.py``.
-        """
+        """Give the core what has come, let those run whom that has woken, then end the turn: one flush for all of it."""
         line = self._wires.line
         while not self._carrier_over:
             if not (line or self._flush_due):
@@ -235,9 +242,8 @@ class Connection(Actor[Any]):
         self._wires.unblock(event.stream_id)
 
     def _on_headers(self, event: HeadersReceived) -> None:
-        theirs = dict(event.headers).get(CODEC[0], CODEC[1])
-        if theirs != CODEC[1] and self.item_type is not RawMessage:
-            reason = f"{CODEC[0]} is {theirs[:16]!r} there and {CODEC[1]!r} here"
+        reason = "" if self.item_type is RawMessage else self._compare(dict(event.headers))
+        if reason:
             self._apply_all(self.core.close(CloseCode.SERIALISATION, reason))
             return
         if not self.client:
@@ -256,6 +262,19 @@ class Connection(Actor[Any]):
     def names(self) -> Names:
         """Return what the peer may look up: nothing, unless this is a server's side that says otherwise."""
         return Names(self.system, ())
+
+    def _compare(self, headers: dict[str, bytes]) -> str:
+        """Say what of the peer's messages could not be understood, if anything."""
+        theirs = headers.get(CODEC[0], CODEC[1])
+        if theirs != CODEC[1]:
+            return f"{CODEC[0]} is {theirs[:16]!r} there and {CODEC[1]!r} here"
+        if SCHEMA not in headers or self.config.schema == "off":
+            return ""
+        errors, remarks = compare_schema(headers[SCHEMA])
+        refused = errors if self.config.schema == "refuse" else []
+        for text in remarks if refused else errors + remarks:
+            logger.warning("%s: message classes differ: %s", self.ref.path, text, extra=self._extra("schema"))
+        return f"message classes differ: {'; '.join(refused)}"[:400] if refused else ""
 
     def serve(self) -> None:
         """Begin to take messages of the entrypoint; a server's connection does."""
@@ -352,21 +371,31 @@ class Connection(Actor[Any]):
     async def _carry(self, carrier: carriers.Connection) -> None:
         """Move octets until the carrier ends."""
         self._begun = True
-        self.info = carrier.info
-        self.halves.peer = carrier.info.peer
+        self._met(carrier.info)
         async with trio.open_nursery() as tasks:
             self._carrier = carrier
+            self._carried.set()
             self._wires.start(carrier, tasks)
             tasks.start_soon(self._drive)
             if isinstance(self.core.entrypoint, SenderHalf):
                 self.halves.start(EntryOutbound(self.halves, self.entry, self.core.entrypoint))
-            self._feed(self.core.handshake_completed(carrier.max_datagram_size()))
             tasks.start_soon(self._receive_datagrams, carrier)
+            self.turn()
+            try:
+                self._met(await carrier.handshake())  # complete already, but for an early client
+                # Refused streams are sent again by the carrier, under the same numbers: nothing for the core to do.
+                self._feed(self.core.handshake_completed(carrier.max_datagram_size()))
+            except CarrierError:
+                pass  # it has ended
             reason = await carrier.closed()
             self._carrier_over = True
             self._news.set()
         self._wires.drain()
         self._lose(_text(reason), reason.code)
+
+    def _met(self, info: CarrierInfo) -> None:
+        self.info = info
+        self.halves.peer = info.peer
 
     def _lose(self, text: str, code: int = 0) -> None:
         """The carrier is gone."""
@@ -375,18 +404,19 @@ class Connection(Actor[Any]):
         self._wires.clear()
         if self.client:
             self.halves.end(self.entry, TerminalState.CONNECTION_LOST)  # in case that it never began
+        self._carried.set()
         self.opened.set()
 
-    async def ready(self) -> None:
-        """Wait until the peer has greeted.
+    async def ready(self, *, early: bool = False) -> None:
+        """Wait until the peer has greeted, or only until it has been called.
 
         Raises:
             ConnectionLost: nobody answers, or not in this protocol.
             ConnectionClosed: the actor was ended meanwhile.
             ConfigurationError: a URL or settings that cannot work.
         """
-        await self.opened.wait()
-        if self.greeted:
+        await (self._carried if early else self.opened).wait()
+        if self.greeted or (early and self._begun and self.end is None):
             return
         if self.refusal is not None:
             raise self.refusal

@@ -25,7 +25,7 @@ T = TypeVar("T")
 def connect(
     system: ActorSystem, url: str, message_type: type[T], *, config: PeerConfig | None = None
 ) -> AbstractAsyncContextManager[Peer[T]]:
-    """Connect to a server; entering the block means that it has greeted.
+    """Connect to a server; entering the block means that it has greeted (with `PeerConfig.early`: that it was called).
 
     Leaving it finishes the entrypoint, lets open channels end for `PeerConfig.drain` seconds, then closes; after an exception or a
     cancellation it closes at once. Within an actor: ``await self.enter(connect(self.system, …))``.
@@ -58,7 +58,7 @@ async def connect_over(
     connection = Connection(config, carrier, Any if message_type is object else message_type, client=True)
     root = system.spawn(lambda: connection)
     async with _closing(root, lambda: [connection], connection.aclose):
-        await connection.ready()
+        await connection.ready(early=connection.early)
         yield Peer(connection)
 
 

@@ -126,9 +126,19 @@ class Peer(Generic[T]):
             carrier=connection.carrier_statistics(),
         )
 
+    @overload
     async def lookup(
-        self, name: str, message_type: type[M] | None = None, *, timeout: float | None = DEFAULT_TIMEOUT
-    ) -> Ref[M]:
+        self, name: str, message_type: type[M], *, timeout: float | None = DEFAULT_TIMEOUT
+    ) -> Ref[M]: ...
+
+    @overload
+    async def lookup(
+        self, name: str, message_type: Any = Any, *, timeout: float | None = DEFAULT_TIMEOUT
+    ) -> Ref[Any]: ...
+
+    async def lookup(
+        self, name: str, message_type: Any = Any, *, timeout: float | None = DEFAULT_TIMEOUT
+    ) -> Ref[Any]:
         """Find an actor of the server that it lets its clients look up (``serve(…, expose=…)``).
 
         Args:
@@ -156,11 +166,22 @@ class Peer(Generic[T]):
         with trio.move_on_after(math.inf if seconds is None else seconds):
             with answer, found:
                 await entry.send(Lookup(name, found))
-                ref: Ref[M] | None = await answer
+                ref: Ref[Any] | None = await answer
             if ref is None:
                 raise NameUnknown(f"{self.info.peer} exposes no actor named {name!r}", name=name)
             return ref
         raise AskTimeout(f"{self.info.peer} did not answer the lookup of {name!r} in {seconds:g} s", seconds=seconds or 0.0)
+
+    async def greeted(self) -> None:
+        """Wait until the server has greeted; only of use with `PeerConfig.early`, as `connect` waits for it else.
+
+        Raises:
+            ConnectionLost: nobody answers there, or not whom it should be, or not in this protocol.
+
+        Cancellation:
+            only the waiting ends.
+        """
+        await self._connection.ready()
 
     async def aclose(self) -> None:
         """Finish the entrypoint, wait up to `PeerConfig.drain` seconds until open channels have ended, then close.

@@ -93,6 +93,11 @@ def add_parser(subparsers: Subparsers) -> None:
         help="send a message of the class with this tag; --data is a JSON array of its fields in the order of their definition, "
         'with "@reply" where the sender is to be (default: last). Without --tag the message is the octets of --data',
     )
+    group.add_argument(
+        "--lookup",
+        metavar="NAME",
+        help="ask the actor that the server exposes under this name, instead of its handler; the message is a question and has no sender",
+    )
     group = parser.add_argument_group(
         "maop",
         "A Request, whose answer is printed as it comes, or with --message a Message, which has none. --data @FILE is sent as it is read. "

@@ -15,10 +15,12 @@ from typing import Any
 import msgpack
 
 from levada.actors.aqueduct import Peer, PeerConfig, RawMessage, connect
+from levada.actors.aqueduct.envelopes import ANSWER, ASK, TELL, read_failure
+from levada.actors.aqueduct.halves import give_up
 from levada.actors.explain.values import EXT_ATTACHMENT, EXT_MESSAGE, as_json, as_text, read_value
-from levada.framework import ActorSystem, OneshotReceiver, Receiver, channel, oneshot
+from levada.framework import ActorSystem, OneshotReceiver, Receiver, Sender, channel, oneshot
 from levada.framework.codec import AttachmentKind
-from levada.framework.errors import ChannelError, ConfigurationError, EndOfChannel
+from levada.framework.errors import ChannelError, ConfigurationError, DecodeError, EndOfChannel
 
 from .call import CallFailed, octets_of, print_octets
 
@@ -47,11 +49,17 @@ async def call(args: argparse.Namespace) -> None:
         raise ConfigurationError("aqueduct takes one --data")
     given = octets_of(data[0]) if data else b""
     kind = {"response": AttachmentKind.ONESHOT_SENDER, "stream": AttachmentKind.SENDER}.get(args.kind)
+    if args.lookup is not None:
+        if args.tag is None or args.kind == "stream":
+            raise ConfigurationError(
+                "--lookup needs the --tag of a question, and gives one answer (or none, with --fnf)"
+            )
+        kind = None
     payload = given if args.tag is None else message_octets(args.tag, _fields(given), kind)
     config = PeerConfig(carrier=_carrier(args))
     async with ActorSystem("call") as system, connect(system, args.url, RawMessage, config=config) as peer:
         try:
-            await _exchange(peer, payload, args)
+            await (_exchange if args.lookup is None else _ask)(peer, payload, args)
         except ChannelError as error:
             raise CallFailed(str(error)) from None
 
@@ -78,9 +86,40 @@ async def _exchange(peer: Peer[RawMessage], payload: bytes, args: argparse.Names
             left -= 1
 
 
+async def _ask(peer: Peer[RawMessage], payload: bytes, args: argparse.Namespace) -> None:
+    """Look an actor up, and ask or tell it, in the octets of remote refs (``docs/protocols/aqueduct-refs.md``)."""
+    lookup = message_octets("levada.lookup", [args.lookup], AttachmentKind.ONESHOT_SENDER)
+    found = await _answer(peer.entry, lookup)
+    ref = found.attachments[0] if len(found.attachments) == 1 else None
+    if not isinstance(ref, Sender):
+        give_up(found.attachments)
+        raise CallFailed(f"no actor named {args.lookup!r} is exposed there")
+    with ref:
+        if args.kind == "fnf":
+            if not await (await ref.send(RawMessage(TELL + payload), receipt=True)):
+                raise CallFailed("the message was not taken")
+            return
+        answer = await _answer(ref, ASK + payload)
+    if answer.payload.startswith(ANSWER):
+        _print(RawMessage(answer.payload[len(ANSWER) :], answer.attachments), args)
+        return
+    give_up(answer.attachments)
+    try:
+        kind, text, _ = read_failure(answer.payload)
+    except DecodeError as error:
+        raise CallFailed(f"the answer is none: {error}") from None
+    raise CallFailed(f"{kind}: {text}")
+
+
+async def _answer(to: Sender[RawMessage], octets: bytes) -> RawMessage:
+    sender, receiver = oneshot(RawMessage)
+    with sender, receiver:
+        await to.send(RawMessage(octets, [sender]))
+        return await receiver
+
+
 def _print(message: RawMessage, args: argparse.Namespace) -> None:
-    for handle in message.attachments:
-        handle.close() if isinstance(handle, Receiver | OneshotReceiver) else handle.cancel()
+    give_up(message.attachments)
     if args.tag is not None:
         try:
             value = read_value(message.payload)

@@ -42,8 +42,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "demo",
         help="run a whole log pipeline: Lumberjack, actors, Spark, RSocket, Aqueduct; it checks its own result",
         description="Ship real logs over Lumberjack with TLS to ingest actors, run streaming queries over them on Spark, "
-        "and take the results over RSocket and over Aqueduct: counts by status, day and template, errors by hour, guessed passwords, hours that stand out. "
-        "Compare the counts with what is known about these logs, and write a report in HTML.",
+        "and take the results over RSocket and over Aqueduct: counts by status, day and template, errors by hour, guessed passwords, "
+        "hours that stand out. Compare the counts with what is known about these logs, and write a report in HTML.",
         epilog="Exit codes: 0 all is as it should be; 1 a count is wrong; 2 a mistake in the arguments, or Spark or Java is missing; "
         "130 after Ctrl-C; with --serve 0 after SIGTERM.",
     )

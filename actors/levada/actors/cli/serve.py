@@ -202,6 +202,8 @@ def _serve(
             from levada.actors import lumberjack
 
             return lumberjack.serve(system, url, handler, carrier=_carrier(url, carrier, tls))
+        case "maop":
+            raise ConfigurationError("maop has handlers by number, and asks who calls: write an app")
     raise ConfigurationError(
         f"nothing serves {url!r}: expected aqueduct://, rsocket+…://, reactivesocket+…:// or lumberjack://"
     )

@@ -33,7 +33,9 @@ class Handle:
     kind: str
     """As in ``"oneshot_sender"``."""
     index: int
-    """Among the attachments."""
+    """Among the attachments; of a ref that goes home its incarnation."""
+    path: str = ""
+    """Of a ref's actor."""
 
 
 def read_value(octets: bytes) -> Any:
@@ -67,8 +69,8 @@ def as_json(value: Any) -> Any:
     match value:
         case Tagged(tag, fields):
             return {"message": tag, "fields": as_json(fields)}
-        case Handle(kind, index):
-            return {"attachment": index, "kind": kind}
+        case Handle(kind, index, path):
+            return {"attachment": index, "kind": kind} | ({"path": path} if path else {})
         case bytes():
             try:
                 return value.decode()
@@ -99,6 +101,17 @@ def _ext(code: int, octets: bytes) -> Any:
             raise ValueError("a message without a tag")
         return Tagged(row[0], row[1:])
     if code == EXT_ATTACHMENT:
-        index = sum((octet & 0x7F) << 7 * at for at, octet in enumerate(octets[1:]))
-        return Handle(AttachmentKind(octets[0]).name.lower(), index)
+        kind = AttachmentKind(octets[0])
+        index, at = _number(octets, 1)
+        path = octets[_number(octets, at)[1] :].decode() if kind == AttachmentKind.REF else ""
+        return Handle(kind.name.lower(), index, path)
     raise ValueError(f"ext type {code}")
+
+
+def _number(octets: bytes, at: int) -> tuple[int, int]:
+    """Read a base-128 integer; also give where it ends."""
+    start, number = at, 0
+    while octets[at] >= 0x80:
+        number |= (octets[at] & 0x7F) << 7 * (at - start)
+        at += 1
+    return number | octets[at] << 7 * (at - start), at + 1

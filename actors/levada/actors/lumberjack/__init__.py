@@ -17,10 +17,12 @@ from .spool import SpoolSink
 from .tail import Deliver, Tail, TailConfig, TailStatus, tail
 from .unit import Origin, Sink, Unit
 from .writer import Writer, WriterStatistics, connect
+from .writer_queue import EventsDropped
 
 __all__ = [
     "Deliver",
     "EventRejected",
+    "EventsDropped",
     "HostConfig",
     "LumberjackHandler",
     "Origin",

@@ -299,10 +299,12 @@ class Writer:
     async def deliver(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Take events, all or none of them, and return when they are safe: acked by a reader, or on disk if there is a spool.
 
-        Events that a policy gave up (`WriterConfig.drop`, `WriterConfig.on_stuck`) are counted and waited for no longer.
+        It waits for room, whatever `WriterConfig.drop` says, as it waits for the acks anyhow.  Poison that `WriterConfig.on_stuck` gives
+        up is counted and waited for no longer.
 
         Raises:
             EventRejected, ConnectionClosed: as `send`; none was taken.
+            EventsDropped: some had to make room for what was sent meanwhile, by the policy ``"oldest"``; the others are acked.
 
         Cancellation:
             some may have been taken, and will be sent.

@@ -18,21 +18,30 @@ from typing import Protocol
 import attrs
 import trio
 
-from levada.framework.errors import ConfigurationError
+from levada.framework.errors import ConfigurationError, LevadaError
 from levada.transports.lumberjack import Batch, EventsAcked, SendQueue, WriterConfig, WriterCore
 
-__all__ = ["Counters", "Hub", "Intake", "Ticket"]
+__all__ = ["Counters", "EventsDropped", "Hub", "Intake", "Ticket"]
 
 logger = logging.getLogger("levada.actors.lumberjack.writer")
+
+
+@attrs.define(eq=False, slots=False, str=False)
+class EventsDropped(LevadaError):
+    """Events that were to be delivered were dropped from a full queue to make room for others (`WriterConfig.drop`)."""
+
+    count: int = 0
+    """So many; the others are acked."""
 
 
 class Ticket:
     """Counts events that somebody waits for."""
 
-    __slots__ = ("done", "left")
+    __slots__ = ("done", "dropped", "left")
 
     def __init__(self) -> None:
         self.left = 0
+        self.dropped = 0
         self.done: trio.Event | None = None
 
 
@@ -61,7 +70,7 @@ class Intake(Protocol):
         ...
 
     async def deliver(self, bodies: list[bytes]) -> None:
-        """Take events and return when they are safe."""
+        """Take events, waiting for room, and return when they are safe; errors as `Writer.deliver`."""
         ...
 
     async def flush(self) -> None:
@@ -113,6 +122,7 @@ class Hub:
             self._open.add(ticket)
         ticket.left += 1
         for dropped in self.queue.put(body, ticket, trio.current_time()):
+            dropped.dropped += 1
             self._settle(dropped, 1)
         self._fresh += 1
         self._fresh_octets += len(body)
@@ -124,7 +134,10 @@ class Hub:
 
     async def deliver(self, bodies: list[bytes]) -> None:
         """See `Intake.deliver`."""
-        await self.wait_for(await self.hand_in(bodies))
+        ticket = await self.hand_in(bodies)
+        await self.wait_for(ticket)
+        if ticket.dropped:
+            raise EventsDropped(f"{ticket.dropped} of {len(bodies)} events were dropped", count=ticket.dropped)
 
     async def hand_in(self, bodies: list[bytes]) -> Ticket:
         """Take events, waiting for room, and return a ticket for them."""

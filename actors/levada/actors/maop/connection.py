@@ -33,7 +33,6 @@ from levada.transports.carriers import CarrierInfo, CloseReason
 from levada.transports.maop import (
     Approved,
     Audited,
-    AuthenticationReceived,
     BodyEnded,
     BodyReceived,
     BodyWanted,
@@ -307,9 +306,6 @@ class Connection(Actor[Any]):
         text = f"{code_name(event.code)}: {event.reason[:MAX_TEXT]}"
         self.journal.say("disapproved", text, level=logging.WARNING)
 
-    def _on_authentication(self, event: AuthenticationReceived) -> None:
-        raise NotImplementedError  # a client's core never says this
-
     def _on_draining(self, event: Draining) -> None:
         self._draining_since = self._draining_since or trio.current_time()
         who = "the peer" if event.by_peer else "this side"
@@ -349,7 +345,6 @@ class Connection(Actor[Any]):
     _events: ClassVar[dict[type, Callable[[Any, Any], None]]] = {
         Approved: _on_approved,
         Audited: _on_audited,
-        AuthenticationReceived: lambda self, event: self._on_authentication(event),
         BodyEnded: _on_body_end,
         BodyReceived: _on_body,
         BodyWanted: _on_wanted,

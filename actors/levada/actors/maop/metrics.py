@@ -171,12 +171,6 @@ class Metrics:
         """Fails sent and received, by code."""
         return sum((core.statistic.failed for core in self._cores), Counter(self._past_fails))
 
-    @property
-    def approval_index(self) -> float:
-        """Share of approvals among all decisions; 1 before there was any. Source: MA-134."""
-        confirms, denies = self.confirms_total, self.denies.total()
-        return confirms / (confirms + denies) if confirms + denies else 1.0
-
     def rate(self, name: str, total: int, now: float) -> float:
         """Return by how much a total grew in a second, since the reading before, one second ago at least."""
         since, before, rate = self._rates.get(name, (now, 0, 0.0))

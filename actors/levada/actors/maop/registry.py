@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import attrs
 from attrs import validators as v
 
 from levada.framework import Asks
 from levada.transports.carriers import CarrierInfo
-from levada.transports.maop import DedupStore, ErrorCode, Quota, ReplayWindow, Version
+from levada.transports.maop import DedupStore, ErrorCode, MaopCore, Quota, ReplayWindow, Version
 
 from .config import PeerConfig
 
@@ -96,8 +96,26 @@ class Share:
     """Operations and octets in use."""
     rate: Rate | None
     """Of bodies; ``None`` without limit."""
-    connections: int = 0
-    """How many use it now."""
+    cores: set[MaopCore] = attrs.field(factory=set)
+    """Of the connections that use it now."""
+    confirms: int = 0
+    """Operations that were approved on connections that have ended."""
+    denies: int = 0
+    """Operations that were refused there."""
+
+    def leave(self, core: MaopCore) -> None:
+        """A connection has ended."""
+        if core in self.cores:
+            self.cores.remove(core)
+            self.confirms += core.statistic.approved
+            self.denies += core.statistic.refused.total()
+
+    @property
+    def approval_index(self) -> float:
+        """Share of approvals among all decisions, to spot abuse; 1 before there was any. Source: MA-134."""
+        confirms = self.confirms + sum(core.statistic.approved for core in self.cores)
+        denies = self.denies + sum(core.statistic.refused.total() for core in self.cores)
+        return confirms / (confirms + denies) if confirms + denies else 1.0
 
 
 class Registry:
@@ -114,14 +132,14 @@ class Registry:
     def __len__(self) -> int:
         return len(self._shares)
 
-    def enter(self, name: str, identity: Identity) -> tuple[Share, Callable[[], None]]:
-        """Let a connection use the share of `name`; the empty name is a share of its own. Returns it, and what gives it back."""
+    def enter(self, name: str, identity: Identity, core: MaopCore) -> Share:
+        """Let a connection use the share of `name`; the empty name is a share of its own. `Share.leave` ends it."""
         share = self._shares.get(name) if name else None
         if share is None:
-            core, rate = self._config.core, identity.max_block_rate or self._config.max_block_rate
+            settings, rate = self._config.core, identity.max_block_rate or self._config.max_block_rate
             quota = Quota(
-                identity.max_inflight_ops or core.max_inflight_ops,
-                identity.max_buffer_bytes or core.max_buffer_bytes,
+                identity.max_inflight_ops or settings.max_inflight_ops,
+                identity.max_buffer_bytes or settings.max_buffer_bytes,
                 shared=bool(name),
             )
             share = Share(quota, None if rate is None else Rate(rate))
@@ -129,18 +147,17 @@ class Registry:
                 self._shares[name] = share
         else:
             self._shares.move_to_end(name)
-        share.connections += 1
+        share.cores.add(core)
         self._forget()
+        return share
 
-        def leave() -> None:
-            share.connections -= 1
-            self._forget()
-
-        return share, leave
+    def approval_indexes(self) -> dict[str, float]:
+        """Return the approval index of each identity that is known. Source: MA-134."""
+        return {name: share.approval_index for name, share in self._shares.items()}
 
     def _forget(self) -> None:
         excess = len(self._shares) - self._config.max_identities
         if excess > 0:
-            idle = [name for name, share in self._shares.items() if not share.connections]
+            idle = [name for name, share in self._shares.items() if not share.cores]
             for name in idle[:excess]:
                 del self._shares[name]

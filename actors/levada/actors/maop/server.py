@@ -14,11 +14,12 @@ from levada.framework import Actor, Reason, Ref
 from levada.framework.errors import ActorStopped, CarrierError, ConfigurationError, LevadaError
 from levada.transports import carriers
 from levada.transports.maop import AttemptLimiter, AuthenticationReceived, ErrorCode
+from levada.transports.maop import Disapproved as DisapprovedEvent
 
 from .connection import Connection
 from .metrics import Metrics
 from .peer import Peer
-from .registry import Authentication, Denied, Identity
+from .registry import Authentication, Denied, Identity, Share
 from .shared import Shared
 
 __all__ = ["Authenticate", "Listener", "ListenerActor", "ServerConnection", "check_authenticate"]
@@ -55,7 +56,7 @@ class ServerConnection(Connection):
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         self._deciding = trio.CancelScope()
-        self._leave: Callable[[], None] | None = None
+        self._share: Share | None = None
 
     def begin(self) -> None:
         """See `Connection.begin`."""
@@ -64,9 +65,15 @@ class ServerConnection(Connection):
     def _on_authentication(self, event: AuthenticationReceived) -> None:
         self.handlers.start_soon(self._authenticate, event)
 
-    def _on_disapproved(self, event: Any) -> None:
+    def _on_disapproved(self, event: DisapprovedEvent) -> None:
         super()._on_disapproved(event)
         self._deciding.cancel()  # the time for it is over
+
+    _events: ClassVar = {
+        **Connection._events,
+        AuthenticationReceived: _on_authentication,
+        DisapprovedEvent: _on_disapproved,
+    }
 
     async def _authenticate(self, event: AuthenticationReceived) -> None:
         assert self.info is not None
@@ -99,7 +106,7 @@ class ServerConnection(Connection):
             self.feed(core.disapprove_client(answer.code, answer.reason, answer.retry_after, now=now))
             return
         registry = self.shared.registry
-        share, self._leave = registry.enter(answer.tenant or answer.identifier or "", answer)
+        share = self._share = registry.enter(answer.tenant or answer.identifier or "", answer, core)
         self.peer.identity = answer
         assert self.streams is not None
         self.streams.rate = share.rate
@@ -121,8 +128,8 @@ class ServerConnection(Connection):
         """See `Connection.stopping`."""
         self.listener.connections.pop(self, None)
         await super().stopping(reason)
-        if self._leave is not None:
-            self._leave()
+        if self._share is not None:
+            self._share.leave(self.core)
 
 
 class ListenerActor(Actor[Any]):
@@ -235,6 +242,10 @@ class Listener:
     def metrics(self) -> Metrics:
         """What all connections have counted."""
         return self._actor.shared.metrics
+
+    def approval_indexes(self) -> dict[str, float]:
+        """Return, by tenant or identifier, the share of approvals among all decisions: a low one may be abuse. Source: MA-134."""
+        return self._actor.shared.registry.approval_indexes()
 
     async def aclose(self) -> None:
         """Accept nobody any more and close all connections as `Peer.aclose` does, at the same time. Twice is harmless.

@@ -9,6 +9,9 @@ into Arrow columns; `session` starts Spark. What is guaranteed, and when, stands
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 try:
     import pyarrow as _  # noqa: F401 - only to say what is missing
 except ModuleNotFoundError as missing:
@@ -16,42 +19,44 @@ except ModuleNotFoundError as missing:
         "levada.actors.spark needs pyarrow: pip install 'levada[spark]'", name="pyarrow"
     ) from missing
 
-from .asks import AskRows, EachRow, RemoteActor, ask, ask_batches, ask_many
-from .bridge import Bridge, BridgeConfig, Delivery, Mailbox, RowKey, serve_bridge
-from .columns import Columns, Envelope, columns_of
-from .errors import (
-    JournalDamaged,
-    JournalError,
-    JournalFull,
-    JournalLocked,
-    JournalUnwritable,
-    OffsetGone,
-    SchemaMismatch,
-)
-from .journal import (
-    Append,
-    AwaitRows,
-    CommitGroup,
-    DeclareGroup,
-    Deliver,
-    DiscardStaged,
-    ForgetGroup,
-    GetExtent,
-    GetGroups,
-    GetJournalStatistics,
-    GetSchema,
-    Journal,
-    JournalStatistics,
-    OffsetWithin,
-    Read,
-    StageRows,
-)
-from .ledger import Delivered
-from .protocol import ActorFailed, BridgeError, BridgeRefused, EpochChanged, UnknownName
-from .schema import check_growth, differences, fit
-from .segments import Block, Message
-from .session import Java, find_java, session
-from .store import Appended, Extent, JournalConfig, Stage, Store, StoreStatistics, partition_of
+from .session import Java, find_java, session  # here at once: the module and the function have the same name
+
+if TYPE_CHECKING:
+    from .asks import AskRows, EachRow, RemoteActor, ask, ask_batches, ask_many
+    from .bridge import Bridge, BridgeConfig, Delivery, Mailbox, RowKey, serve_bridge
+    from .columns import Columns, Envelope, columns_of
+    from .errors import (
+        JournalDamaged,
+        JournalError,
+        JournalFull,
+        JournalLocked,
+        JournalUnwritable,
+        OffsetGone,
+        SchemaMismatch,
+    )
+    from .journal import (
+        Append,
+        AwaitRows,
+        CommitGroup,
+        DeclareGroup,
+        Deliver,
+        DiscardStaged,
+        ForgetGroup,
+        GetExtent,
+        GetGroups,
+        GetJournalStatistics,
+        GetSchema,
+        Journal,
+        JournalStatistics,
+        OffsetWithin,
+        Read,
+        StageRows,
+    )
+    from .ledger import Delivered
+    from .protocol import ActorFailed, BridgeError, BridgeRefused, EpochChanged, UnknownName
+    from .schema import check_growth, differences, fit
+    from .segments import Block, Message
+    from .store import Appended, Extent, JournalConfig, Stage, Store, StoreStatistics, partition_of
 
 __all__ = [
     "ActorFailed",
@@ -114,3 +119,21 @@ __all__ = [
     "serve_bridge",
     "session",
 ]
+
+_MODULES = "errors", "protocol", "schema", "asks", "ledger", "segments", "store", "journal", "bridge"
+"""Where the names above are, those first that import least."""
+
+
+def __getattr__(name: str) -> object:
+    """Import what is asked for: each of Spark's worker processes imports this package, and most of it is for the actors' side."""
+    if name in __all__:
+        for module in _MODULES:
+            found: object = vars(import_module(f".{module}", __name__)).get(name)
+            if found is not None:
+                globals()[name] = found
+                return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -24,7 +24,7 @@ import attrs
 import pyarrow as pa
 
 from levada.actors.rsocket import COMPOSITE, ClientConfig, CoreConfig, RequestFailed, SetupRejected
-from levada.actors.rsocket.blocking import BlockingPeer, PendingAnswer, connect
+from levada.actors.rsocket.blocking import BlockingPeer, PendingAnswer, RequestTimeout, connect
 from levada.framework import Asks, Codec
 from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost
 from levada.transports.carriers import TlsConfig
@@ -128,6 +128,9 @@ def _connect(address: str, token_file: str | None) -> BlockingPeer:
             raise BridgeRefused(f"the bridge at {url} refuses this process: {error} ({path})") from error
         except ConnectionLost as error:
             failures.append(str(error))
+        except RequestTimeout:
+            # Not raised as it is: a bridge on a busy machine is waited for like one that is not there.
+            failures.append(f"{url} takes connections and said nothing for {CONNECT_TIMEOUT:g} s")
     raise ConnectionLost(f"no bridge answers: {'; '.join(failures)}")
 
 

@@ -39,7 +39,7 @@ class ControlOut:
         self.proceeds: dict[int, None] = {}
         self.requests: list[bytes] = []
 
-    def __len__(self) -> int:
+    def waiting(self) -> int:
         """Entries that wait."""
         return len(self.refuses) + len(self.fails) + len(self.dones) + len(self.proceeds) + len(self.requests)
 
@@ -94,17 +94,17 @@ class ControlPool:
 
     def _slot(self, stream_id: int) -> ControlOut:
         # MA-84: by the operation's number. A slot keeps its stream, so signals of one operation stay in order.
-        slots = self._slots
         place = (stream_id >> 2) % self._size
-        out = slots[place]
-        if out is None:
-            # MA-130: with no credit for another stream the slot shares one that is there.
-            if self._unopened() >= self._credit():
-                out = next((o for o in slots if o is not None), None)
-            if out is None:
-                out = ControlOut()
-            slots[place] = out
+        out = self._slots[place] or self._new(place)
         self._dirty[out] = None
+        return out
+
+    def _new(self, place: int) -> ControlOut:
+        slots, out = self._slots, None
+        # MA-130: with no credit for another stream the slot shares one that is there.
+        if self._unopened() >= self._credit():
+            out = next((o for o in slots if o is not None), None)
+        slots[place] = out = out or ControlOut()
         return out
 
     def _unopened(self) -> int:
@@ -152,7 +152,7 @@ class ControlPool:
 
     def waiting(self) -> bool:
         """Whether any signal is not written."""
-        return any(len(stream) for stream in self._dirty)
+        return any(stream.waiting() for stream in self._dirty)
 
     def deadline(self) -> float | None:
         """When Dones that wait for more must go. Source: MA-126 (`done_flush_ms`)."""
@@ -181,7 +181,7 @@ class ControlPool:
                     out.append(StreamData(stream.stream_id, data, False))
                 if dones:
                     continue
-            if waits := len(stream):
+            if waits := stream.waiting():
                 left[stream] = None
                 self.backlog = max(self.backlog, waits)
         self._dirty = left
@@ -350,10 +350,14 @@ class ControlIn:
                         entries = entry.iter_unpack(data[at:after])
                         if self._op == 3:
                             for (stream_id,) in entries:
-                                core.on_proceed(stream_id, now)
+                                operation = core.target(stream_id, now)
+                                if operation is not None:
+                                    operation.on_proceed(now)
                         elif self._op == 4:
                             for stream_id, retry_ms, code in entries:
-                                core.on_refuse(stream_id, retry_ms, code, now)
+                                operation = core.target(stream_id, now)
+                                if operation is not None:
+                                    operation.on_refuse(retry_ms, code, now)
                         else:
                             for stream_id, start_ms, time_ms in entries:
                                 core.on_done(stream_id, start_ms, time_ms, now)

@@ -98,7 +98,7 @@ class MaopCore(Ending):
             raise ValueError("handlers have msg_ids from 2 to 65535; 0 and 1 are native [MA-41]")
         self.wall_offset = wall_offset
         self.quota = quota or Quota(self.config.max_inflight_ops, self.config.max_buffer_bytes, shared=False)
-        self.dedup = dedup or DedupStore()
+        self.dedup = DedupStore() if dedup is None else dedup  # an empty one is false
         self.replay = replay or ReplayWindow()
         self.statistic = Statistics()
         self.streams: dict[int, Incoming | Outgoing | ControlIn | int] = {}
@@ -305,7 +305,7 @@ class MaopCore(Ending):
         if not control.own:
             self._control_streams -= 1
 
-    def _target(self, stream_id: int, now: float) -> Outgoing | None:
+    def target(self, stream_id: int, now: float) -> Outgoing | None:
         """Find the operation of ours that a signal is about. Source: MA-48, MA-49, MA-80."""
         entry = self.streams.get(stream_id)
         if type(entry) is Outgoing:
@@ -315,18 +315,6 @@ class MaopCore(Ending):
         else:
             self.signals.unknown(now)
         return None
-
-    def on_proceed(self, stream_id: int, now: float) -> None:
-        """A Proceed has come."""
-        operation = self._target(stream_id, now)
-        if operation is not None:
-            operation.on_proceed(now)
-
-    def on_refuse(self, stream_id: int, retry_ms: int, code: int, now: float) -> None:
-        """A Refuse has come."""
-        operation = self._target(stream_id, now)
-        if operation is not None:
-            operation.on_refuse(retry_ms, code, now)
 
     def on_done(self, stream_id: int, start_ms: int, time_ms: int, now: float) -> None:
         """A Done has come: for a Message of ours, or for a Response of ours."""
@@ -495,7 +483,9 @@ class MaopCore(Ending):
         if self.state is not _OPEN:
             if not while_draining or self.state is not _DRAINING:
                 raise LocalProtocolError(f"no new operations in state {self.state.name}", rule="MA-89")
-        elif not self.can_open(request=not unidirectional):
+        elif self._credit[unidirectional] - (self._next_id[unidirectional] >> 2) < 2 and not self.can_open(
+            request=not unidirectional
+        ):
             raise LocalProtocolError("the peer allows no more streams now", rule="MA-130")
         if not 0 < msg_id < 65_536 or not 0 <= priority < 256:
             raise LocalProtocolError(f"msg_id {msg_id} or priority {priority} out of range", rule="MA-43")

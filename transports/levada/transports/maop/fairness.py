@@ -103,10 +103,12 @@ class FairQueue(Generic[T]):
             stay = [e for e in heap if now - e[2] < AGING]
             if len(stay) == len(heap):
                 continue
-            for priority, order, since, cost, entry in heap:
+            for _, order, since, cost, entry in heap:
                 lift = min(place, int((now - since) / AGING))
                 if lift:
-                    heappush(self._classes[place - lift], (priority, order, since + lift * AGING, cost, entry))
+                    # First of its new class: else those that keep coming there with better priorities would starve it.
+                    first = _BOUNDS[place - lift - 1] if lift < place else 0
+                    heappush(self._classes[place - lift], (first, order, since + lift * AGING, cost, entry))
             heap[:] = stay
             heapify(heap)
 

@@ -387,7 +387,8 @@ class Outgoing:
     def _retire(self) -> None:
         core = self._core
         self.body = self._reader = None
-        if self.deadline is not None:
+        self.deadline = None
+        if self.filed is not None:
             core.timers.set(self, None)
         core.retire(self)
 

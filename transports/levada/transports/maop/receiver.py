@@ -544,7 +544,8 @@ class Incoming:
 
     def _retire(self, now: float) -> None:
         core = self._core
-        if self.deadline is not None:
+        self.deadline = None
+        if self.filed is not None:
             core.timers.set(self, None)
         self._body = None
         if self.reserved:

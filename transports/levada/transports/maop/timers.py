@@ -17,8 +17,6 @@ __all__ = ["Timed", "Timers"]
 
 _SLACK: Final = 0.01
 """Milliseconds that floating point may have added to a round figure."""
-_FRESH: Final = -1
-"""In place of a millisecond: `Timers.settle` has yet to look at it."""
 
 
 class Timed(Protocol):
@@ -27,7 +25,7 @@ class Timed(Protocol):
     deadline: float | None
     """When, in seconds; set by `Timers.set`."""
     filed: int | None
-    """The millisecond under which it is filed; set by `Timers`."""
+    """The millisecond under which it is filed; set by `Timers`. While there is none, `deadline` may be taken away without it."""
 
     def expire(self, now: float) -> None:
         """Do what is due; the deadline has been taken away."""
@@ -47,30 +45,23 @@ class Timers:
         """Give an owner a deadline, or take it away."""
         owner.deadline = at
         filed = owner.filed
-        if filed is None:
-            if at is not None:
-                owner.filed = _FRESH
-                self._fresh.append(owner)
-        elif filed != _FRESH and (at is None or at * 1000 <= filed - 1):
-            self._unfile(owner, filed)
-            if at is not None:
-                owner.filed = _FRESH
-                self._fresh.append(owner)
-
-    def _unfile(self, owner: Timed, filed: int) -> None:
-        owner.filed = None
-        owners = self._due[filed]
-        del owners[owner]
-        if not owners:
-            del self._due[filed]
+        if filed is not None:
+            if at is not None and at * 1000 > filed - 1:
+                return
+            owner.filed = None
+            owners = self._due[filed]
+            del owners[owner]
+            if not owners:
+                del self._due[filed]
+        if at is not None:
+            self._fresh.append(owner)
 
     def settle(self) -> None:
         """File what was set since the last call."""
         due, heap = self._due, self._heap
         for owner in self._fresh:
             at = owner.deadline
-            if at is None:
-                owner.filed = None
+            if at is None or owner.filed is not None:
                 continue
             owner.filed = key = ceil(at * 1000 - _SLACK)
             owners = due.get(key)
@@ -101,12 +92,12 @@ class Timers:
             key = self._heap[0]
             due: list[Timed] = []
             for owner in self._due.pop(key):
-                moved = owner.deadline is not None and owner.deadline * 1000 - _SLACK > key
-                owner.filed = _FRESH if moved else None
-                (self._fresh if moved else due).append(owner)
+                owner.filed = None
+                assert owner.deadline is not None
+                (self._fresh if owner.deadline * 1000 - _SLACK > key else due).append(owner)
             for owner in due:
-                # Whoever was woken before may have taken it away, or set it anew.
-                if owner.filed is None and owner.deadline is not None:
+                # Whoever was woken before may have taken it away, or put it off.
+                if owner.deadline is not None and owner.deadline * 1000 - _SLACK <= key:
                     owner.deadline = None
                     owner.expire(now)
             at = self.next()

@@ -1,0 +1,77 @@
+"""What two programs mean by the message classes that they exchange: told in a connection header, compared before the first message.
+
+Each side lists the classes that can be reached from the type of the entrypoint's messages, by way of fields and of channels in them. The
+other side looks up each tag among its own classes, whatever it declared itself. What cannot be decoded ends the connection at once, with
+the difference in the text of the error; what may still work is logged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from typing import Any, get_args
+
+from levada.framework.codec import Codec, schema_of
+from levada.framework.errors import ConfigurationError, DecodeError
+from levada.framework.message import BY_TAG, field_types
+
+__all__ = ["SCHEMA", "compare_schema", "schema_header"]
+
+SCHEMA = "levada-schema"
+"""Name of the connection header. Its value is a msgpack map from tags to lists of fields: name, type, whether it has a default."""
+_WIRE = dict[str, list[tuple[str, str, bool]]]
+_CODEC = Codec(max_bytes=2**15)
+
+
+def schema_header(item_type: Any) -> tuple[tuple[str, bytes], ...]:
+    """Make the header for an entrypoint; none if it takes anything, or if there are too many classes for one."""
+    try:
+        schema = schema_of(_classes(item_type))
+        return ((SCHEMA, _CODEC.encode(schema, _WIRE)),) if schema else ()
+    except (ConfigurationError, ValueError):
+        return ()  # a class that cannot travel says so when one of its messages is sent
+
+
+def _classes(item_type: Any) -> Iterator[type]:
+    """Yield the message classes that an annotation names, and those that their fields name."""
+    seen: set[Any] = set()
+    todo = [item_type]
+    while todo:
+        annotation = todo.pop()
+        annotation = getattr(annotation, "__supertype__", getattr(annotation, "__value__", annotation))
+        if not isinstance(annotation, Hashable) or annotation in seen:
+            continue
+        seen.add(annotation)
+        todo += get_args(annotation)
+        if isinstance(annotation, type) and "__message_tag__" in vars(annotation):
+            yield annotation
+            todo += field_types(annotation).values()
+
+
+def compare_schema(header: bytes) -> tuple[list[str], list[str]]:
+    """Compare a peer's classes with those of the same tags here.
+
+    Returns:
+        What cannot work, and what may.
+    """
+    try:
+        theirs = _CODEC.decode(header, _WIRE)
+    except DecodeError as error:
+        return [f"{SCHEMA} cannot be read: {error}"], []
+    errors: list[str] = []
+    remarks: list[str] = []
+    for tag, fields in theirs.items():
+        cls = BY_TAG.get(tag)
+        if cls is None:
+            remarks.append(f"{tag}: there is no such class here")
+            continue
+        ours = schema_of([cls])[tag]
+        for (name, kind, _), (their_name, their_kind, _) in zip(ours, fields, strict=False):
+            if kind != their_kind:
+                errors.append(f"{tag}: {name}: {kind} here, {their_name}: {their_kind} there")
+            elif name != their_name:
+                remarks.append(f"{tag}: {name} here is called {their_name} there")
+        for more, place in ((ours[len(fields) :], "there"), (fields[len(ours) :], "here")):
+            errors += [
+                f"{tag}: {name} has no default, and is missing {place}" for name, _, default in more if not default
+            ]
+    return errors, remarks

@@ -1,0 +1,165 @@
+"""Handing on the lines of one file, in batches, and moving its place over those that are safe.
+
+Several batches may be under way, and they may be done in any order; the place moves over the batches at the front that are done.
+What is under way is bounded, in lines and in octets.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import attrs
+import trio
+
+from .multiline import Record
+from .registry import TAIL, FileEntry, Registry
+from .tail_config import TailConfig
+
+__all__ = ["Counters", "Deliver", "Delivery", "Key", "Shared"]
+
+Deliver = Callable[[list[dict[str, Any]]], Awaitable[object]]
+"""Takes events and returns once they are safe: `Writer.deliver`, or an ask of any actor."""
+
+Key = tuple[int, int]
+"""Device and inode of a file."""
+
+_BATCH = 1024  # lines in one call of `deliver`
+_LINE_COST = 256  # octets that a line costs beside its text
+
+
+@attrs.define
+class Counters:
+    """What a `TailStatus` tells beside what there is now."""
+
+    lines_read: int = 0
+    lines_acked: int = 0
+    lines_cut: int = 0
+    octets_acked: int = 0
+    replacements: int = 0
+    failures: int = 0
+    save_errors: int = 0
+
+
+@attrs.define(eq=False)
+class Shared:
+    """What the scanner and the actors of its files have in common."""
+
+    config: TailConfig
+    registry: Registry
+    deliver: Deliver
+    counters: Counters = attrs.field(factory=Counters)
+    files: int = 0
+    waiting: int = 0
+    crowded: bool = False
+    """Whether files wait for a place."""
+    sizes: dict[Key, tuple[FileEntry, int]] = attrs.field(factory=dict)
+    """Entry and last known size of the files being read."""
+    left: dict[Key, int] = attrs.field(factory=dict)
+    """Size of files that were let go, at that time."""
+
+
+@attrs.define(eq=False)
+class _Batch:
+    """Lines that are being delivered."""
+
+    entry: FileEntry
+    end: int
+    tail: bytes
+    lines: int
+    cost: int
+    done: bool = False
+
+
+class Delivery:
+    """What of one file is under way.
+
+    Args:
+        shared: what is counted, and how lines are delivered.
+        start_soon: runs a task of the file's actor, in which a batch is delivered; a failure there is the actor's.
+    """
+
+    def __init__(self, shared: Shared, start_soon: Callable[..., None]) -> None:
+        self.draining = False
+        """Whether nothing more is to be read, and what waits for room is left for the next time."""
+        self._shared = shared
+        self._start_soon = start_soon
+        self._under_way: deque[_Batch] = deque()
+        self._lines = self._cost = 0
+        self._wake = trio.Event()
+
+    def drain(self) -> None:
+        """Take no more; what is under way comes to its end."""
+        self.draining = True
+        self._wake.set()
+
+    async def woken(self) -> None:
+        """Wait until a batch is done or the end is wanted."""
+        if not self.draining or self._under_way:
+            self._wake = trio.Event()
+            await self._wake.wait()
+
+    async def finished(self) -> None:
+        """Wait until nothing is under way."""
+        while self._under_way:
+            await self.woken()
+
+    async def hand_on(self, entry: FileEntry, records: list[Record], window: bytes, end: int) -> None:
+        """Hand records on in batches, waiting while too much is under way; what does not get its turn is read again next time.
+
+        Args:
+            entry: of the file.
+            records: in the order of the file.
+            window: octets around them, by which the place behind a batch is known again.
+            end: place in the file behind the window.
+        """
+        config, counters = self._shared.config, self._shared.counters
+        base = end - len(window)
+        most = min(_BATCH, config.max_lines)
+        for first in range(0, len(records), most):
+            part = records[first : first + most]
+            cost = sum(len(record.text) for record in part) + _LINE_COST * len(part)
+            while self._under_way and (
+                self._lines + len(part) > config.max_lines or self._cost + cost > config.max_octets
+            ):
+                if self.draining:
+                    return
+                await self.woken()
+            behind = part[-1].end
+            tail = window[max(0, behind - base - TAIL) : max(0, behind - base)]
+            batch = _Batch(entry, behind, tail, len(part), cost)
+            self._under_way.append(batch)
+            self._lines += batch.lines
+            self._cost += cost
+            counters.lines_read += batch.lines
+            counters.lines_cut += sum(record.cut for record in part)
+            self._start_soon(self._deliver, batch, [self._event(entry, record) for record in part])
+            await trio.lowlevel.checkpoint()
+
+    def _event(self, entry: FileEntry, record: Record) -> dict[str, Any]:
+        config = self._shared.config
+        event = {
+            "line": record.text,
+            "host": config.host,
+            "file": entry.path,
+            "offset": str(record.start),
+            **config.fields,
+        }
+        if record.cut:
+            event["cut"] = "true"
+        return event
+
+    async def _deliver(self, batch: _Batch, events: list[dict[str, Any]]) -> None:
+        await self._shared.deliver(events)
+        batch.done = True
+        counters = self._shared.counters
+        while self._under_way and self._under_way[0].done:
+            first = self._under_way.popleft()
+            self._lines -= first.lines
+            self._cost -= first.cost
+            counters.lines_acked += first.lines
+            counters.octets_acked += first.end - first.entry.offset
+            first.entry.move_to(first.end, first.tail)
+            self._shared.registry.dirty = True
+        self._wake.set()

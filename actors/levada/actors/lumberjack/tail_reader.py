@@ -1,0 +1,139 @@
+"""The actor that reads one file.
+
+Everything that may wait for a disk runs in a thread, one bounded read a round; a file with nothing new is looked at
+every `TailConfig.poll` seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import attrs
+import trio
+
+from levada.framework import Actor, Asks, Reason, handles
+
+from .multiline import LineAssembler, Record
+from .registry import FileEntry
+from .tail_delivery import Delivery, Shared
+from .tail_file import Look, OpenFile
+
+__all__ = ["Drain", "FileReader", "Located"]
+
+logger = logging.getLogger("levada.actors.lumberjack.tail")
+
+
+@attrs.frozen
+class Drain(Asks[None]):
+    """Read no more, wait for what is under way; answered when all files are let go. Told to a file, it is the same for that one."""
+
+
+@attrs.frozen
+class Located:
+    """Where the file is now; ``None``: no pattern names it."""
+
+    path: str | None
+
+
+class FileReader(Actor[Located | Drain]):
+    """Reads one file and has its lines delivered; stops by itself when there is nothing more to do."""
+
+    file: OpenFile
+    entry: FileEntry
+    shared: Shared
+    reads: bool = False
+
+    def started(self) -> None:
+        """See `Actor.started`."""
+        self.key = (self.file.device, self.file.inode)
+        self.delivery = Delivery(self.shared, self.start_soon)
+        self.gone = False
+        self.last_data = trio.current_time()
+        self.begin_at(self.entry.offset)
+        self.reads = True
+        self.start_soon(self.follow)
+
+    def stopping(self, reason: Reason) -> None:
+        """See `Actor.stopping`."""
+        self.shared.sizes.pop(self.key, None)
+        if not self.reads:
+            self.file.close()
+
+    def undelivered(self, messages: list[Any]) -> None:
+        """Leave it: where a file is that was let go is of no interest, and no dead letter."""
+
+    @handles
+    def locate(self, m: Located) -> None:
+        """Note where the file is."""
+        self.gone = m.path is None
+        if m.path is not None and m.path != self.entry.path:
+            self.entry.path = m.path
+            self.shared.registry.dirty = True
+
+    @handles
+    def drain(self, _: Drain) -> None:
+        """Come to an end."""
+        self.delivery.drain()
+
+    def begin_at(self, offset: int) -> None:
+        """Make lines of what is behind this place."""
+        config = self.shared.config
+        self.lines_of = LineAssembler(
+            offset, max_line=config.max_line, start=config.multiline, max_record=config.max_record
+        )
+
+    async def follow(self) -> None:
+        """Read and deliver, as the task of this actor; then end it."""
+        try:
+            await trio.to_thread.run_sync(self.file.go_to, self.entry.offset)
+            while not self.delivery.draining and await self.read_once():
+                pass
+            await self.delivery.finished()
+        finally:
+            self.file.close()
+        self.stop()
+
+    async def read_once(self) -> bool:
+        """One round; false when there is nothing more to do here."""
+        config = self.shared.config
+        look = await trio.to_thread.run_sync(self.file.look, config.read_size)
+        now = trio.current_time()
+        self.shared.sizes[self.key] = (self.entry, look.size)
+        if look.replaced:
+            logger.info("%s was truncated or written over", self.entry.path, extra={"event": "file_replaced"})
+            await self.hand_on(self.lines_of.finish(partial=True), look)
+            self.begin_again()
+            return True
+        if look.data:
+            self.last_data = now
+            if self.entry.head_length < len(look.head):
+                self.entry.note_head(look.head)
+            await self.hand_on(self.lines_of.feed(look.data), look)
+            return True
+        quiet = now - self.last_data
+        if config.once or (self.gone and quiet >= config.rotate_wait):
+            # Nobody will write the end of the last line any more.
+            await self.hand_on(self.lines_of.finish(partial=True), look)
+            return False
+        if self.lines_of.holding and quiet >= config.multiline_timeout:
+            await self.hand_on(self.lines_of.finish(), look)
+        if quiet >= (config.rotate_wait if self.shared.crowded else config.close_inactive):
+            self.shared.left[self.key] = look.size
+            return False
+        with trio.move_on_after(config.poll):
+            await self.delivery.woken()
+        return True
+
+    async def hand_on(self, records: list[Record], look: Look) -> None:
+        """Deliver records; what came with the last look is around their ends."""
+        await self.delivery.hand_on(self.entry, records, look.before + look.data, self.file.position)
+
+    def begin_again(self) -> None:
+        """Read the file from its start, as a new one; the old entry stays with the lines under way and for copies of what was here."""
+        self.shared.counters.replacements += 1
+        self.entry = self.shared.registry.add(
+            FileEntry(path=self.entry.path, device=self.file.device, inode=self.file.inode)
+        )
+        self.file.go_to(0)
+        self.begin_at(0)

@@ -1,0 +1,245 @@
+"""The actor that looks for files, keeps an actor at each of them, and writes the registry.
+
+What goes wrong with a file (a disk error, a delivery that fails) ends the actor of that file alone, and the next look for files starts
+another one at the place that is acknowledged.  So `Scanner` is the supervisor, with its interval as the back-off.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import attrs
+import trio
+
+from levada.framework import Actor, Down, Failed, Reason, Ref, Reply, handles
+
+from .registry import FileEntry, digest, names_before_rotation
+from .tail_delivery import Key, Shared
+from .tail_file import Found, OpenFile, find_files, find_moved
+from .tail_reader import Drain, FileReader, Located
+
+__all__ = ["Scanner"]
+
+logger = logging.getLogger("levada.actors.lumberjack.tail")
+
+
+class Scanner(Actor[Drain | Down]):
+    """Looks for files, and keeps an actor at each of them."""
+
+    patterns: tuple[str, ...]
+    shared: Shared
+    finished: trio.Event
+    """Set when, with `TailConfig.once`, everything has been read and delivered."""
+
+    def started(self) -> None:
+        """See `Actor.started`."""
+        self.readers: dict[Key, Ref[Located | Drain]] = {}
+        self.done: set[Key] = set()  # files of a single run that are not taken up again
+        self.unripe: dict[Key, int] = {}  # sizes of what may be copies under way
+        # Files that are not read to their end; renamed to a name without a pattern they must be looked for.
+        self.unfinished = {(entry.device, entry.inode) for entry in self.shared.registry.entries if entry.inode}
+        self.refused: set[tuple[str, str]] = set()
+        self.looked = False
+        self.freed = trio.Event()
+        self.drained: Reply[Any] | None = None
+        self.writing = trio.Lock()
+        self.start_soon(self.look_for_files)
+        self.start_soon(self.save)
+
+    async def stopping(self, reason: Reason) -> None:
+        """See `Actor.stopping`."""
+        await self.write_registry()
+
+    @handles
+    def drain(self, m: Drain) -> None:
+        """Let all files come to an end; answered then."""
+        self.drained = self.reply_later()
+        for reader in self.readers.values():
+            if reader.is_alive:
+                reader.tell(m)
+        self.look_whether_done()
+
+    @handles
+    def file_ended(self, m: Down) -> None:
+        """An actor of a file is gone."""
+        key = m.tag
+        del self.readers[key]
+        self.shared.files = len(self.readers)
+        if isinstance(m.reason, Failed):
+            self.shared.counters.failures += 1
+            self.unfinished.add(key)
+        if self.shared.config.once:
+            self.done.add(key)
+        if len(self.readers) <= self.shared.config.max_files // 2:  # one look for many places
+            self.freed.set()
+        self.look_whether_done()
+
+    def look_whether_done(self) -> None:
+        """If no file is being read any more, tell those who wait for that."""
+        if self.readers:
+            return
+        if self.drained is not None:
+            self.drained.send(None)
+            self.drained = None
+        if self.looked and self.shared.config.once and not self.shared.waiting:
+            self.finished.set()
+
+    # ------------------------------------------------------------ the registry
+
+    async def save(self) -> None:
+        """Write the registry now and then."""
+        while True:
+            await trio.sleep(self.shared.config.save)
+            await self.write_registry()
+
+    async def write_registry(self) -> None:
+        """Write the registry if anything in it has changed."""
+        registry = self.shared.registry
+        async with self.writing:
+            snapshot = registry.snapshot()
+            if snapshot is None:
+                return
+            try:
+                await trio.to_thread.run_sync(registry.write, snapshot)
+            except OSError as error:
+                registry.dirty = True
+                self.shared.counters.save_errors += 1
+                logger.error("the registry of files cannot be written: %s", error, extra={"event": "registry_error"})
+
+    # ------------------------------------------------------------ looking for files
+
+    async def look_for_files(self) -> None:
+        """Look for files now and then, and start actors for them."""
+        config = self.shared.config
+        while self.drained is None and not (self.looked and config.once and not self.shared.waiting):
+            self.freed = trio.Event()
+            files = await trio.to_thread.run_sync(find_files, self.patterns, config.exclude)
+            here = {(file.device, file.inode): file for file in files}
+            # Those let go may have grown before they were renamed.
+            sought = (self.unfinished | self.shared.left.keys()) - here.keys()
+            self.unfinished.clear()
+            lost = [entry for key in sought if (entry := self.shared.registry.by_inode(*key)) is not None]
+            found = await trio.to_thread.run_sync(find_moved, lost) if lost else []
+            moved = {(file.device, file.inode): file for file in found}
+            await self.take_in(here | moved)
+            self.unfinished |= moved.keys() - self.readers.keys() - self.done  # there was no place for them
+            self.looked = True
+            self.look_whether_done()
+            with trio.move_on_after(config.scan):
+                await self.freed.wait()
+
+    async def take_in(self, here: dict[Key, Found]) -> None:
+        """Tell the actors where their files are, and start those that are missing."""
+        shared, registry = self.shared, self.shared.registry
+        for key, reader in self.readers.items():
+            if reader.is_alive:  # else its `Down` is under way
+                reader.tell(Located(here[key].path if key in here else None))
+        self.unripe = {key: size for key, size in self.unripe.items() if key in here}
+        shared.left = {key: size for key, size in shared.left.items() if key in here}
+        missing = [
+            (key, file)
+            for key, file in here.items()
+            if key not in self.readers and key not in self.done and shared.left.get(key) != file.size
+        ]
+        by_path = registry.by_path() if missing else {}
+        taken: list[tuple[Key, OpenFile, FileEntry]] = []
+        looked_at = 0
+        try:
+            shared.waiting = len(missing)
+            for key, file in missing:
+                shared.crowded = len(self.readers) + len(taken) >= shared.config.max_files
+                if shared.crowded or self.drained is not None:
+                    break
+                known = [entry for name in names_before_rotation(file.path) for entry in by_path.get(name, ())]
+                opened, entry = await self.take_in_file(key, file, known)
+                looked_at += 1
+                if opened is not None and entry is not None:
+                    taken.append((key, opened, entry))
+            if taken:
+                # Before anything is read: killed now and the file renamed then, the next shipper would not know that it must look for it.
+                await self.write_registry()
+        except BaseException:
+            for _, opened, _ in taken:
+                opened.close()
+            raise
+        for key, opened, entry in taken:
+            self.readers[key] = reader = self.spawn(FileReader, opened, entry, shared)
+            self.watch(reader, key)
+            if self.drained is not None:  # meanwhile
+                reader.tell(Drain())
+        shared.files = len(self.readers)
+        shared.waiting = len(missing) - looked_at  # not before the actors are there, see `look_whether_done`
+        now = time.time()
+        for entry in registry.entries:
+            if (entry.device, entry.inode) in here:
+                entry.seen = now
+        registry.forget_old(now)
+
+    async def take_in_file(
+        self, key: Key, file: Found, originals: list[FileEntry]
+    ) -> tuple[OpenFile | None, FileEntry | None]:
+        """Open a file and see to it that it has an entry; nothing if it cannot be read, or not yet."""
+        shared, registry = self.shared, self.shared.registry
+        try:
+            opened, entry = await trio.to_thread.run_sync(self.identify, file, registry.by_inode(*key), originals)
+        except OSError as error:
+            why = (file.path, str(error))
+            if why not in self.refused:
+                self.refused.add(why)
+                shared.counters.failures += 1
+                logger.warning(
+                    "cannot read %s: %s", file.path, error.strerror or error, extra={"event": "file_refused"}
+                )
+            if shared.config.once:
+                self.done.add(key)
+            return None, None
+        if opened is None:
+            return None, None
+        if (opened.device, opened.inode) != key:
+            opened.close()  # another file has taken its place just now
+            return None, None
+        if entry is None:
+            entry = FileEntry(path=file.path, device=file.device, inode=file.inode)
+            if shared.config.start == "end" and registry.is_new and not self.looked:
+                entry.offset = await trio.to_thread.run_sync(opened.end_of_lines, shared.config.max_line)
+        if (entry.device, entry.inode) != key:
+            logger.info("%s is a copy of %s, shipped up to %d", file.path, entry.path, entry.offset)
+            entry = attrs.evolve(entry, path=file.path, device=file.device, inode=file.inode)
+        if registry.by_inode(*key) is not entry:
+            registry.add(entry)
+        entry.path = file.path
+        shared.left.pop(key, None)
+        return opened, entry
+
+    def identify(
+        self, file: Found, own: FileEntry | None, originals: list[FileEntry]
+    ) -> tuple[OpenFile | None, FileEntry | None]:
+        """Open a file and find its entry, see the rules of the registry; no file if it should be looked at again later. Blocks.
+
+        Args:
+            file: as it was found.
+            own: the entry of its inode.
+            originals: entries of files that it may be a copy of.
+        """
+        opened = OpenFile(file.path)
+        try:
+            key = (opened.device, opened.inode)
+            if own is not None and opened.is_described_by(own):
+                return opened, own
+            head = digest(opened.head())
+            for entry in originals:
+                if entry is own or head != entry.head_digest:
+                    continue
+                if opened.size < entry.offset and self.unripe.get(key) != opened.size and not self.shared.config.once:
+                    # Perhaps it is still being copied. If it does not grow until the next look, it is a file of its own.
+                    self.unripe[key] = opened.size
+                    opened.close()
+                    return None, None
+                if opened.is_described_by(entry):
+                    return opened, entry
+        except BaseException:
+            opened.close()
+            raise
+        return opened, None

@@ -1,0 +1,172 @@
+"""Who is let in, who decides, and how long that may take."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from levada.actors.maop import (
+    Authentication,
+    Denied,
+    Disapproved,
+    Handler,
+    HandlerSpec,
+    Identity,
+    MaopConfig,
+    PeerConfig,
+    Refused,
+    connect,
+    serve,
+)
+from levada.framework import Actor, ActorSystem, handles
+from levada.framework.errors import ConfigurationError, ConnectionLost
+from levada.transports.maop import Version
+
+from .conftest import TOKENS, Start, echo, nothing
+
+
+async def test_tokens_name_the_client(start: Start) -> None:
+    async with start({}) as ends:
+        assert ends.peer.identifier == "client-1"
+        assert ends.caller.identity == TOKENS[b"secret"]
+        assert [peer.identifier for peer in ends.listener.peers] == ["client-1"]
+        assert len(ends.peer.session_id) == 16
+
+
+@pytest.mark.rule("MA-34a")
+@pytest.mark.parametrize(
+    "wrong", [{"token": b"guess"}, {"token": b""}, {"auth_type": "Basic"}], ids=["token", "no token", "type"]
+)
+async def test_ma34a_nobody_is_let_in_without_a_valid_token(
+    start: Start, wrong: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Token and pairs are judged last; the failure is 1, and the log has no token."""
+    caplog.set_level(logging.DEBUG)
+    async with start({}) as ends:
+        with pytest.raises(Disapproved) as refused:
+            async with connect(ends.system, ends.listener.url, **{"token": b"secret"} | wrong):
+                pass
+        assert (refused.value.code, refused.value.retry_after) == (1, None)
+        assert refused.value.detail == "These credentials are not valid here."
+        assert len(ends.listener.peers) == 1
+    assert "guess" not in caplog.text
+    assert "secret" not in caplog.text
+
+
+@pytest.mark.rule("MA-19")
+async def test_ma19_a_function_decides_by_token_and_pairs(start: Start) -> None:
+    """The server decides by token and pairs, which stay with the session; it may demand a channel binding."""
+    asked: list[Authentication] = []
+
+    async def decide(question: Authentication) -> Identity | Denied:
+        asked.append(question)
+        if question.pairs.get("binding") != question.info.peer:
+            return Denied("The channel binding is absent or wrong.", retry_after=3.0)
+        return Identity("bound", tenant="acme", roles=["admin"])
+
+    handlers = {101: Handler(echo, spec=HandlerSpec(role="admin")), 102: Handler(echo, spec=HandlerSpec(role="root"))}
+    async with ActorSystem() as system, serve(system, "maop+memory://desk", handlers, authenticate=decide) as listener:
+        with pytest.raises(Disapproved) as refused:
+            async with connect(system, listener.url, token=b"t"):
+                pass
+        assert (refused.value.code, refused.value.retry_after) == (1, 3.0)
+        pairs = {"binding": asked[0].info.peer}
+        async with connect(system, listener.url, token=b"t", auth_type="Custom", pairs=pairs) as peer:
+            assert await peer.request(101, b"x") == b"x"
+            with pytest.raises(Refused) as no:
+                await peer.request(102)
+            assert no.value.code == 1
+            [caller] = listener.peers
+            assert (caller.identity.tenant, caller.pairs["binding"]) == ("acme", asked[0].info.peer)
+    assert (asked[1].auth_type, asked[1].token, asked[1].vendor) == ("custom", b"t", "levada")
+    assert asked[1].version == Version(1, 0, 0)
+    assert "b't'" not in repr(asked[1])
+
+
+async def test_an_actor_decides(start: Start) -> None:
+    class Gatekeeper(Actor[Authentication]):
+        @handles
+        def on_question(self, m: Authentication) -> Identity | Denied:
+            return Identity(m.token.decode()) if m.token.startswith(b"c-") else Denied()
+
+    async with ActorSystem() as system:
+        gatekeeper = system.spawn(Gatekeeper)
+        async with serve(system, "maop+memory://desk", {}, authenticate=gatekeeper) as listener:
+            async with connect(system, listener.url, token=b"c-7") as peer:
+                assert peer.identifier == "c-7"
+            with pytest.raises(Disapproved):
+                async with connect(system, listener.url, token=b"x"):
+                    pass
+
+
+@pytest.mark.rule("MA-20")
+async def test_ma20_the_decision_has_a_deadline(autojump_clock: MockClock) -> None:
+    """Authentication deadline, then Disapproved UNAUTHORIZED (1) and close; the function is cancelled."""
+    said: list[str] = []
+
+    async def never(question: Authentication) -> Identity:
+        try:
+            await trio.sleep_forever()
+        finally:
+            said.append("cancelled")
+        raise AssertionError
+
+    config = PeerConfig(core=MaopConfig(auth_timeout=2.0))
+    async with (
+        ActorSystem() as system,
+        serve(system, "maop+memory://desk", {}, authenticate=never, config=config) as listener,
+    ):
+        with pytest.raises(Disapproved) as refused:
+            async with connect(system, listener.url, token=b"t"):
+                pass
+        assert refused.value.code == 1
+        assert trio.current_time() == pytest.approx(2.0, abs=0.1)
+        assert said == ["cancelled"]
+
+
+@pytest.mark.parametrize("outcome", ["raises", "returns nonsense", "names nobody"])
+async def test_an_authenticator_that_fails_lets_nobody_in(
+    outcome: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    async def broken(question: Authentication) -> Any:
+        if outcome == "raises":
+            raise OSError("database is down")
+        return True if outcome == "returns nonsense" else Identity("")
+
+    async with ActorSystem() as system, serve(system, "maop+memory://desk", {}, authenticate=broken) as listener:
+        with pytest.raises(Disapproved) as refused:
+            async with connect(system, listener.url, token=b"t"):
+                pass
+        assert refused.value.code == 1
+        assert "database" not in refused.value.detail
+        assert listener.peers == []
+    assert any(record.levelno == logging.ERROR for record in caplog.records)
+
+
+async def test_who_cannot_decide_is_refused_at_once(start: Start) -> None:
+    async with ActorSystem() as system:
+        with pytest.raises(ConfigurationError, match="authenticate"):
+            async with serve(system, "maop+memory://desk", {}, authenticate=None):  # type: ignore[arg-type]
+                pass
+        with pytest.raises(ConfigurationError, match="expected maop://"):
+            async with connect(system, "rsocket://desk"):
+                pass
+        with pytest.raises(ConnectionLost):
+            async with connect(system, "maop+memory://nobody-there", token=b"t"):
+                pass
+
+
+@pytest.mark.rule("MA-33")
+async def test_ma33_another_major_version_is_not_let_in(start: Start, autojump_clock: MockClock) -> None:
+    """Major differs: audit record, Disapproved PROTOCOL_VIOLATION (12)."""
+    async with start({101: nothing}) as ends:
+        other = PeerConfig(core=MaopConfig(version=Version(2, 0, 0)))
+        with pytest.raises(Disapproved) as refused:
+            async with connect(ends.system, ends.listener.url, token=b"secret", config=other):
+                pass
+        assert refused.value.code == 12
+        assert await ends.peer.request(101) == b""
