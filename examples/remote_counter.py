@@ -54,10 +54,11 @@ class User(Actor[Any]):
     """Lives in the other system: adds numbers, hears of round hundreds, and of the end."""
 
     counter: Ref[Any]
+    hundreds: list[int]
+    done: trio.Event
+    end: trio.Event
 
     def started(self) -> None:
-        self.hundreds: list[int] = []
-        self.done, self.end = trio.Event(), trio.Event()
         self.watch(self.counter)
         self.counter.tell(Notify(self.ref))
         self.start_soon(self.count)
@@ -87,22 +88,18 @@ async def use(system: ActorSystem, peer: Peer[Any]) -> str:
         await peer.lookup("secret")
     except NameUnknown as unknown:
         print(unknown.name, "is not for everybody")
-    made: list[User] = []
-
-    def make() -> User:
-        made.append(User(counter))
-        return made[0]
-
-    system.spawn(make, name="user")
-    await made[0].done.wait()
+    hundreds: list[int] = []
+    done, end = trio.Event(), trio.Event()
+    system.spawn(User, counter, hundreds, done, end, name="user")
+    await done.wait()
     total = await counter.ask(Total())  # behind everything that was sent
     peer.abort()  # as if the network had failed
-    await made[0].end.wait()
+    await end.wait()
     try:
         await counter.ask(Total())
     except ActorStopped as stopped:
-        end = "the connection was lost" if isinstance(stopped.reason, Lost) else "the counter has stopped"
-        return f"25 times 10 is {total}, heard of {made[0].hundreds}, then {end}"
+        what = "the connection was lost" if isinstance(stopped.reason, Lost) else "the counter has stopped"
+        return f"25 times 10 is {total}, heard of {hundreds}, then {what}"
     return "the counter is still there"
 
 

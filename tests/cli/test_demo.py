@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
+import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
+import trio
 
 from levada.actors import cli
 from levada.actors.cli import demo
@@ -23,6 +27,7 @@ for needed in demo.NEEDED:
 from levada.actors.demo.engine import descendants  # noqa: E402
 from levada.actors.demo.ingest import unpack  # noqa: E402
 from levada.actors.demo.known import KNOWN  # noqa: E402
+from levada.actors.demo.pipeline import Pipeline  # noqa: E402
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
@@ -33,9 +38,13 @@ def thorough(request: pytest.FixtureRequest) -> None:
         pytest.skip("takes a minute: in profile ci")
 
 
+WITHOUT_QUIC = "import sys; sys.modules['aioquic'] = None; from levada.actors.cli import main; sys.exit(main())"
+
+
 @contextmanager
-def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "levada.actors", "demo", *arguments]
+def started(folder: Path, *arguments: str, quic: bool = True) -> Iterator[subprocess.Popen[str]]:
+    program = ["-m", "levada.actors"] if quic else ["-c", WITHOUT_QUIC]
+    command = [sys.executable, *program, "demo", *arguments]
     pipe = subprocess.PIPE
     with subprocess.Popen(
         command, cwd=folder, env=ENVIRONMENT, text=True, stdout=pipe, stderr=pipe, start_new_session=True
@@ -71,11 +80,12 @@ def wait_for(process: subprocess.Popen[str], text: str) -> None:
 
 @pytest.mark.timeout(170)
 def test_a_log_of_ones_own(tmp_path: Path) -> None:
-    """One log, of events of several lines: shipped, counted by Spark, delivered; as JSON and as a report."""
+    """One log, of events of several lines: shipped, counted by Spark, delivered; as JSON and as a report. And all that without QUIC."""
     (log,) = (path for path in unpack(tmp_path / "logs", 600) if "kafka" in path.name)
-    with started(tmp_path, "--json", "--input", str(log)) as process:
+    with started(tmp_path, "--json", "--input", str(log), quic=False) as process:
         out, err = process.communicate(timeout=160)
     assert process.returncode == 0, err
+    assert err.endswith("levada: no QUIC, so Aqueduct stays within this process: pip install 'levada[quic]'\n")
     result = json.loads(out)
     counts = result["counts"]["kafka"]
     begun = sum(line.startswith("[") for line in log.read_text().splitlines())
@@ -95,7 +105,11 @@ def test_all_of_it(tmp_path: Path) -> None:
     with started(tmp_path, "--keep", "kept") as process:
         out, err = process.communicate(timeout=380)
     assert process.returncode == 0, err
-    assert out.splitlines()[-1] == "verified: all counts are those that are known for these logs"
+    same, verified = out.splitlines()[-2:]
+    assert verified == "verified: all counts are those that are known for these logs"
+    received = re.search(r"micro-batches, ([\d,]+) results received", out)
+    assert received is not None
+    assert same == f"the same {received[1]} results came over Aqueduct"
     assert "damaged, and reported: access, octet 2111246: 5 quotation marks, wanted 6" in out
     assert out.startswith("17,924 records shipped, ")
     assert "102 sessions of guessed passwords" in out
@@ -123,25 +137,33 @@ def test_ctrl_c_leaves_nothing_running(tmp_path: Path, moment: str, request: pyt
 @pytest.mark.timeout(400)
 @pytest.mark.soak
 def test_serving_takes_more_and_gives_all(tmp_path: Path) -> None:
-    """While it serves, `levada ship` adds a line and `levada call` gets its count; SIGTERM is an ordinary end."""
+    """While it serves, `levada ship` adds a line and `levada call` gets its count, over RSocket and over Aqueduct; SIGTERM is an ordinary end."""
     (tmp_path / "more.log").write_text("something else 17\n")
     (tmp_path / "first.log").write_text("something else 4\n")
+    report = tmp_path / "demo-output" / "report.html"
     with started(tmp_path, "--serve", "--input", "first.log") as process:
         wait_for(process, "serving until Ctrl-C")
         assert process.stderr is not None
-        ship, call = (process.stderr.readline().partition("#")[0].split()[1:] for _ in range(2))
-        for arguments in ([*ship[:-1], "more.log", "--once"], [*call, "--limit", "6", "--timeout", "100"]):
+        lines = (process.stderr.readline().partition("#")[0] for _ in range(3))
+        ship, call, follow = (shlex.split(line)[1:] for line in lines)
+        until = ["--limit", "6", "--timeout", "100"]
+        said = []
+        written = report.stat().st_mtime_ns
+        for arguments in ([*ship[:-1], "more.log", "--once"], [*call, *until], [*follow, *until, "--json"]):
             command = [sys.executable, "-m", "levada.actors", *arguments]
             done = subprocess.run(
                 command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=True, timeout=120
             )
-        rows: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
+            said.append([json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")])
+        rows: list[dict[str, Any]] = said[1]
         template = {"source": "other", "kind": "template", "key": "something else <n>"}
         assert template | {"count": 1} in rows[:3]
         assert template | {"count": 2} in rows[3:]
+        assert said[2] == [{"message": "levada.demo.Count", "fields": [*row.values()]} for row in rows]
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
-        assert process.returncode == 0
+        _, err = process.communicate(timeout=60)
+        assert (process.returncode, err) == (0, "")
+    assert report.stat().st_mtime_ns > written  # once more at the end
 
 
 @pytest.mark.timeout(400)
@@ -159,6 +181,53 @@ def test_the_example(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1] == "verified: all counts are those that are known for this log"
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, TextIO]]:
+    ours, theirs = pty.openpty()
+    with open(theirs, "w", encoding="utf-8") as out:
+        yield ours, out
+    os.close(ours)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+async def test_bars_on_a_terminal_make_way_for_what_is_printed(terminal: tuple[int, TextIO]) -> None:
+    """As many bars as there are things to count, their totals when they are known; all of it is erased before `end` returns."""
+    pytest.importorskip("rich")
+    ours, out = terminal
+    run = Pipeline()
+    progress = demo._Progress(run, out, 0.0)
+    screen = b""
+
+    async def until(text: bytes) -> None:
+        nonlocal screen
+        while text not in screen:
+            await trio.lowlevel.wait_readable(ours)
+            screen += os.read(ours, 65536)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(progress.show)
+        run.phase = "shipping"
+        run.pace.shipped = 1234
+        await until(b"1,234")
+        run.phase = "running the queries"
+        run.shipped.set()
+        await until(b"running the queries")
+        await progress.end()
+    print("the summary", file=out, flush=True)
+    await until(b"the summary\r\n")
+    bars, erased, summary = screen.rpartition(b"\x1b[?25h")  # the cursor is shown again
+    assert b"results received" in bars
+    assert erased
+    assert re.fullmatch(rb"\r?\n?(\r|\x1b\[1A|\x1b\[2K)+the summary\r\n", summary)
+
+
+def test_too_many_ports(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["demo", "--ports", "1", "2", "3", "4"]) == 2
+    assert (
+        capsys.readouterr().err == "levada: --ports takes three at most: Lumberjack's, RSocket's, Aqueduct's; got 4\n"
+    )
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

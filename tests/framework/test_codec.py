@@ -781,6 +781,24 @@ def test_handles_are_attached_in_order_and_detached_with_kind_and_item_type() ->
     ]
 
 
+def test_a_ref_says_who_it_is() -> None:
+    """What `attach` gives beside kind and number comes back to `detach`; of refs only."""
+
+    class Named(Frame):
+        def attach(self, handle: Any, /) -> Any:
+            return *super().attach(handle), b"\x07/desk"
+
+    octets = codec.encode(Box([Ref(), Ref()]), attachments=Named())
+    assert octets.endswith(bytes.fromhex("d7010400072f6465736b" "d7010401072f6465736b"))
+    asked: list[Any] = []
+    codec.decode(octets, detach=lambda *arguments: asked.append(arguments))
+    assert asked == [(0, AttachmentKind.REF, Any, b"\x07/desk"), (1, AttachmentKind.REF, Any, b"\x07/desk")]
+    for kind in (0, 1, 2, 3, 5):
+        wrong = octets.replace(bytes.fromhex("d7010400"), bytes([0xD7, 1, kind, 0]))
+        with pytest.raises(DecodeError, match="not an attachment"):
+            codec.decode(wrong, detach=detach)
+
+
 def test_handles_travel_under_any_and_as_members_of_unions() -> None:
     @message
     class Loose:

@@ -34,6 +34,7 @@ from trio.lowlevel import (
 
 from .ask import OpenAsks, Reply
 from .cell import Cell
+from .channel_link import ChannelLink
 from .dispatch import RUNTIME_ENTRIES
 from .errors import ActorError, ConfigurationError, MailboxFull
 from .events import Unhandled
@@ -280,13 +281,33 @@ class Actor(Generic[M]):
         if forget is not None:
             forget()
 
-    def link(self, target: Ref[Any]) -> None:
-        """Tie this actor's fate to that of `target`, both ways; if it has ended, the signal comes at once."""
-        self._bound()._link(target)
+    def link(self, target: Any) -> None:
+        """Tie this actor's fate to that of `target`, both ways; if it has ended, the signal comes at once.
 
-    def unlink(self, target: Ref[Any]) -> None:
+        With a channel handle: what ends the channel from the other side, or loses it (``Lost``), ends this actor; the end of this actor,
+        unless it is `Normal`, cancels the sender or closes the receiver.
+
+        Args:
+            target: a `Ref`, or a `Sender` or `Receiver` of a channel. An actor in another system has to ``accept_remote_links``.
+
+        Raises:
+            HandleMoved: the handle was sent away before.
+        """
+        cell = self._bound()
+        if isinstance(target, Ref):
+            cell._link(target)
+        elif ChannelLink.find(cell, target) is None:
+            ChannelLink(cell, target).tie()
+
+    def unlink(self, target: Any) -> None:
         """Untie; harmless if there is no link."""
-        self._bound()._unlink(target)
+        cell = self._bound()
+        if isinstance(target, Ref):
+            cell._unlink(target)
+        else:
+            link = ChannelLink.find(cell, target)
+            if link is not None:
+                link.cut()
 
     def stop(self) -> None:
         """End this actor after the running handler, as `Normal`; what is queued is handed to `undelivered`."""

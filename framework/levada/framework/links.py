@@ -74,10 +74,10 @@ def weightier(first: Reason, second: Reason) -> Reason:
 
 @attrs.frozen(eq=False)
 class Exit:
-    """A linked actor ended; delivered to actors with ``trap_exits = True``."""
+    """A linked actor or channel ended; delivered to actors with ``trap_exits = True``."""
 
-    ref: Ref[Any]
-    """The actor that ended."""
+    ref: Any
+    """What ended: the `Ref` of an actor, or a channel's `Sender` or `Receiver`."""
     reason: Reason
     """Why."""
 

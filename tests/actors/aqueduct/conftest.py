@@ -185,7 +185,7 @@ class Do(Asks[Any]):
 
     what: str = "count"
     value: Any = None
-    who: Ref[Any] | None = None
+    who: Any = None
 
 
 @message("tests.aqueduct.Note")
@@ -252,15 +252,15 @@ class Clerk(Actor[Any]):
             case "unwatch":
                 self.unwatch(m.who, m.value)
             case "link":
-                self.link(m.who)  # type: ignore[arg-type]
+                self.link(m.who)
             case "unlink":
-                self.unlink(m.who)  # type: ignore[arg-type]
+                self.unlink(m.who)
             case "tell":
-                m.who.tell(m.value)  # type: ignore[union-attr]
+                m.who.tell(m.value)
             case "send":
-                await m.who.send(m.value)  # type: ignore[union-attr]
+                await m.who.send(m.value)
             case "ask":
-                return await m.who.ask(m.value)  # type: ignore[union-attr]
+                return await m.who.ask(m.value)
             case "refuse":
                 self.reply_later().fail(ValueError(m.value))
             case "stream":

@@ -222,7 +222,7 @@ class World:
         """End all channels but the entrypoint, with or without closing receivers, let everything arrive, and look."""
         for _ in range(60):
             for side in (0, 1):
-                for number, half in list(self.handles[side]):
+                for number, half in self.handles[side]:  # which grows by what is taken
                     if not isinstance(half, SENDERS):
                         while self.take(side, number, half):
                             pass

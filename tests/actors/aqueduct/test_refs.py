@@ -14,7 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.aqueduct import AqueductConfig, PeerConfig, connect, serve
 from levada.actors.aqueduct.refs import RemoteRef
-from levada.framework import ActorSystem, Normal, Ref, bounded, channel, handles, message
+from levada.framework import Actor, ActorSystem, Killed, Normal, Ref, bounded, channel, handles, message
 from levada.framework.errors import (
     ActorError,
     ActorStopped,
@@ -30,7 +30,7 @@ from levada.framework.errors import (
 from levada.framework.testing import FakeRef
 from levada.transports.quic import QuicConfig
 
-from .conftest import Clerk, Do, Note, settled
+from .conftest import Clerk, Do, Note, Trapper, settled
 
 NOTHING = (0,) * 8
 
@@ -337,6 +337,102 @@ async def test_remote_refs_in_groups_registries_and_routers(two: Any, autojump_c
         await settled()
         assert both.here.registry.get("far") is None
         assert both.here.groups.members("desks") == []
+
+
+async def test_routers_and_loops_are_actors_too(two: Any, autojump_clock: MockClock) -> None:
+    """Questions from elsewhere go through them as those from here do."""
+    from levada.framework.router import pool, pull
+
+    class Loop(Actor[Any]):
+        async def run(self) -> None:
+            async for m in self.mailbox:
+                if isinstance(m, Do):
+                    self.reply_later().send([m.what])
+
+    async with two() as both:
+        for name, factory in (
+            ("pool", pool(Clerk, size=2)),
+            ("pull", pool(Clerk, size=2, routing=pull())),
+            ("loop", Loop),
+        ):
+            await both.ref.send(Note(refs=[both.here.spawn(factory)], named={}))
+            await settled()
+            ref = both.clerk.notes.pop().refs[0]
+            assert await ref.ask(Do("say", ["say"])) == ["say"], name
+            ref.tell(Note())
+
+
+async def test_signals_stand_in_line_behind_a_full_window(two: Any, autojump_clock: MockClock) -> None:
+    """Watches, links, and what threads and routers tell: nobody waits for them, and they leave in their turn."""
+    from levada.framework.router import group
+
+    async with two(Trapper, bounded(2), core=AqueductConfig(window=2, mailbox=2)) as both:
+        mine: Any = both.here.spawn(Trapper, name="mine")
+        both.here.groups.join("desks", both.ref)
+        router = both.here.spawn(group("desks"))
+        both.ref.tell(Do("wait"))
+        with trio.move_on_after(5):
+            while True:
+                await both.ref.send("x")
+        await mine.ask(Do("unwatch", 1, both.ref))
+        for what in ("link", "watch"):
+            await mine.ask(Do(what, 1, both.ref))
+        both.ref.from_thread.tell("from a thread")
+        with trio.move_on_after(1):
+            await router.ask(Do("fail", "given up, never begun"))
+        with pytest.raises(AskTimeout):
+            await router.ask(Do("fail", "out of time, never begun"), timeout=1)
+        assert not both.cell._extras.links
+        both.clerk.gate.set()
+        await settled()
+        assert both.clerk.notes[-1] == "from a thread"
+        assert set(both.clerk.notes[:-1]) == {"x"}
+        both.cell.kill()
+        await settled()
+        assert {type(note).__name__ for note in mine._actor.notes} == {"Exit", "Down"}
+
+
+async def test_what_stands_in_line_is_given_back_when_the_actor_ends(two: Any, autojump_clock: MockClock) -> None:
+    async with two(Trapper, bounded(2), core=AqueductConfig(window=2, mailbox=2)) as both:
+        mine: Any = both.here.spawn(Trapper, name="mine")
+        await mine.ask(Do("watch", 1, both.ref))
+        both.ref.tell(Do("wait"))
+        with trio.move_on_after(5):
+            while True:
+                await both.ref.send("x")
+        both.ref.from_thread.tell("from a thread")
+        reasons: list[Any] = []
+
+        async def attempt(method: Any) -> None:
+            with pytest.raises(ActorStopped) as stopped:
+                await method(Do("count"))
+            reasons.append(stopped.value.reason)
+
+        async with trio.open_nursery() as nursery:
+            for method in (both.ref.ask, both.ref.send):
+                nursery.start_soon(attempt, method)
+            await mine.ask(Do("link", 1, both.ref))
+            await trio.sleep(1)
+            both.cell.kill()
+        await settled()
+        assert reasons == [Killed(), Killed()]
+        notes = {(type(note).__name__, note.reason) for note in mine._actor.notes}
+        assert notes == {("Exit", Killed()), ("Down", Killed())}
+
+
+async def test_refs_do_not_travel_beside_octets(autojump_clock: MockClock) -> None:
+    from levada.actors.aqueduct import RawMessage
+
+    async def ignore(m: Any) -> None: ...
+
+    async with ActorSystem() as system:
+        clerk = system.spawn(Clerk)
+        async with (
+            serve(system, "aqueduct+memory://raw", ignore, message_type=RawMessage) as listener,
+            connect(system, listener.url, RawMessage) as peer,
+        ):
+            with pytest.raises(HandleNotForwardable, match="beside octets"):
+                await peer.send(RawMessage(b"", (clerk,)))
 
 
 # ---------------------------------------------------------------- how refs travel

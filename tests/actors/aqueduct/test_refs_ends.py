@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from levada.framework import (
     Killed,
     Lost,
     Normal,
+    Reason,
     Shutdown,
     bounded,
     handles,
@@ -31,7 +33,7 @@ from levada.transports.carriers.simnet import SimNet
 
 from .conftest import Clerk, Do, Note, Private, Start, Trapper, settled
 
-ENDS = {
+ENDS: dict[str, tuple[Callable[[Any], Any], Reason]] = {
     "stopped": (lambda cell: cell.stop(), Shutdown()),
     "killed": (lambda cell: cell.kill(), Killed()),
     "by itself": (lambda cell: cell.tell(Do("stop")), Normal()),
@@ -445,8 +447,8 @@ async def test_a_network_that_falls_silent(start_on_network: Start, autojump_clo
     """Over QUIC with packets lost and reordered; then nothing comes any more, and everybody hears of it."""
     net = SimNet(6, delay=0.01, jitter=0.02, loss=0.05, turns=200_000)
     async with start_on_network(net) as ends:
-        clerk = ends.system.spawn(Trapper, name="clerk")
-        mine = ends.system.spawn(Trapper, name="mine")
+        clerk: Any = ends.system.spawn(Trapper, name="clerk")
+        mine: Any = ends.system.spawn(Trapper, name="mine")
         await ends.peer.send(Note(refs=[clerk]))
         (ref,) = (await ends.got.receive()).refs
         for number in range(50):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -20,7 +21,7 @@ from levada.framework.testing.stateful import ActorStateMachine, initialize, inv
 
 from .conftest import Do, Trapper
 
-HOW = {
+HOW: dict[str, tuple[Callable[[Any], Any], type]] = {
     "stop": (lambda cell: cell.stop(), Shutdown),
     "kill": (lambda cell: cell.kill(), Killed),
     "return": (lambda cell: cell.tell(Do("stop")), Normal),

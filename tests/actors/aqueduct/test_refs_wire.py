@@ -378,9 +378,7 @@ async def test_rf12_a_ref_goes_home_by_its_number(raw: Begin, autojump_clock: Mo
     async with raw() as ends:
         sender, receiver = channel(RawMessage)
         who = attachment(4, 0, ME)
-        await ends.to.send(
-            RawMessage(envelopes.TELL + packed(record("tests.aqueduct.Note", "n", [who])), (sender,))
-        )
+        await ends.to.send(RawMessage(envelopes.TELL + packed(record("tests.aqueduct.Note", "n", [who])), (sender,)))
         reply, answer = oneshot(RawMessage)
         await ends.to.send(
             RawMessage(envelopes.ASK + packed(record("tests.aqueduct.Do", "last", None, None)), (reply,))
@@ -392,7 +390,9 @@ async def test_rf12_a_ref_goes_home_by_its_number(raw: Begin, autojump_clock: Mo
             RawMessage(envelopes.TELL + packed(record("tests.aqueduct.Note", "m", [attachment(5, number)] * 2)))
         )
         await ends.to.send(
-            RawMessage(envelopes.TELL + packed(record("tests.aqueduct.Note", "x", [attachment(5, 100), attachment(5, 0)])))
+            RawMessage(
+                envelopes.TELL + packed(record("tests.aqueduct.Note", "x", [attachment(5, 100), attachment(5, 0)]))
+            )
         )
         await wait_all_tasks_blocked()
         assert ends.notes[1].refs == [ends.clerk] * 2
@@ -661,5 +661,3 @@ async def test_rf21_rf22_lookup(raw: Begin, autojump_clock: MockClock) -> None:
             with pytest.raises(LevadaError):
                 await answer
         assert not ends.peer.is_over
-
-

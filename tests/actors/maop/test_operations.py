@@ -150,7 +150,7 @@ async def test_ma56_an_iterator_that_breaks_its_promise_fails_here(start: Start,
         assert keeper.bodies == []
 
 
-async def test_message_classes_travel(start: Start) -> None:
+async def test_message_classes_travel(start: Start, autojump_clock: MockClock) -> None:
     async def answer(call: Call) -> Answer:
         return Answer(call.decode(Question).number + 1)
 

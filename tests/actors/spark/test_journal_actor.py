@@ -98,6 +98,22 @@ async def test_rows_are_on_the_disk_when_the_answer_comes(system: ActorSystem, t
     assert (await journal.ask(GetExtent())).end == {0: 3}
 
 
+async def test_tasks_that_never_stop_staging_hold_up_no_append(system: ActorSystem, tmp_path: Path) -> None:
+    """Two of them are enough for one to be waiting at any time."""
+    journal = spawn(system, tmp_path, config=JournalConfig(max_staged_bytes=2 << 20))
+
+    async def stage(part: int) -> None:
+        while True:
+            await journal.ask(StageRows("q", 0, part, 1, lines(1)))
+
+    async with trio.open_nursery() as nursery:
+        for part in range(2):
+            nursery.start_soon(stage, part)
+        await wait_all_tasks_blocked()
+        assert await journal.ask(Append(lines(1)), timeout=20) == Appended(0, 0, 1)
+        nursery.cancel_scope.cancel()
+
+
 async def test_many_small_asks_share_a_sync(system: ActorSystem, tmp_path: Path) -> None:
     journal = spawn(system, tmp_path)
     answers: list[Appended] = []

@@ -259,20 +259,18 @@ async def test_sources_are_those_of_the_session_that_was_given(spark: Any, syste
             return {"at": 0}
 
         def read(self, start: dict[str, int]) -> tuple[Iterator[tuple[str]], dict[str, int]]:
-            return iter([("a",), ("b",)] if not start["at"] else []), {"at": 1}
+            return iter(()), start
 
         def readBetweenOffsets(self, start: Any, end: Any) -> Iterator[tuple[str]]:  # noqa: N802
-            return iter([("a",), ("b",)])
+            return iter(())
 
-    own, sink = spark.newSession(), Sink()
+    own = spark.newSession()
     own.dataSource.register(Letters)
-    query = system.spawn(
-        Query, own, lambda spark: spark.readStream.format("letters").load().writeStream.foreachBatch(sink)
-    )
-    await query.ask(AwaitAvailable(), timeout=60.0)
+    query = system.spawn(Query, own, lambda spark: spark.readStream.format("letters").load().writeStream.format("noop"))
+    # Answered by a query that has started.
+    await query.ask(GetProgress(), timeout=150.0)
     query.stop()
     assert await query.terminated() == Shutdown()
-    assert sink.rows == ["a", "b"]
 
 
 async def test_a_query_that_somebody_else_stops_is_no_failure(spark: Any, system: ActorSystem) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import textwrap
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from queue import Queue
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,11 +16,13 @@ import trio
 pytest.importorskip("pyarrow")
 pytest.importorskip("levada.actors.spark", exc_type=ImportError)
 
-from levada.actors.spark import Delivery, serve_bridge  # noqa: E402
-from levada.framework import Actor, ActorSystem, handles, message  # noqa: E402
+from levada.actors.spark import Delivery, serve_bridge
+from levada.framework import Actor, ActorSystem, handles, message
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from levada.actors.spark import Bridge
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -46,32 +50,32 @@ def piece(beginning: str) -> str:
 
 @pytest.mark.soak
 def test_the_readme_brings_an_alarm_from_actors_through_spark_to_actors(spark: SparkSession, tmp_path: Path) -> None:
-    actors = piece("async with ActorSystem() as system, serve_bridge").replace("/var/lib/weather", str(tmp_path / "bridge"))
-    heard: list[Any] = []
-    done = trio.Event()
+    program = piece("async with ActorSystem() as system, serve_bridge").replace("/var/lib/weather", str(tmp_path / "b"))
+    alarms: Queue[Any] = Queue()
+    address: Queue[str] = Queue()
+    done = threading.Event()
 
-    def siren() -> Siren:
-        return Siren(lambda m: (heard.append(m), done.set()))
+    async def rest(bridge: Bridge) -> None:
+        address.put(bridge.address)
+        await trio.to_thread.run_sync(done.wait)
 
     names: dict[str, Any] = {
         "ActorSystem": ActorSystem,
         "Reading": Reading,
-        "Siren": siren,
+        "Siren": lambda: Siren(alarms.put),
         "serve_bridge": serve_bridge,
-        "rest": lambda bridge: rest(bridge),
+        "rest": rest,
     }
-
-    def stream(address: str) -> None:
+    exec(f"async def main():\n{textwrap.indent(program, '    ')}        await rest(bridge)\n", names)
+    actors = threading.Thread(target=trio.run, args=(names["main"],))
+    actors.start()
+    try:
         # The session that the first line makes is there already.
-        program = "\n".join(piece("spark = ").splitlines()[1:])
-        exec(program, {"spark": spark, "address": address, "folder": str(tmp_path / "checkpoint")})
-
-    async def rest(bridge: Any) -> None:
-        await trio.to_thread.run_sync(stream, bridge.address)
-        await done.wait()
+        stream = "\n".join(piece("spark = ").splitlines()[1:])
+        exec(stream, {"spark": spark, "address": address.get(timeout=20), "folder": str(tmp_path / "checkpoint")})
+        assert alarms.get(timeout=200) == Reading("north", 41.5)
         for query in spark.streams.active:
-            await trio.to_thread.run_sync(query.stop)
-
-    exec(f"async def main():\n{textwrap.indent(actors, '    ')}        await rest(bridge)\n", names)
-    trio.run(names["main"])
-    assert heard == [Reading("north", 41.5)]
+            query.stop()
+    finally:
+        done.set()
+        actors.join()

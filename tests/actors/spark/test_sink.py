@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -224,27 +226,30 @@ def test_the_actors_side_is_killed_while_it_is_read(
 ) -> None:
     """Under a running query, which waits for it to come back; should it have given up, it goes on from its checkpoint."""
     server = serve(20_000)
-    seen, go_on = tmp_path / "seen", tmp_path / "go on"
+    gate, ears = tmp_path / "gate", str(tmp_path / "ears")
 
     def pausing(batches: Iterator[Any]) -> Iterator[Any]:
-        import time
-
-        for batch in batches:
-            seen.touch()
-            while not go_on.exists():
-                time.sleep(0.01)
+        for number, batch in enumerate(batches):
+            if not number:
+                with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mouth:
+                    mouth.sendto(b"a task has rows", ears)
+            with gate.open() as held:
+                fcntl.flock(held, fcntl.LOCK_SH)
             yield batch
 
-    query = start(spark, server.address, tmp_path / "checkpoint", pausing, maxRowsPerBatch="10000")
-    while not seen.exists() and query.isActive:
-        query.awaitTermination(0.05)
-    server.kill()
-    go_on.touch()
-    server = serve(20_000)
-    try:
-        finish(query)
-    except Exception:  # noqa: BLE001 - whichever way Spark says that the query failed
-        finish(start(spark, server.address, tmp_path / "checkpoint"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(ears)
+        listening.settimeout(200)
+        with gate.open("w") as closed:
+            fcntl.flock(closed, fcntl.LOCK_EX)
+            query = start(spark, server.address, tmp_path / "checkpoint", pausing, maxRowsPerBatch="10000")
+            listening.recv(100)
+            server.kill()
+        server = serve(20_000)
+        try:
+            finish(query)
+        except Exception:  # noqa: BLE001 - whichever way Spark says that the query failed
+            finish(start(spark, server.address, tmp_path / "checkpoint"))
     assert rows(server.address, "out") == list(range(20_000))
 
 

@@ -8,18 +8,25 @@ from collections.abc import Callable
 
 import pytest
 
+from levada.framework.errors import LocalProtocolError
 from levada.transports.aqueduct import (
     AqueductConfig,
     Attach,
     CloseCode,
     Delivery,
     Mode,
+    OpenStream,
     ReceiverHalf,
     SenderHalf,
     SenderState,
+    StreamData,
+    Writable,
 )
 from levada.transports.aqueduct.frames import (
     VERSION,
+    AckReliable,
+    ChannelControl,
+    CloseReceiver,
     FinishSender,
     Message,
     SentUnreliable,
@@ -203,3 +210,137 @@ def test_next_deadline_is_none_when_nothing_is_due(wire: Callable[..., Wire]) ->
     assert w.core.next_deadline() == 0.025
     w.wait(5)
     assert w.core.next_deadline() is None
+
+
+@pytest.mark.rule("AQ-40")
+def test_aq40_all_senders_together_are_bounded(wire: Callable[..., Wire]) -> None:
+    """Above `max_unacked` each sender has one message under way; when enough was acked, those that wait are told."""
+    w = wire(client=True, config=AqueductConfig(max_unacked=1000))
+    w.give(w.bidi(), ChannelControl(0))
+    senders = [half for half in w.sender.send(b"", [Attach.RECEIVER] * 3) if isinstance(half, SenderHalf)]
+    for sender in senders[:2]:
+        sender.send(bytes(400))
+    assert senders[0].has_room()
+    senders[0].send(bytes(400))
+    assert w.core.unacked == 1200
+    assert not senders[0].has_room()
+    assert not senders[1].has_room()
+    with pytest.raises(LocalProtocolError, match="window"):
+        senders[1].send(b"")
+    assert senders[2].has_room(), "it has nothing under way, so that no channel can stop another for good"
+    senders[2].send(bytes(100))
+    assert not senders[2].has_room()
+    w.flush()
+    w.events.clear()
+    first = w.give(w.bidi(), ChannelControl(senders[0].id), AckReliable((1,)))
+    assert w.core.unacked == 900
+    assert [event.half for event in w.events if isinstance(event, Writable)] == senders[:1]
+    w.give(first, AckReliable((1,)))
+    assert w.core.unacked == 500
+    # The others are told when a quarter is free, in the order in which they asked.
+    assert [event.half for event in w.events if isinstance(event, Writable)] == senders
+    assert w.core.crowded == {}
+    for sender in senders:
+        sender.cancel()
+        if sender is senders[0]:
+            w.give(first, CloseReceiver())
+        else:
+            w.give(w.bidi(), ChannelControl(sender.id), CloseReceiver())
+    assert w.core.unacked == 0
+
+
+@pytest.mark.rule("AQ-40")
+def test_aq40_all_mailboxes_together_are_bounded(wire: Callable[..., Wire]) -> None:
+    """Above `max_untaken` a channel takes one message at a time; the rest stays unread and unacked, and the connection lives."""
+    w = wire(client=False, config=AqueductConfig(max_untaken=1000))
+    streams = {index: w.uni() for index in range(1, 11)}
+    for number in range(3):
+        for index, stream in streams.items():
+            w.give(stream, Message(index << 3, number, (), bytes(200)))
+    boxes = {index: w.core.halves[index << 3] for index in streams}
+    assert w.closed is None
+    assert [len(box.mailbox) for box in boxes.values() if isinstance(box, ReceiverHalf)] == [1] * 10
+    assert all(w.core.is_blocked(stream) for stream in streams.values())
+    for _ in range(3):  # taking one makes room for the next
+        for box in boxes.values():
+            assert isinstance(box, ReceiverHalf)
+            assert len(box.take().payload) == 200
+    assert not any(w.core.is_blocked(stream) for stream in streams.values())
+    assert w.core.held == 0
+
+
+@pytest.mark.rule("AQ-40")
+def test_aq40_what_is_taken_and_not_read_still_counts(wire: Callable[..., Wire]) -> None:
+    """An owner with a queue of its own keeps the window closed until the application has the message."""
+    w = wire(client=False, config=AqueductConfig(mailbox_octets=500))
+    stream = w.uni()
+    for number in range(6):
+        w.give(stream, Message(0, number, (), bytes(200)))
+    taken = []
+    while w.receiver.mailbox:
+        taken.append(w.receiver.take(release=False))
+    assert (len(taken), w.core.held, w.core.is_blocked(stream)) == (3, 3 * 200 + 3 * 206, True)
+    assert [message.release() for message in taken] == [True, True, True]
+    assert not taken[0].release(), "once more does nothing"
+    assert len(w.receiver.mailbox) == 3
+    while w.receiver.mailbox:
+        w.receiver.take()
+    assert w.core.held == w.receiver.untaken == 0
+    w = wire(client=False, config=AqueductConfig(mailbox=2))
+    stream = w.uni()
+    for number in range(5):
+        w.give(stream, Message(0, number))
+    assert w.core.is_blocked(stream), "by the number of messages"
+    assert [w.receiver.take(release=False).payload for _ in range(5)] == [b""] * 5
+    assert not w.core.is_blocked(stream)
+    assert w.core.held == w.receiver.untaken == 0
+
+
+@pytest.mark.rule("AQ-35", "AQ-37")
+def test_aq35_aq37_very_many_channels_are_served_in_pieces(pair: Callable[..., Pair]) -> None:
+    """Acks and declarations of a thousand channels that are due at once take several calls, and none is forgotten."""
+    p = pair()
+    senders = [half for half in p.sender.send(b"", [Attach.RECEIVER] * 1000) if isinstance(half, SenderHalf)]
+    p.run()
+    p.receiver.take()
+    for sender in senders:
+        sender.send(b"x")
+        sender.send(b"y", mode=Mode.UNRELIABLE)
+    p.run()
+    p.now += 0.06
+    p.client.core.handle_timeout(p.now)
+    assert p.client.core.next_deadline() == pytest.approx(0.05), "it has passed: the rest is still due"
+    assert sum(sender.declaring for sender in senders) == 1000 - 256
+    p.server.core.handle_timeout(p.now)  # half of the delay
+    p.now += 0.03
+    calls = 0
+    while (at := p.server.core.next_deadline()) is not None and at <= p.now:
+        p.server.core.handle_timeout(p.now)
+        calls += 1
+    assert calls >= 4
+    p.wait(3)
+    assert all(sender.unsettled == 0 for sender in senders)
+
+
+def test_output_is_taken_in_pieces(pair: Callable[..., Pair]) -> None:
+    """About as much as is asked for, in an order that works; less only if nothing is left."""
+    p = pair()
+    for _ in range(100):
+        p.sender.send(b"x", mode=Mode.UNORDERED)
+        p.sender.send(b"y", mode=Mode.UNRELIABLE)
+    sizes = []
+    kinds: Counter[str] = Counter()
+    opened: set[int] = set()
+    while True:
+        out = p.client.core.data_to_send(0.0, 20)
+        for output in out:
+            kinds[type(output).__name__] += 1
+            if isinstance(output, OpenStream):
+                opened.add(output.stream_id)
+            elif isinstance(output, StreamData):
+                assert output.stream_id in opened
+        sizes.append(len(out))
+        if len(out) < 20:
+            break
+    assert kinds == {"OpenStream": 100, "StreamData": 100, "DatagramData": 100}
+    assert max(sizes) <= 41

@@ -468,8 +468,7 @@ def test_ma117_shares_follow_the_weights_and_age_lifts() -> None:
     old.push("old", 255, 0, 0.0)
     for _ in range(50):
         old.push("new", 0, 0, 2.0)
-    assert old.pop(2.1) == "new"
-    assert "old" in [old.pop(2.2) for _ in range(50)]
+    assert old.pop(2.1) == "old"  # behind those that keep coming with a better priority it would starve
 
 
 # ---------------------------------------------------------------- repetition

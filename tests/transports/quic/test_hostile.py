@@ -10,6 +10,10 @@ from typing import Any
 import attrs
 import pytest
 import trio
+from aioquic._buffer import Buffer
+from aioquic.quic.packet import QuicPacketType
+from aioquic.quic.packet_builder import QuicPacketBuilder
+from aioquic.tls import Epoch
 from trio.testing import MockClock
 
 from levada.framework.errors import CarrierError, ConnectionLost
@@ -58,7 +62,8 @@ async def serve(listener: QuicListener) -> None:
         try:
             while True:
                 stream = await connection.accept_stream()
-                stream.send_nowait((await read_all(stream)).upper(), fin=True)
+                if not stream.unidirectional:
+                    stream.send_nowait((await read_all(stream)).upper(), fin=True)
         except CarrierError:
             pass
 
@@ -285,6 +290,52 @@ async def test_a_peer_that_breaks_the_protocol_loses_its_own_connection(lab: Any
             with pytest.raises(ConnectionLost, match="transport error 0x4"):
                 await rude.accept_stream()
         await s.is_served()
+
+
+def rude_frames(chance: random.Random) -> bytes:
+    """Frames of any kind with any numbers in them, some cut short; most are wrong in one way or another."""
+    octets = b""
+    for _ in range(chance.randint(1, 6)):
+        kind = chance.choice((*range(0x1F), 0x30, 0x31, 0x3F, 0x40FF))
+        numbers = [
+            chance.choice((0, 1, 2, 3, 7, 64, 16_384, 1 << 30, (1 << 62) - 1)) for _ in range(chance.randint(0, 5))
+        ]
+        buf = Buffer(80)
+        for number in (kind, *numbers):
+            buf.push_uint_var(number)
+        octets += buf.data + chance.randbytes(chance.choice((0, 0, 1, 8, 50)))
+    return octets[: chance.choice((len(octets), len(octets), chance.randint(1, len(octets))))]
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_rude_frames_under_good_keys_end_no_more_than_their_connection(
+    lab: Any, autojump_clock: MockClock, seed: int
+) -> None:
+    """A client that has shaken hands, and then seals whatever it likes."""
+    chance = random.Random(seed)
+    async with siege(lab) as s:
+        ends: list[bool] = []
+        for _ in range(20):
+            async with lab.dialling(s.net, host="rude") as rude:
+                assert await ask(rude, b"hello") == b"HELLO"
+                engine = rude.engine
+                for number in range(3):
+                    builder = QuicPacketBuilder(
+                        host_cid=b"",
+                        peer_cid=engine._peer_cid.cid,
+                        version=1,
+                        is_client=True,
+                        max_datagram_size=1_200,
+                        packet_number=engine._packet_number + 100 + number,
+                    )
+                    builder.start_packet(QuicPacketType.ONE_RTT, engine._cryptos[Epoch.ONE_RTT])
+                    builder._buffer.push_bytes(rude_frames(chance))
+                    datagrams, _ = builder.flush()
+                    rude._endpoint.send([(datagram, SERVER) for datagram in datagrams])
+                await trio.sleep(0.2)
+                ends.append(rude.is_over)
+        await s.is_served()
+        assert any(ends), "none of it was wrong"
 
 
 async def test_a_flood_of_data_beyond_the_window_is_refused(lab: Any, autojump_clock: MockClock, tuned: None) -> None:

@@ -100,9 +100,7 @@ class Connection(Actor[Any]):
         codec = self.config.codec
         self.early = self.client and self.config.early
         """Whether it sends before the handshake is complete."""
-        self.core = AqueductCore(
-            client=self.client, headers=self._headers(), config=self.config.core, early=self.early
-        )
+        self.core = AqueductCore(client=self.client, headers=self._headers(), config=self.config.core, early=self.early)
         self.halves = Halves(self.core, attrs.evolve(codec, max_bytes=min(codec.max_bytes, limit)), "peer", self.turn)
         self.entry = ChannelCore(self.item_type, WINDOW, "entrypoint")
         """The client's sends, the server's receives."""

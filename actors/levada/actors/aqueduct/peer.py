@@ -127,18 +127,14 @@ class Peer(Generic[T]):
         )
 
     @overload
-    async def lookup(
-        self, name: str, message_type: type[M], *, timeout: float | None = DEFAULT_TIMEOUT
-    ) -> Ref[M]: ...
+    async def lookup(self, name: str, message_type: type[M], *, timeout: float | None = DEFAULT_TIMEOUT) -> Ref[M]: ...
 
     @overload
     async def lookup(
         self, name: str, message_type: Any = Any, *, timeout: float | None = DEFAULT_TIMEOUT
     ) -> Ref[Any]: ...
 
-    async def lookup(
-        self, name: str, message_type: Any = Any, *, timeout: float | None = DEFAULT_TIMEOUT
-    ) -> Ref[Any]:
+    async def lookup(self, name: str, message_type: Any = Any, *, timeout: float | None = DEFAULT_TIMEOUT) -> Ref[Any]:
         """Find an actor of the server that it lets its clients look up (``serve(…, expose=…)``).
 
         Args:
@@ -170,7 +166,9 @@ class Peer(Generic[T]):
             if ref is None:
                 raise NameUnknown(f"{self.info.peer} exposes no actor named {name!r}", name=name)
             return ref
-        raise AskTimeout(f"{self.info.peer} did not answer the lookup of {name!r} in {seconds:g} s", seconds=seconds or 0.0)
+        raise AskTimeout(
+            f"{self.info.peer} did not answer the lookup of {name!r} in {seconds:g} s", seconds=seconds or 0.0
+        )
 
     async def greeted(self) -> None:
         """Wait until the server has greeted; only of use with `PeerConfig.early`, as `connect` waits for it else.

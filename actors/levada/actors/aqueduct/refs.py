@@ -37,6 +37,7 @@ from .envelopes import Identity
 from .exports import Export, answer_type
 from .halves import Halves, Outbound, Packing, open_delivery
 from .oneshots import Awaited, Promise
+from .raw import RawMessage
 
 __all__ = ["Refs", "RemoteRef", "Tie"]
 
@@ -70,6 +71,8 @@ class Refs:
         Raises:
             HandleNotForwardable: a ref of a third system, or a handle that cannot travel at all.
         """
+        if packing.channel is not None and packing.channel.item_type is RawMessage:
+            raise HandleNotForwardable(f"{handle!r} cannot travel beside octets; send a Sender")
         if isinstance(handle, Cell):
             self._exported[handle.incarnation] = handle
             note = Identity(handle.incarnation, handle.path).encode()
@@ -279,9 +282,11 @@ class Tie(Signal):
         """To hear of the end of the actor there."""
 
     def encode(self, refs: Refs, packing: Packing) -> bytes:
+        """See `Signal.encode`."""
         return refs.codec.encode([envelopes.LINK[1], self.cell, self.theirs, self.ours], attachments=packing)
 
     def failed(self, error: BaseException | None) -> None:
+        """See `Signal.failed`."""
         self.end(Failed(error) if error is not None else self.ref.reason)
 
     def tell_exit(self, reason: Reason) -> None:

@@ -127,6 +127,7 @@ async def _run(args: argparse.Namespace, folder: Path, output: Path, show: TextI
 
     start = time.perf_counter()
     paths = tuple(args.input or unpack(folder / "logs", args.lines))
+    ports = [*args.ports, 0, 0, 0]
     settings = Settings(
         paths=paths,
         sources=frozenset(SOURCES) if args.serve else sources_of(paths),
@@ -134,7 +135,7 @@ async def _run(args: argparse.Namespace, folder: Path, output: Path, show: TextI
         log=output / "spark.log",
         rate=args.rate,
         host=args.host,
-        ports=(*args.ports, *[0] * (3 - len(args.ports))),
+        ports=(ports[0], ports[1], ports[2]),
     )
     demo = Pipeline()
     stop, progress = _Stop(demo), _Progress(demo, show, start)
@@ -158,8 +159,13 @@ async def _run(args: argparse.Namespace, folder: Path, output: Path, show: TextI
                     print(f"\nreport: {output / 'report.html'}")
                 for mistake in (*(wrong or ()), *differ):
                     print(f"levada: {mistake}", file=sys.stderr)
+                if not demo.channels_url.startswith("aqueduct://"):
+                    print(
+                        "levada: no QUIC, so Aqueduct stays within this process: pip install 'levada[quic]'",
+                        file=sys.stderr,
+                    )
                 if not differ and not args.json:
-                    print(_same(demo))
+                    print(f"the same {sum(demo.by_channel.taken.values()):,} results came over Aqueduct")
                     if wrong == []:
                         print("verified: all counts are those that are known for these logs")
                 sys.stdout.flush()
@@ -359,14 +365,6 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: Sequenc
             for at, (cell, width) in enumerate(zip(line, widths, strict=True))
         )
         yield "  ".join(cells).rstrip()
-
-
-def _same(demo: Pipeline) -> str:
-    """Say that Aqueduct brought what RSocket did."""
-    same = f"the same {sum(demo.by_channel.taken.values()):,} results came over Aqueduct"
-    if demo.channels_url.startswith("aqueduct://"):
-        return same
-    return f"{same}, within this process: between processes it wants QUIC (pip install 'levada[quic]')"
 
 
 def _invitation(demo: Pipeline) -> str:

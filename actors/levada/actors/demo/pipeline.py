@@ -50,6 +50,8 @@ DRAIN = 1.0
 """Seconds that subscribers over Aqueduct have at the end; their channels have no end of their own."""
 AGAIN = 3
 """Times that a failed query is started again."""
+GRACE = 2.0
+"""Seconds that queries have to end when all of it is cancelled."""
 ROUTES = rsocket.CoreConfig(metadata_mime_type=rsocket.COMPOSITE)
 SPARK: dict[str, Any] = {
     # transformWithState takes no other.
@@ -192,9 +194,12 @@ async def pipeline(settings: Settings, run: Pipeline) -> AsyncIterator[None]:
             run.phase = "starting Spark"
             async with spark_session(SPARK, settings.log) as spark:
                 run.phase = "running the queries"
-                await _start(system, spark, bridge, settings.folder / "checkpoints", run)
-                yield
-                await _stop(run.queries.values())
+                try:
+                    await _start(system, spark, bridge, settings.folder / "checkpoints", run)
+                    yield
+                    await _stop(run.queries.values())
+                finally:
+                    await _give_up(run.queries.values())
             nursery.cancel_scope.cancel()
 
 
@@ -249,6 +254,15 @@ async def _all_seen(query: Ref[AwaitAvailable | GetProgress]) -> None:
         else:
             return
     await query.ask(AwaitAvailable(), timeout=None)
+
+
+async def _give_up(queries: Iterable[Ref[AwaitAvailable | GetProgress]]) -> None:
+    """End queries before Spark does: the end of Spark is a failure to them, after which they would be started again, on nothing."""
+    for query in queries:
+        query.stop(now=True)
+    with trio.move_on_after(GRACE, shield=True):
+        for query in queries:
+            await query.terminated()
 
 
 async def _stop(queries: Iterable[Ref[AwaitAvailable | GetProgress]]) -> None:

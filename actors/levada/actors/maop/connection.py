@@ -47,10 +47,8 @@ from levada.transports.maop import (
     MaopCore,
     OperationCancelled,
     OperationOffered,
-    ResponseAcknowledged,
     ResponseRejected,
     ResponseStarted,
-    ResponseUnacknowledged,
     StreamUnblocked,
     code_name,
 )
@@ -321,9 +319,6 @@ class Connection(Actor[Any]):
         text = f"{code_name(event.code)}: {event.reason[:MAX_TEXT]}"
         self.journal.say("response rejected", text, event.stream_id)
 
-    def _on_response_settled(self, event: ResponseAcknowledged | ResponseUnacknowledged) -> None:
-        pass  # the core counts them
-
     def _on_ended(self, event: ConnectionEnded) -> None:
         drained = 0.0
         if self._draining_since:
@@ -357,10 +352,8 @@ class Connection(Actor[Any]):
         OperationCancelled: _on_cancelled,
         OperationOffered: _on_offered,
         RefusedEvent: _on_outcome,
-        ResponseAcknowledged: _on_response_settled,
         ResponseRejected: _on_rejected,
         ResponseStarted: _on_response,
-        ResponseUnacknowledged: _on_response_settled,
         StreamUnblocked: _on_unblocked,
     }
 
@@ -465,7 +458,8 @@ class Connection(Actor[Any]):
         self._begun = True
         self.info = carrier.info
         async with trio.open_nursery() as self.tasks:
-            streams = self.streams = Streams(self.core, self._apply, self.turn, self.tasks)
+            signals = self.journal.signals if self.journal.verbose else None
+            streams = self.streams = Streams(self.core, self._apply, self.turn, self.tasks, signals)
             streams.carrier = carrier
             self.shared.metrics.add(self.core)
             self.begin()

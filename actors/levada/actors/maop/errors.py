@@ -76,23 +76,34 @@ class Disapproved(MaopError, ConnectionLost):
     """Seconds until another attempt makes sense; ``None`` without a hint."""
 
 
-@attrs.define(eq=False, slots=False, str=False)
 class OperationError(LevadaError):
-    """Raised by a handler: the operation fails with this code and text."""
+    """Raised by a handler: the operation fails with this code and text.
 
-    code: int = ErrorCode.EXECUTION_ERROR
-    """See `levada.transports.maop.ErrorCode`, or from 1024 on an own one. Source: MA-77, MA-79."""
-    detail: str = ""
-    """Reason for the initiator; what looks like a secret is taken out, and the text cut. Source: MA-78."""
+    Args:
+        code: see `levada.transports.maop.ErrorCode`, or from 1024 on an own one. Source: MA-77, MA-79.
+        detail: reason for the initiator; what looks like a secret is taken out, and the text cut. Source: MA-78.
+    """
+
+    def __init__(self, code: int = ErrorCode.EXECUTION_ERROR, detail: str = "") -> None:
+        super().__init__(detail)
+        self.code = code
+        """See the class."""
 
 
-@attrs.define(eq=False, slots=False, str=False)
 class Refuse(LevadaError):
-    """Raised by ``before_execute``: the operation does not begin. Source: MA-44, MA-113."""
+    """Raised by ``before_execute``: the operation does not begin. Source: MA-44, MA-113.
 
-    code: int = ErrorCode.CAPACITY_LIMIT
-    """See `levada.transports.maop.ErrorCode`, or from 1024 on an own one."""
-    retry_after: float | None = None
-    """Hint for the initiator, in seconds."""
-    detail: str = ""
-    """For the log; a refusal has no text on the wire."""
+    Args:
+        code: see `levada.transports.maop.ErrorCode`, or from 1024 on an own one.
+        retry_after: hint for the initiator, in seconds.
+        detail: for the log; a refusal has no text on the wire.
+    """
+
+    def __init__(
+        self, code: int = ErrorCode.CAPACITY_LIMIT, retry_after: float | None = None, detail: str = ""
+    ) -> None:
+        super().__init__(detail)
+        self.code = code
+        """See the class."""
+        self.retry_after = retry_after
+        """See the class."""

@@ -65,7 +65,7 @@ class ActorCode:
 class Execution:
     """One operation of the peer that a handler knows."""
 
-    __slots__ = ("_code", "_connection", "_handler", "_placed", "_reason", "_worker", "_working", "call", "operation")
+    __slots__ = ("_code", "_connection", "_handler", "_placed", "_reason", "_working", "call", "operation", "worker")
 
     def __init__(self, connection: Connection, operation: Incoming, handler: Handler) -> None:
         self._connection = connection
@@ -73,7 +73,8 @@ class Execution:
         self.operation = operation
         self.call = Call(operation, connection.peer, self._consumed)
         self._code: Code | None = None
-        self._worker: Worker | None = None
+        self.worker: Worker | None = None
+        """See `levada.actors.maop.workers.Job`."""
         self._reason = ""
         """Why it was cancelled."""
         self._working = False
@@ -109,9 +110,13 @@ class Execution:
         self._reason = event.reason or "cancelled"
         connection = self._connection
         self._ended()
-        if self._worker is not None:
-            self._worker.scope.cancel()
-        elif not self._placed or connection.shared.scheduler.withdraw(self):
+        if self.worker is not None:
+            self.worker.scope.cancel()
+        else:
+            if self._placed and not connection.shared.scheduler.withdraw(self):
+                if not connection.workers.withdraw(self):
+                    return
+                connection.shared.scheduler.done()
             self._placed = False
             connection.handlers.start_soon(self._undo)
 
@@ -125,7 +130,7 @@ class Execution:
 
     def begin(self) -> None:
         """See `Job`."""
-        self._worker = self._connection.workers.begin(self)
+        self._connection.workers.begin(self)
 
     async def run(self) -> None:
         """See `levada.actors.maop.workers.Job`."""
@@ -140,7 +145,7 @@ class Execution:
             self._reason = self._reason or "shutdown"  # the connection itself may be given up
             raise
         finally:
-            self._worker = None
+            self.worker = None
             self._placed = False
             self._connection.shared.scheduler.done()
             if self._reason:

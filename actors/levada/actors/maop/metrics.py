@@ -85,8 +85,6 @@ class Metrics:
         """Successes sent, by content type; those without body under the empty text."""
         self.success_bytes: Counter[str] = Counter()
         """Octets of their bodies."""
-        self.invalid_content_types = 0
-        """Successes received with a header that is none."""
         self.upload_latency_ms = Histogram()
         """Time of Messages of the peer, from header to Done."""
         self.streaming_open = 0
@@ -132,6 +130,7 @@ class Metrics:
             aborted=statistic.streams_aborted,
             unacked=statistic.responses_unacked,
             late=core.signals.late,
+            invalid=statistic.invalid_content_types,
         )
 
     def histogram(self, msg_id: int) -> Histogram:
@@ -198,7 +197,7 @@ class Metrics:
         yield Family("handler_latency_ms", "histogram", "msg_id", latencies)
         yield Family("maop_success_count_total", "counter", "", {"": float(self.success_count.total())})
         yield Family("maop_success_bytes_total", "counter", "content_type", dict(self.success_bytes))
-        yield Family("maop_invalid_content_type_total", "counter", "", {"": float(self.invalid_content_types)})
+        yield Family("maop_invalid_content_type_total", "counter", "", {"": float(counted["invalid"])})
         yield Family("maop_blocks_rx_bytes_total", "counter", "", {"": float(octets)})
         yield Family("maop_upload_latency_ms", "histogram", "", {"": self.upload_latency_ms})
         yield Family("maop_confirms_per_sec", "gauge", "", {"": self.rate("confirms", confirms, now)})

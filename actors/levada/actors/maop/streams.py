@@ -38,6 +38,7 @@ __all__ = ["Streams"]
 
 logger = logging.getLogger("levada.actors.maop")
 
+_SENDING, _RECEIVING, _BOTH = 1, 2, 3
 CONTROL_HIGH: Final = 65_536
 """Octets queued on a control stream above which its signals wait in the core, where they are ordered and bounded. Source: MA-85."""
 
@@ -50,10 +51,16 @@ class Streams:
         feed: takes the core's events.
         turn: asks for a turn.
         tasks: runs what has to wait.
+        signals: hears of all signals that go out; ``None`` for nobody.
     """
 
     def __init__(
-        self, core: MaopCore, feed: Callable[[list[Event]], None], turn: Callable[[], None], tasks: trio.Nursery
+        self,
+        core: MaopCore,
+        feed: Callable[[list[Event]], None],
+        turn: Callable[[], None],
+        tasks: trio.Nursery,
+        signals: Callable[[StreamData], None] | None,
     ) -> None:
         self.carrier: carriers.Connection | None = None
         """``None`` before the beginning."""
@@ -67,8 +74,9 @@ class Streams:
         self._feed = feed
         self._turn = turn
         self._tasks = tasks
+        self._signals = signals
         self._streams: dict[int, carriers.Stream] = {}
-        self._half: set[int] = set()
+        self._directions: dict[int, int] = {}
         self._ready: dict[int, carriers.Stream] = {}
         self._stops: list[tuple[int, int]] = []
         self._now = 0.0
@@ -148,6 +156,8 @@ class Streams:
         if self._stops:
             stops, self._stops = self._stops, []
             for stream_id, code in stops:
+                if not stream_id & 2:
+                    self._end(stream_id, _SENDING)
                 self._feed(self._core.stream_stopped(stream_id, code, now=self._now))
         return some
 
@@ -173,12 +183,12 @@ class Streams:
                 if events:
                     self._feed(events)
                 if fin:
-                    self._half_over(stream_id, stream_id & 2 != 0)
+                    self._end(stream_id, _RECEIVING)
                     return
         except (StreamWasReset, ConnectionClosed) as error:
             # A stream that was stopped here ends for the core as if the peer had reset it.
             self._feed(core.stream_reset(stream_id, getattr(error, "code", 0), now=now))
-            self._half_over(stream_id, stream_id & 2 != 0)
+            self._end(stream_id, _RECEIVING)
         except CarrierError:
             pass  # the connection has ended
 
@@ -186,14 +196,15 @@ class Streams:
         await trio.sleep_until(at)
         self.resume(stream_id)
 
-    def _half_over(self, stream_id: int, whole: bool) -> None:
-        """One direction of a stream is over; forget the stream if that was the last."""
-        if whole or stream_id in self._half:
+    def _end(self, stream_id: int, direction: int) -> None:
+        """A direction of a stream is over; forget the stream if it was the last."""
+        over = _BOTH if stream_id & 2 else self._directions.get(stream_id, 0) | direction
+        if over == _BOTH:
             self._streams.pop(stream_id, None)
-            self._half.discard(stream_id)
+            self._directions.pop(stream_id, None)
             self.held.discard(stream_id)
         elif stream_id in self._streams:
-            self._half.add(stream_id)
+            self._directions[stream_id] = over
 
     # ------------------------------------------------ what the core wants done
 
@@ -263,10 +274,14 @@ class Streams:
             return  # it was stopped, of which the core hears, or the connection has ended
         if output.fin:
             if not stream_id & 2:
-                self._half_over(stream_id, False)
+                self._end(stream_id, _SENDING)
             return
         stream.on_stopped(partial(self._stopped, stream_id))
-        if stream_id in self._core.pool.streams and stream.unsent > CONTROL_HIGH:
+        if stream_id not in self._core.pool.streams:
+            return
+        if self._signals is not None:
+            self._signals(output)
+        if stream.unsent > CONTROL_HIGH:
             self._core.set_control_writable(stream_id, False)
             self._tasks.start_soon(self._await_control, stream_id, stream)
 
@@ -283,7 +298,7 @@ class Streams:
         stream = self._streams.get(output.stream_id)
         if stream is not None:
             stream.reset(output.code)
-            self._half_over(output.stream_id, output.stream_id & 2 != 0)
+            self._end(output.stream_id, _SENDING)
 
     def _stop(self, output: StopStream) -> None:
         stream = self._streams.get(output.stream_id)
@@ -319,5 +334,5 @@ class Streams:
     def clear(self) -> None:
         """The connection is over."""
         self.over = True
-        for collection in (self._streams, self._ready, self._half, self.held, self._stops, self._finished):
+        for collection in (self._streams, self._ready, self._directions, self.held, self._stops, self._finished):
             collection.clear()

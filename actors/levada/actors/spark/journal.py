@@ -1,8 +1,8 @@
 """`Journal`: the actor that keeps a journal, and the questions that it answers.
 
 All that writes is done by one thread at a time, in the order in which it was asked. While the disk is busy with one group of appends, those
-that come meanwhile form the next one, so many small appends share one sync, and none waits for more than two. Groups' offsets and
-retention go before waiting appends, as they are what makes room.
+that come meanwhile form the next one, so many small appends share one sync, and none waits for more than two. Groups' offsets,
+retention and staging that have been asked for by then go before a group of appends: the first two are what makes room.
 
 When the journal is full, appends and deliveries wait, in order, and are answered when there is room again; that is how senders are held back.
 """
@@ -460,18 +460,20 @@ class Journal(
 
     async def _write(self) -> None:
         while True:
-            if self._urgent:
-                if self._urgent[0].wanted:
-                    await self._run(self._urgent[0])
+            # Those that are there now, and no more: tasks that stage block after block are never done, and would hold up appends for ever.
+            for _ in range(len(self._urgent)):
+                job = self._urgent[0]
+                if job.wanted:
+                    await self._run(job)
                 self._urgent.popleft()
-                # Whatever it was, it may have made room.
-                self._full = False
+                # Whatever it was, it may have made room; but for staging, which only takes some.
+                self._full = self._full and bool(job.octets)
                 self._tell_progress()
-            elif self._waiting and not self._full:
+            if self._waiting and not self._full:
                 await (self._run_group() if self._waiting[0].append is not None else self._run_first())
                 self._tell_watchers()
                 self._tell_progress()
-            else:
+            elif not self._urgent:
                 self._wake = trio.Event()
                 await self._wake.wait()
 

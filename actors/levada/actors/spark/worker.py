@@ -294,6 +294,7 @@ class RemoteMailbox:
                 until = until or time.monotonic() + PATIENCE
                 if time.monotonic() > until:
                     raise
+                time.sleep(0.05)
 
     def _blocks(self, question: ReadRows) -> Iterator[tuple[BlockHead, pa.RecordBatch]]:
         route = f"mailbox/{self.name}/read"

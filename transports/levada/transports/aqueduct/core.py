@@ -384,7 +384,12 @@ class AqueductCore:
     def _stream(self, stream_id: int) -> Stream | None:
         """Find a stream; one of the peer's may be new, one of ours that is not there is over."""
         stream = self.streams.table.get(stream_id)
-        if stream is None and self.state is not ConnectionState.CLOSED and bool(stream_id & 1) == self.client and stream_id not in self.streams.done:
+        if (
+            stream is None
+            and self.state is not ConnectionState.CLOSED
+            and bool(stream_id & 1) == self.client
+            and stream_id not in self.streams.done
+        ):
             stream = self.streams.accept(stream_id)
         return stream
 

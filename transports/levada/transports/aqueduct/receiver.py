@@ -190,10 +190,12 @@ class ReceiverHalf:
         message = self.mailbox.popleft()
         for half in message.attachments:
             half.known = True
-        if release:
-            self.released(len(message.payload))
-        else:
+        if not release:
             message._octets = len(message.payload)
+            if self.stalled:
+                self.released(0)
+        else:
+            self.released(len(message.payload))
         return message
 
     def released(self, octets: int) -> bool:

@@ -28,7 +28,7 @@ Example:
     >>> execute.operation.msg_id, execute.body
     (101, b'')
     >>> server.respond(stream_id, b"hello", "text/plain", now=0.0)
-    >>> completed, acknowledged = pump()
+    >>> [completed] = pump()
     >>> completed.content_type, completed.body
     ('text/plain', b'hello')
 """
@@ -61,10 +61,8 @@ from .events import (
     Output,
     Refused,
     ResetStream,
-    ResponseAcknowledged,
     ResponseRejected,
     ResponseStarted,
-    ResponseUnacknowledged,
     SetPriority,
     StopStream,
     StreamData,
@@ -121,10 +119,8 @@ __all__ = [
     "Refused",
     "ReplayWindow",
     "ResetStream",
-    "ResponseAcknowledged",
     "ResponseRejected",
     "ResponseStarted",
-    "ResponseUnacknowledged",
     "Result",
     "SetPriority",
     "Statistics",

@@ -213,7 +213,18 @@ class ControlPool:
 class Signals:
     """What bounds the peer's signals: the rate, strikes, signals for unknown streams."""
 
-    __slots__ = ("_core", "_resume_at", "_since", "_unknown", "_unknown_at", "blocked", "bucket", "late", "strikes")
+    __slots__ = (
+        "_core",
+        "_blocked_at",
+        "_resume_at",
+        "_since",
+        "_unknown",
+        "_unknown_at",
+        "blocked",
+        "bucket",
+        "late",
+        "strikes",
+    )
 
     def __init__(self, core: MaopCore, now: float) -> None:
         config = core.config
@@ -222,6 +233,9 @@ class Signals:
         self.blocked: dict[ControlIn, None] = {}
         """Streams that wait for tokens."""
         self._since: float | None = None
+        """When the flood began."""
+        self._blocked_at = now
+        """When a stream was blocked last."""
         self._resume_at = now
         self.strikes = 0
         self.late = 0
@@ -247,10 +261,12 @@ class Signals:
     def block(self, stream: ControlIn, now: float) -> None:
         """Read a stream no more until there are tokens. Source: MA-88."""
         self.blocked[stream] = None
+        # A stream is read on as soon as what was held of it is through; a flood goes on nevertheless.
+        if self._since is None or now - self._blocked_at > 1:
+            self._since = now
+        self._blocked_at = now
         # A tenth of a second's worth at a time: one wake-up for each token would be a flood of its own.
         self._resume_at = now + max(0.01, 0.1 - max(0.0, self.bucket.tokens) / self.bucket.rate)
-        if self._since is None:
-            self._since = now
 
     def deadline(self) -> float | None:
         """When blocked streams may be read on."""
@@ -272,8 +288,6 @@ class Signals:
             stream.resume(now)
             if stream not in self.blocked and self._core.streams.get(stream.stream_id) is stream:
                 self._core.emit(StreamUnblocked(stream.stream_id))
-        if not self.blocked:
-            self._since = None
 
 
 class ControlIn:

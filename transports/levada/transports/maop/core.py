@@ -37,9 +37,7 @@ from .events import (
     OpenStream,
     Output,
     ResetStream,
-    ResponseAcknowledged,
     ResponseRejected,
-    ResponseUnacknowledged,
     StopStream,
     StreamData,
 )
@@ -319,7 +317,6 @@ class MaopCore(Ending):
     def on_done(self, stream_id: int, start_ms: int, time_ms: int, now: float) -> None:
         """A Done has come: for a Message of ours, or for a Response of ours."""
         if self.unacked.pop(stream_id, None) is not None:
-            self._events.append(ResponseAcknowledged(stream_id, start_ms, time_ms))
             return
         operation = self._subject(stream_id, now)
         if isinstance(operation, Outgoing):
@@ -719,8 +716,6 @@ class MaopCore(Ending):
             self.streams = {i: e for i, e in self.streams.items() if isinstance(e, ControlIn)}
             self.operations = 0
             self.timers = Timers()
-        for stream_id in self.unacked:
-            self.emit(ResponseUnacknowledged(stream_id))
         self.unacked.clear()
 
     def end(self, code: int, reason: str, error: RemoteProtocolError | None, *, tell: bool) -> None:
@@ -786,7 +781,6 @@ class MaopCore(Ending):
                 break
             del self.unacked[stream_id]
             self.statistic.responses_unacked += 1
-            self.emit(ResponseUnacknowledged(stream_id))
         self.signals.resume(now)
         self.gate.pump(now)
         if self.stream0_at is not None and now >= self.stream0_at:

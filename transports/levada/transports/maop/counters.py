@@ -27,6 +27,8 @@ class Statistics:
     """Streams that the peer has reset."""
     responses_unacked: int = 0
     """Responses of which the requester said nothing."""
+    invalid_content_types: int = 0
+    """Successes received whose content type is none."""
     refused: Counter[int] = attrs.Factory(Counter)
     """Refuses sent, by code."""
     failed: Counter[int] = attrs.Factory(Counter)

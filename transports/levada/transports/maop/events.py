@@ -37,10 +37,8 @@ __all__ = [
     "Output",
     "Refused",
     "ResetStream",
-    "ResponseAcknowledged",
     "ResponseRejected",
     "ResponseStarted",
-    "ResponseUnacknowledged",
     "SetPriority",
     "StopStream",
     "StreamData",
@@ -177,18 +175,6 @@ class OperationCancelled:
 
 
 @attrs.define
-class ResponseAcknowledged:
-    """The requester has used the Response. Source: MA-71."""
-
-    stream_id: int
-    """Which."""
-    exec_start_ms: int
-    """Its clock, UNIX milliseconds."""
-    exec_time_ms: int
-    """How long it took."""
-
-
-@attrs.define
 class ResponseRejected:
     """The requester could not use the Response. Source: MA-71."""
 
@@ -198,14 +184,6 @@ class ResponseRejected:
     """See `ErrorCode`."""
     reason: str
     """For people."""
-
-
-@attrs.define
-class ResponseUnacknowledged:
-    """The requester did not say in time whether it used the Response. Source: MA-71."""
-
-    stream_id: int
-    """Which."""
 
 
 # ---------------------------------------------------------------- bodies, either way
@@ -317,9 +295,7 @@ Event: TypeAlias = (
     | OperationOffered
     | Execute
     | OperationCancelled
-    | ResponseAcknowledged
     | ResponseRejected
-    | ResponseUnacknowledged
     | BodyReceived
     | BodyEnded
     | BodyWanted

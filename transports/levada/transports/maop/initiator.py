@@ -208,6 +208,8 @@ class Outgoing:
             if fin and self.state is _RECEIVING:
                 raise Fault(ErrorCode.ORDER_VIOLATION, "the Response ended before its Block End", "MA-71")
         except Fault as fault:
+            if fault.rule == "MA-111" and fault.code == ErrorCode.INVALID_FORMAT:
+                self._core.statistic.invalid_content_types += 1
             self.fail(fault.code, fault.reason, now, signal=True)
 
     def _ended_early(self, now: float) -> None:

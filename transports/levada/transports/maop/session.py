@@ -116,9 +116,12 @@ class Session(ABC):
 
     def take_events(self) -> list[Event]:
         """Take the events since the last call."""
-        events = self._events.copy()
-        self._events.clear()
-        return events
+        events = self._events
+        if events:
+            events = events.copy()
+            self._events.clear()
+            return events
+        return []
 
     def unblock(self, stream_id: int) -> None:
         """A stream may be read again."""
