@@ -33,7 +33,7 @@ __all__ = ["run"]
 TOKEN = b"bench"
 HEADER = bytes(17)  # a Request's header has 18 octets, the first of which says what a bare stream is for
 RESPONSE = bytes(21)
-UPLOAD = 8 << 20
+UPLOAD = 4 << 20
 ANSWER, SINK, CPU, MEMORY = b"a", b"s", b"c", b"m"
 """First octet of a bare stream: answer like a Response; swallow and answer one octet; CPU seconds; most memory in KiB."""
 
@@ -178,7 +178,7 @@ async def many(request: Callable[[], Awaitable[object]], count: int, at_once: in
 
 Side = Bare | Maop
 Work = Callable[[Side], Awaitable[None]]
-TURNS = 7  # of each side in a round; the first one is not counted
+TURNS = 5  # of each side in a round; the first one is not counted
 
 
 @attrs.frozen

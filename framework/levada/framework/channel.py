@@ -208,7 +208,12 @@ class _Handle:
 class _SendingHalf(_Handle):
     """What `Sender` and `OneshotSender` have in common."""
 
-    __slots__ = ()
+    __slots__ = ("_waiting",)
+
+    def __init__(self, core: ChannelCore) -> None:
+        super().__init__(core)
+        self._waiting = 0
+        """Tasks that wait inside ``send`` on this very handle."""
 
     @property
     def _half(self) -> Half:
@@ -230,7 +235,7 @@ class _SendingHalf(_Handle):
         self._check_here()
         if self._live and self._half.state is OPEN:
             self._live = False
-            self._core.finish_producer(self)
+            self._core.finish_producer(self if self._waiting else None)
 
     async def finish(self) -> None:
         """Send no more messages and wait until the receiver has taken everything or was closed.
@@ -391,7 +396,14 @@ class Sender(_SendingHalf, Generic[T_contra]):
         return tracked.receipt
 
     async def _wait_to_send(self, entry: Any) -> None:
-        if self._half.state is not OPEN or not await self._core.wait_to_put(self, entry):
+        if self._half.state is not OPEN:
+            raise self._refusal()
+        self._waiting += 1
+        try:
+            admitted = await self._core.wait_to_put(self, entry)
+        finally:
+            self._waiting -= 1
+        if not admitted:
             raise self._refusal()
 
     @enable_ki_protection

@@ -48,7 +48,8 @@ async def test_ma34a_nobody_is_let_in_without_a_valid_token(
     caplog.set_level(logging.DEBUG)
     async with start({}) as ends:
         with pytest.raises(Disapproved) as refused:
-            async with connect(ends.system, ends.listener.url, **{"token": b"secret"} | wrong):
+            given: dict[str, Any] = {"token": b"secret"} | wrong
+            async with connect(ends.system, ends.listener.url, **given):
                 pass
         assert (refused.value.code, refused.value.retry_after) == (1, None)
         assert refused.value.detail == "These credentials are not valid here."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -306,17 +306,21 @@ class Unreliable:
     """A handler that is refused or fails a few times before it works."""
 
     def __init__(self, *errors: Exception) -> None:
-        self.errors = list(errors)
+        self.errors: Sequence[Exception] = errors
         self.times: list[float] = []
 
     async def decide(self, call: Call) -> None:
         self.times.append(trio.current_time())
         if self.errors and isinstance(self.errors[0], Refuse):
-            raise self.errors.pop(0)
+            raise self.next()
+
+    def next(self) -> Exception:
+        first, *self.errors = self.errors
+        return first
 
     async def work(self, call: Call) -> bytes:
         if self.errors:
-            raise self.errors.pop(0)
+            raise self.next()
         return await call.body()
 
     def handler(self) -> Handler:

@@ -60,6 +60,7 @@ def test_the_zip_has_folders_and_nothing_that_is_not_source(tmp_path: Path, caps
     assert capsys.readouterr().out.startswith(f"{tmp_path / 'levada.zip'} (")
     assert names[:2] == ["levada/", "levada/actors/"]
     assert names.count("levada/") == 1
+    assert names.count("pyspark_mailbox.py") == 1  # where Spark looks for it
     assert "levada/__init__.py" not in names
     assert {Path(name).suffix for name in names} == {"", ".py", ".typed"}
     assert not [name for name in names if name.split("/")[0] in DEPENDENCIES]

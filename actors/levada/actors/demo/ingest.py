@@ -102,7 +102,7 @@ async def ship(system: ActorSystem, url: str, ca: Path, paths: Iterable[Path], p
     Args:
         system: where the actors live.
         url: of the reader, ``lumberjack+tls://…``.
-        ca: whom to trust.
+        ca: whom to trust, for a certificate with the name localhost.
         paths: of files.
         pace: holds it back, and counts.
 
@@ -110,7 +110,9 @@ async def ship(system: ActorSystem, url: str, ca: Path, paths: Iterable[Path], p
         ConfigurationError: a file cannot be read.
     """
     async with AsyncExitStack() as stack:
-        writer = await stack.enter_async_context(connect(system, url, hosts=HostConfig(tls=TlsConfig(ca=ca))))
+        # A name that is in the certificate, whatever address the reader listens at.
+        hosts = HostConfig(tls=TlsConfig(ca=ca, server_name="localhost"))
+        writer = await stack.enter_async_context(connect(system, url, hosts=hosts))
         deliver = functools.partial(pace.deliver, writer.deliver)
         tails = []
         for path in paths:

@@ -155,14 +155,15 @@ async def pipeline(settings: Settings, run: Pipeline) -> AsyncIterator[None]:
     tls = TlsConfig(certificate=pems.certificate, key=pems.key)
     run.ca = pems.ca
     lumberjack_port, rsocket_port, aqueduct_port = settings.ports
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
     async with ActorSystem("demo") as system, serve_bridge(system, settings.folder / "bridge") as bridge:
         # From Spark's end to the watcher. Each subscriber is an actor of its own.
         desk = Desk()
         for name, row in MAILBOXES.items():
             run.mailboxes[name] = await bridge.mailbox(name, row)
             bridge.subscribe(name, system.spawn(Subscriber, desk.feeds[name], name=name), group="demo")
-        door_url = f"rsocket+tcp://{settings.host}:{rsocket_port}"
-        channels_url, carrier = f"aqueduct://{settings.host}:{aqueduct_port}", None
+        door_url = f"rsocket+tcp://{host}:{rsocket_port}"
+        channels_url, carrier = f"aqueduct://{host}:{aqueduct_port}", None
         if importlib.util.find_spec("aioquic") is None:
             channels_url = "aqueduct+memory://demo"
         else:
@@ -176,16 +177,16 @@ async def pipeline(settings: Settings, run: Pipeline) -> AsyncIterator[None]:
         # From the files to Spark.
         logs: Mailbox[LogLine] = await bridge.mailbox("logs", LogLine, partitions=2)
         ingest = functools.partial(Ingest, logs)
-        reader_url = f"lumberjack+tls://{settings.host}:{lumberjack_port}"
+        reader_url = f"lumberjack+tls://{host}:{lumberjack_port}"
         async with (
             rsocket.serve(system, door_url, desk.answer, config=rsocket.ServerConfig(core=ROUTES)) as door,
-            rsocket.connect(system, door.url, config=rsocket.ClientConfig(core=ROUTES)) as peer,
+            rsocket.connect(system, _near(door.url), config=rsocket.ClientConfig(core=ROUTES)) as peer,
             aqueduct.serve(system, channels_url, desk.send, message_type=Follow, config=channels) as publisher,
-            aqueduct.connect(system, publisher.url, Follow, config=channels) as subscriber,
+            aqueduct.connect(system, _near(publisher.url), Follow, config=channels) as subscriber,
             lumberjack.serve(system, reader_url, ingest, carrier=tls) as reader,
             trio.open_nursery() as nursery,
         ):
-            run.door_url, run.reader_url, run.channels_url = door.url, reader.url, publisher.url
+            run.door_url, run.reader_url, run.channels_url = map(_near, (door.url, reader.url, publisher.url))
             for route in MAILBOXES:
                 nursery.start_soon(run.results.follow, peer, route)
                 nursery.start_soon(run.by_channel.receive, subscriber, route)
@@ -201,6 +202,11 @@ async def pipeline(settings: Settings, run: Pipeline) -> AsyncIterator[None]:
                 finally:
                     await _give_up(run.queries.values())
             nursery.cancel_scope.cancel()
+
+
+def _near(url: str) -> str:
+    """Where a server that listens at all addresses is reached from this machine."""
+    return url.replace("://0.0.0.0:", "://127.0.0.1:").replace("://[::]:", "://[::1]:")
 
 
 async def _ship(system: ActorSystem, settings: Settings, run: Pipeline) -> None:

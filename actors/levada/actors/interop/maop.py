@@ -137,6 +137,8 @@ def serve(
     from levada.transports.quic import QuicConfig  # an extra
 
     assert tls is not None
-    # Testers connect from one address, as often as they like.
-    config = PeerConfig(carrier=QuicConfig(certificate=tls.certificate, private_key=tls.key), max_attempts=None)
+    # Testers connect from one address, as often as they like, and want no long good-bye.
+    config = PeerConfig(
+        carrier=QuicConfig(certificate=tls.certificate, private_key=tls.key), max_attempts=None, drain=1.0
+    )
     return serve_maop(system, f"maop://{where}", HANDLERS, authenticate=authenticate, config=config)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import os
 import sys
 import zipfile
@@ -64,6 +65,11 @@ def _files(dependencies: bool) -> Iterator[tuple[str, Path]]:
     ]
     if dependencies:
         roots += [(name, Path(importlib.import_module(name).__path__[0])) for name in DEPENDENCIES]
+    # Without it `format("mailbox")` works in sessions that `levada.actors.spark.session` has made, and in no other.
+    found = importlib.util.find_spec("pyspark_mailbox")
+    assert found is not None
+    assert found.origin is not None
+    yield "pyspark_mailbox.py", Path(found.origin)
     for name, root in roots:
         for source in root.rglob("*"):
             inside = source.relative_to(root)

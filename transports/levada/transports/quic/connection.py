@@ -349,6 +349,7 @@ class QuicConnection:
 
     def mark_dirty(self) -> None:
         """Let the endpoint send what there is, after the tasks that can run now."""
+        self._endpoint.asked += 1
         if not self.dirty:
             self.dirty = True
             self._endpoint.add_dirty(self)

@@ -4,7 +4,7 @@
   lets each touched connection tell what happened.  Nothing that a peer sends may end this task: an error out of the engine ends that
   one connection.
 * The **flush task** sends for all connections that have something to say.  It lets the tasks that can run go first (up to three
-  rounds), so that a hundred answers made in one turn share packets; sending at once split 64 answers into 38 packets.
+  rounds, while they go on asking), so that a hundred answers made in one turn share packets; sending at once split 64 answers into 38.
 * A lone answer does not wait for the flush task: `send_for` sends it in the turn of whoever made it.
 * One deadline for all timers: a heap of (time, connection).  A timer that moves earlier is pushed at once; one that moves later is moved
   if it is the first, as it would fire soon for nothing, else left in the heap and looked at when it fires.
@@ -69,6 +69,8 @@ class QuicEndpoint:
         self.secret = self.config.secret or os.urandom(32)
         self.counters: Counter[str] = Counter()
         """What happened to datagrams that belong to no connection, and how often the tasks ran."""
+        self.asked = 0
+        """How often connections have asked to be sent for."""
         self._port = port
         self._class = engine_class(plain=self.config.engine == "plain")
         self._routes: dict[bytes, QuicConnection] = {}
@@ -282,8 +284,9 @@ class QuicEndpoint:
 
     async def _turn(self) -> None:
         for _ in range(_YIELDS):
+            before = self.asked
             await trio.lowlevel.checkpoint()
-            if not trio.lowlevel.current_statistics().tasks_runnable:
+            if not trio.lowlevel.current_statistics().tasks_runnable:  # trio could tell whether tasks can run, but counts all open sockets to do so
                 break
         now = trio.current_time()
         if self._timers and self._timers[0][0] <= now:

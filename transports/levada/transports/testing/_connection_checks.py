@@ -165,6 +165,7 @@ async def tells_when_there_is_something_to_take(traits: CarrierTraits, a: Connec
     await traits.settle()
     assert told == [], "there is nothing to take"
     assert y.receive_nowait() is None
+    assert not y.at_end
     x.send_nowait(b"octets", fin=True)
     await until(traits, lambda: bool(told))
     got = b""
@@ -174,6 +175,7 @@ async def tells_when_there_is_something_to_take(traits: CarrierTraits, a: Connec
         told.clear()
         y.on_readable(lambda: told.append(None))
         await until(traits, lambda: bool(told))
+    assert y.at_end
     assert (got, y.receive_nowait()) == (b"octets", b"")
     told.clear()
     y.on_readable(lambda: told.append(None))
@@ -279,6 +281,19 @@ async def _notice_stop(traits: CarrierTraits, x: Stream, y: Stream) -> None:
     x.on_stopped(lambda code: got.append(-code))
     assert got == [11, 11, -11]
     await expect(StreamWasStopped, lambda: x.send_all(b"x"))
+
+
+@check
+async def stream_credit_is_what_may_be_opened(traits: CarrierTraits, a: Connection, b: Connection) -> None:
+    for unidirectional in (False, True):
+        credit = a.stream_credit(unidirectional=unidirectional)
+        assert credit > 0
+        for left in range(credit - 1, -1, -1):
+            assert a.try_open_stream(unidirectional=unidirectional) is not None
+            assert a.stream_credit(unidirectional=unidirectional) == left
+        assert a.try_open_stream(unidirectional=unidirectional) is None
+    a.close()
+    assert a.stream_credit(unidirectional=True) == 0
 
 
 @check

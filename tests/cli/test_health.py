@@ -1,0 +1,94 @@
+"""The health probe of ``levada serve`` by itself: a little of HTTP, and what is no HTTP."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+
+from levada.actors.cli import health
+from levada.actors.cli.health import serve_health
+from levada.framework.errors import ConfigurationError
+
+pytestmark = pytest.mark.loopback
+
+
+class Patient:
+    well = True
+
+    def report(self) -> tuple[bool, dict[str, object]]:
+        return self.well, {"state": "well" if self.well else "ill"}
+
+
+@pytest.fixture
+def patient() -> Patient:
+    return Patient()
+
+
+@asynccontextmanager
+async def served(patient: Patient) -> AsyncIterator[int]:
+    async with trio.open_nursery() as nursery:
+        url = await nursery.start(serve_health, "127.0.0.1", 0, patient.report)
+        assert url.startswith("http://127.0.0.1:")
+        yield int(url.rpartition(":")[2].rstrip("/"))
+        nursery.cancel_scope.cancel()
+
+
+async def asked(port: int, *parts: bytes) -> tuple[bytes, bytes]:
+    """Send a request in parts; gives the first line of the answer and its body."""
+    answer = b""
+    async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        for part in parts:
+            await stream.send_all(part)
+        async for data in stream:
+            answer += data
+    head, _, body = answer.partition(b"\r\n\r\n")
+    if head:
+        assert b"Content-Length: " in head
+        assert b"Connection: close" in head
+    return head.partition(b"\r\n")[0], body
+
+
+async def test_well_and_ill(patient: Patient) -> None:
+    async with served(patient) as port:
+        assert await asked(port, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n") == (b"HTTP/1.1 200 OK", b'{"state": "well"}\n')
+        assert await asked(port, b"GET /health", b" HTTP/1.1\r\n", b"\r\n") == (
+            b"HTTP/1.1 200 OK",
+            b'{"state": "well"}\n',
+        )
+        patient.well = False
+        ill = b"HTTP/1.1 503 Service Unavailable"
+        assert await asked(port, b"GET / HTTP/1.0\r\n\r\n") == (ill, b'{"state": "ill"}\n')
+        assert await asked(port, b"HEAD / HTTP/1.1\r\n\r\n") == (ill, b"")
+        assert await asked(port, b"POST / HTTP/1.1\r\n\r\n") == (b"HTTP/1.1 405 Method Not Allowed", b"")
+
+
+async def test_what_is_no_request_is_not_answered(patient: Patient) -> None:
+    """Too much of it, and a connection that ends in the middle: neither harms the next one."""
+    async with served(patient) as port:
+        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+            with pytest.raises(trio.BrokenResourceError):
+                while True:  # until the other side has closed it
+                    await stream.send_all(b"x" * 65536)
+        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+            await stream.send_all(b"GET /")
+        assert (await asked(port, b"GET / HTTP/1.1\r\n\r\n"))[0] == b"HTTP/1.1 200 OK"
+
+
+async def test_there_are_places_for_so_many_at_once(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "AT_ONCE", 1)
+    async with served(patient) as port, await trio.open_tcp_stream("127.0.0.1", port) as idle:
+        await idle.send_all(b"GET / ")
+        assert await asked(port) == (b"", b"")
+        await idle.send_all(b"HTTP/1.1\r\n\r\n")
+        assert (await idle.receive_some(12)) == b"HTTP/1.1 200"
+
+
+async def test_an_address_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"cannot listen at 127.0.0.1:{port}"):
+            await serve_health("127.0.0.1", port, Patient().report)
