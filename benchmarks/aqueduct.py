@@ -12,6 +12,7 @@ import resource
 import statistics
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,7 +29,7 @@ from levada.transports.quic import QuicConfig, QuicConnection, QuicStream, dial,
 
 __all__ = ["run"]
 
-MANY = 2_000
+MANY = 10_000
 """Channels that are open at once in the last workload."""
 
 
@@ -46,6 +47,10 @@ class Ask:
 @message("bench.aqueduct.Keep")
 class Keep:
     items: Receiver[bytes]
+
+
+UNDER_WAY = 1_024
+"""Messages that a channel may have under way: 100 KiB of the small ones. A bare stream queues 256 KiB before it waits."""
 
 
 Work = Callable[[Any], Awaitable[int]]
@@ -77,6 +82,7 @@ def sending(size: int, count: int) -> tuple[Work, Work]:
 
     async def over_channel(peer: Peer[Any]) -> int:
         sender, receiver = channel(bytes)
+        sender.ordered(UNDER_WAY)
         await peer.send(Swallow(receiver))
         async with sender:
             for _ in range(count):
@@ -99,25 +105,47 @@ async def bare_requests(connection: QuicConnection) -> int:
 
 
 async def oneshot_requests(peer: Peer[Any]) -> int:
+    """Ask one after the other; also note how long one takes by the clock."""
+    took = []
     for _ in range(ROUND_TRIPS):
+        began = time.perf_counter()
         answer, asked = oneshot(bytes)
         await peer.send(Ask(bytes(64), answer))
         assert await asked
+        took.append(time.perf_counter() - began)
+    NOTES["one round trip with a oneshot, µs by the clock"].append(1e6 * statistics.median(took))
     return ROUND_TRIPS
 
 
 async def open_many(peer: Peer[Any]) -> int:
     """Open channels, send one message on each while all are open, end them."""
     senders = []
+    gc.collect()
+    before = resident()
     for _ in range(MANY):
         sender, receiver = channel(bytes)
         await peer.send(Keep(receiver))
         senders.append(sender)
+    receipts = [await sender.send(b"x", receipt=True) for sender in senders]
+    for receipt in receipts:
+        assert await receipt
+    NOTES["one open channel, kB: both ends, the handles, a task that receives"].append(
+        (resident() - before) / MANY / 1000
+    )
     for sender in senders:
-        await sender.send(b"x")
+        sender.finish_nowait()
     for sender in senders:
-        await sender.finish()
+        await sender.terminated()
     return MANY
+
+
+def resident() -> int:
+    """Octets of memory that this process has now."""
+    return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * resource.getpagesize()
+
+
+NOTES: defaultdict[str, list[float]] = defaultdict(list)
+"""What workloads have measured beyond a rate, in each round."""
 
 
 WORKLOADS = (
@@ -167,7 +195,7 @@ async def bare_connection(server: QuicConfig, client: QuicConfig) -> AsyncIterat
 
 @asynccontextmanager
 async def channel_connection(server: QuicConfig, client: QuicConfig) -> AsyncIterator[Peer[Any]]:
-    core = AqueductConfig(max_channels=3 * MANY)
+    core = AqueductConfig(max_channels=3 * MANY, window=UNDER_WAY, mailbox=UNDER_WAY)
     async with ActorSystem() as system:
         config = PeerConfig(carrier=server, core=core, max_handlers=2 * MANY)
         async with (
@@ -208,6 +236,8 @@ class Report:
     """All rows."""
 
     rows: list[Row]
+    notes: dict[str, list[float]]
+    """What else was measured, in all rounds."""
     memory: int
     """Octets of memory at the most."""
 
@@ -225,6 +255,7 @@ class Report:
             lines.append(
                 f"{row.workload.title:64} {statistics.median(row.rates):10,.0f} {ratio} {row.workload.budget or '':>7} {verdict}"
             )
+        lines += [f"{title}: {statistics.median(figures):,.1f}" for title, figures in self.notes.items()]
         lines.append(f"memory of both ends at the most: {self.memory / 2**20:,.0f} MiB")
         return "\n".join(lines) + "\n"
 
@@ -241,6 +272,7 @@ class Report:
                 }
                 for row in self.rows
             ],
+            "notes": self.notes,
             "memory": self.memory,
         }
 
@@ -249,6 +281,7 @@ def run(*, rounds: int, quick: bool, only: str, progress: Callable[[str], None])
     """Measure all workloads whose title contains `only`; `quick`: the first of them, to show that it runs."""
     workloads = [workload for workload in WORKLOADS if only in workload.title]
     rows = []
+    NOTES.clear()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         certify(folder)
@@ -261,8 +294,9 @@ def run(*, rounds: int, quick: bool, only: str, progress: Callable[[str], None])
         client = QuicConfig(alpn=("aqueduct",), verify=False, max_packet_size=1_200)
         for workload in workloads[:1] if quick else workloads:
             row = Row(workload, [], [])
-            for number in range(rounds):
-                progress(f"{workload.title}, round {number + 1} of {rounds}")
+            times = rounds if workload.bare is not None else 1  # what has nothing to be compared with takes long
+            for number in range(times):
+                progress(f"{workload.title}, round {number + 1} of {times}")
                 bare = 0.0
                 if workload.bare is not None:
                     bare = trio.run(rate, bare_connection(server, client), workload.bare)
@@ -271,4 +305,4 @@ def run(*, rounds: int, quick: bool, only: str, progress: Callable[[str], None])
                 if bare:
                     row.ratios.append(row.rates[-1] / bare)
             rows.append(row)
-    return Report(rows, 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    return Report(rows, dict(NOTES), 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

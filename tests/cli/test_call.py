@@ -128,6 +128,8 @@ def test_no_answer_in_time_is_exit_code_1(url: str, capsys: pytest.CaptureFixtur
         (["rsocket+udp://localhost:80"], "no carrier for 'udp://localhost:80'"),
         (["rsocket+tcp://localhost:80", "--ca", "x"], "--ca: tcp has no TLS (use rsocket+tls, +wss or +quic)"),
         (["rsocket+tcp://localhost:80", "--data", "a", "--data", "b"], "only a channel takes more than one --data"),
+        (["rsocket+tcp://localhost:80", "--tag", "x"], "--tag is not for rsocket"),
+        (["maop://localhost:80", "--lookup", "x"], "--lookup is not for maop"),
         (["rsocket+tcp://localhost:80", "--push"], "--push needs --metadata, and takes no --data"),
         (["rsocket+tcp://localhost:80", "--user", "me"], "--user needs --token-file FILE with the password"),
         (["rsocket+tcp://localhost:80", "--route", "a", "--metadata", "b"], "--metadata takes the place of --route"),

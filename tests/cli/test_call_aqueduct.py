@@ -216,6 +216,7 @@ def test_no_answer_in_time_is_exit_code_1(call: Call) -> None:
     ("arguments", "complaint"),
     [
         (["--route", "x"], "--route is not for aqueduct"),
+        (["--id", "5"], "--id is not for aqueduct"),
         (["--token-file", "x"], "--token-file is not for aqueduct"),
         (["--channel"], "--channel is not for aqueduct: one answer, --stream or --fnf"),
         (["--data", "a", "--data", "b"], "aqueduct takes one --data"),

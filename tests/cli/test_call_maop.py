@@ -114,8 +114,7 @@ def test_no_answer_in_time_is_exit_code_1(call: Call) -> None:
 def test_a_wrong_token_is_exit_code_2(call: Call, tmp_path: Path) -> None:
     (tmp_path / "wrong").write_text("wrong")
     code, out, err = call("--id", "101", token=tmp_path / "wrong")
-    assert (code, out) == (2, "")
-    assert err.endswith("levada: UNAUTHORIZED: These credentials are not valid here.\n")
+    assert (code, out, err) == (2, "", "levada: UNAUTHORIZED: These credentials are not valid here.\n")
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime as dt
 import json
 import zlib
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from levada.actors import cli
+from levada.actors.explain import aqueduct
 from levada.framework import Codec, Sender, channel, message
 from levada.framework.codec import AttachmentKind
 from levada.transports.aqueduct.frames import ConnectionControl, Message
@@ -203,6 +207,17 @@ def test_messages_of_aqueduct_show_tag_and_fields_and_headers_no_secret(
             "an unfinished frame",
         ],
     )
+
+
+@given(octets=st.binary(max_size=60), wrapped=st.booleans())
+def test_any_octets_are_explained_to_their_end(octets: bytes, wrapped: bool) -> None:
+    """Alone, and as the payload of a message whose first octets say that it is one of the codec's."""
+    if wrapped:
+        octets = Message(0, 0, (), b"\xc7" + bytes((len(octets),)) + b"\x02" + octets).encode()
+    lines = list(aqueduct.explain(octets, argparse.Namespace()))
+    assert [line.offset for line in lines] == [sum(line.length for line in lines[:at]) for at in range(len(lines))]
+    assert sum(line.length for line in lines) == len(octets)
+    assert not any(line.damaged for line in lines[:-1])
 
 
 class Numbered:

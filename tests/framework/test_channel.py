@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,7 +12,6 @@ from trio.testing import wait_all_tasks_blocked
 
 from levada.framework.channel import (
     Mode,
-    Receiver,
     Sender,
     TerminalState,
     channel,
@@ -33,59 +31,11 @@ from levada.framework.errors import (
     Undelivered,
 )
 
+from .conftest import background, queued, rest
+
 T = TypeVar("T")
 
 OPEN, FINISHED, CANCELLED, RECEIVER_CLOSED, LOST, CONNECTION_LOST = TerminalState
-
-
-class Task:
-    """An awaitable under way in a nursery: its outcome, and a way to cancel it."""
-
-    def __init__(self) -> None:
-        self.scope = trio.CancelScope()
-        self.result: Any = "waiting"
-
-    async def run(self, call: Callable[[], Awaitable[Any]]) -> None:
-        self.result = "cancelled"
-        with self.scope:
-            self.result = "waiting"
-            try:
-                self.result = await call()
-            except ChannelError as error:
-                self.result = type(error)
-            except trio.Cancelled:
-                self.result = "cancelled"
-                raise
-
-
-class Background:
-    """Starts awaitables one by one, each up to the point where it waits."""
-
-    def __init__(self, nursery: trio.Nursery) -> None:
-        self.nursery = nursery
-
-    async def start(self, call: Callable[[], Awaitable[Any]]) -> Task:
-        task = Task()
-        self.nursery.start_soon(task.run, call)
-        await wait_all_tasks_blocked()
-        return task
-
-
-@asynccontextmanager
-async def background() -> AsyncIterator[Background]:
-    async with trio.open_nursery() as nursery:
-        yield Background(nursery)
-        await wait_all_tasks_blocked()
-        nursery.cancel_scope.cancel()
-
-
-def queued(sender: Sender[int], *messages: int) -> None:
-    for message in messages:
-        sender.send_nowait(message)
-
-
-async def rest(receiver: Receiver[int]) -> list[int]:
-    return [message async for message in receiver]
 
 
 # ---------------------------------------------------------------- order, bound, fairness

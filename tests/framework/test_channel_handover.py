@@ -10,8 +10,7 @@ import signal
 import threading
 import warnings
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any, assert_type, cast
 
@@ -34,45 +33,9 @@ from levada.framework.errors import (
     Undelivered,
 )
 
+from .conftest import background, queued, rest
+
 OPEN, FINISHED, CANCELLED, RECEIVER_CLOSED, LOST, CONNECTION_LOST = TerminalState
-
-
-class Background:
-    """Starts awaitables one by one, each up to the point where it waits."""
-
-    def __init__(self, nursery: trio.Nursery) -> None:
-        self.nursery = nursery
-        self.result: Any = "waiting"
-
-    async def start(self, call: Callable[[], Awaitable[Any]]) -> Background:
-        task = Background(self.nursery)
-
-        async def run() -> None:
-            try:
-                task.result = await call()
-            except ChannelError as error:
-                task.result = type(error)
-
-        self.nursery.start_soon(run)
-        await wait_all_tasks_blocked()
-        return task
-
-
-@asynccontextmanager
-async def background() -> AsyncIterator[Background]:
-    async with trio.open_nursery() as nursery:
-        yield Background(nursery)
-        await wait_all_tasks_blocked()
-        nursery.cancel_scope.cancel()
-
-
-def queued(sender: Sender[int], *messages: int) -> None:
-    for message in messages:
-        sender.send_nowait(message)
-
-
-async def rest(receiver: Receiver[int]) -> list[int]:
-    return [message async for message in receiver]
 
 
 # ---------------------------------------------------------------- into a mailbox

@@ -21,13 +21,16 @@ from levada.framework import (
     Failed,
     Killed,
     Lost,
+    MailboxPolicy,
     Normal,
     Reason,
     Ref,
     Shutdown,
+    bounded,
     handles,
     message,
     restart,
+    unbounded,
 )
 
 Log = list[Any]
@@ -485,3 +488,58 @@ async def test_many_ends_at_once_are_heard_of_in_order(system: ActorSystem, how:
     await wait_all_tasks_blocked()
     assert [entry[1] for entry in log[:-1]] == others
     assert log[-1] == "message"
+
+
+@pytest.mark.parametrize("policy", [unbounded(), bounded(1), bounded(1, overflow="drop_old")], ids=repr)
+async def test_signals_take_no_place_in_a_mailbox(system: ActorSystem, policy: MailboxPolicy) -> None:
+    class Mourner(Trapper):
+        others: list[Ref[Any]]
+
+        def started(self) -> None:
+            for other in self.others:
+                self.watch(other)
+
+        @handles
+        async def wait(self, m: Wait) -> None:
+            await gate.wait()
+
+    gate = trio.Event()
+    log: Log = []
+    others = [system.spawn(Peer, []) for _ in range(3)]
+    mourner = system.spawn(Mourner, log, others, mailbox=policy)
+    mourner.tell(Wait())
+    await wait_all_tasks_blocked()
+    for other in others:
+        other.kill()
+    await wait_all_tasks_blocked()
+    mourner.tell(Do(lambda actor: actor.log.append("message")))
+    gate.set()
+    await wait_all_tasks_blocked()
+    assert [entry[1] for entry in log[:-1]] == others
+    assert log[-1] == "message"
+    assert system.statistics().dead_letters == 0
+
+
+async def test_signals_that_nobody_heard_are_handed_back_in_order(system: ActorSystem) -> None:
+    class Deaf(Trapper):
+        others: list[Ref[Any]]
+
+        def started(self) -> None:
+            for other in self.others:
+                self.watch(other)
+
+        def undelivered(self, messages: list[Any]) -> None:
+            left.extend(messages)
+
+    left: list[Any] = []
+    others = [system.spawn(Peer, []) for _ in range(3)]
+    deaf = system.spawn(Deaf, [], others)
+    deaf.tell(Wait())
+    await wait_all_tasks_blocked()
+    deaf.tell(Raise(ValueError()))
+    for other in others:
+        other.kill()
+    await wait_all_tasks_blocked()
+    deaf.kill()
+    await deaf.terminated()
+    assert [getattr(message, "ref", None) for message in left] == [*others, None]

@@ -7,11 +7,13 @@ control streams of the server. What is expected is a regular expression over hex
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 import attrs
 import pytest
@@ -72,9 +74,9 @@ class Endpoint:
     trust: QuicConfig
 
 
-@pytest.fixture(scope="module")
-def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    folder = tmp_path_factory.mktemp("certificates")
+@contextmanager
+def serving(folder: Path) -> Iterator[tuple[Endpoint, subprocess.Popen[str]]]:
+    """Run the endpoint in a process of its own."""
     command = [sys.executable, "-m", "levada.actors", "interop", "maop", "--token", "secret"]
     pipe = subprocess.PIPE
     with subprocess.Popen(
@@ -87,9 +89,15 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
         assert server.stdout is not None
         word, host, port, carrier = server.stdout.readline().split()
         assert (word, host, carrier) == ("LISTENING", "127.0.0.1", "quic")
-        yield Endpoint(f"quic://{host}:{port}", QuicConfig(alpn=("maop/1",), ca=folder / "ca.pem"))
+        yield Endpoint(f"quic://{host}:{port}", QuicConfig(alpn=("maop/1",), ca=folder / "ca.pem")), server
         server.communicate(timeout=20)
         assert server.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    with serving(tmp_path_factory.mktemp("certificates")) as (endpoint, _):
+        yield endpoint
 
 
 class Peer:
@@ -497,3 +505,15 @@ async def test_ma92_a_disconnect_request_ends_what_runs_by_the_time_that_it_give
         assert await closed(peer) == (0, True)
         await peer.signals(proceed(4), fail(4, 11), "0a")
         assert any(b"SHUTDOWN".hex() in signal for signal in peer.signalled())
+
+
+@pytest.mark.rule("MA-89")
+async def test_ma89_sigterm_asks_for_the_end_and_cancels_what_is_left(tmp_path: Path) -> None:
+    """A Disconnect Request with the time that there is, Fail for what did not end in it, Disconnect, and the close by 0."""
+    with serving(tmp_path) as (endpoint, server):
+        async with approved(endpoint) as peer:
+            await peer.opens(request(103, timeout_ms=60_000), fin=True)
+            await peer.signals(proceed(4))
+            server.send_signal(signal.SIGTERM)
+            assert await closed(peer) == (0, True)
+            await peer.signals(proceed(4), "09 000003e8 0000", fail(4, 11), "0a")

@@ -36,19 +36,21 @@ A = TypeVar("A", bound="Acceptor[Any]")
 class Acceptor(Actor[Any], Generic[C]):
     """Accepts carriers and makes a connection of each."""
 
-    config: Any
-    """Says in ``max_connections`` how many there may be; while there are so many, no more are accepted from the carrier."""
-
     def __attrs_post_init__(self) -> None:
         self.url = ""
         self.connections: dict[C, None] = {}
         """Those whose client was let in."""
-        self._places = trio.CapacityLimiter(self.config.max_connections)
+        self._places = trio.CapacityLimiter(self.max_connections)
         self._accepting = trio.CancelScope()
         self._opened = trio.Event()
         self._refusal: LevadaError | OSError | None = None
         self._forget_end: Callable[[], None] = lambda: None
         self._listener: Any = None
+
+    @property
+    def max_connections(self) -> int:
+        """How many there may be; while there are so many, no more are accepted from the carrier."""
+        raise NotImplementedError
 
     def listening(self) -> AbstractAsyncContextManager[Listener[Any]]:
         """Listen at a carrier; leaving the context stops that. An implementation raises what `opened` says."""
@@ -57,6 +59,11 @@ class Acceptor(Actor[Any], Generic[C]):
     def url_of(self, carrier_url: str) -> str:
         """Make the protocol's URL of the carrier's, which has the real port."""
         raise NotImplementedError
+
+    async def accept(self, listener: Listener[Any]) -> Accepted:
+        """Wait for a carrier that is to be let in so far."""
+        accepted: Accepted = await listener.accept()
+        return accepted
 
     def make(self, accepted: Any) -> Actor[Any]:
         """Make the actor of a connection of what came; if it never runs, that is refused for it."""
@@ -84,15 +91,18 @@ class Acceptor(Actor[Any], Generic[C]):
 
     async def _listen(self) -> None:
         try:
-            with self._accepting:
-                async with self.listening() as listener:
-                    self._listener = listener
-                    self.url = self.url_of(listener.url)
-                    self._opened.set()
+            async with self.listening() as listener:
+                self._listener = listener
+                self.url = self.url_of(listener.url)
+                self._opened.set()
+                with self._accepting:
                     while True:
                         place = object()
                         await self._places.acquire_on_behalf_of(place)
-                        self._connect(await listener.accept(), place)
+                        self._connect(await self.accept(listener), place)
+                await listener.aclose()
+                # Connections of QUIC live on the listener's socket, so it stays until they have ended, and this actor with them.
+                await trio.sleep_forever()
         except (ConfigurationError, OSError, CarrierError) as error:
             if self._opened.is_set():
                 raise

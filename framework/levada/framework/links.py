@@ -7,12 +7,9 @@ has ``trap_exits = True``; then it gets an `Exit` message (for `Normal` too).  A
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
-
-if TYPE_CHECKING:
-    from .ref import Ref
 
 __all__ = ["Cancelled", "Down", "Exit", "Failed", "Killed", "Lost", "Normal", "Reason", "Shutdown"]
 

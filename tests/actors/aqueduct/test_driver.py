@@ -140,3 +140,40 @@ async def test_a_carrier_that_ends_gives_what_had_arrived(start: Start, autojump
             while True:
                 got.append(await remote.receive())
         assert got == list(range(5))
+
+
+@pytest.mark.rule("AQ-23")
+async def test_aq23_plain_messages_do_not_overtake_others(start: Start, autojump_clock: MockClock) -> None:
+    """Those without a receipt and without handles leave by a shorter way; the order is that of sending all the same."""
+    async with start(core=AqueductConfig(window=5, mailbox=5)) as ends:
+        sender, there = channel(Parcel)
+        sender.ordered(16)
+        await ends.peer.send(Parcel(receiver=there))
+        remote = (await ends.got.receive()).receiver
+        got: list[str] = []
+
+        async def take() -> None:
+            async for parcel in remote:
+                got.append(parcel.text)
+                if parcel.sender is not None:
+                    parcel.sender.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(take)
+            receipts = []
+            for number in range(200):
+                inner, receiver = channel(int)
+                with_handle = number % 5 == 0
+                parcel = Parcel(str(number), sender=inner if with_handle else None)
+                if not with_handle:
+                    inner.cancel()
+                if number % 3:
+                    await sender.send(parcel)
+                else:
+                    receipts.append(await sender.send(parcel, receipt=True))
+                receiver.close()
+            await sender.finish()
+        assert got == [str(number) for number in range(200)]
+        assert [await receipt for receipt in receipts] == [True] * 67
+        await settled()
+        assert ends.left() == NOTHING

@@ -661,3 +661,20 @@ async def test_rf21_rf22_lookup(raw: Begin, autojump_clock: MockClock) -> None:
             with pytest.raises(LevadaError):
                 await answer
         assert not ends.peer.is_over
+
+
+@pytest.mark.rule("RF-20")
+async def test_rf20_a_channel_that_its_owner_closes_is_lost(raw: Begin, autojump_clock: MockClock) -> None:
+    """With everything that was tied over it, though the oneshots still stand."""
+    async with raw() as ends:
+        receiver = await ends.give("link")
+        copy, to_them, from_them = (await receiver.receive()).attachments
+        receiver.close()
+        await settled()
+        (exit_,) = ends.notes
+        assert (exit_.ref.path, type(exit_.reason)) == ("/desk", Lost)
+        with pytest.raises(LevadaError):
+            await from_them
+        with pytest.raises(LevadaError):
+            to_them.send(RawMessage(envelopes.EXIT + packed(["killed"])))
+        copy.finish_nowait()

@@ -102,8 +102,8 @@ async def test_i5_i10_over_quic_on_loopback(quic: tuple[QuicConfig, QuicConfig])
 @pytest.mark.rule("I-5", "I-13")
 async def test_i5_i13_nothing_leaks(start: Start, autojump_clock: MockClock, pytestconfig: pytest.Config) -> None:
     """Random trees with random cancels, drops and losses: at rest no halves, links, tombstones, records, octets, streams or tasks are left."""
-    messages = ROUNDS[pytestconfig.getoption("--profile")]
-    rounds = max(4, messages // 20_000)
+    messages = ROUNDS[str(pytestconfig.getoption("--profile"))]
+    rounds = messages // 500
     rng = random.Random(2024)
     carrier = MemoryConfig(shape="connection", datagram_loss=0.3)
     async with start(carrier=carrier, core=AqueductConfig(window=64, mailbox=64)) as ends:

@@ -193,6 +193,23 @@ async def test_a_reader_of_a_call_that_is_cancelled_has_lost_nothing(start: Star
         assert got == [b"onetwo"]
 
 
+async def test_connecting_may_be_cancelled_before_it_has_begun(start: Start) -> None:
+    async with start({101: echo}) as ends:
+        for checkpoints in range(6):
+            with trio.CancelScope() as scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(cancel_after, checkpoints, scope)
+                    async with connect(ends.system, ends.listener.url, token=b"secret"):
+                        pass
+        assert await ends.peer.request(101, b"alive") == b"alive"
+
+
+async def cancel_after(checkpoints: int, scope: trio.CancelScope) -> None:
+    for _ in range(checkpoints):
+        await trio.lowlevel.checkpoint()
+    scope.cancel()
+
+
 async def test_connecting_and_serving_may_be_cancelled(start: Start, autojump_clock: MockClock) -> None:
     async def never(question: Any) -> Any:
         await trio.sleep_forever()

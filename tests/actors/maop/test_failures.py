@@ -29,6 +29,7 @@ from levada.actors.maop import (
     Reply,
 )
 from levada.framework.errors import ConnectionClosed, ConnectionLost
+from levada.transports.carriers import MemoryConfig
 
 from .conftest import NOTHING, Answer, Question, Start, echo, nothing, settled
 
@@ -176,6 +177,36 @@ async def test_answers_that_cannot_be_are_failures_of_the_handler(start: Start, 
         for msg_id in (101, 102, 103):
             await fail_with(ends.peer.request(msg_id), 17)
         assert await ends.peer.message(101) is not None  # of a Message nothing is answered, so nothing can be wrong
+        await settled()
+        assert ends.left() == NOTHING
+
+
+@pytest.mark.parametrize("kind", ["message", "request"])
+async def test_a_handler_that_fails_while_the_body_comes_stops_the_sender(
+    start: Start, kind: str, autojump_clock: MockClock
+) -> None:
+    """In SENDING a Fail or STOP_SENDING stops the body at once, also while its source gives nothing."""
+    said: list[str] = []
+
+    async def picky(call: Call) -> None:
+        async for chunk in call:
+            if b"poison" in bytes(chunk):
+                raise OperationError(1040, "that is poison")
+
+    async def source(pause: float) -> AsyncIterator[bytes]:
+        try:
+            for number in range(1000):
+                yield b"poison" if number == 3 else bytes(1000)
+                await trio.sleep(pause)
+        finally:
+            said.append("closed")
+
+    spec = HandlerSpec(allow_undefined_length=True, streaming=True)
+    async with start({100: Handler(picky, spec=spec)}, carrier=MemoryConfig(shape="connection", latency=0.2)) as ends:
+        for pause in (0.01, 0.3, 100.0):
+            error = await fail_with(getattr(ends.peer, kind)(100, source(pause)), 1040 if pause < 10 else 5)
+            assert (error.detail == "that is poison") is (pause < 10)
+        assert said == ["closed"] * 3
         await settled()
         assert ends.left() == NOTHING
 

@@ -249,6 +249,24 @@ async def test_ma130_ma136_three_streams_are_enough(start: Start, kind: Any, aut
         assert ends.left() == NOTHING
 
 
+@pytest.mark.rule("MA-81")
+@pytest.mark.parametrize("streams", [2, 3, 4, 8])
+async def test_ma81_the_pool_leaves_streams_for_operations(
+    start: Start, streams: int, autojump_clock: MockClock
+) -> None:
+    """Never more control streams than the peer's credit allows, with 1 enough to work; also when all goes one after the other."""
+    carrier = MemoryConfig(shape="connection", max_streams_bidi=streams, max_streams_uni=1)
+    async with start({100: nothing, 101: echo}, carrier=carrier, client={"handlers": {7: echo}}) as ends:
+        for number in range(20):
+            assert await ends.peer.request(101, b"%d" % number) == b"%d" % number
+            assert await ends.caller.request(7, b"%d" % number) == b"%d" % number
+            await ends.peer.message(100, b"%d" % number)
+        pools = [len(end.core.pool.streams) for end in (ends.client, ends.server)]
+        assert all(1 <= pool <= max(1, streams - 4) for pool in pools)
+        await settled()
+        assert ends.left() == NOTHING
+
+
 # ---------------------------------------------------------------- repetition
 
 

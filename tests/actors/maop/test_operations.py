@@ -27,6 +27,7 @@ from levada.actors.maop import (
     TestPlan,
 )
 from levada.framework.errors import ConfigurationError, LocalProtocolError
+from levada.transports.carriers import MemoryConfig
 
 from .conftest import NOTHING, Answer, Ends, Question, Start, echo, nothing, settled
 
@@ -312,6 +313,24 @@ async def test_the_native_test_passes_its_own_checks(start: Start, mode: int, mu
         for exp in (0, 3, 6, 11):
             assert await ends.peer.test(TestPlan(mode=mode, multi=multi, exp=exp)) is None
             assert await ends.caller.test(TestPlan(mode=mode, multi=multi, exp=exp)) is None
+
+
+@pytest.mark.parametrize("chunk", [(1, 1), (1, 3), (1, 100)])
+async def test_octets_may_come_in_any_pieces(start: Start, chunk: tuple[int, int], autojump_clock: MockClock) -> None:
+    keeper = Keeper()
+    carrier = MemoryConfig(shape="connection", chunk=chunk, seed=chunk[1])
+    handlers = {100: Handler(keeper.piecewise, spec=STREAMING), 101: echo}
+    async with start(handlers, carrier=carrier) as ends:
+        body = bytes(range(256)) * 4
+        await ends.peer.message(100, pieces(b"first", body))
+        assert await ends.peer.request(101, body, idempotency=bytes(16)) == body
+        with pytest.raises(Refused):
+            await ends.peer.message(999, body)
+        async with ends.peer.open_request(101, body) as reply:
+            assert b"".join([chunk async for chunk in reply]) == body
+        assert keeper.bodies == [b"first" + body]
+        await settled()
+        assert ends.left() == NOTHING
 
 
 # ---------------------------------------------------------------- actors

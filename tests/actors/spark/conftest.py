@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -115,10 +117,50 @@ def actors(make_actors: Callable[..., Actors]) -> Actors:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """One session for all tests: starting one takes six seconds."""
+    """One session for all tests: starting one takes six seconds.
+
+    Java compiles in haste only: most of its code runs a few times here, and its start takes 10 s of processor time instead of 17.
+    """
     pytest.importorskip("pyspark")
     from levada.actors.spark.session import session
 
-    spark = session(master="local[2,2]")
+    spark = session(master="local[2,2]", spark_driver_extraJavaOptions="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     yield spark
     spark.stop()
+
+
+class Server:
+    """A bridge in a process that can be killed."""
+
+    def __init__(self, directory: Path, count: int, *more: str) -> None:
+        script = Path(__file__).with_name("bridge_server.py")
+        self.process = subprocess.Popen(
+            [sys.executable, script, directory, str(count), *more], stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        self.address = self.process.stdout.readline().strip()
+        assert self.address.startswith("unix://")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.ended()
+
+    def ended(self) -> int:
+        code = self.process.wait(100)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    servers: list[Server] = []
+
+    def make(count: int, *more: str) -> Server:
+        servers.append(Server(tmp_path / "bridge", count, *more))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        if server.process.poll() is None:
+            server.kill()

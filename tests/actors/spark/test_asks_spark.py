@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -13,6 +13,7 @@ pytest.importorskip("levada.actors.spark", exc_type=ImportError)
 
 import pyarrow as pa
 import trio
+from pyspark.sql.functions import pandas_udf
 
 from levada.actors.spark.asks import AskRows, RemoteActor, ask_batches, ask_many
 
@@ -20,6 +21,7 @@ from levada.actors.spark.asks import AskRows, RemoteActor, ask_batches, ask_many
 from levada.actors.spark.protocol import Measure
 from levada.framework import Actor, Ref, handles
 
+pandas = pytest.importorskip("pandas")
 pytestmark = pytest.mark.timeout(180)
 
 
@@ -98,6 +100,26 @@ def test_single_questions_from_a_data_frame(actors: Any, numbers: Any) -> None:
 
     answers = numbers.mapInArrow(doubled, "doubled long").collect()
     assert [row.doubled for row in answers] == [2 * n for n in range(2_000)]
+
+
+def test_functions_of_pandas_ask_too(actors: Any, spark: Any) -> None:
+    """Frames and series are columns in Arrow on the way there and back."""
+    there, _, _ = expose(actors)
+
+    def in_frames(frames: Iterator[Any]) -> Iterator[Any]:
+        batches = (pa.RecordBatch.from_pandas(frame, preserve_index=False) for frame in frames)
+        return (answer.to_pandas() for answer in ask_batches(there, batches))
+
+    def in_series(ids: Any) -> Any:
+        [answer] = ask_batches(there, [pa.record_batch({"id": pa.array(ids)})])
+        return answer.column("doubled").to_pandas()
+
+    # Spark looks there to learn which of its kinds of function this is.
+    in_series.__annotations__ = {"ids": pandas.Series, "return": pandas.Series}
+    few = spark.range(0, 200, numPartitions=1)
+    mapped = few.mapInPandas(in_frames, "doubled long").selectExpr("doubled AS id")
+    twice = cast("Any", pandas_udf)(in_series, "long")
+    assert [row[0] for row in mapped.select(twice("id")).collect()] == [4 * n for n in range(200)]
 
 
 def failure(numbers: Any, function: Any) -> str:

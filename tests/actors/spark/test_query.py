@@ -243,7 +243,7 @@ async def test_what_cannot_start_fails_at_once(spark: Any, system: ActorSystem) 
 async def test_sources_are_those_of_the_session_that_was_given(spark: Any, system: ActorSystem, tmp_path: Path) -> None:
     """Spark looks them up in the session that is active in the thread, and else in the first one that there was."""
 
-    class Letters(DataSource):
+    class Letters(DataSource):  # type: ignore[misc]  # mypy is not shown pyspark
         @classmethod
         def name(cls) -> str:
             return "letters"
@@ -254,7 +254,7 @@ async def test_sources_are_those_of_the_session_that_was_given(spark: Any, syste
         def simpleStreamReader(self, schema: Any) -> Any:  # noqa: N802 - Spark's name
             return LettersReader()
 
-    class LettersReader(SimpleDataSourceStreamReader):
+    class LettersReader(SimpleDataSourceStreamReader):  # type: ignore[misc]
         def initialOffset(self) -> dict[str, int]:  # noqa: N802
             return {"at": 0}
 

@@ -6,8 +6,6 @@ import fcntl
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,7 +29,7 @@ from levada.framework.errors import ConfigurationError  # noqa: E402
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from .conftest import Actors
+    from .conftest import Actors, Server
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
 
@@ -181,43 +179,6 @@ def test_a_micro_batch_is_there_once_though_spark_forgot_it(
 
 
 # ---------------------------------------------------------------- kill -9
-
-
-class Server:
-    """A bridge in a process that can be killed."""
-
-    def __init__(self, directory: Path, count: int, *more: str) -> None:
-        script = Path(__file__).with_name("bridge_server.py")
-        self.process = subprocess.Popen(
-            [sys.executable, script, directory, str(count), *more], stdout=subprocess.PIPE, text=True
-        )
-        assert self.process.stdout is not None
-        self.address = self.process.stdout.readline().strip()
-        assert self.address.startswith("unix://")
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.ended()
-
-    def ended(self) -> int:
-        code = self.process.wait(100)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        return code
-
-
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
-    servers: list[Server] = []
-
-    def make(count: int, *more: str) -> Server:
-        servers.append(Server(tmp_path / "bridge", count, *more))
-        return servers[-1]
-
-    yield make
-    for server in servers:
-        if server.process.poll() is None:
-            server.kill()
 
 
 @pytest.mark.soak

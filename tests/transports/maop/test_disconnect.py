@@ -109,6 +109,19 @@ def test_ma92_drained() -> None:
 
 
 @pytest.mark.rule("MA-92")
+def test_ma92_with_nothing_in_flight_disconnect_does_not_wait_for_an_answer() -> None:
+    """A peer that says nothing to the request costs no time: there is nothing that it could finish."""
+    wire = Wire()
+    wire.core.request_disconnect(5.0, "bye", now=0.0)
+    wire.flush()
+    assert wire.signals() == [DisconnectRequest(5000, b"bye")]
+    assert wire.core.state is ConnectionState.FLUSHING
+    wire.core.control_acknowledged(now=0.0)
+    wire.flush()
+    assert wire.signals() == [Disconnect()]
+
+
+@pytest.mark.rule("MA-92")
 def test_ma92_time_is_up() -> None:
     """What is left is cancelled and fails by 11, SHUTDOWN; ours too; without acknowledgement all waits 500 ms."""
     wire = Wire()

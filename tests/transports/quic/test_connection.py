@@ -346,6 +346,26 @@ async def test_keys_can_be_updated_again_and_again(lab: Any, autojump_clock: Moc
             assert len(await read_all(await ends.server.accept_stream())) == 50_000
 
 
+async def test_keys_are_never_two_updates_ahead_of_the_peer(lab: Any, autojump_clock: MockClock, tuned: None) -> None:
+    """RFC 9001, section 6.1: the next update waits until the peer has acknowledged something under the keys of the last one."""
+    net = SimNet(1)
+    async with lab.connected(net) as ends:
+        await trio.sleep(1)
+        net.partition("client", "server")
+        for _ in range(4):
+            ends.client.update_keys()
+            assert ends.client.send_datagram_nowait(b"lost")
+            await trio.sleep(0.1)
+        net.heal()
+        for _ in range(5):
+            stream = await ends.client.open_stream()
+            stream.send_nowait(b"found", fin=True)
+            assert await read_all(await ends.server.accept_stream()) == b"found"
+            await trio.sleep(1)
+        phase = ends.server.engine._cryptos[Epoch.ONE_RTT].recv.key_phase
+        assert phase == 0, "one update at once, and one that waited for all that were asked for meanwhile"
+
+
 async def test_keys_are_updated_before_their_limit(lab: Any, autojump_clock: MockClock, tuned: None) -> None:
     async with lab.connected(client={"key_update_after": 100}) as ends:
         phases = set()

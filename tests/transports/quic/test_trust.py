@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from levada.framework.errors import ConnectionLost
-from levada.transports.carriers.simnet import SimNet
+from levada.transports.carriers.simnet import SimNet, SimPacket
 from levada.transports.quic import ClientSessions, QuicConnection, QuicStream, TicketStore
 from levada.transports.quic.tokens import AddressTokens, Proof, reset_token
 
@@ -405,6 +405,54 @@ async def test_resets_are_known_for_the_connection_id_in_use_also_after_it_chang
         (await ends.client.open_stream()).send_nowait(b"x" * 100)
         with pytest.raises(ConnectionLost, match="stateless reset"):
             await ends.client.accept_stream()
+
+
+async def test_late_packets_under_an_id_that_was_given_up_reset_nothing(
+    lab: Any, autojump_clock: MockClock, tuned: None
+) -> None:
+    net = SimNet(1)
+    async with lab.connected(net) as ends:
+        await trio.sleep(1)
+        late: list[int] = []
+
+        def the_first(packet: SimPacket) -> bool:
+            if packet.source[0] == "client" and not late:
+                late.append(packet.n)
+            return packet.n in late
+
+        net.hold(the_first, 0.5)
+        assert ends.client.send_datagram_nowait(b"under the old id")
+        await trio.sleep(0.01)
+        ends.client.change_path()
+        await trio.sleep(2)
+        assert late
+        assert ends.listener.endpoint.counters["stateless resets sent"] == 0
+        assert not ends.client.is_over
+        for _ in range(40):  # what is kept of old ids is bounded
+            ends.client.change_path()
+            await trio.sleep(0.2)
+        assert len(ends.server.cids) <= 1 + 8 + 8
+        assert len(ends.listener.endpoint._routes) <= 1 + 8 + 8
+        assert not ends.client.is_over
+
+
+async def test_resets_for_ids_that_are_not_in_use_are_ignored(lab: Any, autojump_clock: MockClock, tuned: None) -> None:
+    """RFC 9000, section 10.3.1: neither for those that were given up nor for those not used yet."""
+    async with lab.connected() as ends:
+        await trio.sleep(1)
+        engine = ends.client.engine
+        unused = engine._peer_cid_available[-1].stateless_reset_token
+        ends.client.change_path()
+        given_up = engine._peer_cid.stateless_reset_token
+        ends.client.change_path()
+        await trio.sleep(1)
+        for token in (unused, given_up):
+            ends.listener.endpoint.send([(b"\x40" + b"\x00" * 30 + token, ends.client._endpoint.address)])
+            await trio.sleep(1)
+            assert not ends.client.is_over
+        token = engine._peer_cid.stateless_reset_token
+        ends.listener.endpoint.send([(b"\x40" + b"\x00" * 30 + token, ends.client._endpoint.address)])
+        assert "stateless reset" in (await ends.client.closed()).text
 
 
 async def test_a_reset_from_elsewhere_is_ignored(lab: Any, autojump_clock: MockClock, tuned: None) -> None:

@@ -62,8 +62,8 @@ from .config import PeerConfig
 from .halves import Halves
 from .lookup import EntryInbound, EntryOutbound, Names
 from .raw import RawMessage
-from .schema import SCHEMA, compare_schema, schema_header
 from .refs import Refs
+from .schema import SCHEMA, compare_schema, schema_header
 from .wires import AT_ONCE, StreamOutput, Wires
 
 __all__ = ["Carrier", "Connection"]

@@ -343,7 +343,8 @@ def _handle(halves: Halves, half: Half, kind: AttachmentKind, item: Any, note: b
     if kind != expected:
         raise ValueError(f"it is a {expected.name.lower()}, not a {kind.name.lower()}")
     name = f"{getattr(item, '__name__', item)}#{half.id}"
-    channel = ChannelCore(item, 1 if half.oneshot else WINDOW, name)
+    window = WINDOW if sends else max(WINDOW, halves.core.config.mailbox)
+    channel = ChannelCore(item, 1 if half.oneshot else window, name)
     (channel.receiver if sends else channel.sender).away = 1
     halves.bind(channel, half)
     if half.oneshot:

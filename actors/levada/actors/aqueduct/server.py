@@ -114,6 +114,11 @@ class ListenerActor(Acceptor[ServerConnection]):
     handler: Handler
     expose: Expose = ()
 
+    @property
+    def max_connections(self) -> int:
+        """See `Acceptor.max_connections`."""
+        return self.config.max_connections
+
     def listening(self) -> AbstractAsyncContextManager[carriers.Listener[carriers.Incoming]]:
         """See `Acceptor.listening`."""
         return self.listens()

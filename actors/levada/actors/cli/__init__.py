@@ -74,7 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         for leaf in leaves:
             if isinstance(leaf, LevadaError):
-                print(f"levada: {str(leaf) or type(leaf).__name__}", file=sys.stderr)
+                # The first line says what; Spark's errors go on about where.
+                text = str(leaf).strip().partition("\n")[0]
+                print(f"levada: {text or type(leaf).__name__}", file=sys.stderr)
         code = 130 if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves) else 2
     if code == 130:
         print("levada: interrupted", file=sys.stderr)

@@ -114,6 +114,9 @@ def run(args: argparse.Namespace) -> int:
     dialect = args.url.partition("://")[0].partition("+")[0]
     if dialect not in SCHEMES:
         raise ConfigurationError(f"expected a URL like rsocket+tcp://host:port, got {args.url!r}")
+    for name in ("tag", "lookup"):
+        if getattr(args, name) is not None and dialect != "aqueduct":
+            raise ConfigurationError(f"--{name} is not for {dialect}")
     try:
         trio.run(_call_in_time, args)
     except CallFailed as error:

@@ -28,7 +28,7 @@ __all__ = ["REPLY", "call", "message_octets"]
 
 REPLY = "@reply"
 """Stands among the fields for the sender that answers come on."""
-_NOT_HERE = ("route", "metadata", "metadata_type", "setup", "token_file", "user", "cert", "key")
+_NOT_HERE = ("route", "metadata", "metadata_type", "setup", "token_file", "user", "cert", "key", "msg_id")
 
 
 async def call(args: argparse.Namespace) -> None:
@@ -41,7 +41,8 @@ async def call(args: argparse.Namespace) -> None:
     """
     for name in _NOT_HERE:
         if getattr(args, name) is not None:
-            raise ConfigurationError(f"--{name.replace('_', '-')} is not for aqueduct")
+            option = "id" if name == "msg_id" else name.replace("_", "-")
+            raise ConfigurationError(f"--{option} is not for aqueduct")
     if args.kind in ("channel", "push"):
         raise ConfigurationError(f"--{args.kind} is not for aqueduct: one answer, --stream or --fnf")
     data = args.data or []

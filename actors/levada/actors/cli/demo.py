@@ -151,24 +151,7 @@ async def _run(args: argparse.Namespace, folder: Path, output: Path, show: TextI
                 differ = differences(demo.results, demo.by_channel)
                 seconds = time.perf_counter() - start
                 _write_report(output, demo, paths, seconds, wrong)
-                if args.json:
-                    verified = None if wrong is None else not (wrong or differ)
-                    print(json.dumps({**_as_json(demo.results), "verified": verified}))
-                else:
-                    print("\n".join(_summary(demo, seconds)))
-                    print(f"\nreport: {output / 'report.html'}")
-                for mistake in (*(wrong or ()), *differ):
-                    print(f"levada: {mistake}", file=sys.stderr)
-                if not demo.channels_url.startswith("aqueduct://"):
-                    print(
-                        "levada: no QUIC, so Aqueduct stays within this process: pip install 'levada[quic]'",
-                        file=sys.stderr,
-                    )
-                if not differ and not args.json:
-                    print(f"the same {sum(demo.by_channel.taken.values()):,} results came over Aqueduct")
-                    if wrong == []:
-                        print("verified: all counts are those that are known for these logs")
-                sys.stdout.flush()
+                _tell(args, demo, output, seconds, wrong, differ)
                 code = 1 if wrong or differ else 0
                 if args.serve:
                     demo.phase = "serving"
@@ -291,6 +274,32 @@ class _Progress:
 
 
 # ---------------------------------------------------------------- output
+
+
+def _tell(
+    args: argparse.Namespace,
+    demo: Pipeline,
+    output: Path,
+    seconds: float,
+    wrong: Sequence[str] | None,
+    differ: Sequence[str],
+) -> None:
+    """Print what came out, and what is wrong with it."""
+    if args.json:
+        verified = None if wrong is None else not (wrong or differ)
+        print(json.dumps({**_as_json(demo.results), "verified": verified}))
+    else:
+        print("\n".join(_summary(demo, seconds)))
+        print(f"\nreport: {output / 'report.html'}")
+    for mistake in (*(wrong or ()), *differ):
+        print(f"levada: {mistake}", file=sys.stderr)
+    if not demo.channels_url.startswith("aqueduct://"):
+        print("levada: no QUIC, so Aqueduct stays within this process: pip install 'levada[quic]'", file=sys.stderr)
+    if not differ and not args.json:
+        print(f"the same {sum(demo.by_channel.taken.values()):,} results came over Aqueduct")
+        if wrong == []:
+            print("verified: all counts are those that are known for these logs")
+    sys.stdout.flush()
 
 
 def _as_json(results: Results) -> dict[str, object]:

@@ -48,8 +48,8 @@ LANES = 2
 """Queries that start at a time."""
 DRAIN = 1.0
 """Seconds that subscribers over Aqueduct have at the end; their channels have no end of their own."""
-AGAIN = 3
-"""Times that a failed query is started again."""
+AGAIN = 6
+"""Times that a failed query is started again: on a busy machine its Python processes are not up within Spark's ten seconds."""
 GRACE = 2.0
 """Seconds that queries have to end when all of it is cancelled."""
 ROUTES = rsocket.CoreConfig(metadata_mime_type=rsocket.COMPOSITE)

@@ -14,6 +14,7 @@ import logging
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, ClassVar, Final
@@ -135,7 +136,7 @@ class Connection(Actor[Any]):
         """Why there was no carrier."""
         self.closing = False
         self.turns = 0
-        self._turn_due = self._begun = self._looking = False
+        self._turn_due = self._runs = self._begun = self._looking = False
         self._pumping: trio.lowlevel.Task | None = None
         self._armed = math.inf
         self._gone = trio.Event()
@@ -256,6 +257,8 @@ class Connection(Actor[Any]):
             return
         operation = self.operations.get(event.stream_id)
         if operation is not None:
+            if operation.chunks is None:
+                operation.chunks = deque()
             operation.chunks.append(event.data)
             operation.held += len(event.data)
             if operation.held >= self.config.core.stream_window and self.streams is not None:
@@ -302,7 +305,8 @@ class Connection(Actor[Any]):
     def _on_disapproved(self, event: DisapprovedEvent) -> None:
         self.disapproval = event
         text = f"{code_name(event.code)}: {event.reason[:MAX_TEXT]}"
-        self.journal.say("disapproved", text, level=logging.WARNING)
+        # A client's program gets it as an error.
+        self.journal.say("disapproved", text, level=logging.INFO if self.is_client else logging.WARNING)
 
     def _on_draining(self, event: Draining) -> None:
         self._draining_since = self._draining_since or trio.current_time()
@@ -433,6 +437,7 @@ class Connection(Actor[Any]):
 
     def started(self) -> None:
         """See `Actor.started`."""
+        self._runs = True
         self.start_soon(self._main)
 
     async def _main(self) -> None:
@@ -526,7 +531,7 @@ class Connection(Actor[Any]):
         if self._begun:
             self._apply(self.core.close(code, reason))
             self.flush()
-        else:
+        elif self._runs:
             self.ref.stop(now=True)
 
     async def stopping(self, reason: Reason) -> None:

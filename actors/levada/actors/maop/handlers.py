@@ -6,7 +6,7 @@ import inspect
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, TypeVar, overload
 
 import attrs
 import trio
@@ -61,7 +61,7 @@ class Call:
         """Whose it is; calls of one's own may be made on it."""
         self._consumed = consumed
         self._whole: bytes | None = None
-        self._chunks: deque[bytes | memoryview] = deque()
+        self._chunks: deque[bytes | memoryview] | None = None  # made when wanted: an empty one takes 760 octets
         self._ended = False
         self._news: trio.Event | None = None
 
@@ -120,7 +120,7 @@ class Call:
                 async for chunk in self:
                     taken.append(chunk)
             except BaseException:
-                self._chunks.extendleft(reversed(taken))
+                self._chunks = deque(taken)  # all that had come was taken
                 raise
             self._whole = b"".join(taken)
         return self._whole
@@ -134,13 +134,12 @@ class Call:
         return self
 
     async def __anext__(self) -> bytes | memoryview:
-        chunks = self._chunks
-        while not chunks:
+        while not self._chunks:
             if self._ended:
                 raise StopAsyncIteration
             self._news = trio.Event()
             await self._news.wait()
-        chunk = chunks.popleft()
+        chunk = self._chunks.popleft()
         self._consumed(len(chunk))
         return chunk
 
@@ -165,10 +164,12 @@ class Call:
         """The body is here."""
         self._whole, self._ended = whole, True
         if whole:
-            self._chunks.append(whole)
+            self._chunks = deque((whole,))
 
     def give_piece(self, piece: bytes | memoryview) -> None:
         """A piece of it is."""
+        if self._chunks is None:
+            self._chunks = deque()
         self._chunks.append(piece)
         self._wake()
 
@@ -203,7 +204,7 @@ class OperationActor(Actor[Any]):
     Its failure is the operation's, by EXECUTION_ERROR; when the operation is cancelled, it is killed and `on_cancel` runs.
     """
 
-    _cancelled: ClassVar[Any] = None
+    _cancelled: tuple[Call, str] | None = attrs.field(init=False, default=None)
 
     async def before_execute(self, call: Call) -> None:
         """Decide whether the operation may begin, without its body; raise `Refuse` to turn it down. Source: MA-113."""
@@ -227,7 +228,7 @@ class OperationActor(Actor[Any]):
 
     def cancel(self, call: Call, reason: str) -> None:
         """End it, because its operation is over."""
-        self._cancelled = (call, reason)  # type: ignore[misc]
+        self._cancelled = (call, reason)
         self.ref.kill()
 
     async def stopping(self, reason: Reason) -> None:

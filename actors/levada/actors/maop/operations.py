@@ -17,6 +17,7 @@ from levada.framework.errors import CarrierError, LevadaError
 from levada.transports.maop import Completed, ErrorCode, Failed, FairQueue
 from levada.transports.maop import Refused as RefusedEvent
 from levada.transports.maop.events import ResponseStarted
+from levada.transports.maop.initiator import Outgoing
 
 from .bodies import Source
 from .errors import MaopError, OperationFailed, OperationLost, OperationTimeout, Refused
@@ -45,8 +46,8 @@ class Operation:
         """Whether the peer wants the body."""
         self.started: ResponseStarted | None = None
         """Header of a streamed Response."""
-        self.chunks: deque[bytes | memoryview] = deque()
-        """Pieces of it that nobody has taken."""
+        self.chunks: deque[bytes | memoryview] | None = None
+        """Pieces of it that nobody has taken; made when the first comes, as an empty one takes 760 octets."""
         self.held = 0
         """Their octets."""
         self._waiter: trio.lowlevel.Task | None = None
@@ -101,13 +102,22 @@ class Operation:
             try:
                 async with aclosing(source.pieces()) as pieces:
                     async for piece in pieces:
+                        if self._is_cut_off():
+                            return
                         core.send_body(stream_id, piece, now=trio.current_time())
                         await connection.room(stream_id)
-                core.end_body(stream_id, now=trio.current_time())
-                connection.turn()
+                if not self._is_cut_off():
+                    core.end_body(stream_id, now=trio.current_time())
+                    connection.turn()
             except CarrierError:
                 pass  # the core has heard of it, or will
-        self._uploading = None
+            finally:
+                self._uploading = None
+
+    def _is_cut_off(self) -> bool:
+        """Whether the peer wants no more of the body; it says why in a moment."""
+        entry = self._connection.core.streams.get(self.stream_id)
+        return not isinstance(entry, Outgoing) or entry.cut_off
 
     def result(self) -> Completed:
         """Return how it ended.

@@ -10,8 +10,9 @@ from typing import Any, ClassVar, TypeAlias
 
 import trio
 
-from levada.framework import Actor, Reason, Ref
-from levada.framework.errors import ActorStopped, CarrierError, ConfigurationError, LevadaError
+from levada.actors.listening import Acceptor, ListenerHandle
+from levada.framework import Reason, Ref
+from levada.framework.errors import ConfigurationError, LevadaError
 from levada.transports import carriers
 from levada.transports.maop import AttemptLimiter, AuthenticationReceived, ErrorCode
 from levada.transports.maop import Disapproved as DisapprovedEvent
@@ -132,61 +133,40 @@ class ServerConnection(Connection):
             self._share.leave(self.core)
 
 
-class ListenerActor(Actor[Any]):
-    """Accepts carriers and makes a connection of each."""
+class ListenerActor(Acceptor[ServerConnection]):
+    """Accepts carriers and makes a connection of each, which enters itself when its client is let in."""
 
     shared: Shared
-    listening: ListenerContext
+    listens: ListenerContext
     authenticate: Authenticate
 
     def __attrs_post_init__(self) -> None:
-        config = self.shared.config
-        self.url = ""
-        self.connections: dict[ServerConnection, None] = {}
-        """Those whose client was let in."""
+        super().__attrs_post_init__()
         self.refused_attempts = 0
         """Connections that were refused unread."""
-        self._attempts = None if config.max_attempts is None else AttemptLimiter(config.max_attempts)
-        self._places = trio.CapacityLimiter(config.max_connections)
-        self._accepting = trio.CancelScope()
-        self._opened = trio.Event()
-        self._refusal: LevadaError | OSError | None = None
+        rate = self.shared.config.max_attempts
+        self._attempts = None if rate is None else AttemptLimiter(rate)
+
+    @property
+    def max_connections(self) -> int:
+        """See `Acceptor.max_connections`."""
+        return self.shared.config.max_connections
 
     def started(self) -> None:
-        """See `Actor.started`."""
+        """See `Actor.started`. Source: MA-131b."""
+        logger.info("%s serves %s", self.ref.path, self.shared.config)
         self.spawn(lambda: self.shared.scheduler, name="scheduler")
-        self.start_soon(self._listen)
+        super().started()
 
-    async def opened(self) -> None:
-        """Wait until it listens.
+    def listening(self) -> AbstractAsyncContextManager[carriers.Listener[carriers.Incoming]]:
+        """See `Acceptor.listening`."""
+        return self.listens()
 
-        Raises:
-            ConfigurationError: a URL or settings that cannot work.
-            OSError: an address that cannot be had, or a file that cannot be read.
-        """
-        await self._opened.wait()
-        if self._refusal is not None:
-            raise self._refusal
+    def url_of(self, carrier_url: str) -> str:
+        """See `Acceptor.url_of`."""
+        return f"maop+{carrier_url}".replace("maop+quic:", "maop:")
 
-    async def _listen(self) -> None:
-        try:
-            with self._accepting:
-                async with self.listening() as listener:
-                    self.url = f"maop+{listener.url}".replace("maop+quic:", "maop:")
-                    logger.info("%s listens at %s: %s", self.ref.path, self.url, self.shared.config)
-                    self._opened.set()
-                    while True:
-                        place = object()
-                        await self._places.acquire_on_behalf_of(place)
-                        self._connect(await self._allowed(listener), place)
-        except (ConfigurationError, OSError, CarrierError) as error:
-            if self._opened.is_set():
-                raise
-            self._refusal = error
-        finally:
-            self._opened.set()
-
-    async def _allowed(self, listener: Any) -> carriers.Incoming:
+    async def accept(self, listener: carriers.Listener[Any]) -> carriers.Incoming:
         """Wait for a client whose address has not tried too often. Source: MA-128."""
         while True:
             incoming: carriers.Incoming = await listener.accept()
@@ -198,21 +178,13 @@ class ListenerActor(Actor[Any]):
             self.refused_attempts += 1
             incoming.refuse()
 
-    def _connect(self, incoming: carriers.Incoming, place: object) -> None:
+    def make(self, accepted: carriers.Incoming) -> ServerConnection:
+        """See `Acceptor.make`."""
+
         def carrier() -> AbstractAsyncContextManager[carriers.Connection]:
-            return _accepted(incoming)
+            return _accepted(accepted)
 
-        connection = ServerConnection(self.shared, carrier, self)
-        try:
-            ref = self.spawn(lambda: connection)
-        except ActorStopped:  # the listener is ending
-            incoming.refuse()
-            return
-        ref.on_stopped(lambda: self._places.release_on_behalf_of(place))
-
-    def close_listener(self) -> None:
-        """Accept nobody any more."""
-        self._accepting.cancel()
+        return ServerConnection(self.shared, carrier, self)
 
 
 @asynccontextmanager
@@ -222,16 +194,8 @@ async def _accepted(incoming: carriers.Incoming) -> AsyncIterator[carriers.Conne
         yield connection
 
 
-class Listener:
+class Listener(ListenerHandle[ListenerActor]):
     """What `serve` gives: where it listens, and who is connected."""
-
-    def __init__(self, actor: ListenerActor) -> None:
-        self._actor = actor
-
-    @property
-    def url(self) -> str:
-        """Where clients connect to, with the real port."""
-        return self._actor.url
 
     @property
     def peers(self) -> list[Peer]:
@@ -246,26 +210,3 @@ class Listener:
     def approval_indexes(self) -> dict[str, float]:
         """Return, by tenant or identifier, the share of approvals among all decisions: a low one may be abuse. Source: MA-134."""
         return self._actor.shared.registry.approval_indexes()
-
-    async def aclose(self) -> None:
-        """Accept nobody any more and close all connections as `Peer.aclose` does, at the same time. Twice is harmless.
-
-        Cancellation:
-            closed at once.
-        """
-        self._actor.close_listener()
-        try:
-            async with trio.open_nursery() as nursery:
-                for connection in list(self._actor.connections):
-                    nursery.start_soon(connection.aclose)
-        finally:
-            self._actor.ref.stop(now=True)
-        await self._actor.ref.terminated()
-
-    async def terminated(self) -> Reason:
-        """Wait for the end of the listener and of all its connections.
-
-        Cancellation:
-            only the waiting ends.
-        """
-        return await self._actor.ref.terminated()

@@ -29,7 +29,7 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, overload
@@ -73,6 +73,7 @@ from .wires import carrier_url
 __all__ = ["BlockingChannel", "BlockingPeer", "BlockingStream", "PendingAnswer", "RequestTimeout", "connect"]
 
 R = TypeVar("R")
+S = TypeVar("S", bound="BlockingStream[Any]")
 T = TypeVar("T")
 
 READ = 256 * 1024  # octets taken from the socket at once
@@ -260,14 +261,7 @@ class BlockingPeer:
             timeout: seconds to wait for each item.
         """
         payload = self._encoding.request(x, route, metadata)
-        window = window or self._config.window
-        with self._lock:
-            self._ready(_until(timeout))
-            stream_id = self._core.send_request_stream(payload, window, time.monotonic())
-            stream: BlockingStream[Any] = BlockingStream(self, stream_id, window, timeout, x)
-            self._streams[stream_id] = stream
-            self._write()
-        return stream
+        return self._begin(BlockingStream, self._core.send_request_stream, payload, window, timeout, x)
 
     @overload
     def request_channel(
@@ -313,14 +307,25 @@ class BlockingPeer:
         Arguments as for `request_stream`.
         """
         payload = self._encoding.request(x, route, metadata)
+        return self._begin(BlockingChannel, self._core.send_request_channel, payload, window, timeout, x)
+
+    def _begin(
+        self,
+        kind: type[S],
+        send: Callable[[Payload, int, float], int],
+        payload: Payload,
+        window: int | None,
+        timeout: float | None,
+        question: object,
+    ) -> S:
         window = window or self._config.window
         with self._lock:
             self._ready(_until(timeout))
-            stream_id = self._core.send_request_channel(payload, window, time.monotonic())
-            channel: BlockingChannel[Any] = BlockingChannel(self, stream_id, window, timeout, x)
-            self._streams[stream_id] = channel
+            stream_id = send(payload, window, time.monotonic())
+            stream = kind(self, stream_id, window, timeout, question)
+            self._streams[stream_id] = stream
             self._write()
-        return channel
+        return stream
 
     # ------------------------------------------------------------ the end
 

@@ -38,7 +38,7 @@ class RequestFailed(ChannelError, StreamError):
     """
 
     data: bytes = b""
-    """The error's data as it came, UTF-8 as a rule."""
+    """The error's data as it came, UTF-8 as a rule. Of what is sent, NULs at the end are left out (RS-28)."""
 
     usual_code: ClassVar[int] = ErrorCode.APPLICATION_ERROR
 

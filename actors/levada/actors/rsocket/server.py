@@ -183,6 +183,11 @@ class ListenerActor(Acceptor[ServerConnection]):
         self.owners: dict[object, ServerConnection] = {}
         """Connection of each core whose session can be resumed."""
 
+    @property
+    def max_connections(self) -> int:
+        """See `Acceptor.max_connections`."""
+        return self.config.max_connections
+
     def listening(self) -> AbstractAsyncContextManager[carriers.Listener[Accepted]]:
         """See `Acceptor.listening`."""
         return listen_for(self.carrier_url, self.config.carrier)

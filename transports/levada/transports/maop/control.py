@@ -101,8 +101,8 @@ class ControlPool:
 
     def _new(self, place: int) -> ControlOut:
         slots, out = self._slots, None
-        # MA-130: with no credit for another stream the slot shares one that is there.
-        if self._unopened() >= self._credit():
+        # MA-130: where few streams would stay for operations, the slot shares one that is there. Each takes as many as the pool at most.
+        if self._credit() - self._unopened() <= self._size:
             out = next((o for o in slots if o is not None), None)
         slots[place] = out = out or ControlOut()
         return out

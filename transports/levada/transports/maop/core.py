@@ -741,8 +741,6 @@ class MaopCore(Ending):
         self.now = now
         if self.state is _OPEN or self.state is _DRAINING:
             self.gate.flush(now)
-            if self.state is _DRAINING and not self.operations and not self.pool.waiting():
-                self.drained(now)
         if self.state is not _CLOSED and self.state is not ConnectionState.CLOSING:
             paused = self.pool.backlog > self.config.control_ring
             self.pool.flush(self.out, now)
@@ -751,6 +749,8 @@ class MaopCore(Ending):
                 self.gate.pump(now)
                 self.gate.flush(now)
                 self.pool.flush(self.out, now)
+        if self.state is _DRAINING and not self.operations and not self.pool.waiting():
+            self.drained(now)
         out, self.out = self.out, []
         return out
 

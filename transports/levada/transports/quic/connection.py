@@ -83,6 +83,8 @@ class QuicConnection:
         """Streams whose `flush` waits."""
         self.cids: set[bytes] = set()
         """Connection ids that the endpoint routes here."""
+        self.retired_cids: deque[bytes] = deque()
+        """Those of them that the peer has given up; the oldest first."""
         self.reset_tokens: set[bytes] = set()
         self.timer_at = math.inf
         """When the endpoint's heap will look at it, at the latest."""
@@ -342,6 +344,7 @@ class QuicConnection:
     def change_path(self) -> None:
         """Use a fresh connection id and send something, so that the peer sees this side's new address."""
         self.engine.change_connection_id()
+        self._endpoint.learn_reset_tokens(self)
         self.engine.send_ping(_PING)
         self.mark_dirty()
 
@@ -517,7 +520,7 @@ class QuicConnection:
             case events.ConnectionIdIssued():
                 self._endpoint.add_route(event.connection_id, self)
             case events.ConnectionIdRetired():
-                self._endpoint.remove_route(event.connection_id, self)
+                self._endpoint.retire_route(event.connection_id, self)
             case events.HandshakeCompleted():
                 self._handshake_completed(event)
             case events.ConnectionTerminated():

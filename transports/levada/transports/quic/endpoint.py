@@ -49,6 +49,7 @@ _YIELDS = 3  # rounds of the scheduler that a flush gives to tasks that can run
 _SMALLEST_RESET = 21  # octets, RFC 9000 section 10.3
 _LARGEST_RESET = 43
 _OUTBOX = 1_024  # datagrams that wait for a socket whose buffer is full; further ones are lost, as on any full network
+_RETIRED_KEPT = 8  # connection ids of one connection that its peer has given up; as many as it may have in use
 _TIMERS_LEFT = 64  # entries that do not count any more; each keeps its connection in memory until the idle time-out
 _RESETS_PER_SECOND = 100
 
@@ -200,10 +201,14 @@ class QuicEndpoint:
         self._routes[cid] = connection
         connection.cids.add(cid)
 
-    def remove_route(self, cid: bytes, connection: QuicConnection) -> None:
-        """Stop routing packets for an id."""
-        self._routes.pop(cid, None)
-        connection.cids.discard(cid)
+    def retire_route(self, cid: bytes, connection: QuicConnection) -> None:
+        """The peer has given an id up; packets under it may still be on their way, and must not be answered as if nobody knew it."""
+        retired = connection.retired_cids
+        retired.append(cid)
+        if len(retired) > _RETIRED_KEPT:
+            cid = retired.popleft()
+            self._routes.pop(cid, None)
+            connection.cids.discard(cid)
 
     def forget(self, connection: QuicConnection) -> None:
         """Drop all trace of a connection."""
@@ -286,7 +291,7 @@ class QuicEndpoint:
         for _ in range(_YIELDS):
             before = self.asked
             await trio.lowlevel.checkpoint()
-            if not trio.lowlevel.current_statistics().tasks_runnable:  # trio could tell whether tasks can run, but counts all open sockets to do so
+            if self.asked == before:  # trio could tell whether tasks can run, but counts all open sockets to do so
                 break
         now = trio.current_time()
         if self._timers and self._timers[0][0] <= now:

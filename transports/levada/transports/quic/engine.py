@@ -87,7 +87,7 @@ class PlainEngine(QuicConnection):
         self.early_streams: set[int] = set()
         """Streams that carried 0-RTT data; the reader of the events empties it."""
         self.reset_tokens_changed = False
-        """The peer has issued connection ids since somebody looked; the plain engine does not tell."""
+        """Another connection id of the peer's has come into use since somebody looked; the plain engine does not tell."""
 
     # ---------------------------------------------------------------- state
 
@@ -151,9 +151,9 @@ class PlainEngine(QuicConnection):
         return None if certificate is None else certificate.public_bytes(Encoding.DER)
 
     def peer_reset_tokens(self) -> set[bytes]:
-        """Stateless reset tokens by which the peer may end this connection."""
-        known = [self._peer_cid, *self._peer_cid_available]
-        return {cid.stateless_reset_token for cid in known if cid.stateless_reset_token}
+        """Stateless reset tokens by which the peer may end this connection: of the ids in use, no others (RFC 9000 section 10.3.1)."""
+        used = [self._peer_cid, *(path.peer_cid for path in self._network_paths)]
+        return {cid.stateless_reset_token for cid in used if cid is not None and cid.stateless_reset_token}
 
     def take_events(self) -> Collection[events.QuicEvent]:
         """Return what has happened since the last call."""
@@ -275,14 +275,14 @@ class PlainEngine(QuicConnection):
 
 _PLAIN_NAMES = """
     _close_event _close_end _state _handshake_complete _loss _max_datagram_size _packet_number _peer_cid
-    _peer_cid_available _remote_max_streams_bidi _remote_max_streams_uni _get_or_create_stream_for_send _streams
+    _remote_max_streams_bidi _remote_max_streams_uni _get_or_create_stream_for_send _streams
     _datagrams_pending _remote_max_datagram_frame_size _network_paths _events
 """
 _TUNED_NAMES = """
     _streams_queue _streams_blocked_bidi _streams_blocked_uni _streams_blocked_pending _unblock_streams
     _get_or_create_stream _handle_max_data_frame _handle_max_stream_data_frame _handle_stop_sending_frame
     _handle_reset_stream_frame _handle_stream_frame _handle_datagram_frame _handle_streams_blocked_frame
-    _write_streams_blocked_frame _handle_new_connection_id_frame _handle_crypto_frame _parse_transport_parameters
+    _write_streams_blocked_frame _consume_peer_cid _use_reserved_peer_cid _handle_crypto_frame _parse_transport_parameters
     _find_network_path _replenish_connection_ids _host_cids _host_cid_seq _remote_active_connection_id_limit
     _local_max_data _local_max_streams_bidi _local_max_streams_uni _local_initial_source_connection_id
     _on_connection_limit_delivery _on_max_stream_data_delivery _write_connection_limits _write_stream_limits

@@ -54,7 +54,9 @@ class TunedEngine(ReadyEngine):
         super().__init__(configuration=configuration, settings=settings, **rest)
         self._new_token = b""
         self._now = 0.0  # of the last call that said what time it is
-        self._key_start = 0
+        self._key_sending: Any = None
+        self._key_start = 0  # number of the first packet, or a later one, under these keys
+        self._key_wanted = False
         self._cids_unsent = True
         self._short = ShortPacketBuilder(is_client=self._is_client)
         self._mtu = MtuSearch(configuration.max_datagram_size, settings.max_packet_size)
@@ -81,8 +83,12 @@ class TunedEngine(ReadyEngine):
             assert type(event) is events.DatagramFrameReceived
             self._events.append(EarlyDatagram(data=event.data))
 
-    def _handle_new_connection_id_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
-        super()._handle_new_connection_id_frame(context, frame_type, buf)
+    def _consume_peer_cid(self) -> None:
+        super()._consume_peer_cid()
+        self.reset_tokens_changed = True
+
+    def _use_reserved_peer_cid(self, network_path: QuicNetworkPath) -> None:
+        super()._use_reserved_peer_cid(network_path)
         self.reset_tokens_changed = True
 
     def _handle_crypto_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
@@ -424,13 +430,8 @@ class TunedEngine(ReadyEngine):
     def datagrams_to_send(self, now: float) -> list[tuple[bytes, Any]]:
         """Return what is to be sent now, under new keys if the old ones have served long enough."""
         self._now = now
-        if (
-            self._packet_number - self._key_start >= self.settings.key_update_after
-            and self._handshake_confirmed
-            # A second update may only follow once the peer has acknowledged a packet under the present key.
-            and self._space.largest_acked_packet >= self._key_start
-        ):
-            self.request_key_update()
+        if self._handshake_confirmed:
+            self._renew_keys()
         path = self._network_paths[0] if self._network_paths else None
         if (
             path is None
@@ -501,9 +502,25 @@ class TunedEngine(ReadyEngine):
         return first
 
     def request_key_update(self) -> None:
-        """Renew the keys."""
-        self._key_start = self._packet_number
-        super().request_key_update()
+        """Renew the keys as soon as that is allowed."""
+        self._key_wanted = True
+
+    def _renew_keys(self) -> None:
+        """Renew the keys if that is wanted or due, and the peer has acknowledged a packet under the present ones (RFC 9001 section 6.1).
+
+        Two updates ahead of its peer, a side would be at keys that the peer takes for its own present ones, and never be understood again.
+        """
+        keys, number = self._crypto, self._packet_number
+        if keys.send.aead is not self._key_sending:  # by an update of either side
+            self._key_sending = keys.send.aead
+            self._key_start = number
+        if (
+            (self._key_wanted or number - self._key_start >= self.settings.key_update_after)
+            and self._space.largest_acked_packet >= self._key_start
+            and not keys._update_key_requested
+        ):
+            self._key_wanted = False
+            super().request_key_update()
 
     def _idle_timeout(self) -> float:
         idle, peers = self._configuration.idle_timeout, self._remote_max_idle_timeout
