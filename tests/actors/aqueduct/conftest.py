@@ -229,7 +229,7 @@ class Clerk(Actor[Any]):
             case "count":
                 return len(self.notes)
             case "texts":
-                return [getattr(note, "text", note) for note in self.notes]
+                return [note if isinstance(note, str) else getattr(note, "text", None) for note in self.notes]
             case "say":
                 return m.value
             case "fail":

@@ -242,6 +242,7 @@ class World:
     def check(self) -> None:
         assert not self.ends.peer.is_over, "I-10"
         assert not any(self.ends.left()), f"I-5, I-9: {self.ends.left()}"
+        assert not any(end.core.unacked or end.core.crowded for end in (self.ends.client, self.ends.server)), "I-5"
         rest = (tasks(), self.ends.client.streams, self.ends.server.streams)
         assert self.rest in (None, rest), f"I-5: tasks and streams are {rest}, were {self.rest}"
         self.rest = rest

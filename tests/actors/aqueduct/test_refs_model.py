@@ -91,6 +91,7 @@ class Refs(ActorStateMachine):
         self.there.registry.register(f"far{self.spawned}", cell)
         ref = await self.peer.lookup(f"far{self.spawned}")
         self.remotes.append(Remote(cell, cell._actor, ref=ref))
+        await self.rest()
 
     @rule()
     def spawn_here(self) -> None:
@@ -146,6 +147,7 @@ class Refs(ActorStateMachine):
             with pytest.raises(ActorStopped) as stopped:
                 await far.ref.ask(Do("texts"))
             assert type(stopped.value.reason) is far.reason
+        await self.rest()
 
     @precondition(lambda self: self.remotes and self.locals)
     @rule(one=NUMBER, other=NUMBER, tag=st.integers(0, 1))
@@ -248,6 +250,7 @@ class Refs(ActorStateMachine):
             ref = await self.peer.lookup(far.cell.name)
             assert ref is not far.ref
             self.remotes.append(Remote(far.cell, far.actor, far.heard, ref=ref, told=far.told))
+        await self.rest()
 
     @invariant()
     def check(self) -> None:

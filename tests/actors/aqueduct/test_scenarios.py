@@ -26,8 +26,6 @@ from .scenarios import World
 # A message that never left takes the handles in it along: they end when they are collected, with a warning, as they should.
 pytestmark = pytest.mark.filterwarnings("ignore:.* was forgotten before the channel ended:ResourceWarning")
 
-ROUNDS = {"fast": 2_000, "ci": 20_000, "soak": 10_000_000}
-
 
 def small(rng: random.Random) -> AqueductConfig:
     """Windows of all sizes, so that something is always full."""
@@ -99,15 +97,25 @@ async def test_i5_i10_over_quic_on_loopback(quic: tuple[QuicConfig, QuicConfig])
             await live(World(ends, rng, (0, 0, 0.001), quiet), 77, 100)
 
 
+async def trees(start: Start, seed: int, messages: int) -> None:
+    """Grow and end random trees in memory, where datagrams are lost, until so many messages have been sent."""
+    carrier = MemoryConfig(shape="connection", datagram_loss=0.3)
+    async with start(carrier=carrier, core=AqueductConfig(window=64, mailbox=64)) as ends:
+        world = World(ends, random.Random(seed), (0, 0, 0, 0.01, 0.06, 0.7), settled, most=200)
+        await live(world, seed, 500, messages // 500)
+        assert world.messages >= messages
+        assert world.made > messages // 20
+
+
 @pytest.mark.rule("I-5", "I-13")
 async def test_i5_i13_nothing_leaks(start: Start, autojump_clock: MockClock, pytestconfig: pytest.Config) -> None:
     """Random trees with random cancels, drops and losses: at rest no halves, links, tombstones, records, octets, streams or tasks are left."""
-    messages = ROUNDS[str(pytestconfig.getoption("--profile"))]
-    rounds = messages // 500
-    rng = random.Random(2024)
-    carrier = MemoryConfig(shape="connection", datagram_loss=0.3)
-    async with start(carrier=carrier, core=AqueductConfig(window=64, mailbox=64)) as ends:
-        world = World(ends, rng, (0, 0, 0, 0.01, 0.06, 0.7), settled, most=200)
-        await live(world, 2024, messages // rounds, rounds)
-        assert world.messages >= messages
-        assert world.made > messages // 20
+    await trees(start, 2024, 2_000 if pytestconfig.getoption("--profile") == "fast" else 20_000)
+
+
+@pytest.mark.soak
+@pytest.mark.rule("I-5", "I-13")
+@pytest.mark.parametrize("seed", range(10))
+async def test_i5_i13_nothing_leaks_of_ten_million_messages(start: Start, autojump_clock: MockClock, seed: int) -> None:
+    """The same with a million messages for each of ten connections."""
+    await trees(start, seed, 1_000_000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,41 @@ async def test_an_operation_that_ends_in_the_moment_of_its_cancellation(start: S
         await wait_all_tasks_blocked()
         assert ends.client.core.operations == 0
         assert await ends.peer.request(101, b"alive") == b"alive"
+
+
+async def test_what_is_cancelled_while_it_waits_for_its_turn_is_never_executed(
+    start: Start, autojump_clock: MockClock
+) -> None:
+    said: list[str] = []
+
+    async def decide(call: Call) -> None:
+        await trio.sleep(1)
+
+    async def work(call: Call) -> None:
+        said.append("work")
+
+    async def hold(call: Call) -> None:
+        await trio.sleep(10)
+
+    async def undo(call: Call, reason: str) -> None:
+        said.append("undo")
+
+    handlers = {
+        100: Handler(work, before_execute=decide, on_cancel=undo),
+        101: hold,
+        102: Handler(work, on_cancel=undo),
+    }
+    async with start(handlers, max_running=1) as ends, trio.open_nursery() as nursery:
+        with trio.move_on_after(3):
+            async with trio.open_nursery() as calls:
+                calls.start_soon(ends.peer.request, 100)  # decided after a second, and then behind the next
+                await trio.sleep(0.5)
+                nursery.start_soon(partial(ends.peer.request, 101, timeout=None, priority=0))
+                await trio.sleep(0.1)
+                calls.start_soon(ends.peer.request, 102)
+        await trio.sleep(20)
+        assert said == ["undo", "undo"]
+        assert ends.left() == NOTHING
 
 
 async def test_a_reader_of_a_call_that_is_cancelled_has_lost_nothing(start: Start, autojump_clock: MockClock) -> None:

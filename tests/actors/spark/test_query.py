@@ -15,7 +15,12 @@ import trio
 pytest.importorskip("pyspark")
 pytest.importorskip("levada.actors.spark", exc_type=ImportError)
 
-from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceStreamWriter,
+    SimpleDataSourceStreamReader,
+    WriterCommitMessage,
+)
 
 from levada.actors.spark.query import (
     AwaitAvailable,
@@ -240,7 +245,9 @@ async def test_what_cannot_start_fails_at_once(spark: Any, system: ActorSystem) 
     assert "no.such.source" in str(reasons[0])
 
 
-async def test_sources_are_those_of_the_session_that_was_given(spark: Any, system: ActorSystem, tmp_path: Path) -> None:
+async def test_sources_and_sinks_are_those_of_the_session_that_was_given(
+    spark: Any, system: ActorSystem, tmp_path: Path
+) -> None:
     """Spark looks them up in the session that is active in the thread, and else in the first one that there was."""
 
     class Letters(DataSource):  # type: ignore[misc]  # mypy is not shown pyspark
@@ -254,6 +261,9 @@ async def test_sources_are_those_of_the_session_that_was_given(spark: Any, syste
         def simpleStreamReader(self, schema: Any) -> Any:  # noqa: N802 - Spark's name
             return LettersReader()
 
+        def streamWriter(self, schema: Any, overwrite: bool) -> Any:  # noqa: N802
+            return LettersWriter()
+
     class LettersReader(SimpleDataSourceStreamReader):  # type: ignore[misc]
         def initialOffset(self) -> dict[str, int]:  # noqa: N802
             return {"at": 0}
@@ -264,9 +274,17 @@ async def test_sources_are_those_of_the_session_that_was_given(spark: Any, syste
         def readBetweenOffsets(self, start: Any, end: Any) -> Iterator[tuple[str]]:  # noqa: N802
             return iter(())
 
+    class LettersWriter(DataSourceStreamWriter):  # type: ignore[misc]
+        def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+            return WriterCommitMessage()
+
+    def copy(spark: Any) -> Any:
+        writer = spark.readStream.format("letters").load().writeStream.format("letters")
+        return writer.option("checkpointLocation", str(tmp_path))
+
     own = spark.newSession()
     own.dataSource.register(Letters)
-    query = system.spawn(Query, own, lambda spark: spark.readStream.format("letters").load().writeStream.format("noop"))
+    query = system.spawn(Query, own, copy)
     # Answered by a query that has started.
     await query.ask(GetProgress(), timeout=150.0)
     query.stop()

@@ -27,6 +27,7 @@ from levada.transports.aqueduct import AqueductConfig
 
 from .config import PeerConfig
 from .entry import connect, serve
+from .lookup import Expose
 from .peer import ConnectionStatistics, Peer
 from .raw import RawMessage
 from .server import Handler, Listener
@@ -34,6 +35,7 @@ from .server import Handler, Listener
 __all__ = [
     "AqueductConfig",
     "ConnectionStatistics",
+    "Expose",
     "Handler",
     "Listener",
     "Peer",

@@ -7,8 +7,6 @@
   and so do those behind it of the same kind; control streams, which carry the acks, do not wait for streams of messages.
 """
 
-# Measured, both ends of 10,000 channels in one process: a task for each stream took 6.5 kB a channel more.
-
 from __future__ import annotations
 
 from collections import deque

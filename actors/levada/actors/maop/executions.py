@@ -17,7 +17,7 @@ from levada.transports.maop import ErrorCode, Incoming, OperationCancelled
 
 from .bodies import Source, make_source, quick_source
 from .errors import OperationError, Refuse
-from .handlers import BeforeExecute, Call, Code, Execute, Handler, OperationActor, Reply
+from .handlers import BeforeExecute, Call, Code, Execute, Handler, OperationActor, Raised, Reply
 from .workers import Worker
 
 if TYPE_CHECKING:
@@ -38,11 +38,14 @@ class ActorCode:
 
     async def _ask(self, message: Any) -> Any:
         try:
-            return await self._ref.ask(message, timeout=None)
+            answer = await self._ref.ask(message, timeout=None)
         except ActorStopped as error:
             if error.__cause__ is not None:
                 raise error.__cause__ from None
             raise
+        if isinstance(answer, Raised):
+            raise answer.error
+        return answer
 
     async def before_execute(self, call: Call) -> None:
         """See `Code`."""
@@ -134,10 +137,11 @@ class Execution:
 
     async def run(self) -> None:
         """See `levada.actors.maop.workers.Job`."""
+        working = self._working
         try:
             if self._code is None:
                 self._code = self._handler.code or ActorCode(self._connection, self._handler)
-            if self._working:
+            if working:
                 await self._work(self._code)
             else:
                 await self._decide(self._code)
@@ -146,7 +150,10 @@ class Execution:
             raise
         finally:
             self.worker = None
-            self._placed = False
+            if (
+                self._working is working
+            ):  # else the approval has led to the work at once, which waits for a place by now
+                self._placed = False
             self._connection.shared.scheduler.done()
             if self._reason:
                 await self._undo()

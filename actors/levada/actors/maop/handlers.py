@@ -12,10 +12,11 @@ import attrs
 import trio
 
 from levada.framework import Actor, Reason, handles
-from levada.framework.errors import ConfigurationError, LocalProtocolError
+from levada.framework.errors import ConfigurationError, DecodeError, LocalProtocolError
 from levada.transports.maop import HandlerSpec
 
 from .bodies import Body
+from .errors import OperationError, Refuse
 
 if TYPE_CHECKING:
     from levada.transports.maop import Incoming
@@ -30,6 +31,7 @@ __all__ = [
     "Handler",
     "Handlers",
     "OperationActor",
+    "Raised",
     "Reply",
     "handler_table",
 ]
@@ -198,6 +200,13 @@ class Execute:
     call: Call
 
 
+@attrs.frozen(eq=False)
+class Raised:
+    """An answer of an operation's actor: what it raised on purpose, which is no failure of the actor."""
+
+    error: Exception
+
+
 class OperationActor(Actor[Any]):
     """A handler with state of its own for each operation: derive, and give the class to `serve`. One is spawned for each operation.
 
@@ -217,14 +226,21 @@ class OperationActor(Actor[Any]):
         """Undo: called once if `execute` or the transfer was cut short, never after success. Source: MA-113."""
 
     @handles
-    async def on_before(self, m: BeforeExecute) -> None:
+    async def on_before(self, m: BeforeExecute) -> Raised | None:
         """See `before_execute`."""
-        await self.before_execute(m.call)
+        try:
+            await self.before_execute(m.call)
+        except Refuse as error:
+            return Raised(error)
+        return None
 
     @handles
     async def on_execute(self, m: Execute) -> Any:
         """See `execute`."""
-        return await self.execute(m.call)
+        try:
+            return await self.execute(m.call)
+        except (OperationError, DecodeError) as error:
+            return Raised(error)
 
     def cancel(self, call: Call, reason: str) -> None:
         """End it, because its operation is over."""

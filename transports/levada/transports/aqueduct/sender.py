@@ -186,7 +186,7 @@ class SenderHalf:
         return halves
 
     def push(self, payload: bytes, token: object = None) -> bool:
-        """Send one ordered message without attachments, if nothing speaks against it: most messages, in 0.4 of the time of `send`.
+        """Send one ordered message without attachments, if nothing speaks against it: the short way of most messages.
 
         Returns:
             False if something does: no room, the end, a oneshot, a payload too large. Nothing has happened then; `send` says more.
