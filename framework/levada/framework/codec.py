@@ -120,7 +120,7 @@ class Codec:
         """
         cls = type(value)
         if cls is expected and cls in PLAIN:
-            # What msgpack has, as it is: a third of the time that it takes by way of shapes.
+            # What msgpack has, as it is: half of the time that it takes by way of shapes.
             try:
                 octets = Packer(datetime=True).pack(value)
             except (ValueError, OverflowError):
