@@ -51,6 +51,40 @@ async def test_aq55_a_lost_message_takes_its_channels_along(start: Start, autoju
         assert ends.left() == NOTHING
 
 
+@pytest.mark.parametrize("end", ["cut", "close"])
+async def test_a_send_that_waits_for_room_raises_when_the_channel_ends(
+    start: Start, autojump_clock: MockClock, end: str
+) -> None:
+    """What is settled then makes no room: a message that never left is not taken for sent."""
+    async with start(core=AqueductConfig(window=4, mailbox=4)) as ends:
+        sender, at_peer = channel(int)
+        await ends.peer.send(Parcel(receiver=at_peer))
+        got = (await ends.got.receive()).receiver
+        errors: list[type[Exception]] = []
+        sent = 0
+
+        async def fill() -> None:
+            nonlocal sent
+            try:
+                while True:
+                    await sender.send(sent)
+                    sent += 1
+            except (ChannelConnectionLost, ReceiverClosed) as error:
+                errors.append(type(error))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fill)
+            await settled()
+            before = sent
+            if end == "cut":
+                ends.client._carrier.link.cut("somebody dug")  # type: ignore[union-attr]
+            else:
+                got.close()
+        got.close()
+        assert errors == [ChannelConnectionLost if end == "cut" else ReceiverClosed]
+        assert sent == before > 0
+
+
 async def test_an_actor_that_watches_a_handle_hears_of_the_loss(start: Start, autojump_clock: MockClock) -> None:
     heard: list[Any] = []
 

@@ -122,8 +122,8 @@ async def test_whatever_happens_nothing_is_left(start: Start, seed: int, autojum
             for _ in range(60):
                 nursery.start_soon(world.call, ends.peer)
                 nursery.start_soon(world.call, ends.caller)
-        await trio.sleep(200)
+        await trio.sleep(1000)  # Messages that have arrived are executed, two at a time perhaps
         assert ends.left() == NOTHING
-        assert world.outcomes["worked"] > 10
-        assert world.outcomes["cancelled"] > 2
-        assert world.outcomes["INCOMPATIBLE_MESSAGE"] > 2
+        assert world.outcomes["worked"]
+        assert world.outcomes["cancelled"]
+        assert world.outcomes["INCOMPATIBLE_MESSAGE"]

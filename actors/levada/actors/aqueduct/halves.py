@@ -457,13 +457,14 @@ class Outbound:
 
     def settled(self, letters: list[Any], *, delivered: bool) -> None:
         """It is known what became of messages."""
+        if self.channel.putters and self.half.ended:
+            self.halves.end(self.channel, _SENDER_ENDS[self.half.state])  # what is settled by the end makes no room
         self.channel.settle(*letters, delivered=delivered)
 
     def ended(self) -> None:
         """The half is gone. Source: section 8 of the protocol."""
-        state = self.half.state
         self.halves.outbound.pop(self.half, None)
-        self.halves.end(self.channel, _SENDER_ENDS[state])
+        self.halves.end(self.channel, _SENDER_ENDS[self.half.state])
 
     def _ended_here(self) -> None:
         """The channel has ended, by its owner or the peer; finishing is the peer's to confirm."""

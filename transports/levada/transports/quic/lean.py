@@ -7,6 +7,7 @@ The previous key is kept over a key update, for packets that were under way, thr
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from aioquic import tls
@@ -99,7 +100,7 @@ class LeanEngine(PlainEngine):
         aead = keys.aead
         if aead is not self._key_current:
             self._key_previous, self._key_current = self._key_current, aead
-            self._key_previous_until = now + 3 * self._loss.get_probe_timeout()
+            self._key_previous_until = math.inf
             self._key_first = _NONE_YET
         if (first & 4) >> 2 != keys.key_phase:
             aead = self._key_previous  # sent before the peer saw the update, or the peer's own update
@@ -146,6 +147,8 @@ class LeanEngine(PlainEngine):
         """Judge a packet while two keys are kept; the old one is dropped when its time is over."""
         if is_current:
             self._key_first = min(self._key_first, number)
+            if self._key_previous_until == math.inf:  # the peer has made the step too
+                self._key_previous_until = now + 3 * self._loss.get_probe_timeout()
         elif number > self._key_first:
             self.close(
                 error_code=QuicErrorCode.KEY_UPDATE_ERROR,
