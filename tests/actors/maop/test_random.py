@@ -122,7 +122,7 @@ async def test_whatever_happens_nothing_is_left(start: Start, seed: int, autojum
             for _ in range(60):
                 nursery.start_soon(world.call, ends.peer)
                 nursery.start_soon(world.call, ends.caller)
-        await trio.sleep(1000)  # Messages that have arrived are executed, two at a time perhaps
+        await trio.sleep(200)  # Messages that have arrived are executed, two at a time perhaps
         assert ends.left() == NOTHING
         assert world.outcomes["worked"]
         assert world.outcomes["cancelled"]
