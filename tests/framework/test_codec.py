@@ -789,7 +789,7 @@ def test_a_ref_says_who_it_is() -> None:
             return *super().attach(handle), b"\x07/desk"
 
     octets = codec.encode(Box([Ref(), Ref()]), attachments=Named())
-    assert octets.endswith(bytes.fromhex("d7010400072f6465736b" "d7010401072f6465736b"))
+    assert octets.endswith(bytes.fromhex("d7010400072f6465736bd7010401072f6465736b"))
     asked: list[Any] = []
     codec.decode(octets, detach=lambda *arguments: asked.append(arguments))
     assert asked == [(0, AttachmentKind.REF, Any, b"\x07/desk"), (1, AttachmentKind.REF, Any, b"\x07/desk")]

@@ -169,9 +169,10 @@ class Connection(Actor[Any]):
                 # Without, the answers to what was read go into packets of their own, which costs a fifth of all requests a second
                 # with 64 at a time.
                 for _ in range(_ROUNDS):
+                    self._turn_due = False
                     await trio.lowlevel.checkpoint()
-                    if not trio.lowlevel.current_statistics().tasks_runnable:
-                        break
+                    if not self._turn_due:
+                        break  # nobody had anything to say
             self.flush()
 
     @handles
