@@ -1,7 +1,8 @@
 """RSocket over TCP on loopback, client and server in a process each: ``levada bench rsocket``.
 
 In each round every workload runs on levada, on the package ``rsocket`` from PyPI (if it is installed; its reads raised to 64 KiB, which
-makes it faster) and, where one request waits for one answer, on a raw echo of trio's own streams. What counts is the ratio of a round.
+makes it faster) and, where one request waits for one answer, on a raw echo of trio's own streams. Both processes share one core, so that
+it is work that is compared and not how long a core takes to wake. What counts is the ratio of a round.
 """
 
 from __future__ import annotations
