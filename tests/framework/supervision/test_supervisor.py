@@ -24,6 +24,7 @@ async def test_supervisor_starts_its_list_in_order_and_supervises_it(system: Act
     team = system.spawn(Supervisor, [worker(log, "a"), worker(log, "b"), worker(log, "c")], rest_for_one(), name="team")
     refs = await team.ask(Children())
     assert [ref.path for ref in refs] == ["/team/a", "/team/b", "/team/c"]
+    await wait_all_tasks_blocked()  # the answer may come before their turn does
     assert log == [("a", "start"), ("b", "start"), ("c", "start")]
     log.clear()
     refs[1].kill()
