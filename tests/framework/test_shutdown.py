@@ -385,22 +385,6 @@ async def test_an_error_that_nobody_deals_with_cancels_the_body_and_runs_the_pha
     assert log[:-3] == ["queued", log[1]]
 
 
-async def test_a_task_that_raises_ends_the_system(autojump_clock: MockClock) -> None:
-    """It takes no worker along: all actors end in order."""
-    log: Log = []
-
-    async def fail() -> None:
-        await trio.sleep(1)
-        raise ValueError("task")
-
-    with pytest.raises(ValueError, match="task"), trio.fail_after(60):
-        async with ActorSystem() as system:
-            system.spawn(Worker, log, "patient")
-            system.start_task(fail, name="fails")
-            await trio.sleep_forever()
-    assert log == [("patient", Shutdown())]
-
-
 async def test_body_and_crash_together_come_out_as_a_group() -> None:
     with pytest.raises(BaseExceptionGroup) as caught:
         async with ActorSystem("app") as system:

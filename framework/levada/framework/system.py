@@ -445,19 +445,8 @@ class ActorSystem:
                 await trio.sleep_forever()
 
     def start_task(self, function: Callable[..., Awaitable[object]], *args: Any, name: str) -> None:
-        """Run a task in the system's nursery until it ends, or until the system has; what it raises ends the system."""
-        self._nursery.start_soon(self._run_task, function, args, name=name)
-
-    async def _run_task(self, function: Callable[..., Awaitable[object]], args: tuple[Any, ...]) -> None:
-        try:
-            await function(*args)
-        except BaseException as error:
-            # Out of the nursery it would cancel the workers, and no actor could end any more.
-            cancelled, rest = split_cancelled(error)
-            if rest is not None:
-                self.crash(rest)
-            if cancelled is not None:
-                raise cancelled from None
+        """Run a task of the runtime in the system's nursery; it must not raise, which would cancel the workers beside it."""
+        self._nursery.start_soon(function, *args, name=name)
 
     def dead_letter(self, message: Any, to: Ref[Any], why: str) -> None:
         """Note a message that reached no handler."""
