@@ -191,3 +191,14 @@ async def test_a_server_that_never_greets_can_be_given_up(autojump_clock: MockCl
                     pass
             assert scope.cancelled_caught
         assert system.statistics().actors == 0
+
+
+async def test_cancelled_before_the_connection_has_begun() -> None:
+    """Not even its actor runs then; the cancellation comes out as it is, and nothing stays behind."""
+    async with ActorSystem() as system:
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            async with connect(system, "aqueduct+memory://nobody", Parcel):
+                raise AssertionError("it was entered")
+        assert scope.cancelled_caught
+        assert system.statistics().actors == 0

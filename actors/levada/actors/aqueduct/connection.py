@@ -126,7 +126,7 @@ class Connection(Actor[Any]):
         self._idle = trio.Event()
         self._resting = False
         """Whether it closes as soon as nothing is left to wait for."""
-        self._begun = False
+        self._runs = self._begun = False
         self._gone = trio.Event()
 
     def _headers(self) -> tuple[tuple[str, bytes], ...]:
@@ -347,6 +347,7 @@ class Connection(Actor[Any]):
 
     def started(self) -> None:
         """See `Actor.started`."""
+        self._runs = True
         self.halves.refs = Refs(self.halves, self.system)
         self.start_soon(self._main)
 
@@ -457,8 +458,12 @@ class Connection(Actor[Any]):
         if self._begun:
             self._apply_all(self.core.close(CloseCode.ORDERLY))
             self._flush()
-        else:
+        elif self._runs:
             self.ref.stop(now=True)
+        elif self.client:
+            # Its actor never was: nobody else will end what was to be sent on.
+            self.halves.detail = "this side closed the connection"
+            self.halves.end(self.entry, TerminalState.CONNECTION_LOST)
 
     async def stopping(self, reason: Reason) -> None:
         """See `Actor.stopping`: somebody else ends the actor, or it has ended itself."""
