@@ -20,13 +20,9 @@ from levada.transports.carriers import TlsConfig
 
 from . import Subparsers
 from .ship import warnings_on_stderr
+from .signals import COUNT, RELOAD, late_ones_dropped
 
 __all__ = ["add_parser", "run"]
-
-# Windows has neither; a signal of number 0 never comes.
-_COUNT = getattr(signal, "SIGUSR1", 0)
-_RELOAD = getattr(signal, "SIGHUP", 0)
-_SIGNALS = [number for number in (signal.SIGINT, signal.SIGTERM, _COUNT, _RELOAD) if number]
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -56,11 +52,11 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Receive until SIGTERM, Ctrl-C, or until nobody reads the output."""
-    with warnings_on_stderr():
-        return trio.run(_receive, args)
+    with warnings_on_stderr(), late_ones_dropped(COUNT, RELOAD) as numbers:
+        return trio.run(_receive, args, numbers)
 
 
-async def _receive(args: argparse.Namespace) -> int:
+async def _receive(args: argparse.Namespace, numbers: list[int]) -> int:
     if (args.cert is not None) != args.url.startswith("lumberjack+tls:"):
         raise ConfigurationError("--cert and a URL with lumberjack+tls:// belong together")
     carrier = None
@@ -72,16 +68,16 @@ async def _receive(args: argparse.Namespace) -> int:
             client_certificates="none" if args.client_ca is None else "required",
         )
     last = 0
-    with trio.open_signal_receiver(*_SIGNALS) as signals:
+    with trio.open_signal_receiver(*numbers) as signals:
         async with ActorSystem("receive") as system:
             output = _Printer(as_json=args.json) if args.spool is None else _Spooler(system, args.spool)
             async with serve(system, args.url, output.take, carrier=carrier) as reader, trio.open_nursery() as nursery:
                 print(f"listening on {reader.url}", file=sys.stderr, flush=True)
                 nursery.start_soon(_when_closed, output, nursery.cancel_scope)
                 async for last in signals:
-                    if last == _COUNT:
+                    if last == COUNT:
                         output.tell_count()
-                    elif last == _RELOAD:
+                    elif last == RELOAD:
                         _reload(reader)
                     else:
                         nursery.cancel_scope.cancel()

@@ -25,15 +25,13 @@ from levada.transports.carriers import TlsConfig
 
 from . import Subparsers
 from .health import serve_health
+from .signals import RELOAD, late_ones_dropped
 
 __all__ = ["App", "add_parser", "find", "run"]
 
 App = Callable[[ActorSystem], AbstractAsyncContextManager[Any]]
 """Serves until the block is left; yields its listeners, one or several, or None."""
 
-# Windows has none; a signal of number 0 never comes.
-_RELOAD = getattr(signal, "SIGHUP", 0)
-_SIGNALS = [number for number in (signal.SIGINT, signal.SIGTERM, _RELOAD) if number]
 _WITH_CERTIFICATE = ("tls", "wss", "quic")
 
 
@@ -101,8 +99,8 @@ def run(args: argparse.Namespace) -> int:
     """Serve until told to end."""
     found = find(args.target)
     app = _handler_app(found, args) if args.url else _app(found, args)
-    with _logs_on_stderr(args.log):
-        return trio.run(_Run(app, args).main)
+    with _logs_on_stderr(args.log), late_ones_dropped(RELOAD) as numbers:
+        return trio.run(_Run(app, args).main, numbers)
 
 
 # ---------------------------------------------------------------- what to run
@@ -256,9 +254,9 @@ class _Run:
         self._patience = trio.CancelScope()
         """Around the app; cancelled when it is to end at once."""
 
-    async def main(self) -> int:
+    async def main(self, numbers: list[int]) -> int:
         """Run it; returns the exit code."""
-        with trio.open_signal_receiver(*_SIGNALS) as signals:
+        with trio.open_signal_receiver(*numbers) as signals:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._obey, signals)
                 if self._args.health is not None:
@@ -290,7 +288,7 @@ class _Run:
 
     async def _obey(self, signals: AsyncIterator[int]) -> None:
         async for number in signals:
-            if number == _RELOAD:
+            if number == RELOAD:
                 self._reload()
             elif not self._first:
                 self._first = number
