@@ -1,4 +1,4 @@
-"""What the servers of all protocols over connections do alike: listen, make a connection of each carrier that comes, bound their number, end.
+"""What protocols over connections do alike: listen, make a connection of each carrier that comes, bound their number, end.
 
 A protocol derives from `Acceptor` and says how it listens and what a connection is, and from `ListenerHandle`, which is what its
 ``serve`` gives.  A connection is an actor with ``aclose``; it enters itself into `Acceptor.connections` when its client has been
@@ -8,17 +8,20 @@ that clients that never say anything are bounded too.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import trio
 
-from levada.framework import Actor, Reason
+from levada.framework import Actor, Reason, Ref
 from levada.framework.errors import ActorStopped, CarrierError, ConfigurationError, LevadaError
 from levada.transports.carriers import ByteStream, Incoming, Listener, MessageStream
 
-__all__ = ["Accepted", "Acceptor", "ListenerHandle", "refuse"]
+__all__ = ["Accepted", "Acceptor", "ListenerHandle", "closing", "refuse"]
+
+HURRY: Final = 1.0
+"""Seconds for the last octets of a connection that is closed by an exception or a cancellation."""
 
 Accepted = ByteStream | MessageStream | Incoming
 """What a listener of any carrier hands over."""
@@ -27,6 +30,10 @@ Accepted = ByteStream | MessageStream | Incoming
 class _Closes(Protocol):
     @property
     def aclose(self) -> Callable[[], Awaitable[None]]: ...
+
+
+class _Shuts(Protocol):
+    def shut(self) -> None: ...
 
 
 C = TypeVar("C", bound=_Closes)
@@ -190,3 +197,30 @@ def refuse(accepted: Accepted) -> None:
         accepted.refuse()
     else:
         accepted.abort()
+
+
+@asynccontextmanager
+async def closing(
+    root: Ref[Any], connections: Callable[[], Iterable[_Shuts]], aclose: Callable[[], Awaitable[None]]
+) -> AsyncIterator[None]:
+    """Close connections after a block: in order after its end, at once after an exception or a cancellation of it.
+
+    Args:
+        root: the actor that the connections are, or are children of; it has ended when this is over.
+        connections: those there are then.
+        aclose: closes them in order.
+    """
+    try:
+        yield
+        await aclose()
+    except BaseException:
+        for connection in connections():
+            connection.shut()
+        raise
+    finally:
+        root.stop(now=True)
+        with trio.CancelScope(shield=True):
+            with trio.move_on_after(HURRY):
+                await root.terminated()
+            root.kill()
+            await root.terminated()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-import trio
-
-from levada.framework import ActorSystem, Ref
+from levada.actors.listening import closing
+from levada.framework import ActorSystem
 
 from .config import PeerConfig, dial_carrier, listen_carrier
 from .connection import Carrier, Connection
@@ -57,7 +56,7 @@ async def connect_over(
     """Do what `connect` does, over a carrier of one's own making."""
     connection = Connection(config, carrier, Any if message_type is object else message_type, client=True)
     root = system.spawn(lambda: connection)
-    async with _closing(root, lambda: [connection], connection.aclose):
+    async with closing(root, lambda: [connection], connection.aclose):
         await connection.ready(early=connection.early)
         yield Peer(connection)
 
@@ -113,30 +112,6 @@ async def serve_over(
     actor = ListenerActor(config, listening, message_type, handler, expose)
     root = system.spawn(lambda: actor)
     listener = Listener(actor)
-    async with _closing(root, lambda: [*actor.connections], listener.aclose):
+    async with closing(root, lambda: [*actor.connections], listener.aclose):
         await actor.opened()
         yield listener
-
-
-@asynccontextmanager
-async def _closing(
-    root: Ref[Any], connections: Callable[[], Sequence[Connection]], aclose: Callable[[], Awaitable[None]]
-) -> AsyncIterator[None]:
-    """Close connections after a block: in order after its end, at once after an exception or a cancellation of it."""
-    try:
-        yield
-        await aclose()
-    except BaseException:
-        for connection in connections():
-            connection.shut()
-        raise
-    finally:
-        root.stop(now=True)
-        with trio.CancelScope(shield=True):
-            with trio.move_on_after(_HURRY):
-                await root.terminated()
-            root.kill()
-            await root.terminated()
-
-
-_HURRY = 1.0  # seconds for the last octets of a connection that is closed by an exception or a cancellation

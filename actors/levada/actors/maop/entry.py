@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from typing import Any
 
-import trio
-
-from levada.framework import ActorSystem, Ref
+from levada.actors.listening import closing
+from levada.framework import ActorSystem
 
 from .client import ClientActor
 from .config import PeerConfig, dial_carrier, listen_carrier
-from .connection import Carrier, Connection
+from .connection import Carrier
 from .handlers import Handlers, handler_table
 from .peer import Peer
 from .registry import Registry
@@ -84,7 +82,7 @@ async def connect_over(
     shared = _share(handlers, config or PeerConfig())
     client = ClientActor(shared, carrier, token, auth_type, dict(pairs or {}))
     root = system.spawn(lambda: client)
-    async with _closing(root, lambda: [client.connection], client.connection.aclose):
+    async with closing(root, lambda: [client.connection], client.connection.aclose):
         await client.connection.ready()
         yield client.connection.peer
 
@@ -138,30 +136,6 @@ async def serve_over(
     actor = ListenerActor(_share(handlers, config or PeerConfig()), listening, authenticate)
     root = system.spawn(lambda: actor)
     listener = Listener(actor)
-    async with _closing(root, lambda: [*actor.connections], listener.aclose):
+    async with closing(root, lambda: [*actor.connections], listener.aclose):
         await actor.opened()
         yield listener
-
-
-@asynccontextmanager
-async def _closing(
-    root: Ref[Any], connections: Callable[[], Sequence[Connection]], aclose: Callable[[], Awaitable[None]]
-) -> AsyncIterator[None]:
-    """Close connections after a block: in order after its end, at once after an exception or a cancellation of it."""
-    try:
-        yield
-        await aclose()
-    except BaseException:
-        for connection in connections():
-            connection.shut()
-        raise
-    finally:
-        root.stop(now=True)
-        with trio.CancelScope(shield=True):
-            with trio.move_on_after(_HURRY):
-                await root.terminated()
-            root.kill()
-            await root.terminated()
-
-
-_HURRY = 1.0  # seconds for the last octets of a connection that is closed by an exception or a cancellation
