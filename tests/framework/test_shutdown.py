@@ -664,3 +664,25 @@ async def test_100_000_children_end_without_recursion_in_reverse_order(how: str)
             parent.stop()
         await parent.terminated()
     assert order == list(reversed(range(100_000)))
+
+
+@pytest.mark.parametrize("busy", [0, 1, 3])
+async def test_a_task_of_the_runtime_that_fails_ends_the_system(busy: int, autojump_clock: MockClock) -> None:
+    async def fail() -> None:
+        raise RuntimeError("a fault of the runtime")
+
+    async def wait(actor: Worker) -> None:
+        await trio.sleep_forever()
+
+    with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="a fault of the runtime")):
+        async with ActorSystem() as system:
+            refs = [system.spawn(Worker, []) for _ in range(3)]
+            for ref in refs[:busy]:
+                ref.tell(Do(wait))
+            await wait_all_tasks_blocked()
+            system.start_task(fail, name="fails")
+            try:
+                await trio.sleep_forever()
+            finally:
+                for ref in refs:
+                    ref.tell(Note("nobody will run it"))

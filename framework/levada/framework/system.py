@@ -439,13 +439,19 @@ class ActorSystem:
 
     @enable_ki_protection
     async def _hold_nursery(self, held: trio.Event) -> None:
-        with trio.CancelScope(shield=True):
-            async with trio.open_nursery() as self._nursery:
-                held.set()
-                await trio.sleep_forever()
+        try:
+            with trio.CancelScope(shield=True):
+                async with trio.open_nursery() as self._nursery:
+                    held.set()
+                    await trio.sleep_forever()
+        except BaseException as error:
+            # The workers have ended with the task that failed, so no actor will ever say that it has ended.
+            self.scheduler.parked = False  # hence nobody is woken
+            self.crash(error)
+            self._root_gone.set()
 
     def start_task(self, function: Callable[..., Awaitable[object]], *args: Any, name: str) -> None:
-        """Run a task of the runtime in the system's nursery; it must not raise, which would cancel the workers beside it."""
+        """Run a task of the runtime in the system's nursery. If it raises, which it must not, that is the end of the system."""
         self._nursery.start_soon(function, *args, name=name)
 
     def dead_letter(self, message: Any, to: Ref[Any], why: str) -> None:
