@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -12,9 +11,6 @@ from typing import Any
 import attrs
 import pytest
 import trio
-from cryptography import x509
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from levada.actors.maop import Call, Identity, Listener, Peer, PeerConfig, connect, serve
 from levada.actors.maop.connection import Connection
@@ -130,29 +126,10 @@ def start() -> Start:
 
 
 @pytest.fixture(scope="session")
-def quic(tmp_path_factory: pytest.TempPathFactory) -> tuple[QuicConfig, QuicConfig]:
+def quic(certificate: Path) -> tuple[QuicConfig, QuicConfig]:
     """Settings of a server and of a client that trusts it."""
-    key = ed25519.Ed25519PrivateKey.generate()
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "server")])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1 << 70)
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=30))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("server"), x509.DNSName("localhost")]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, None)
-    )
-    file: Path = tmp_path_factory.mktemp("certificate") / "server.pem"
-    file.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-        + made.public_bytes(serialization.Encoding.PEM)
-    )
-    return QuicConfig(alpn=("maop/1",), certificate=file, private_key=file), QuicConfig(alpn=("maop/1",), ca=file)
+    server = QuicConfig(alpn=("maop/1",), certificate=certificate, private_key=certificate)
+    return server, QuicConfig(alpn=("maop/1",), ca=certificate)
 
 
 @pytest.fixture
