@@ -21,7 +21,8 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "server")])
     now = datetime.datetime.now(datetime.UTC)
     made = (
-        x509.CertificateBuilder(name, name, key.public_key(), 1 << 70, now - datetime.timedelta(days=1))
+        x509.CertificateBuilder(name, name, key.public_key(), 1 << 70)
+        .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=30))
         .add_extension(x509.SubjectAlternativeName(NAMES), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
