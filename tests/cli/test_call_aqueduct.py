@@ -73,6 +73,7 @@ class Clerk(Actor[Total | Note]):
 class Desk:
     def __init__(self) -> None:
         self.notes: list[str] = []
+        self.noted = threading.Event()
 
     async def answer(self, m: Get | Follow | Note) -> None:
         match m:
@@ -84,6 +85,7 @@ class Desk:
                         await prices.send(item)
             case Note(text):
                 self.notes.append(text)
+                self.noted.set()
 
 
 @pytest.fixture(scope="module")
@@ -119,11 +121,11 @@ def _served(handler: Callable[..., Any], made: SelfSigned, **settings: Any) -> I
 
     thread = threading.Thread(target=trio.run, args=(main,))
     thread.start()
-    assert ready.wait(20)
+    assert ready.wait(50)
     yield urls[0]
     token, scope = stop[0]
     token.run_sync_soon(scope.cancel)
-    thread.join(20)
+    thread.join(50)
     assert not thread.is_alive()
 
 
@@ -165,6 +167,7 @@ def test_a_message_by_tag_and_fields(url: str, call: Call, desk: Desk) -> None:
     assert call(url, *get, "--reply") == (0, 'tests.call.Price ["EURUSD", 1.5]\n', "")
     assert call(url, *get, "--json") == (0, '{"message": "tests.call.Price", "fields": ["EURUSD", 1.5]}\n', "")
     assert call(url, "--tag", "tests.call.Note", "--data", '["see"]', "--fnf") == (0, "", "")
+    assert desk.noted.wait(50)  # it was taken; the handler has a turn of its own
     assert desk.notes == ["see"]
 
 

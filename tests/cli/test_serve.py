@@ -65,7 +65,7 @@ class Server:
         return self.process.stderr.readline()
 
     def ends(self) -> tuple[int, str]:
-        _, said = self.process.communicate(timeout=20)
+        _, said = self.process.communicate(timeout=50)
         return self.process.returncode, said
 
 
@@ -83,7 +83,7 @@ def serving(folder: Path, *arguments: str) -> Iterator[Server]:
 
 def health(url: str) -> tuple[int, dict[str, Any]]:
     try:
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=50) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         with error:
@@ -151,7 +151,7 @@ def test_what_is_under_way_has_time_and_is_cut_off_by_a_second_signal(tmp_path: 
             assert (state, health(probe)[0]) == ("draining", 503)
             server.signal(signal.SIGTERM)
             assert server.ends() == (1, "levada: what was under way was cut off (--drain 100)\n")
-            client.communicate(timeout=20)
+            client.communicate(timeout=50)
             assert client.returncode in (1, 2)
 
 
@@ -166,7 +166,7 @@ def test_a_drain_ends_with_what_was_under_way(tmp_path: Path, number: signal.Sig
             assert server.line() == "asked"
             server.signal(number)
             client.send_signal(signal.SIGINT)  # it cancels its request
-            assert client.wait(20) == 130
+            assert client.wait(50) == 130
         code, said = server.ends()
         assert (code, said) == ((0, "") if number == signal.SIGTERM else (130, "levada: interrupted\n"))
 
@@ -179,7 +179,7 @@ def test_time_is_up(tmp_path: Path) -> None:
             assert server.line() == "asked"
             server.signal(signal.SIGTERM)
             assert server.ends() == (1, "levada: what was under way was cut off (--drain 0.05)\n")
-            client.communicate(timeout=20)
+            client.communicate(timeout=50)
 
 
 APPS = """

@@ -369,7 +369,7 @@ def test_a_thread_that_asks_while_the_system_ends_is_not_left_waiting() -> None:
         trio.run(main)
     over.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(50)
         assert not thread.is_alive()
     assert outcomes == [ActorStopped] * 10
 
@@ -392,7 +392,7 @@ def bare_thread() -> Callable[[Callable[[], Any]], BaseException | None]:
 
         thread = threading.Thread(target=body)
         thread.start()
-        thread.join(10)
+        thread.join(50)
         return errors[0] if errors else None
 
     return run

@@ -90,7 +90,7 @@ def serving(folder: Path) -> Iterator[tuple[Endpoint, subprocess.Popen[str]]]:
         word, host, port, carrier = server.stdout.readline().split()
         assert (word, host, carrier) == ("LISTENING", "127.0.0.1", "quic")
         yield Endpoint(f"quic://{host}:{port}", QuicConfig(alpn=("maop/1",), ca=folder / "ca.pem")), server
-        server.communicate(timeout=20)
+        server.communicate(timeout=50)
         assert server.returncode == 0
 
 
@@ -178,13 +178,13 @@ class Peer:
 
     async def stopped(self, stream_id: int) -> int | None:
         """Wait until the server wants no more on a stream; gives the code."""
-        with trio.fail_after(10):
+        with trio.fail_after(50):
             return await self._streams[stream_id].stopped()
 
     async def gets(self, stream_id: int, wanted: str) -> str:
         """Wait until exactly this has come on a stream."""
         pattern = re.compile(wanted.replace(" ", ""))
-        with trio.move_on_after(10):
+        with trio.move_on_after(50):
             while not pattern.fullmatch(self.came(stream_id)):
                 await self._more.wait()
         assert pattern.fullmatch(self.came(stream_id)), f"stream {stream_id}: {self.came(stream_id)}"
@@ -193,7 +193,7 @@ class Peer:
     async def signals(self, *wanted: str) -> list[str]:
         """Wait until just these signals have come on the server's control streams, in any order."""
         patterns = [re.compile(signal.replace(" ", "")) for signal in wanted]
-        with trio.move_on_after(10):
+        with trio.move_on_after(50):
             while len(self.signalled()) < len(wanted):
                 await self._more.wait()
         came = self.signalled()
@@ -205,7 +205,7 @@ class Peer:
     async def hears(self, wanted: str) -> list[str]:
         """Wait for a signal; gives all that have come."""
         pattern = re.compile(wanted.replace(" ", ""))
-        with trio.fail_after(10):
+        with trio.fail_after(50):
             while not any(map(pattern.fullmatch, self.signalled())):
                 await self._more.wait()
         return self.signalled()
@@ -246,7 +246,7 @@ async def approved(endpoint: Endpoint) -> AsyncIterator[Peer]:
 
 
 async def closed(peer: Peer) -> tuple[int | None, bool]:
-    with trio.fail_after(10):
+    with trio.fail_after(50):
         reason = await peer.connection.closed()
     return reason.code, reason.by_peer
 

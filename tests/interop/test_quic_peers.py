@@ -116,7 +116,7 @@ async def test_their_client_to_our_server(peer: str, config: QuicConfig, folder:
         nursery.start_soon(echo, listener)
         port = listener.url.rpartition(":")[2]
         command = [sys.executable, str(PROGRAM), peer, "call", str(folder), port]
-        with trio.fail_after(30):
+        with trio.fail_after(50):
             result = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
         assert (result.stdout, result.returncode) == (b"ok\n", 0), result.stderr.decode()
         nursery.cancel_scope.cancel()
@@ -144,7 +144,7 @@ async def their_server(peer: str, folder: Path) -> AsyncIterator[int]:
 
 async def test_our_client_to_their_server(peer: str, config: QuicConfig, folder: Path) -> None:
     async with their_server(peer, folder) as port:
-        with trio.fail_after(30):
+        with trio.fail_after(50):
             async with dial(f"quic://127.0.0.1:{port}", config) as connection:
 
                 async def one(n: int) -> None:

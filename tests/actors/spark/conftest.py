@@ -27,6 +27,7 @@ class Actors:
         self.settings = settings
         self.system: ActorSystem
         self.bridge: Bridge
+        self.bridge_gone: trio.Event
         self._token: trio.lowlevel.TrioToken | None = None
         self._failure: BaseException | None = None
         self.start()
@@ -36,7 +37,7 @@ class Actors:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
-        assert self._ready.wait(20)
+        assert self._ready.wait(50)
         if self._failure is not None:
             raise self._failure
 
@@ -52,19 +53,18 @@ class Actors:
         from levada.framework import ActorSystem
 
         self._token = trio.lowlevel.current_trio_token()
-        self._stop = trio.Event()
-        async with (
-            ActorSystem("bridge", seed=0) as self.system,
-            serve_bridge(self.system, self.directory, **self.settings) as self.bridge,
-        ):
-            self._ready.set()
-            await self._stop.wait()
+        self._stop, self.bridge_gone = trio.Event(), trio.Event()
+        async with ActorSystem("bridge", seed=0) as self.system:
+            async with serve_bridge(self.system, self.directory, **self.settings) as self.bridge:
+                self._ready.set()
+                await self._stop.wait()
+            self.bridge_gone.set()
 
     def stop(self) -> None:
         """End in order."""
         if self._thread.is_alive():
             self.do(self._stop.set)
-            self._thread.join(20)
+            self._thread.join(50)
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
@@ -90,7 +90,7 @@ class Actors:
         """Ask the journal."""
 
         async def ask() -> Any:
-            return await mailbox.ref.ask(question, timeout=20)
+            return await mailbox.ref.ask(question, timeout=50)
 
         return self.do(ask)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import pickle
 import threading
 from collections.abc import Callable, Iterator
@@ -107,14 +106,11 @@ class Slow(Actor[Double]):
 
     gate: trio.Event
     seen: list[int]
-    patience: float = math.inf
-    """Seconds after which it goes on anyhow."""
 
     @handles
     async def double(self, m: Double) -> Doubled:
         self.seen.append(m.n)
-        with trio.move_on_after(self.patience):
-            await self.gate.wait()
+        await self.gate.wait()
         return Doubled(m.n * 2)
 
 
@@ -325,7 +321,7 @@ def test_a_bridge_that_starts_anew_between_two_batches_is_asked_again_if_idempot
 def test_a_question_that_may_have_been_handled_is_not_asked_again_unless_idempotent(make_actors: Any) -> None:
     actors = make_actors(config=BridgeConfig(drain=0.0))
     seen: list[int] = []
-    there, _ = expose(actors, "slow", partial(Slow, gate=trio.Event(), seen=seen, patience=0.2))
+    there, _ = expose(actors, "slow", partial(Slow, gate=actors.bridge_gone, seen=seen))
     with pytest.raises(ConnectionLost, match="the bridge was lost while slow was asked, which may have handled"):
         list(ask_many(there, stopping_meanwhile(actors, seen), window=3))
     assert seen == [0]
@@ -334,7 +330,7 @@ def test_a_question_that_may_have_been_handled_is_not_asked_again_unless_idempot
 def test_all_that_were_under_way_are_asked_again_if_idempotent(make_actors: Any) -> None:
     actors = make_actors(config=BridgeConfig(drain=0.0))
     seen: list[int] = []
-    there, _ = expose(actors, "slow", partial(Slow, gate=trio.Event(), seen=seen, patience=0.2))
+    there, _ = expose(actors, "slow", partial(Slow, gate=actors.bridge_gone, seen=seen))
 
     def questions() -> Iterator[Double]:
         yield from stopping_meanwhile(actors, seen)

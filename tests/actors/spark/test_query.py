@@ -144,14 +144,14 @@ async def test_await_available_answers_when_all_has_reached_the_sink(
                 nursery.start_soon(partial(query.ask, AwaitAvailable(), timeout=60.0))
         seen.append(list(sink.rows))
     assert seen == [["line 0"], ["line 0", "line 1"], ["line 0", "line 1", "line 2"]]
-    progress = await query.ask(GetProgress())
+    progress = await query.ask(GetProgress(), timeout=60.0)
     assert progress is not None
     assert progress.batch >= 2
     query.stop()
     assert await query.terminated() == Shutdown()
     assert spark.streams.active == []
     with pytest.raises(ActorStopped):
-        await query.ask(AwaitAvailable())
+        await query.ask(AwaitAvailable(), timeout=60.0)
 
 
 async def test_a_failing_query_is_the_failure_of_its_actor_in_plain_values(
@@ -343,7 +343,7 @@ async def test_however_the_actor_ends_the_query_is_stopped(spark: Any, how: str)
     with trio.CancelScope() as scope:
         async with ActorSystem() as own:
             query = own.spawn(Query, spark, rate)
-            await query.ask(GetProgress())
+            await query.ask(GetProgress(), timeout=60.0)
             assert len(spark.streams.active) == 1
             if how == "cancel":
                 scope.cancel()
