@@ -116,7 +116,7 @@ async def test_the_actor_is_killed_before_it_began() -> None:
         await peer.fire_and_forget(b"0")
         await wait_all_tasks_blocked()
         serving = listener.peers[0]._connection
-        (resting,) = serving._resting[Fired]
+        (resting,) = serving.resting.of(Fired)
         fire(serving, b"1", b"2")
         resting.ref.kill()
         await wait_all_tasks_blocked()
@@ -146,11 +146,14 @@ async def test_those_that_came_before_the_end_are_handled() -> None:
         await trio.lowlevel.checkpoint()
         handled.append(request.data)
 
-    async with pair(handler) as (peer, _, _system):
-        for number in range(20):
-            await peer.fire_and_forget(b"%d" % number)
-        await peer.aclose()
-    assert sorted(handled, key=int) == [b"%d" % number for number in range(20)]
+    # Many times: the end may overtake an actor that has been told to take the rest, if trio runs the tasks in that order.
+    for _ in range(40):
+        async with pair(handler) as (peer, _, _system):
+            for number in range(20):
+                await peer.fire_and_forget(b"%d" % number)
+            await peer.aclose()
+        assert sorted(handled, key=int) == [b"%d" % number for number in range(20)]
+        handled.clear()
 
 
 async def test_an_answer_that_nobody_wants_is_closed() -> None:

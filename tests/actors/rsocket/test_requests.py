@@ -689,3 +689,30 @@ async def test_requests_after_the_end() -> None:
         assert not peer.connected
         assert (await peer.terminated()).reason.value == "closed"
         await peer.aclose()
+
+
+async def test_answers_of_one_moment_share_a_write_and_a_lonely_one_goes_at_once() -> None:
+    """Requests that came together are answered by one write, after the last of their handlers."""
+
+    async def handler(request: Request) -> bytes:
+        return request.data
+
+    async with pair(handler) as (peer, listener, _):
+        await peer.request_response(b"first")
+        (answering,) = listener.peers
+
+        def writes() -> int:
+            carrier = answering.statistics().carrier
+            assert carrier is not None
+            return carrier.writes
+
+        before = writes()
+        await peer.request_response(b"alone")
+        assert writes() == before + 1
+        asking = peer._connection
+        for number in range(10):
+            asking.core.send_request_response(Payload(b"%d" % number), trio.current_time())
+        asking.flush()
+        await wait_all_tasks_blocked()
+        assert listener.peers[0].statistics().requests_received == 12
+        assert writes() == before + 2

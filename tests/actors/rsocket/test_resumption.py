@@ -141,6 +141,7 @@ async def test_rs102_a_session_that_is_not_resumed_ends(autojump_clock: MockCloc
             (client,) = listener.peers
             assert (await client.terminated()).reason is EndReason.TIMED_OUT
         assert trio.current_time() - began == pytest.approx(20.0, abs=0.5)
+        await wait_all_tasks_blocked()  # the handler ends in a turn of its own
         assert sorted(ended) == ["call", "handler"]
         assert (await peer.terminated()).reason is EndReason.TIMED_OUT
 

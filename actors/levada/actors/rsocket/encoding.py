@@ -80,6 +80,8 @@ class Encoding:
             ConfigurationError: the metadata MIME type has no place for what is asked.
             TypeError, ValueError: data or metadata of a wrong type, or a message that does not fit its annotations.
         """
+        if type(x) is bytes:
+            return Payload(x, self._metadata(route, metadata, messages=False))
         if type(x) is Payload:
             if route is None and metadata is None:
                 return x

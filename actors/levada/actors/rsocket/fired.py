@@ -50,7 +50,7 @@ class Fired(Stream):
         finally:
             connection.fire_on()
         self.fit = True
-        connection.rest(self)
+        connection.resting.put(self)
 
     async def _take(self) -> None:
         connection = self.connection

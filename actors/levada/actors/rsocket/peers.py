@@ -82,7 +82,9 @@ class Peer(ABC):
         await trio.lowlevel.checkpoint_if_cancelled()
         connection = self._chosen or await self._choose()
         answer = await connection.call(connection.encoding.request(x, route, metadata))
-        return connection.encoding.decode(answer, expected_reply(x)) if is_message(x) else answer
+        if type(x) is bytes or not is_message(x):  # the first as it is by far the quicker question
+            return answer
+        return connection.encoding.decode(answer, expected_reply(x))
 
     async def fire_and_forget(self, x: object, *, route: str | None = None, metadata: Metadata = None) -> None:
         """Send a request that nothing answers. It has been handed to the carrier when this returns; whether it arrives nobody knows.

@@ -3,8 +3,7 @@
 * The connection applies what arrives by direct calls (`received`, `credited`, `cancelled`, …): a turn of a mailbox would cost more than
   all the rest. They are sync, run no code of the user, and raise nothing.
 * The user's code runs in the handler `Answer.answer`, so that its failure is that stream's, and a CANCEL is a kill of that actor.
-* An actor whose stream is over *rests* until the connection needs one: starting and ending one costs 6 µs, a turn of one that is there
-  less than 1. One that failed, was killed, or has set a ContextVar never rests. None is ever started again, so no stream is replayed.
+* An actor whose stream is over *rests* until the connection needs one (`levada.actors.resting`), so no stream is ever replayed.
 * What was produced is flushed when the handler is about to wait, and every so many payloads, so that many frames share a write.
 """
 
@@ -28,7 +27,8 @@ from trio.lowlevel import (
     wait_task_rescheduled,
 )
 
-from levada.framework import Actor, Reason, Receiver, TerminalState, handles
+from levada.actors.resting import Restful
+from levada.framework import Reason, Receiver, TerminalState, handles
 from levada.framework.channel_core import ChannelCore
 from levada.framework.errors import ActorStopped, ChannelError, DecodeError, LevadaError
 from levada.transports.rsocket import ErrorCode, Payload
@@ -47,6 +47,9 @@ FLUSH_ITEMS, FLUSH_OCTETS = 32, 65_536
 """Payloads, or octets of them, that a stream produces before they are flushed although it could go on."""
 
 EMPTY = Payload(b"")
+
+# Members of an enum under names of this module, which cost a tenth of an attribute of it.
+RESPONSE, CHANNEL = Interaction.REQUEST_RESPONSE, Interaction.REQUEST_CHANNEL
 
 
 @types.coroutine
@@ -76,14 +79,12 @@ class Begin:
 BEGIN = Begin()
 
 
-class Stream(Actor[Any]):
+class Stream(Restful):
     """What all have in common: a place in the connection's table, from `occupy` to `leave`."""
 
     connection: Connection
     stream_id: int = attrs.field(default=0, init=False)
     """0 while it rests."""
-    fit: bool = attrs.field(default=True, init=False)
-    """Whether it may rest when its stream is over."""
     busy: bool = attrs.field(default=False, init=False)
     """Whether a handler of it runs, which sees to the rest."""
 
@@ -94,11 +95,16 @@ class Stream(Actor[Any]):
 
     def leave(self) -> None:
         """The stream is over for this side."""
-        if self.stream_id:
-            self.connection.left(self)
+        stream_id = self.stream_id
+        if stream_id:
+            connection = self.connection
+            if connection.streams.get(stream_id) is self:
+                del connection.streams[stream_id]
+            if connection.draining:
+                connection.retime()
             self.stream_id = 0
             if not self.busy:
-                self.connection.rest(self)
+                connection.resting.put(self)
 
     # What the connection calls.
 
@@ -130,7 +136,7 @@ class Stream(Actor[Any]):
             self.fit = False
             self.give_up(reason)
             self.connection.flush()
-        self.connection.forget(self)
+        self.connection.resting.forget(self)
 
     def undelivered(self, messages: list[Any]) -> None:
         """See `Actor.undelivered`: what this actor was to begin with is over."""
@@ -147,19 +153,10 @@ class Call(Stream):
     """Waits for the one answer of a request-response."""
 
     task: Task | None = attrs.field(default=None, init=False)
+    """Who waits."""
 
-    @enable_ki_protection
-    async def answer(self) -> Payload:
-        """Wait for the answer.
-
-        Cancellation:
-            a CANCEL has been sent.
-        """
-        self.task = current_task()
-        payload: Payload = await wait_task_rescheduled(self._abort)
-        return payload
-
-    def _abort(self, _: RaiseCancelT) -> Abort:
+    def abort(self, _: RaiseCancelT) -> Abort:
+        """Send a CANCEL, as who waits is cancelled."""
         self.task = None
         self._cancel()
         return Abort.SUCCEEDED
@@ -178,7 +175,10 @@ class Call(Stream):
 
     def received(self, payload: Payload, complete: bool) -> None:
         """See `Stream.received`."""
-        self._settle(Value(payload))
+        task, self.task = self.task, None
+        self.leave()
+        if task is not None:
+            reschedule(task, Value(payload))
 
     def completed(self) -> None:
         """See `Stream.completed`: an answer without a payload."""
@@ -343,7 +343,7 @@ class Channel(Items, _Producing):
             self.busy = False
             self.connection.flush_soon()
         if not self.stream_id:
-            self.connection.rest(self)
+            self.connection.resting.put(self)
 
     async def _produce(self, source: Receiver[Any], encode: Callable[[Any], Payload]) -> None:
         core, stream_id = self.connection.core, self.stream_id
@@ -409,12 +409,12 @@ class Answer(_Producing):
         """Take up a request; what there is to do is done in this actor's turn."""
         connection = self.connection
         self.busy, self.answered = True, False
-        if event.kind is Interaction.REQUEST_CHANNEL:
+        kind, stream_id = event.kind, event.stream_id
+        if kind is CHANNEL:
             self._open_inbound(event)
-        self.request = Request(
-            event.kind, event.stream_id, event.payload, connection.peer, connection.encoding, self.inbound
-        )
-        self.occupy(event.stream_id)
+        self.request = Request(kind, stream_id, event.payload, connection.peer, connection.encoding, self.inbound)
+        self.stream_id = stream_id
+        connection.streams[stream_id] = self
         self._cell.tell(BEGIN)
 
     def _open_inbound(self, event: RequestReceived) -> None:
@@ -483,10 +483,10 @@ class Answer(_Producing):
         connection.begun()
         self.request = None
         if not self.stream_id or request is None:
-            connection.rest(self)
+            connection.resting.put(self)
             return None
         self.running, self.fit = True, False  # unfit until it has ended in order
-        if request.kind is Interaction.REQUEST_RESPONSE:
+        if request.kind is RESPONSE:
             return self._answer(request)  # sends nothing before its end, which flushes by itself
         return self._answer_flushing(request)
 
@@ -520,7 +520,10 @@ class Answer(_Producing):
                 else:
                     connection.core.send_payload(stream_id, result, complete=True)
                 self.answered = True
-                connection.flush_soon()
+                if connection.unstarted:
+                    connection.flush_soon()
+                else:
+                    connection.flush()  # no other handler is about to run; a turn for the flush would cost 2 us
         except RequestFailed as error:
             # One that came from another peer says nothing of this request: REJECTED would promise that it was not processed.
             self._fail(ErrorCode.APPLICATION_ERROR if error.channel else error.code, error.data)
@@ -536,12 +539,12 @@ class Answer(_Producing):
             self.leave()
             request.close()
         self.fit = True
-        connection.rest(self)
+        connection.resting.put(self)
 
     async def _send_stream(self, request: Request, items: AsyncIterable[Any]) -> None:
         messages = request.holds_message
         try:
-            if request.kind is Interaction.REQUEST_RESPONSE:
+            if request.kind is RESPONSE:
                 raise RequestInvalid("this is answered by a stream; send a request-stream")
             if await self.send_items(items, lambda item: self.connection.encoding.reply(item, messages=messages)):
                 self.connection.core.send_complete(self.stream_id)

@@ -7,7 +7,7 @@ writes, and whoever produces more waits in `Wire.wait_for_room` first.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol, TypeAlias
 
@@ -65,8 +65,8 @@ class Wire(Protocol):
         """Octets queued and not handed on yet."""
         ...
 
-    async def receive(self) -> Sequence[bytes]:
-        """Wait for what comes next: octets, or whole messages; nothing at all is the end.
+    def receive(self) -> Awaitable[bytes | list[bytes]]:
+        """Wait for what comes next: octets, or a list of whole messages; nothing at all is the end.
 
         Raises:
             ConnectionLost: cut off.
@@ -74,8 +74,8 @@ class Wire(Protocol):
         """
         ...
 
-    def flush(self, core: Sending) -> None:
-        """Queue what `core` has to send, without waiting; errors as `receive`."""
+    def flush(self, core: Sending) -> bool:
+        """Queue what `core` has to send, without waiting, and say whether there was anything; errors as `receive`."""
         ...
 
     async def wait_for_room(self) -> None:
@@ -112,16 +112,17 @@ class ByteWire:
         """See `Wire.unsent`."""
         return self.stream.unsent
 
-    async def receive(self) -> Sequence[bytes]:
+    def receive(self) -> Awaitable[bytes | list[bytes]]:
         """See `Wire.receive`."""
-        data = await self.stream.receive_some()
-        return (data,) if data else ()
+        return self.stream.receive_some()
 
-    def flush(self, core: Sending) -> None:
+    def flush(self, core: Sending) -> bool:
         """See `Wire.flush`."""
         data = core.data_to_send()
-        if data:
-            self.stream.send_nowait(data)
+        if not data:
+            return False
+        self.stream.send_nowait(data)
+        return True
 
     async def wait_for_room(self) -> None:
         """See `Wire.wait_for_room`."""
@@ -157,13 +158,13 @@ class MessageWire:
         """See `Wire.unsent`."""
         return self.stream.unsent
 
-    async def receive(self) -> Sequence[bytes]:
+    async def receive(self) -> list[bytes]:
         """See `Wire.receive`: all messages that are there, up to a limit."""
         try:
             message: bytes | None = await self.stream.receive()
         except ConnectionLost as error:
             if error.code in _ORDERLY:
-                return ()
+                return []
             raise
         messages = []
         while message is not None:
@@ -171,10 +172,12 @@ class MessageWire:
             message = self.stream.receive_nowait() if len(messages) < MESSAGES_AT_ONCE else None
         return messages
 
-    def flush(self, core: Sending) -> None:
+    def flush(self, core: Sending) -> bool:
         """See `Wire.flush`."""
-        for message in core.messages_to_send():
+        messages = core.messages_to_send()
+        for message in messages:
             self.stream.send_nowait(message)
+        return bool(messages)
 
     async def wait_for_room(self) -> None:
         """See `Wire.wait_for_room`."""

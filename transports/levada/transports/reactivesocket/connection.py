@@ -187,6 +187,11 @@ class ConnectionCore(ABC):
         self._rest += memoryview(data)[at:]
         return None
 
+    @property
+    def has_data_to_send(self) -> bool:
+        """Whether anything is queued."""
+        return bool(self._out or self._control)
+
     def data_to_send(self) -> bytes:
         """Take the queued octets, for a byte carrier; frames of stream 0 go first."""
         octets = b"".join(self._control + self._out if self._control else self._out)

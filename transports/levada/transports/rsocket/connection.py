@@ -169,6 +169,11 @@ class RSocketConnection:
 
     # ---------------------------------------------------------------- octets out
 
+    @property
+    def has_data_to_send(self) -> bool:
+        """Whether anything is queued."""
+        return bool(self._out or self._control)
+
     def data_to_send(self) -> bytes:
         """Take the queued octets, for a byte carrier; frames of stream 0 go first (RS-70)."""
         data = b"".join(self._control + self._out) if self._control else b"".join(self._out)
