@@ -198,6 +198,25 @@ async def test_stop_now_hands_back_what_was_queued(system: ActorSystem, kind: ty
 
 
 @HOOKED
+async def test_released_by_its_parent_an_idle_actor_ends_here_and_now(system: ActorSystem, kind: type[Plain]) -> None:
+    """Without its hook, as there is nothing to do for it; one that has something to do ends as one that is stopped."""
+    log: Log = []
+    idle: Any = system.spawn(kind, log)
+    await wait_all_tasks_blocked()
+    system.lifecycle.release(idle, Normal())
+    assert not idle.is_alive
+    assert await idle.terminated() == Normal()
+    assert log == ["started"]
+    log.clear()
+    busy: Any = system.spawn(kind, log)
+    await wait_all_tasks_blocked()
+    busy.tell(Note("a"))
+    system.lifecycle.release(busy, Normal())
+    assert await busy.terminated() == Normal()
+    assert log == ["started", ("stopping", Normal(), "none"), ("undelivered", [Note("a")], "none")]
+
+
+@HOOKED
 async def test_restarting_gets_the_error_and_the_message_and_replaces_stopping(
     system: ActorSystem, kind: type[Plain]
 ) -> None:

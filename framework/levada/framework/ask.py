@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import trio
 from trio.lowlevel import Abort, RaiseCancelT, current_task, enable_ki_protection, reschedule, wait_task_rescheduled
 
+from .channel_core import handles_in
 from .errors import ActorStopped, AskCycle, AskTimeout, NoValue
 from .ref import DEFAULT_TIMEOUT
 
@@ -57,6 +58,8 @@ class Ask:
         """Hand over the answer; too late, it is counted as a late reply."""
         if self.settled:
             self.target._system.counters.late_replies += 1
+            for handle in handles_in(value):
+                handle.drop(lost=False)
         else:
             self._settle(value, None)
 

@@ -209,9 +209,10 @@ class Cell(Ref[Any]):
         self.tell(message)
         return True
 
-    def on_room(self, callback: Callable[[], None]) -> None:
-        """Call back when there is room, in line with the senders that wait."""
+    def on_room(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back when there is room, in line with the senders that wait; return what takes this back."""
         callback()
+        return lambda: None
 
     def on_stopped(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call back when this actor has ended, at once if it has; return what takes this back."""
@@ -492,8 +493,9 @@ class BoundedCell(Cell):
         return True
 
     @enable_ki_protection
-    def on_room(self, callback: Callable[[], None]) -> None:
-        self._queue_up(InLine(RoomCall(callback), None))
+    def on_room(self, callback: Callable[[], None]) -> Callable[[], None]:
+        entry = InLine(RoomCall(callback), None)
+        return functools.partial(self._queue_up(entry).pop, entry, None)
 
     def _enqueue(self, message: Any, *, patient: bool = False) -> None:
         if (self._line or self._is_full()) and (self._overflow == "wait" or (patient and self._overflow == "raise")):

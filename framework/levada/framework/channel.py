@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any, ClassVar, Generic, Literal, NoReturn, Self, TypeVar, overload
 
 import trio
@@ -179,6 +180,21 @@ class _Handle:
         """Undo `take_over`: the message was never sent and its carrier has not used the core."""
         self._live, self._moved = True, None
         self._half.away -= 1
+
+    def drop(self, *, lost: bool) -> None:
+        """The message that this handle was in was dropped: for the channel that dropped it. Nobody is to be warned of it.
+
+        Args:
+            lost: nobody else can have the handle, as its message was about to leave: its channel ends, like that of a message which is lost
+                in transit. Else it ends when the last one who holds the handle forgets it.
+        """
+        core = self._core
+        if self._moved is None:
+            core.abandoned = True
+            if lost and self._live:
+                self._live, self._moved = False, "a message that was dropped"
+                # What a lost sender had sent is still there for the receiver that stayed.
+                core.end_soon(partial(core.end, TerminalState.LOST, discard=self._half is core.receiver))
 
     def _check_here(self) -> None:
         if self._moved is not None:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import attrs
@@ -480,6 +480,7 @@ class ChannelCore:
             self.pending = state
         else:
             self.receiver.state, self.receiver.detail, self.receiver.cause = state, detail, cause
+            self.consumer = self.prepare = None  # they hold this channel, and nothing comes any more
             self._dismiss_takers()
         self.sender.call_watchers()
         if self.receiver.state is not OPEN:
@@ -516,3 +517,40 @@ class ChannelCore:
         self.undelivered += 1
         if isinstance(entry, Envelope):
             entry.settle(False)
+            if not isinstance(entry, Tracked):
+                return  # it knows itself what is in it
+            entry = entry.message
+        for handle in handles_in(entry):
+            handle.drop(lost=self.receiver.away > 0)
+
+
+def handles_in(message: Any) -> Iterator[Any]:
+    """Find the handles of channels in a message, wherever the codec would: in message classes and containers, at any depth.
+
+    Example:
+        >>> from levada.framework import channel
+        >>> sender, receiver = channel(int)
+        >>> list(handles_in([1, {"to": (receiver,)}])) == [receiver]
+        True
+        >>> sender.finish_nowait()
+    """
+    todo = [message]
+    seen: set[int] = set()
+    while todo:
+        value = todo.pop()
+        kind = type(value)
+        if hasattr(kind, "attachment_kind"):
+            if hasattr(kind, "take_over"):  # refs are copied
+                yield value
+            continue
+        if kind in (int, str, bytes, float) or id(value) in seen:
+            continue
+        seen.add(id(value))  # a list may be in itself
+        if isinstance(value, list | tuple | set | frozenset):
+            todo += value
+        elif isinstance(value, dict):
+            todo += value.values()
+        elif hasattr(kind, "__message_tag__"):
+            todo += (getattr(value, field.name) for field in attrs.fields(kind))
+        else:
+            todo += getattr(value, "attachments", ())  # a message that is octets

@@ -29,8 +29,9 @@ class Destination(Protocol[M_contra]):
         """
         ...
 
-    def on_room(self, callback: Callable[[], None]) -> None:
-        """Call back once when the mailbox has room, in the order of asking: one callback for each free place."""
+    def on_room(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back once when the mailbox has room, in the order of asking: one callback for each free place; returns what takes it back."""
+        ...
 
     def on_stopped(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call back once when the actor has stopped, at once if it already has; returns a function that takes this back."""
@@ -48,6 +49,7 @@ class MailboxFeed:
         """An entry, with its message, that was taken from the channel and did not fit into the mailbox."""
         self._waiting = False
         """Whether the mailbox will call when it has room."""
+        self._leave_line: Callable[[], None]
         self._busy = False
 
     def start(self) -> None:
@@ -97,7 +99,7 @@ class MailboxFeed:
             return False
         if not fits:
             self._waiting = True
-            self._ref.on_room(self._room)
+            self._leave_line = self._ref.on_room(self._room)
         elif self._held is not None:  # else the mailbox took it and then stopped its actor
             self._held = None
             core.settle(entry, delivered=True)
@@ -111,6 +113,9 @@ class MailboxFeed:
         self._core.end(TerminalState.RECEIVER_CLOSED, detail="the actor that received has stopped")
 
     def _drop_held(self) -> None:
+        if self._waiting:
+            self._waiting = False
+            self._leave_line()
         if self._held is not None:
             (entry, _), self._held = self._held, None
             self._core.settle(entry, delivered=False)

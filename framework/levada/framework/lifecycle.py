@@ -190,6 +190,20 @@ class Lifecycle:
         """End an actor: after the running handler, or (`cancel`) by cancelling it; before what is queued."""
         self._signal(self._request, cell, reason, cancel, final)
 
+    @enable_ki_protection
+    def release(self, cell: Cell, reason: Reason) -> None:
+        """End an actor for whose hook there is nothing to do, as its parent knows: here and now if it is idle and owns nothing.
+
+        For those who have thousands of children and drive them by calls: 2 µs for each, not 6 and a worker that is woken.
+        """
+        extras = cell._extras
+        if cell._idle and (
+            extras is None or (extras.supervised is None and not extras.children and extras.host is None)
+        ):
+            self._terminate(cell, reason)
+        else:
+            self.request(cell, reason)
+
     def exit_signal(self, cell: Cell, source: Any, reason: Reason) -> None:
         """A linked actor has ended."""
         self._signal(self._exit, cell, source, reason)

@@ -146,8 +146,8 @@ class Ref(ABC, Generic[M_contra]):
         """
         raise self._elsewhere()
 
-    def on_room(self, callback: Callable[[], None]) -> None:
-        """Call back once when the mailbox has room, in line with the senders that wait for it."""
+    def on_room(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back once when the mailbox has room, in line with the senders that wait for it; return a function that takes this back."""
         raise self._elsewhere()
 
     def on_stopped(self, callback: Callable[[], None]) -> Callable[[], None]:

@@ -67,6 +67,10 @@ class Ends:
         (connection,) = self.listener._actor.connections
         return connection
 
+    def cut(self) -> None:
+        """Lose the connection."""
+        self.client._carrier.link.cut("somebody dug")  # type: ignore[union-attr]
+
     def left(self) -> tuple[int, ...]:
         """Count what may be left behind, on both sides: halves, unclaimed, tombstones, records, octets, streams but the control stream."""
         return tuple(

@@ -12,9 +12,9 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from levada.actors.aqueduct import AqueductConfig, PeerConfig, connect, serve
+from levada.actors.aqueduct import AqueductConfig, PeerConfig, RawMessage, connect, serve
 from levada.actors.aqueduct.refs import RemoteRef
-from levada.framework import Actor, ActorSystem, Killed, Normal, Ref, bounded, channel, handles, message
+from levada.framework import Actor, ActorSystem, Killed, Lost, Normal, Ref, bounded, channel, handles, message
 from levada.framework.errors import (
     ActorError,
     ActorStopped,
@@ -434,8 +434,6 @@ async def test_nothing_that_stands_in_line_is_forgotten_when_the_actor_ends(
 
 
 async def test_refs_do_not_travel_beside_octets(autojump_clock: MockClock) -> None:
-    from levada.actors.aqueduct import RawMessage
-
     async def ignore(m: Any) -> None: ...
 
     async with ActorSystem() as system:
@@ -594,12 +592,52 @@ async def test_lookup(two: Any, autojump_clock: MockClock) -> None:
         with pytest.raises(trio.WouldBlock):
             both.got.receive_nowait()  # no handler has seen any of it
         (other,) = both.listener.peers
-        with pytest.raises(ConfigurationError, match="only a client"):
+        with pytest.raises(NameUnknown, match="exposes no actors"):
             await other.lookup("clerk")
         both.cell.stop()
         await settled()
         with pytest.raises(NameUnknown):
             await both.peer.lookup("clerk")
+
+
+@pytest.mark.rule("RF-23")
+async def test_rf23_a_server_looks_up_at_its_client(autojump_clock: MockClock) -> None:
+    """A client that exposes names says so in its first message; the server finds actors there, and only those."""
+    seen: list[tuple[Any, Any]] = []
+
+    async with ActorSystem("there") as there, ActorSystem("here") as here:
+        mine = here.spawn(Clerk)
+        here.registry.register("mine", mine)
+        here.registry.register("secret", mine)
+
+        async def take(m: int) -> None:
+            (client,) = listener.peers
+            seen.append((m, await client.lookup("mine", object)))
+            with pytest.raises(NameUnknown, match="no actor named 'secret'"):
+                await client.lookup("secret")
+
+        async with serve(there, "aqueduct+memory://desk", take, message_type=int) as listener:
+            async with connect(here, listener.url, int, expose={"mine"}) as peer:
+                await peer.send(1)
+                await settled()
+                ((number, ref),) = seen
+                assert (number, await ref.ask(Do("say", "found"))) == (1, "found")
+                began = trio.current_time()
+            assert trio.current_time() - began < 1  # nothing of it holds up the end
+            assert isinstance(await ref.terminated(), Lost)
+            async with connect(here, listener.url, int, expose=lambda name: name != "secret"):
+                await settled()
+                (client,) = listener.peers
+                assert await client.lookup("mine") != ref
+                began = trio.current_time()
+                await listener.aclose()
+                assert trio.current_time() - began < 1
+        with pytest.raises(ConfigurationError, match="collection of names"):
+            async with connect(here, "aqueduct+memory://desk", int, expose="mine"):
+                pass
+        with pytest.raises(ConfigurationError, match="no names to look up"):
+            async with connect(here, "aqueduct+memory://desk", RawMessage, expose={"mine"}):
+                pass
 
 
 async def test_lookup_beside_a_typed_entrypoint_and_by_function(autojump_clock: MockClock) -> None:
@@ -634,8 +672,6 @@ async def test_lookup_beside_a_typed_entrypoint_and_by_function(autojump_clock: 
 
 
 async def test_a_lookup_has_its_time(autojump_clock: MockClock) -> None:
-    from levada.actors.aqueduct import RawMessage
-
     async def ignore(m: Any) -> None:
         for handle in m.attachments:
             held.append(handle)

@@ -331,6 +331,7 @@ async def test_a_lost_connection_is_the_end_of_its_refs(two: Any, autojump_clock
         assert all(reason == lost and at == began for _, reason, at in errors)
         assert await both.ref.terminated() == lost
         assert await plain.terminated() == lost
+        await wait_all_tasks_blocked()  # an actor notes it in a turn of its own
         kinds = {type(note): note for note in mine._actor.notes}
         assert kinds.keys() == {Exit, Down}
         assert (kinds[Exit].ref, kinds[Exit].reason) == (both.ref, lost)
@@ -437,6 +438,7 @@ async def test_leaving_in_order_does_not_wait_for_refs_that_rest(two: Any, autoj
                 ref.tell(str(number))
         assert trio.current_time() - began == pytest.approx(2.0, abs=0.2)
         assert answers == ["slept"]
+        await wait_all_tasks_blocked()  # the clerk has had its turns
         texts = [note for note in both.clerk.notes if isinstance(note, str)]
         assert texts == [str(number) for number in range(100)]
         assert {type(note.reason) for note in mine._actor.notes} == {Lost}

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from levada.actors.aqueduct import Peer, PeerConfig, RawMessage, connect, envelopes, serve
+from levada.actors.aqueduct import Listener, Peer, PeerConfig, RawMessage, connect, envelopes, serve
 from levada.actors.aqueduct.envelopes import Identity
 from levada.framework import (
     ActorSystem,
@@ -32,11 +32,19 @@ from levada.framework import (
     Receiver,
     Sender,
     Shutdown,
+    TerminalState,
     channel,
     message,
     oneshot,
 )
-from levada.framework.errors import DecodeError, LevadaError, ReceiverClosed, RemoteFailure
+from levada.framework.errors import (
+    DecodeError,
+    EndOfChannel,
+    LevadaError,
+    NameUnknown,
+    ReceiverClosed,
+    RemoteFailure,
+)
 
 from .conftest import Private, Trapper, settled
 
@@ -81,6 +89,7 @@ class Raw:
     """A peer that speaks octets, connected to a system with an actor."""
 
     system: ActorSystem
+    listener: Listener
     peer: Peer[RawMessage]
     clerk: Any
     home: bytes
@@ -145,7 +154,7 @@ def raw() -> Begin:
                 home = Identity(clerk.incarnation, "/clerk").encode()
                 assert found.payload == ref_of(home)
                 with found.attachments[0] as to:
-                    yield Raw(system, peer, clerk, home, to)
+                    yield Raw(system, listener, peer, clerk, home, to)
 
     return begin
 
@@ -660,6 +669,58 @@ async def test_rf21_rf22_lookup(raw: Begin, autojump_clock: MockClock) -> None:
             await ends.peer.send(RawMessage(octets, (reply,)))
             with pytest.raises(LevadaError):
                 await answer
+        assert not ends.peer.is_over
+
+
+@pytest.mark.rule("RF-23")
+async def test_rf23_where_a_client_is_looked_up(raw: Begin, autojump_clock: MockClock) -> None:
+    """levada.lookups brings a sender of levada.lookup messages, which are answered as those on the entrypoint are; the last one counts."""
+    vector = VECTORS["lookups"]
+    got: list[RawMessage] = []
+
+    async def keep(m: RawMessage) -> None:
+        got.append(m)
+
+    async with (
+        ActorSystem() as system,
+        serve(system, "aqueduct+memory://octets", keep, message_type=RawMessage) as listener,
+        connect(system, listener.url, int, expose={"clerk"}),
+    ):
+        await settled()
+        assert [m.payload.hex() for m in got] == [vector["hex"]]
+        reply, answer = oneshot(RawMessage)
+        await got[0].attachments[0].send(RawMessage(bytes.fromhex(VECTORS["lookup"]["hex"]), (reply,)))
+        assert (await answer).payload.hex() == VECTORS["lookup"]["unknown"]
+        await got[0].attachments[0].send(RawMessage(b"\xc0"))
+        # What is no lookup closes it.
+        assert await got[0].attachments[0].terminated() is TerminalState.RECEIVER_CLOSED
+    async with raw() as ends:
+        (server,) = ends.listener.peers
+        with pytest.raises(NameUnknown):
+            await server.lookup("clerk")
+        first, questions = channel(RawMessage)
+        await ends.peer.send(RawMessage(bytes.fromhex(vector["hex"]), (first,)))
+        await settled()
+        async with trio.open_nursery() as nursery:
+
+            async def expect_unknown() -> None:
+                with pytest.raises(NameUnknown, match="no actor named 'clerk'"):
+                    await server.lookup("clerk")
+
+            nursery.start_soon(expect_unknown)
+            question = await questions.receive()
+            assert question.payload.hex() == VECTORS["lookup"]["hex"]
+            question.attachments[0].send(RawMessage(bytes.fromhex(VECTORS["lookup"]["unknown"])))
+        second, others = channel(RawMessage)
+        await ends.peer.send(RawMessage(bytes.fromhex(vector["hex"]), (second,)))
+        with pytest.raises(EndOfChannel):
+            await questions.receive()
+        for octets in vector["bad"]:
+            await ends.peer.send(RawMessage(bytes.fromhex(octets)))
+        others.close()
+        await settled()
+        with pytest.raises(ReceiverClosed):
+            await server.lookup("clerk")
         assert not ends.peer.is_over
 
 

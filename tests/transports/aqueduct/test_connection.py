@@ -57,11 +57,13 @@ def test_aq15_the_client_greets_first(wire: Callable[..., Wire]) -> None:
     """The client opens a bidirectional stream with Version and ConnectionControl as soon as it can."""
     w = wire(client=True, greet=False, headers=(("k", b"v"),))
     assert w.core.data_to_send(0.0) == []
+    assert w.core.control_id is None
     w.core.handshake_completed(1170)
     assert w.core.data_to_send(0.0) == [
         OpenStream(0, unidirectional=False, urgent=True),
         StreamData(0, VERSION + ConnectionControl((("k", b"v"),)).encode(), fin=False),
     ]
+    assert w.core.control_id == 0
 
 
 @pytest.mark.rule("AQ-15", "AQ-16", "AQ-18")
@@ -73,8 +75,10 @@ def test_aq15_aq18_the_server_answers_when_the_application_says_so(wire: Callabl
         w.core.accept()
     w.give(0, VERSION, b"\x01")
     assert w.events == []
+    assert w.core.control_id is None
     w.give(0, b"\x00")
     assert w.events == [HeadersReceived(())]
+    assert w.core.control_id == 0
     assert (dict(w.octets), w.core.halves) == ({}, {})
     w.core.accept((("s", b"1"),))
     w.flush()

@@ -9,11 +9,13 @@ from typing import Any, TypeVar
 
 from levada.actors.listening import closing
 from levada.framework import ActorSystem
+from levada.framework.errors import ConfigurationError
 
 from .config import PeerConfig, dial_carrier, listen_carrier
 from .connection import Carrier, Connection
 from .lookup import Expose, check_expose
 from .peer import Peer
+from .raw import RawMessage
 from .server import Handler, Listener, ListenerActor, ListenerContext, check_handler
 
 __all__ = ["connect", "connect_over", "serve", "serve_over"]
@@ -22,7 +24,7 @@ T = TypeVar("T")
 
 
 def connect(
-    system: ActorSystem, url: str, message_type: type[T], *, config: PeerConfig | None = None
+    system: ActorSystem, url: str, message_type: type[T], *, expose: Expose = (), config: PeerConfig | None = None
 ) -> AbstractAsyncContextManager[Peer[T]]:
     """Connect to a server; entering the block means that it has greeted (with `PeerConfig.early`: that it was called).
 
@@ -34,6 +36,7 @@ def connect(
         url: ``aqueduct://host:port``, over QUIC, or ``aqueduct+memory://name``.
         message_type: of the messages that the server's handler takes: a message class, a union of them (then the variable wants an
             annotation), or ``object`` for all.
+        expose: names in ``system.registry`` that the server may `Peer.lookup`, or a function that says so of a name; by default none.
         config: see `PeerConfig`.
 
     Yields:
@@ -46,15 +49,19 @@ def connect(
     Source: AQ-14, AQ-15, AQ-18.
     """
     settings = config or PeerConfig()
-    return connect_over(system, partial(dial_carrier, url, settings), message_type, settings)
+    return connect_over(system, partial(dial_carrier, url, settings), message_type, settings, expose)
 
 
 @asynccontextmanager
 async def connect_over(
-    system: ActorSystem, carrier: Carrier, message_type: type[T], config: PeerConfig
+    system: ActorSystem, carrier: Carrier, message_type: type[T], config: PeerConfig, expose: Expose = ()
 ) -> AsyncIterator[Peer[T]]:
     """Do what `connect` does, over a carrier of one's own making."""
-    connection = Connection(config, carrier, Any if message_type is object else message_type, client=True)
+    check_expose(expose)
+    if expose and message_type is RawMessage:
+        raise ConfigurationError("a connection of RawMessage has no names to look up")
+    item_type = Any if message_type is object else message_type
+    connection = Connection(config, carrier, item_type, client=True, expose=expose)
     root = system.spawn(lambda: connection)
     async with closing(root, lambda: [connection], connection.aclose):
         await connection.ready(early=connection.early)

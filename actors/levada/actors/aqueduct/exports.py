@@ -12,6 +12,8 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from levada.framework import Failed
 from levada.framework.ask import Ask
 from levada.framework.cell import Cell
@@ -22,6 +24,7 @@ from levada.transports.aqueduct import Delivery, ReceiverHalf, SenderHalf
 
 from . import envelopes
 from .halves import open_delivery
+from .links import HalfActor
 from .oneshots import Promise
 
 if TYPE_CHECKING:
@@ -32,29 +35,25 @@ __all__ = ["Export", "answer_type"]
 logger = logging.getLogger("levada.actors.aqueduct")
 
 
-class Export:
+class Export(HalfActor):
     """What receives the envelopes of one copy of a ref."""
 
-    __slots__ = ("_busy", "_cell", "_forget", "_half", "_held", "_refs", "_waiting")
-
-    def __init__(self, refs: Refs, cell: Cell) -> None:
-        self._refs = refs
-        self._cell = cell
-        self._half: ReceiverHalf
-        self._held: Any = None
-        """A message or a question that did not fit into the mailbox."""
-        self._waiting = False
-        """Whether the mailbox will call when it has room, or has ended."""
-        self._forget: Callable[[], None]
-        self._busy = False
+    target: Cell
+    """The actor whose ref it is."""
+    _held: Any = attrs.field(default=None, init=False)
+    """A message or a question that did not fit into the mailbox."""
+    _waiting: bool = attrs.field(default=False, init=False)
+    """Whether the mailbox will call when it has room, or has ended."""
+    _forget: Callable[[], None] = attrs.field(init=False)
+    _busy: bool = attrs.field(default=False, init=False)
 
     # What a message that is being packed asks of it.
 
     def bound(self, half: Any) -> Export:
         """The message has left, and this is the half."""
-        self._half = half
-        self._refs.halves.inbound[half] = self
-        self._refs.halves.idle.add(half)
+        self.half = half
+        self.halves.inbound[half] = self
+        self.halves.idle.add(half)
         return self
 
     def forget(self) -> None:
@@ -67,23 +66,30 @@ class Export:
 
     def start(self) -> None:
         """See `levada.actors.aqueduct.halves.Record`."""
-        if self._half.ended:
+        if self.half.ended:
             self.ended()
         else:
+            self.begin()
             self.pump()
 
     def ended(self) -> None:
         """The peer has given the ref up, or is lost; what has arrived is still handled."""
-        self._refs.halves.inbound.pop(self._half, None)
-        self._refs.halves.idle.discard(self._half)
+        self.halves.inbound.pop(self.half, None)
+        self.halves.idle.discard(self.half)
         self.pump()
+        self.retire()
+
+    def give_up(self, detail: str) -> None:
+        """See `HalfActor.give_up`."""
+        self.half.close()
+        self.halves.turn()
 
     def pump(self) -> None:
         """Give the actor what has arrived."""
         if self._busy or self._waiting:
             return
         self._busy = True
-        half, halves = self._half, self._refs.halves
+        half, halves = self.half, self.halves
         try:
             while not self._waiting and half.mailbox:
                 delivery = half.take()
@@ -91,7 +97,7 @@ class Export:
                 try:
                     self._open(delivery)
                 except DecodeError as error:
-                    logger.warning("%s: an envelope for %s: %s", halves.peer, self._cell.path, error)
+                    logger.warning("%s: an envelope for %s: %s", halves.peer, self.target.path, error)
                     delivery.discard()
                     half.close()
         finally:
@@ -125,7 +131,7 @@ class Export:
         return half
 
     def _tell(self, delivery: Delivery) -> None:
-        refs = self._refs
+        refs = self.halves.refs
         payload = delivery.payload[len(envelopes.TELL) :]
         try:
             if delivery.attachments:
@@ -133,24 +139,24 @@ class Export:
             else:
                 message = refs.halves.codec.decode(payload, detach=refs.returned)
         except LevadaError as error:
-            logger.warning("%s: a message for %s cannot be decoded: %s", refs.peer, self._cell.path, error)
+            logger.warning("%s: a message for %s cannot be decoded: %s", refs.peer, self.target.path, error)
         else:
             self._put(message)
 
     def _ask(self, delivery: Delivery, half: SenderHalf) -> None:
-        refs = self._refs
-        question = Question(refs, self._cell, half)
+        refs = self.halves.refs
+        question = Question(refs, self.target, half)
         try:
             question.message, _ = open_delivery(
                 refs.halves, delivery, delivery.payload[len(envelopes.ASK) :], Any, first=1
             )
         except LevadaError as error:
-            question.fail(ActorError(f"the question cannot be decoded: {error}", actor=self._cell.path))
+            question.fail(ActorError(f"the question cannot be decoded: {error}", actor=self.target.path))
         else:
             self._put(question)
 
     def _watch(self, half: SenderHalf) -> None:
-        cell, halves = self._cell, self._refs.halves
+        cell, halves = self.target, self.halves
         promise = Promise(halves, lambda: cell._forget_watcher(promise), idle=True)
         halves.start(promise.bound(half))
         cell._add_watcher(promise, lambda reason: promise.send(envelopes.encode_signal(envelopes.DOWN, reason)))
@@ -161,7 +167,7 @@ class Export:
         Raises:
             DecodeError: it is no link.
         """
-        refs = self._refs
+        refs = self.halves.refs
         attachments = delivery.attachments
         wanted = (AttachmentKind.REF, AttachmentKind.ONESHOT_SENDER, AttachmentKind.ONESHOT_RECEIVER)
         notes: list[bytes] = []
@@ -189,7 +195,7 @@ class Export:
     def _tie(self, ref: RemoteRef, ours: SenderHalf, theirs: ReceiverHalf) -> None:
         from .refs import Tie
 
-        cell, halves = self._cell, self._refs.halves
+        cell, halves = self.target, self.halves
         tie = Tie(ref, cell)
         halves.start(tie.ours.bound(ours))
         if not cell.is_alive:
@@ -207,7 +213,7 @@ class Export:
 
     def _put(self, entry: Any) -> None:
         """Put a message or a question into the mailbox, or hold it until there is room."""
-        cell = self._cell
+        cell = self.target
         try:
             if not cell.try_tell(entry):
                 self._held, self._waiting = entry, True
@@ -217,7 +223,7 @@ class Export:
             cell.tell(entry)  # a dead letter, or an error to whoever asked
         except Exception:
             # The key of a conflating mailbox is code of the user, and the peer is not to blame.
-            logger.exception("%s: no key for a message from %s", cell.path, self._refs.peer)
+            logger.exception("%s: no key for a message from %s", cell.path, self.halves.peer)
             if isinstance(entry, Ask):
                 entry.fail(ActorError(f"{cell.path} has no key for this question", actor=cell.path))
             else:

@@ -1,7 +1,8 @@
 """Between the channels of a program and the halves of a connection: what is sent, what arrives, handles that travel, and the ends.
 
 * A channel has one half here and one at the peer. What stands in for the peer's half is an `Outbound` (the peer receives) or an
-  `Inbound` (the peer sends): a record, not an actor, that is driven by calls from the channel and by events from the connection.
+  `Inbound` (the peer sends): an actor (`levada.actors.aqueduct.links`), driven by calls from the channel and by events from the
+  connection.
 * A message is encoded inside the ``send`` that sends it, which is also when the handles in it move: all of them, or none. It is
   decoded in the ``receive`` that takes it, so that what cannot be decoded is that receiver's `DecodeError` and nobody else's.
 * A channel that travels keeps its queue. What was sent before is encoded when it leaves; what cannot be is logged and not delivered.
@@ -12,17 +13,18 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from levada.framework import OneshotReceiver, OneshotSender, Receiver, Ref, Sender
+import attrs
+
+from levada.framework import OneshotReceiver, OneshotSender, Reason, Receiver, Ref, Sender, Shutdown
 from levada.framework.channel import WINDOW
 from levada.framework.channel_core import ChannelCore, Envelope, Mode, TerminalState, Tracked
 from levada.framework.codec import AttachmentKind, Codec
 from levada.framework.errors import ChannelError, HandleMoved, LocalProtocolError
 from levada.transports import aqueduct
 from levada.transports.aqueduct import (
-    AqueductCore,
     Attach,
     Delivery,
     ReceiverHalf,
@@ -31,9 +33,11 @@ from levada.transports.aqueduct import (
     SenderState,
 )
 
+from .links import CreationLink, Half, HalfActor
 from .raw import RawMessage, encode_raw
 
 if TYPE_CHECKING:
+    from .connection import Connection
     from .refs import Refs
 
 __all__ = ["Arrival", "Halves", "Inbound", "Letter", "Outbound", "give_up"]
@@ -57,8 +61,6 @@ _KINDS: Final = {
 # A member of an enum takes several times as long to look up as a name; these are wanted for each message.
 _ORDERED, _ORDERED_HERE = aqueduct.Mode.ORDERED, Mode.ORDERED
 _SENDING: Final = (SenderState.OPEN, SenderState.UNATTACHED)
-
-Half: TypeAlias = SenderHalf | ReceiverHalf
 
 
 class Record(Protocol):
@@ -101,19 +103,21 @@ class Halves:
     """The channels of one connection that have a half at the peer.
 
     Args:
-        core: of the connection.
+        connection: whose actor is the parent of all of theirs.
         codec: writes and reads messages.
-        peer: name of the peer, for errors.
-        turn: sees to it that what the core has to say and to send is taken, soon.
     """
 
-    def __init__(self, core: AqueductCore, codec: Codec, peer: str, turn: Callable[[], None]) -> None:
-        self.core = core
-        self.turn = turn
+    def __init__(self, connection: Connection, codec: Codec) -> None:
+        self.connection = connection
+        self.core = connection.core
+        self.turn = connection.turn
         self.codec = codec
-        self.peer = peer
+        self.peer = "peer"
+        """Name of the peer, for errors."""
         self.outbound: dict[SenderHalf, SendingRecord] = {}
         self.inbound: dict[ReceiverHalf, Record] = {}
+        self.links: dict[Half, CreationLink] = {}
+        """What halves hang on that the peer's program has not got yet."""
         self.refs: Refs
         """Refs that have travelled; set before the first message."""
         self.idle: set[Half] = set()
@@ -121,6 +125,8 @@ class Halves:
         self.detail = ""
         """How the connection ended, when it has."""
         self.cause: BaseException | None = None
+        self.reason: Reason = Shutdown()
+        """Why the actors of halves end that end with it."""
         self.sent = self.received = self.undelivered = 0
         self.packing = Packing(self)
         self.plain = Letter(self, b"", None, [])
@@ -133,9 +139,9 @@ class Halves:
         if not isinstance(channel, ChannelCore):
             self.start(channel.bound(half))
         elif isinstance(half, SenderHalf):
-            self.start(Outbound(self, channel, half))
+            self.start(Outbound(self, channel, half=half))
         else:
-            self.start(Inbound(self, channel, half))
+            self.start(Inbound(self, channel, half=half))
 
     def start(self, record: Record) -> None:
         """Let a record begin, after those that are beginning."""
@@ -148,6 +154,13 @@ class Halves:
                 self._starting.popleft().start()
         finally:
             self._busy = False
+
+    def link(self, source: Ref[Any], carrier: SenderHalf, made: Iterable[Half]) -> None:
+        """Link the halves that a message has left here to the actor that has just sent it on `carrier`. Source: AQ-53."""
+        assert carrier.links is not None
+        link = CreationLink(source, next(reversed(carrier.links)))
+        for half in made:
+            self.links[half] = link
 
     def end(self, channel: ChannelCore, state: TerminalState, *, discard: bool = True) -> None:
         """End a channel the way its half ended."""
@@ -361,23 +374,24 @@ def _kind(half: Half) -> AttachmentKind:
 # ---------------------------------------------------------------- the peer receives
 
 
-class Outbound:
+class Outbound(HalfActor):
     """The place of a receiver that is at the peer: takes what is sent on the channel, as far as the window lets it."""
 
-    __slots__ = ("_busy", "channel", "half", "halves")
+    channel: ChannelCore
+    half: SenderHalf = attrs.field(kw_only=True)
+    _busy: bool = attrs.field(default=False, init=False)
 
-    def __init__(self, halves: Halves, channel: ChannelCore, half: SenderHalf) -> None:
-        self.halves = halves
-        self.channel = channel
-        self.half = half
-        self._busy = False
-        halves.outbound[half] = self
+    def __attrs_post_init__(self) -> None:
+        self.halves.outbound[self.half] = self
 
     def start(self) -> None:
         """See `Record.start`."""
+        gone = self.half.ended
+        if not gone:
+            self.begin()
         self.channel.sender.on_terminated(self._ended_here)
         self.channel.consume(self.pump, self.prepare)
-        if self.half.ended:
+        if gone:
             self.ended()
 
     def prepare(self, entry: Any) -> Letter | None:
@@ -451,6 +465,8 @@ class Outbound:
         self.halves.sent += 1
         letter.payload = b""  # the core has it; this would keep it until the ack
         if made:
+            if self.is_actor:
+                self.halves.link(self.ref, self.half, made)
             attached, letter.attached = letter.attached, []
             for (channel, _), half in zip(attached, made, strict=True):
                 self.halves.bind(channel, half)
@@ -465,6 +481,11 @@ class Outbound:
         """The half is gone. Source: section 8 of the protocol."""
         self.halves.outbound.pop(self.half, None)
         self.halves.end(self.channel, _SENDER_ENDS[self.half.state])
+        self.retire()
+
+    def give_up(self, detail: str) -> None:
+        """See `HalfActor.give_up`."""
+        self.channel.end(TerminalState.CANCELLED, detail=detail)
 
     def _ended_here(self) -> None:
         """The channel has ended, by its owner or the peer; finishing is the peer's to confirm."""
@@ -488,28 +509,29 @@ _SENDER_ENDS: Final = {
 # ---------------------------------------------------------------- the peer sends
 
 
-class Inbound:
+class Inbound(HalfActor):
     """The place of a sender that is at the peer: puts what arrives into the channel, while that has room."""
 
-    __slots__ = ("_busy", "_final", "_held", "_waiting", "channel", "half", "halves")
+    channel: ChannelCore
+    half: ReceiverHalf = attrs.field(kw_only=True)
+    _held: Arrival | None = attrs.field(default=None, init=False)
+    """Taken, and the channel had no room."""
+    _waiting: bool = attrs.field(default=False, init=False)
+    """Whether the channel will call when it has."""
+    _final: TerminalState | None = attrs.field(default=None, init=False)
+    """How the channel ends when everything that arrived is in it."""
+    _busy: bool = attrs.field(default=False, init=False)
 
-    def __init__(self, halves: Halves, channel: ChannelCore, half: ReceiverHalf) -> None:
-        self.halves = halves
-        self.channel = channel
-        self.half = half
-        self._held: Arrival | None = None
-        """Taken, and the channel had no room."""
-        self._waiting = False
-        """Whether the channel will call when it has."""
-        self._final: TerminalState | None = None
-        """How the channel ends when everything that arrived is in it."""
-        self._busy = False
-        halves.inbound[half] = self
+    def __attrs_post_init__(self) -> None:
+        self.halves.inbound[self.half] = self
 
     def start(self) -> None:
         """See `Record.start`."""
+        gone = self.half.ended
+        if not gone:
+            self.begin()
         self.channel.sender.on_terminated(self._ended_here)
-        if self.half.ended:
+        if gone:
             self.ended()
         else:
             self.pump()
@@ -567,6 +589,11 @@ class Inbound:
         else:
             self._final = _RECEIVER_ENDS[state]
             self.pump()
+        self.retire()
+
+    def give_up(self, detail: str) -> None:
+        """See `HalfActor.give_up`."""
+        self.channel.end(TerminalState.RECEIVER_CLOSED, detail=detail)
 
     def _ended_here(self) -> None:
         """The channel has ended: by its receiver, or as the half did."""

@@ -1,4 +1,7 @@
-"""Finding an actor of the other system by its name: one reserved message on the entrypoint, answered before any handler sees it."""
+"""Finding an actor of the other system by its name: reserved messages on the entrypoint, which no handler sees.
+
+A client asks with a `Lookup`. A client whose own actors may be looked up says with its first message, `Lookups`, where the server asks.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,18 @@ import logging
 from collections.abc import Callable, Collection
 from typing import Any, TypeAlias
 
-from levada.framework import ActorSystem, OneshotSender, Ref, message
-from levada.framework.channel_core import ChannelCore
-from levada.framework.errors import ChannelError, ConfigurationError, LevadaError
-from levada.transports.aqueduct import Delivery, ReceiverHalf
+from levada.framework import ActorSystem, OneshotSender, Receiver, Ref, Sender, message
+from levada.framework.errors import ChannelError, ConfigurationError, DecodeError, LevadaError
+from levada.transports.aqueduct import Delivery
 
-from .halves import Halves, Inbound, Outbound, open_delivery
+from .halves import Inbound, Outbound, open_delivery
 
-__all__ = ["EntryInbound", "EntryOutbound", "Expose", "Lookup", "Names", "check_expose"]
+__all__ = ["EntryInbound", "EntryOutbound", "Expose", "Lookup", "Lookups", "Names", "check_expose"]
 
 logger = logging.getLogger("levada.actors.aqueduct")
 
 Expose: TypeAlias = Collection[str] | Callable[[str], bool]
-"""Which names of the system's registry clients may look up: some names, or a function that says so of each."""
+"""Which names of the system's registry the peer may look up: some names, or a function that says so of each."""
 
 
 @message("levada.lookup")
@@ -29,12 +31,19 @@ class Lookup:
     found: OneshotSender[Ref[Any] | None]
 
 
-_TAG = b"\xadlevada.lookup"
+@message("levada.lookups")
+class Lookups:
+    """Say where actors of the client may be looked up."""
+
+    there: Sender[Lookup]
 
 
-def is_lookup(payload: bytes) -> bool:
-    """Whether a message is a `Lookup`: behind the header of its ext type and that of the array comes its tag."""
-    return payload.startswith(_TAG, 4) or payload.startswith(_TAG, 5)
+_TAGS = b"\xadlevada.lookup", b"\xaelevada.lookups"
+
+
+def is_reserved(payload: bytes) -> bool:
+    """Whether a message is a `Lookup` or a `Lookups`: behind the header of its ext type and that of the array comes its tag."""
+    return payload.startswith(_TAGS, 4) or payload.startswith(_TAGS, 5)
 
 
 def check_expose(expose: Expose) -> None:
@@ -48,61 +57,74 @@ def check_expose(expose: Expose) -> None:
 
 
 class Names:
-    """The names that a server lets its clients look up."""
+    """The names that one side lets the other look up."""
 
     def __init__(self, system: ActorSystem, expose: Expose) -> None:
         self._system = system
         self._expose = expose
 
     def find(self, name: str) -> Ref[Any] | None:
-        """Find the actor of this name, if clients may have it."""
+        """Find the actor of this name, if the peer may have it."""
         expose = self._expose
         return self._system.registry.get(name) if (expose(name) if callable(expose) else name in expose) else None
 
-    def answer(self, halves: Halves, delivery: Delivery) -> None:
-        """Answer a lookup; what cannot be answered is logged, and its oneshot ends without a value."""
-        try:
-            question, _ = open_delivery(halves, delivery, delivery.payload, Lookup)
-        except LevadaError as error:
-            logger.warning("%s: a lookup: %s", halves.peer, error)
-            return
+    def answer(self, question: Lookup) -> None:
+        """Answer a lookup; if that fails, it is logged, and the oneshot ends without a value."""
         with question.found as found:
             try:
                 found.send(self.find(question.name))
             except ChannelError:
                 pass  # nobody wants to know any more
             except Exception:
-                # The function is the user's; a client that cannot be answered hears just that.
-                logger.exception("%s: the lookup of %r failed", halves.peer, question.name)
+                # The function is the user's; a peer that cannot be answered hears just that.
+                logger.exception("the lookup of %r failed", question.name)
+
+    async def serve(self, questions: Receiver[Lookup]) -> None:
+        """Answer the lookups that come on a channel, until it ends; what is no lookup closes it."""
+        with questions:
+            try:
+                async for question in questions:
+                    self.answer(question)
+            except DecodeError as error:
+                logger.warning("a lookup: %s", error)
+            except ChannelError:
+                pass  # with the connection
 
 
 class EntryInbound(Inbound):
-    """The place of the client's entrypoint: lookups are answered, everything else is for the handler."""
+    """The place of the client's entrypoint: what concerns lookups is done here, everything else is for the handler."""
 
-    __slots__ = ("_names",)
-
-    def __init__(self, halves: Halves, channel: ChannelCore, half: ReceiverHalf, names: Names) -> None:
-        super().__init__(halves, channel, half)
-        self._names = names
+    names: Names
 
     def _take(self) -> Delivery | None:
         mailbox = self.half.mailbox
         while mailbox:
             delivery = self.half.take()
-            if not is_lookup(delivery.payload):
+            if not is_reserved(delivery.payload):
                 return delivery
             self.halves.received += 1
-            self._names.answer(self.halves, delivery)
+            self._open(delivery)
         return None
+
+    def _open(self, delivery: Delivery) -> None:
+        halves = self.halves
+        item: Any = Lookup | Lookups
+        try:
+            reserved, _ = open_delivery(halves, delivery, delivery.payload, item)
+        except LevadaError as error:
+            logger.warning("%s: a lookup: %s", halves.peer, error)
+            return
+        if isinstance(reserved, Lookup):
+            self.names.answer(reserved)
+        else:
+            halves.connection.look_up_at(reserved.there)
 
 
 class EntryOutbound(Outbound):
-    """The place of the server's entrypoint: lookups may be sent there, whatever its handler takes."""
-
-    __slots__ = ()
+    """The place of the server's entrypoint: what concerns lookups may be sent there, whatever its handler takes."""
 
     def _encode(self, entry: Any) -> bytes:
-        if type(entry) is Lookup:
+        if type(entry) in (Lookup, Lookups):
             packing = self.halves.packing
             packing.channel = self.channel
             return self.halves.codec.encode(entry, attachments=packing)

@@ -26,7 +26,7 @@ class Awaited:
         idle: whether a connection that closes in order need not wait for it.
     """
 
-    __slots__ = ("_closed", "_got", "_half", "_halves", "_idle", "_over")
+    __slots__ = ("_calls", "_half", "_halves", "_idle")
 
     attachment_kind: ClassVar[str] = "oneshot_sender"
     """What the peer gets."""
@@ -40,17 +40,15 @@ class Awaited:
         idle: bool = False,
     ) -> None:
         self._halves = halves
-        self._got = got
-        self._over = over
+        self._calls: tuple[Callable[[Delivery], None], Callable[[TerminalState], None]] | None = (got, over)
+        """``None`` once it is settled: by a value, by its end, or by `close`. Whoever is called holds this, so it must not stay longer."""
         self._idle = idle
         self._half: ReceiverHalf | None = None
-        self._closed = False
-        """Whether it has been settled: by a value, by its end, or by `close`."""
 
     def close(self) -> None:
         """Want no value any more; harmless when it came, or was closed before."""
-        if not self._closed:
-            self._closed = True
+        if self._calls is not None:
+            self._calls = None
             if self._half is not None:
                 self._half.close()
                 self._halves.turn()
@@ -79,7 +77,7 @@ class Awaited:
         assert self._half is not None
         if self._half.ended:
             self.ended()
-        elif self._closed:
+        elif self._calls is None:
             self._half.close()
         else:
             self.pump()
@@ -90,12 +88,12 @@ class Awaited:
         assert half is not None
         if half.mailbox:
             delivery = half.take()
-            if self._closed:
+            calls, self._calls = self._calls, None
+            if calls is None:
                 delivery.discard()
             else:
-                self._closed = True
                 self._halves.received += 1
-                self._got(delivery)
+                calls[0](delivery)
             self._halves.turn()
 
     def ended(self) -> None:
@@ -108,9 +106,9 @@ class Awaited:
         self._settle(_ENDS.get(half.state, TerminalState.LOST))
 
     def _settle(self, state: TerminalState) -> None:
-        if not self._closed:
-            self._closed = True
-            self._over(state)
+        calls, self._calls = self._calls, None
+        if calls is not None:
+            calls[1](state)
 
 
 _ENDS = {
@@ -129,37 +127,36 @@ class Promise:
         idle: as for `Awaited`.
     """
 
-    __slots__ = ("_due", "_gone", "_half", "_halves", "_idle", "_kept")
+    __slots__ = ("_due", "_gone", "_half", "_halves", "_idle")
 
     attachment_kind: ClassVar[str] = "oneshot_receiver"
     """What the peer gets."""
 
     def __init__(self, halves: Halves, gone: Callable[[], None], *, idle: bool = False) -> None:
         self._halves = halves
-        self._gone = gone
+        self._gone: Callable[[], None] | None = gone
+        """``None`` once it is settled: by `send`, by `finish`, or by its end. Whoever is called holds this, so it must not stay longer."""
         self._idle = idle
         self._half: SenderHalf | None = None
-        self._kept = False
-        """Whether it has been settled: by `send`, by `finish`, or by its end."""
         self._due: Letter | None = None
         """To be sent as soon as the message with the other half has left."""
 
     def send(self, payload: bytes) -> None:
         """Send the value, with what is in the packing of the connection; nothing happens if it is settled."""
         packing = self._halves.packing
-        if self._kept:
+        if self._gone is None:
             packing.rollback()
             return
         attached = [(passenger, kind) for _, passenger, kind in packing.taken]
         packing.taken.clear()
-        self._kept = True
+        self._gone = None
         self._due = Letter(self._halves, payload, None, attached)
         self._go()
 
     def finish(self) -> None:
         """End it without a value; nothing happens if it is settled."""
-        if not self._kept:
-            self._kept = True
+        if self._gone is not None:
+            self._gone = None
             self._go()
 
     def _go(self) -> None:
@@ -181,6 +178,8 @@ class Promise:
             letter.settle(False)  # it ended meanwhile
             return
         self._halves.sent += 1
+        if made:  # the connection stands for halves that are no actors
+            self._halves.link(self._halves.connection.ref, half, made)
         attached, letter.attached = letter.attached, []
         for (passenger, _), other in zip(attached, made, strict=True):
             self._halves.bind(passenger, other)
@@ -209,7 +208,7 @@ class Promise:
         assert self._half is not None
         if self._half.ended:
             self.ended()
-        elif self._kept:
+        elif self._gone is None:
             self._go()
 
     def pump(self) -> None:
@@ -232,6 +231,6 @@ class Promise:
         letter, self._due = self._due, None
         if letter is not None:
             letter.settle(False)
-        if not self._kept:
-            self._kept = True
-            self._gone()
+        gone, self._gone = self._gone, None
+        if gone is not None:
+            gone()

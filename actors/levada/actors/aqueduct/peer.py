@@ -135,18 +135,20 @@ class Peer(Generic[T]):
     ) -> Ref[Any]: ...
 
     async def lookup(self, name: str, message_type: Any = Any, *, timeout: float | None = DEFAULT_TIMEOUT) -> Ref[Any]:
-        """Find an actor of the server that it lets its clients look up (``serve(…, expose=…)``).
+        """Find an actor of the peer that it lets this side look up (``serve(…, expose=…)``, ``connect(…, expose=…)``).
+
+        What a client exposes is known to the server before the first message of that client reaches its handler.
 
         Args:
-            name: under which the actor is registered in the server's `ActorSystem.registry`.
+            name: under which the actor is registered in the peer's `ActorSystem.registry`.
             message_type: of the messages that the actor handles; for type checkers only.
             timeout: seconds; ``None``: no limit. Left out: the system's ``ask_timeout``.
 
         Raises:
-            NameUnknown: the server exposes no living actor of this name.
+            NameUnknown: the peer exposes no living actor of this name.
             AskTimeout: no answer in time.
-            ConfigurationError: this is the server's side, or the connection is one of `RawMessage`.
-            ChannelError: the entrypoint was finished, or is closed by the server's handler.
+            ConfigurationError: the connection is one of `RawMessage`.
+            ChannelError: the entrypoint was finished, or is closed by the server's handler; the connection is closing.
             ChannelConnectionLost: the connection was lost.
 
         Cancellation:
@@ -156,12 +158,13 @@ class Peer(Generic[T]):
         if connection.item_type is RawMessage:
             raise ConfigurationError("a connection of RawMessage has no names to look up")
         seconds = connection.system.ask_timeout if timeout == DEFAULT_TIMEOUT else timeout
-        entry: Sender[Any] = self.entry
+        if connection.lookups is None:
+            raise NameUnknown(f"{self.info.peer} exposes no actors", name=name)
         item: Any = Ref[Any] | None
         found, answer = oneshot(item, name=f"lookup of {name}")
         with trio.move_on_after(math.inf if seconds is None else seconds):
             with answer, found:
-                await entry.send(Lookup(name, found))
+                await connection.lookups.send(Lookup(name, found))
                 ref: Ref[Any] | None = await answer
             if ref is None:
                 raise NameUnknown(f"{self.info.peer} exposes no actor named {name!r}", name=name)

@@ -76,7 +76,7 @@ class Refs:
         if isinstance(handle, Cell):
             self._exported[handle.incarnation] = handle
             note = Identity(handle.incarnation, handle.path).encode()
-            return AttachmentKind.REF, packing.take(Export(self, handle), Attach.SENDER), note
+            return AttachmentKind.REF, packing.take(Export(self.halves, handle), Attach.SENDER), note
         if isinstance(handle, RemoteRef):
             if handle.refs is self:
                 return AttachmentKind.RETURNED_REF, handle.incarnation
@@ -166,8 +166,6 @@ class _Later(Signal):
 class _RefOutbound(Outbound):
     """The place of the owner at the end of a ref's channel."""
 
-    __slots__ = ()
-
     def _encode(self, entry: Any) -> bytes:
         refs, packing = self.halves.refs, self.halves.packing
         packing.channel = self.channel
@@ -207,6 +205,9 @@ class Asking(Signal):
 
     def _answered(self, delivery: Delivery) -> None:
         question, halves, payload = self.question, self.ref.refs.halves, delivery.payload
+        if question.settled:  # given up in the turn in which the answer came: what is in it is nobody's
+            delivery.discard()
+            return
         try:
             if payload.startswith(envelopes.ANSWER):
                 expected = answer_type(question.message)
@@ -366,7 +367,7 @@ class RemoteRef(Ref[Any]):
 
         self._channel.sender.on_terminated(channel_ended)
         refs.halves.idle.add(half)
-        refs.halves.start(_RefOutbound(refs.halves, self._channel, half))
+        refs.halves.start(_RefOutbound(refs.halves, self._channel, half=half))
 
     # ------------------------------------------------------------ what users call
 

@@ -17,7 +17,7 @@ from levada.transports import carriers
 from .config import PeerConfig
 from .connection import Connection
 from .halves import Arrival, give_up
-from .lookup import Expose, Names
+from .lookup import Expose
 from .peer import Peer
 
 __all__ = ["Handler", "Listener", "ListenerActor", "ServerConnection"]
@@ -84,10 +84,6 @@ class ServerConnection(Connection):
     handler: Handler
     listener: ListenerActor
 
-    def names(self) -> Names:
-        """See `Connection.names`."""
-        return Names(self.system, self.listener.expose)
-
     def serve(self) -> None:
         """See `Connection.serve`."""
         handler = self.handler
@@ -133,7 +129,9 @@ class ListenerActor(Acceptor[ServerConnection]):
         def carrier() -> AbstractAsyncContextManager[carriers.Connection]:
             return _accepted(accepted)
 
-        return ServerConnection(self.config, carrier, self.item_type, handler=self.handler, listener=self, client=False)
+        return ServerConnection(
+            self.config, carrier, self.item_type, handler=self.handler, listener=self, client=False, expose=self.expose
+        )
 
 
 @asynccontextmanager

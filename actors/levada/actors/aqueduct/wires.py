@@ -1,7 +1,10 @@
 """The streams of a connection's carrier, under the numbers by which the core speaks of them.
 
-* No stream has a task. The carrier tells which streams have something to read, or were stopped by the peer; they stand in line until
-  the connection looks at them.
+* A stream is an actor, a child of the connection, driven by direct calls, and has no task. When its stream is over it rests until there is
+  another (`levada.actors.resting`). Ended by somebody else, it gives the stream up in both directions, and what follows from that for a
+  channel, or for the connection, is the core's to say. While the connection is ending, new streams are records.
+* The carrier tells which streams have something to read, or were stopped by the peer; they stand in line until the connection looks at
+  them.
 * What the core does not take yet stays with the carrier, which then holds back the peer: a stream that is blocked is not read.
 * Streams are opened in the order in which the core names them. Where the peer gives no credit for one, what is to be done on it waits,
   and so do those behind it of the same kind; control streams, which carry the acks, do not wait for streams of messages.
@@ -11,13 +14,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
 
+import attrs
 import trio
 
-from levada.framework.errors import CarrierError, ConnectionClosed, StreamWasReset, StreamWasStopped
+from levada.actors.resting import Restful
+from levada.framework import Reason
+from levada.framework.errors import ActorStopped, CarrierError, ConnectionClosed, StreamWasReset, StreamWasStopped
+from levada.framework.links import NORMAL
 from levada.transports import carriers
 from levada.transports.aqueduct import (
-    AqueductCore,
+    CloseCode,
     Event,
     OpenStream,
     ResetCode,
@@ -27,7 +36,10 @@ from levada.transports.aqueduct import (
     StreamDone,
 )
 
-__all__ = ["AT_ONCE", "StreamOutput", "Wires"]
+if TYPE_CHECKING:
+    from .connection import Connection
+
+__all__ = ["AT_ONCE", "StreamOutput", "Wire", "Wires"]
 
 StreamOutput = StreamData | ResetStream | StopStream | StreamDone
 """What is to be done on a stream that the core has named."""
@@ -35,59 +47,70 @@ StreamOutput = StreamData | ResetStream | StopStream | StreamDone
 AT_ONCE = 32
 """Streams that are read or written before others may run: about half a millisecond."""
 URGENT, USUAL = 64, 128  # priorities of streams
+_SERVER, _UNIDIRECTIONAL = 1, 2  # bits of a stream's number
 
 
-class Wire:
+class Wire(Restful):
     """One stream of the carrier, or one that waits to be opened."""
 
-    __slots__ = ("_wires", "backlog", "over", "priority", "stop_code", "stream", "stream_id", "waits")
-
-    def __init__(self, wires: Wires, stream_id: int, priority: int = USUAL) -> None:
-        self._wires = wires
-        self.stream_id = stream_id
-        self.stream: carriers.Stream | None = None
-        self.priority = priority
-        self.backlog: list[StreamOutput] | None = None
-        """What is to be done when the stream is open."""
-        self.stop_code: int | None = None
-        """The peer has stopped this side's direction, and the core does not know yet."""
-        self.waits = False
-        """Whether it stands in line."""
-        self.over = False
-        """Whether nothing that comes is wanted any more."""
+    connection: Connection
+    stream_id: int = attrs.field(default=-1, init=False)
+    """-1 while it rests."""
+    stream: carriers.Stream | None = attrs.field(default=None, init=False)
+    priority: int = attrs.field(default=USUAL, init=False)
+    backlog: list[StreamOutput] | None = attrs.field(default=None, init=False)
+    """What is to be done when the stream is open."""
+    stop_code: int | None = attrs.field(default=None, init=False)
+    """The peer has stopped this side's direction, and the core does not know yet."""
+    waits: bool = attrs.field(default=False, init=False)
+    """Whether it stands in line."""
+    over: bool = attrs.field(default=True, init=False)
+    """Whether nothing that comes is wanted any more."""
 
     def take(self, stream: carriers.Stream) -> None:
         """Begin with a stream of the carrier."""
         self.stream = stream
         if stream.initiated_here or not stream.unidirectional:
-            stream.on_stopped(self._stopped)
+            stream.on_stopped(partial(self._stopped, self.stream_id))
         if not (stream.initiated_here and stream.unidirectional):
             stream.on_readable(self.look)
 
     def look(self) -> None:
-        """Have it read soon."""
+        """Have it read soon. That of a stream that is over does no harm to the next one."""
         if not (self.waits or self.over):
             self.waits = True
-            self._wires.line.append(self)
-            self._wires.wake()
+            wires = self.connection.wires
+            wires.line.append(self)
+            wires.wake()
 
-    def _stopped(self, code: int) -> None:
-        self.stop_code = code
-        self.look()
+    def _stopped(self, stream_id: int, code: int) -> None:
+        if stream_id == self.stream_id:
+            self.stop_code = code
+            self.look()
+
+    def stopping(self, reason: Reason) -> None:
+        """See `Actor.stopping`: somebody else ends it, if it does not rest."""
+        connection = self.connection
+        if self.over:
+            connection.resting.forget(self)
+        self.fit = False
+        if not (self.over or connection.ending):
+            connection.wires.give_up(self)
 
 
 class Wires:
     """All streams of one connection.
 
     Args:
-        core: of the connection.
-        feed: takes what the core says about what came.
+        connection: whose children they are.
         wake: called when somebody stands in line.
     """
 
-    def __init__(self, core: AqueductCore, feed: Callable[[list[Event]], None], wake: Callable[[], None]) -> None:
-        self._core = core
-        self._feed = feed
+    def __init__(self, connection: Connection, wake: Callable[[], None]) -> None:
+        self._connection = connection
+        self._core = connection.core
+        self._feed = connection.feed
+        self._resting = connection.resting
         self.wake = wake
         self._table: dict[int, Wire] = {}
         self._opening: tuple[deque[Wire], deque[Wire]] = (deque(), deque())
@@ -119,12 +142,52 @@ class Wires:
             wire.over = True
         self._table.clear()
 
+    def _add(self, stream_id: int, priority: int = USUAL) -> Wire:
+        try:
+            wire = self._resting.take(Wire)
+        except ActorStopped:  # the connection is ending
+            wire = Wire(self._connection)
+            wire.fit = False
+        wire.stream_id, wire.priority, wire.over = stream_id, priority, False
+        self._table[stream_id] = wire
+        return wire
+
+    def _leave(self, wire: Wire) -> None:
+        """A stream is over: its actor may have another one."""
+        if self._table.pop(wire.stream_id, None) is None:
+            return
+        wire.stream_id, wire.over = -1, True
+        wire.stream = wire.backlog = wire.stop_code = None
+        if wire.fit:
+            if len(self._resting.of(Wire)) < self._resting.most:
+                self._resting.put(wire)
+            else:  # where ten thousand channels end at once
+                wire._cell._system.lifecycle.release(wire._cell, NORMAL)
+
+    def give_up(self, wire: Wire) -> None:
+        """Somebody has ended the actor of a stream: end the stream, in both directions, and tell the core.
+
+        A channel whose control stream this was is lost; one with messages on it cannot complete any more, and has the time of AQ-20a to
+        end; the connection ends with its own control stream.
+
+        Source: AQ-20, AQ-20a, AQ-48, E-13.
+        """
+        core, stream_id = self._core, wire.stream_id
+        if stream_id == core.control_id:
+            self._feed(core.close(CloseCode.APPLICATION, "the actor of the connection control stream was ended"))
+        elif stream_id & _UNIDIRECTIONAL and bool(stream_id & _SERVER) is not core.client:
+            self.do(ResetStream(stream_id, ResetCode.LOST))
+            self._feed(core.stream_stopped(stream_id, ResetCode.LOST))
+        else:
+            self.do(StopStream(stream_id, ResetCode.LOST))
+            self._over(wire, core.stream_reset(stream_id, ResetCode.LOST))
+        wire.over = True
+
     # ------------------------------------------------ writing
 
     def open(self, output: OpenStream) -> None:
         """Open a stream now, or when the peer lets it be."""
-        wire = Wire(self, output.stream_id, URGENT if output.urgent else USUAL)
-        self._table[output.stream_id] = wire
+        wire = self._add(output.stream_id, URGENT if output.urgent else USUAL)
         line = self._opening[output.unidirectional]
         if not line:
             try:
@@ -173,8 +236,7 @@ class Wires:
                 case StopStream(code=code):
                     stream.stop(code)
                 case StreamDone():
-                    wire.over = True
-                    del self._table[output.stream_id]
+                    self._leave(wire)
         except StreamWasStopped:
             pass  # it stands in line, and the core will hear of it
         except CarrierError:
@@ -188,8 +250,7 @@ class Wires:
             while True:
                 stream: carriers.Stream | None = await carrier.accept_stream()
                 while stream is not None:
-                    wire = self._table[stream.stream_id] = Wire(self, stream.stream_id)
-                    wire.take(stream)
+                    self._add(stream.stream_id).take(stream)
                     stream = carrier.accept_stream_nowait()
         except CarrierError:
             pass
@@ -208,7 +269,8 @@ class Wires:
     def _look(self, wire: Wire) -> None:
         wire.waits = False
         stream, stream_id, core = wire.stream, wire.stream_id, self._core
-        assert stream is not None
+        if stream is None:
+            return  # its stream was over meanwhile
         if wire.stop_code is not None and not wire.over:
             code, wire.stop_code = wire.stop_code, None
             self._feed(core.stream_stopped(stream_id, code))
@@ -233,9 +295,6 @@ class Wires:
 
     def _over(self, wire: Wire, events: list[Event]) -> None:
         """The peer's direction has ended: a stream of which that is all is forgotten."""
-        stream = wire.stream
-        assert stream is not None
-        if stream.unidirectional:
-            wire.over = True
-            self._table.pop(wire.stream_id, None)
+        if wire.stream_id & _UNIDIRECTIONAL:
+            self._leave(wire)
         self._feed(events)

@@ -165,9 +165,10 @@ class FakeRef(Ref[Any]):
         self.told.append(message)
         return True
 
-    def on_room(self, callback: Callable[[], None]) -> None:
+    def on_room(self, callback: Callable[[], None]) -> Callable[[], None]:
         """There is always room."""
         callback()
+        return lambda: None
 
     def on_stopped(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call back at the end, at once if it has come."""

@@ -123,6 +123,11 @@ class AqueductCore:
             self.halves[ENTRYPOINT] = self.entrypoint
             self._minted[ENTRYPOINT] = 1
 
+    @property
+    def control_id(self) -> int | None:
+        """Number of the connection control stream, as soon as it has one. Source: AQ-15."""
+        return None if self._control is None else self._control.id
+
     # ------------------------------------------------ what comes
 
     def handshake_completed(self, max_datagram: int, *, early_data_accepted: bool | None = None) -> list[Event]:

@@ -23,6 +23,7 @@ __all__ = [
     "HeadersReceived",
     "OpenStream",
     "Output",
+    "Reached",
     "Readable",
     "ResetStream",
     "Settled",
@@ -73,6 +74,17 @@ class Settled:
 
 
 @attrs.frozen(eq=False)
+class Reached:
+    """The peer's application has the other half of a channel that was attached here, or will come across it: no loss takes it along any more.
+
+    Source: AQ-54, AQ-56.
+    """
+
+    half: SenderHalf | ReceiverHalf
+    """The half that stayed here."""
+
+
+@attrs.frozen(eq=False)
 class Ended:
     """A half is gone; its ``state`` says how, and nothing more is reported of it. A receiver's mailbox may still hold messages."""
 
@@ -100,7 +112,7 @@ class ConnectionEnded:
     """What the peer did wrong, if that is why."""
 
 
-Event: TypeAlias = HeadersReceived | Readable | Writable | Settled | Ended | StreamUnblocked | ConnectionEnded
+Event: TypeAlias = HeadersReceived | Readable | Writable | Settled | Reached | Ended | StreamUnblocked | ConnectionEnded
 
 # ---------------------------------------------------------------- outputs
 

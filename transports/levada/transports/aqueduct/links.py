@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from .events import Reached
 from .frames import encode_int
 from .sender import SenderHalf
 
@@ -76,6 +77,7 @@ class Links:
             self.reach(self.tombstones.pop(channel, ()))
         elif not half.reachable:
             half.reachable = True
+            self._core.emit(Reached(half))
             if isinstance(half, SenderHalf) and half.acked_links:
                 self.reach(half.acked_links)
                 half.acked_links = None

@@ -1,0 +1,89 @@
+"""Halves as actors, and the links between them.
+
+* A half that the program uses is an actor, a child of its connection, from when it begins until the half is gone. The connection and the
+  channel drive it by direct calls: a turn of a mailbox would cost more than all the rest. They are sync and raise nothing.
+* A channel that travels in a message leaves a half here. That half is linked, one way, to the half that carries the message, until the
+  core says that the peer's program has the other half (`Reached`), or that it never will: then the link delivers the exit `Lost`. The
+  core finds out who is lost, of any depth and in one step; here nobody works that out again, and no actor's end ends another by itself.
+* Whose actor is ended by somebody else gives its channel up; the half itself goes on as a record until the peer has answered.
+* Once the connection is ending, its children end before it does, and leave the word to it: its end is theirs. None begins any more.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import attrs
+
+from levada.framework import Actor, Lost, Reason, Ref
+from levada.framework.links import NORMAL
+from levada.transports.aqueduct import ReceiverHalf, ReceiverState, SenderHalf, SenderState
+
+if TYPE_CHECKING:
+    from .halves import Halves
+
+__all__ = ["CreationLink", "Half", "HalfActor"]
+
+logger = logging.getLogger("levada.actors.aqueduct")
+
+Half: TypeAlias = SenderHalf | ReceiverHalf
+
+_LOST = (SenderState.LOST, ReceiverState.LOST)
+_CONNECTION_LOST = (SenderState.CONNECTION_LOST, ReceiverState.CONNECTION_LOST)
+
+
+@attrs.frozen(eq=False)
+class CreationLink:
+    """From the halves that a message has left here to the half that carries the message. Source: AQ-53."""
+
+    source: Ref[Any]
+    """The actor that sent the message."""
+    number: int
+    """Number of the message; ``~number`` if it went as a datagram."""
+
+
+class HalfActor(Actor[Any]):
+    """What stands in for a peer's half, as an actor."""
+
+    halves: Halves
+    half: Any = attrs.field(default=None, kw_only=True)
+    """The half here; `None` only before its message has left."""
+
+    is_actor: bool = attrs.field(default=False, init=False)
+    """Whether it has begun as one."""
+
+    def begin(self) -> None:
+        """Be an actor from now on, unless the connection is ending."""
+        self.is_actor = self.halves.connection.adopt(self)
+
+    def retire(self) -> None:
+        """The half is gone, so the actor ends, for the reason that the core gives."""
+        if not self.is_actor:
+            return
+        cell, half, halves = self._cell, self.half, self.halves
+        lifecycle = cell._system.lifecycle
+        if half.state in _LOST:
+            link = halves.links.get(half)
+            source = halves.connection.ref
+            if link is not None:
+                source = link.source
+                logger.debug("%s is lost: message %d of %s was", cell.path, link.number, source.path)
+            lifecycle.exit_signal(cell, source, Lost(halves.peer))
+        elif half.state in _CONNECTION_LOST:
+            lifecycle.release(cell, halves.reason)
+        else:
+            lifecycle.release(cell, NORMAL)
+
+    def stopping(self, reason: Reason) -> None:
+        """See `Actor.stopping`: the half is gone, or somebody else ends the actor."""
+        if not (self.half.ended or self.halves.connection.ending):
+            self.give_up(f"the actor of its half was ended ({type(reason).__name__.lower()})")
+
+    def give_up(self, detail: str) -> None:
+        """Cancel the sender, or close the receiver.
+
+        Args:
+            detail: why, for the error that whoever holds the channel gets.
+        """
+        raise NotImplementedError
