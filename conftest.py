@@ -5,8 +5,12 @@ At the root, because the doctests of the three source folders are tests too.
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+import tempfile
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 import trio
@@ -18,6 +22,8 @@ settings.register_profile("fast", deadline=None, print_blob=True, max_examples=3
 settings.register_profile("ci", deadline=None, print_blob=True, max_examples=100, derandomize=True)
 settings.register_profile("soak", deadline=None, print_blob=True, max_examples=5_000, stateful_step_count=200)
 
+CHILDREN = str(Path(__file__).parent / "tests" / "children")  # for programs that tests start; not to be imported here
+collect_ignore = [CHILDREN]
 SOAK_TIMEOUT = 3600.0  # seconds for one test, where the normal limit would cut a long search short
 
 
@@ -35,6 +41,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Started in the background of a shell. The programs that tests start would inherit it, and Ctrl-C is what some are tested for.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if len(tempfile.gettempdir()) > 40 and Path("/tmp").is_dir():
+        # The path of a Unix socket has 107 octets at most, of which pytest's own folders take 60.
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/tmp")
+    # Some tests hand their environment on as it is, others give their own path as PYTHONPATH.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (CHILDREN, os.environ.get("PYTHONPATH"))))
+    sys.path.append(CHILDREN)
 
 
 def pytest_report_header(config: pytest.Config) -> str:

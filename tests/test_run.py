@@ -226,6 +226,7 @@ def test_says_what_to_install_where_venv_is_missing(
     assert f"apt install python3.{sys.version_info[1]}-venv (or python3-venv)" in error
 
 
+@pytest.mark.timeout(180)
 def test_a_real_environment_has_pip(root: Path) -> None:
     """The one test that pays for `ensurepip`, about three seconds."""
     load().make_venv(root)

@@ -19,6 +19,7 @@ def measures() -> ModuleType:
     return importlib.import_module("benchmarks._measure")
 
 
+@pytest.mark.timeout(180)  # five seconds of processor time, which a busy machine does not give at once
 def test_every_row_of_the_actors_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "actors", "--quick", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)

@@ -17,10 +17,19 @@ from pathlib import Path
 
 import pytest
 
-INSTALL_TIMEOUT = 50.0  # seconds, below the time that one test may take
+INSTALL_TIMEOUT = 50.0  # seconds
 
 NODE_SCRIPTS = Path(__file__).parent / "node"
 """Programs of the tests that run on Node."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give the tests here time for an installation, which counts as the time of the first test that needs it."""
+    if config.getoption("--profile") == "soak":
+        return  # its limit is far beyond that
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(INSTALL_TIMEOUT + 60))
 
 
 def _install(folder: Path, what: str, command: Sequence[str]) -> None:

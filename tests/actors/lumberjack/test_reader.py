@@ -498,6 +498,7 @@ async def test_lj42b_those_that_wait_go_on_although_nobody_reports(autojump_cloc
         writer(),
         writer() as last,
     ):
+        await wait_all_tasks_blocked()  # each has said that it holds nothing
         await big.send_all(encode_window(2, 1) + encode_json(2, 1, {"line": "x" * 40_000}))
         await wait_all_tasks_blocked()
         assert reader.statistics().connections_paused == 3

@@ -20,6 +20,8 @@ from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
 
 CONFIG = TailConfig(host="web-01", drain_timeout=600.0)
+# The registry is written at the end; on the quick clock the 5 s that an actor has for that would be a twentieth of a second.
+PATIENT: dict[str, Any] = {"shutdown": 600.0, "stop_timeout": 600.0}
 
 
 class Sink:
@@ -80,7 +82,7 @@ async def following(
     sink: Sink, *patterns: Path | str, registry: Path | None = None, config: TailConfig = CONFIG
 ) -> AsyncIterator[Tail]:
     async with (
-        ActorSystem(seed=0) as system,
+        ActorSystem(seed=0, **PATIENT) as system,
         tail(system, map(str, patterns), sink.deliver, registry=registry, config=config) as followed,
     ):
         yield followed
@@ -221,7 +223,7 @@ async def test_the_place_moves_only_over_what_is_acked_in_order(tmp_path: Path, 
             await first.wait()
 
     async with (
-        ActorSystem() as system,
+        ActorSystem(**PATIENT) as system,
         tail(system, [str(log)], deliver, registry=registry, config=CONFIG) as followed,
     ):
         await until(lambda: calls)

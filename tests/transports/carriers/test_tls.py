@@ -472,7 +472,7 @@ async def test_key_updates_survive_cancelled_receives(serving: TlsConfig, author
         process = await openssl(nursery, *client, "-servername", "server")
         async with await listener.accept() as server:
             assert isinstance(server, JoinedStream)
-            with trio.fail_after(20), closing(server._socket.dup()) as second:
+            with trio.fail_after(50), closing(server._socket.dup()) as second:
                 for number in range(12):
                     ask = partial(says, process, b"K\n")
                     assert await cancelled_as_octets_come(server, second.fileno(), ask) == b""

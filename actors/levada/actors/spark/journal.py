@@ -331,7 +331,7 @@ class Journal(
         >>> from levada.actors.spark import Envelope
         >>> from datetime import datetime, UTC
         >>> async def main(directory: str) -> None:
-        ...     async with ActorSystem() as system:
+        ...     async with ActorSystem(ask_timeout=60.0) as system:  # a disk may take its time
         ...         journal = system.spawn(Journal, directory, mailbox=bounded(256))
         ...         print(await journal.ask(Append([Envelope(datetime.now(UTC), value=b"hello")])))
         ...         [block] = await journal.ask(Read(0, 0))
