@@ -77,6 +77,15 @@ def test_json_has_data_and_content_type(call: Call, tmp_path: Path) -> None:
     assert json.loads(call("--id", "101", "--data", f"@{tmp_path / 'octets'}", "--json")[1])["data_base64"] == "/wA="
 
 
+def test_json_holds_so_much_and_no_more(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("levada.actors.cli.call_maop._MOST_AS_JSON", 1 << 20)
+    (tmp_path / "octets").write_bytes(bytes((1 << 20) + 1))
+    code, out, said = call("--id", "101", "--data", f"@{tmp_path / 'octets'}", "--json")
+    assert (code, out) == (1, "")
+    assert "CONTENT_TOO_LARGE" in said
+    assert "--json holds 1 MiB at most" in said
+
+
 def test_a_large_answer_is_written_as_it_comes(endpoint: Endpoint, tmp_path: Path) -> None:
     octets = bytes(range(256)) * 8_000
     (tmp_path / "octets").write_bytes(octets)

@@ -24,6 +24,7 @@ from levada.actors.maop import (
     OperationFailed,
     OperationLost,
     OperationTimeout,
+    PeerConfig,
     Refuse,
     Refused,
     Reply,
@@ -288,13 +289,37 @@ async def test_ma53_a_decision_that_never_comes_is_a_capacity_limit(start: Start
         said.append("undone")
 
     handler = Handler(nothing, before_execute=decide, on_cancel=undo)
-    async with start({100: handler}, core=MaopConfig(approval_timeout=3.0)) as ends:
-        # The initiator's own wait is as long; what the receiver says is quicker to arrive only by luck, so both are right.
-        with pytest.raises(MaopError) as failed:
-            await ends.peer.message(100, b"x")
-        assert failed.value.code in (5, 14)
+    impatient = PeerConfig(core=MaopConfig(approval_timeout=3.0))
+    async with start({100: handler}, server={"config": impatient}) as ends:
+        refused = await fail_with(ends.peer.message(100, b"x"), 14)
+        assert isinstance(refused, Refused)
+        assert refused.retry_after is not None
+        assert trio.current_time() == pytest.approx(3.0, abs=0.1)
         await settled()
         assert said == ["given up", "undone"]
+        assert ends.left() == NOTHING
+
+
+@pytest.mark.rule("MA-53")
+async def test_ma53_an_initiator_waits_for_a_decision_as_long(start: Start, autojump_clock: MockClock) -> None:
+    """No decision within approval_timeout: TIMEOUT (5), found here, and the operation is cancelled at the peer."""
+    said: list[str] = []
+
+    async def decide(call: Call) -> None:
+        await trio.sleep_forever()
+
+    async def undo(call: Call, reason: str) -> None:
+        said.append("undone")
+
+    handler = Handler(nothing, before_execute=decide, on_cancel=undo)
+    impatient = PeerConfig(core=MaopConfig(approval_timeout=3.0))
+    async with start({100: handler}, client={"config": impatient}) as ends:
+        error = await fail_with(ends.peer.message(100, b"x"), 5)
+        assert isinstance(error, OperationTimeout)
+        assert not error.by_peer
+        assert trio.current_time() == pytest.approx(3.0, abs=0.1)
+        await settled()
+        assert said == ["undone"]
         assert ends.left() == NOTHING
 
 

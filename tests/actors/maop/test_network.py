@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import math
 import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -238,10 +239,12 @@ async def test_ma128_attempts_from_one_address_are_limited(quic: tuple[QuicConfi
                 except ConnectionLost:
                     outcomes.append(False)
 
+            began = trio.current_time()
             async with trio.open_nursery() as nursery:
                 for _ in range(12):
                     nursery.start_soon(attempt)
-            assert 3 <= outcomes.count(True) <= 5
+            seconds = trio.current_time() - began  # three may come at once, then three a second
+            assert 3 <= outcomes.count(True) <= 3 + math.ceil(3 * seconds)
             assert listener._actor.refused_attempts == outcomes.count(False)
 
 

@@ -16,6 +16,17 @@ from levada.transports.carriers import MemoryConfig
 
 from .conftest import NOTHING, Start
 
+NO_HANDLER = 103
+OUTCOMES = {
+    "worked",
+    "cancelled",  # by their callers
+    "CAPACITY_LIMIT",  # `decide`
+    "UNKNOWN_ERROR(1024)",  # the same
+    "EXECUTION_ERROR",  # a handler with a bug
+    "UNKNOWN_ERROR(2000)",  # one that fails on purpose
+    "TIMEOUT",
+}
+
 
 class World:
     """Handlers that do anything, and callers that do too."""
@@ -23,6 +34,8 @@ class World:
     def __init__(self, seed: int) -> None:
         self.lot = random.Random(seed)
         self.outcomes: Counter[str] = Counter()
+        self.misdirected: Counter[str] = Counter()
+        """Outcomes of calls for which there is no handler."""
         self.running: Counter[int] = Counter()
 
     async def some_time(self, most: float = 3.0) -> None:
@@ -49,7 +62,6 @@ class World:
         return self.pieces(body) if self.lot.random() < 0.3 and body else body or None
 
     async def undo(self, call: Call, reason: str) -> None:
-        self.outcomes["undone"] += 1
         await self.some_time()
 
     async def pieces(self, body: bytes) -> AsyncIterator[bytes]:
@@ -81,7 +93,8 @@ class World:
 
     async def call(self, peer: Peer) -> None:
         await self.some_time(10)
-        msg_id = self.lot.choice((100, 101, 102, 103))
+        msg_id = self.lot.choice((100, 101, 102, NO_HANDLER))
+        outcomes = self.misdirected if msg_id == NO_HANDLER else self.outcomes
         octets = self.lot.randbytes(self.lot.choice((0, 1, 1000, 200_000)))
         body: Any = self.pieces(octets) if self.lot.random() < 0.3 else octets
         options: dict[str, Any] = {"priority": self.lot.randrange(256)}
@@ -98,11 +111,11 @@ class World:
                     async with peer.open_request(msg_id, body, **options) as reply:
                         got = b"".join([bytes(chunk) async for chunk in reply])
                         assert got == octets
-                self.outcomes["worked"] += 1
+                outcomes["worked"] += 1
             except MaopError as error:
-                self.outcomes[error.name] += 1
+                outcomes[error.name] += 1
         if scope.cancelled_caught:
-            self.outcomes["cancelled"] += 1
+            outcomes["cancelled"] += 1
 
 
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(4, 200))])
@@ -124,6 +137,9 @@ async def test_whatever_happens_nothing_is_left(start: Start, seed: int, autojum
                 nursery.start_soon(world.call, ends.caller)
         await trio.sleep(200)  # Messages that have arrived are executed, two at a time perhaps
         assert ends.left() == NOTHING
+        assert (world.outcomes + world.misdirected).total() == 120  # each caller heard once how it ended
+        assert world.outcomes.keys() <= OUTCOMES
+        assert world.misdirected.keys() <= {"INCOMPATIBLE_MESSAGE", "cancelled"}
         assert world.outcomes["worked"]
         assert world.outcomes["cancelled"]
-        assert world.outcomes["INCOMPATIBLE_MESSAGE"]
+        assert world.misdirected["INCOMPATIBLE_MESSAGE"]

@@ -7,9 +7,9 @@ import codecs
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from levada.actors.maop import Body, OperationFailed, Peer, PeerConfig, Refused, connect
+from levada.actors.maop import Body, ErrorCode, OperationFailed, Peer, PeerConfig, Refused, connect
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
 
@@ -18,6 +18,7 @@ from .call import CallFailed, octets_of, print_octets
 __all__ = ["call"]
 
 _NOT_HERE = ("route", "metadata", "metadata_type", "setup", "user", "cert", "key", "tag", "limit")
+_MOST_AS_JSON: Final = 16 * 2**20  # octets of an answer, which has to be held as a whole
 
 
 async def call(args: argparse.Namespace) -> None:
@@ -39,7 +40,10 @@ async def call(args: argparse.Namespace) -> None:
             again = "" if refused.retry_after is None else f"; again in {refused.retry_after:g} s"
             raise CallFailed(f"refused by {refused}{again}") from None
         except OperationFailed as failed:
-            raise CallFailed(str(failed)) from None
+            hint = ""
+            if args.json and not failed.by_peer and failed.code == ErrorCode.CONTENT_TOO_LARGE:
+                hint = f" (--json holds {_MOST_AS_JSON >> 20} MiB at most: leave it out for the octets as they come)"
+            raise CallFailed(f"{failed}{hint}") from None
 
 
 async def _message(peer: Peer, body: Body, args: argparse.Namespace) -> None:
@@ -51,7 +55,8 @@ async def _message(peer: Peer, body: Body, args: argparse.Namespace) -> None:
 async def _request(peer: Peer, body: Body, args: argparse.Namespace) -> None:
     # The whole call has --timeout; without it the peer has the protocol's own five seconds.
     times = {} if args.timeout is None else {"timeout": args.timeout}
-    async with peer.open_request(args.msg_id, body, priority=_priority(args), **times) as reply:
+    most = _MOST_AS_JSON if args.json else None
+    async with peer.open_request(args.msg_id, body, priority=_priority(args), max_response=most, **times) as reply:
         if args.json:
             octets = b"".join([bytes(chunk) async for chunk in reply])
             print_octets(octets, as_json=True, content_type=reply.content_type)

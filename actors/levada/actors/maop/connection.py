@@ -1,8 +1,9 @@
 """The connection actor: a core, its streams, the operations of both sides, and their beginning and end.
 
 * What the core has to say and to send is taken once for a batch of turns: `turn` asks for that. Streams are read first.
-* Operations of this side are records that their callers wait on (`operations`); those of the peer are records of the core until code
-  of the user runs (`executions`).
+* Operations of this side are children that their callers wait on (`operations`); those of the peer are records of the core until code
+  of the user runs, in a child too (`executions`). So are what keeps the control streams going (`control`) and, on a server's side, what
+  decides on the client (`authenticator`). Children are driven by direct calls: a turn of a mailbox would cost more than all the rest.
 * Time is the core's: a timer of the actor is set to `next_deadline`, and only ever set anew to be earlier.
 * The end is the core's too: `ConnectionEnded` is its last event, each operation has had its own by then. When the carrier ends, all
   that had arrived is given to the core first.
@@ -21,8 +22,11 @@ from typing import Any, ClassVar, Final
 
 import trio
 
-from levada.framework import Actor, Reason, handles
+from levada.actors.resting import Resting
+from levada.framework import Actor, Reason, Ref, handles, restart
+from levada.framework.cell import RUNNING
 from levada.framework.errors import (
+    ActorStopped,
     CarrierError,
     ConfigurationError,
     ConnectionClosed,
@@ -57,25 +61,24 @@ from levada.transports.maop import Disapproved as DisapprovedEvent
 from levada.transports.maop import Refused as RefusedEvent
 
 from .config import PeerConfig
+from .control import ENDING, LAST, STARVED, ControlPool, Crowded, Last, Starved
 from .errors import Disapproved
 from .executions import Execution
 from .journal import MAX_TEXT, Journal
-from .operations import CreditQueue, Operation, Outcome
+from .operations import Begin, CreditQueue, Operation, Outcome
 from .peer import Peer
 from .shared import Shared
 from .streams import Streams
-from .workers import Workers
 
 __all__ = ["Carrier", "Connection"]
 
 Carrier = Callable[[], AbstractAsyncContextManager[carriers.Connection]]
 """Connects, or accepts; leaving the context closes."""
 
-_ENDING: Final = (ConnectionState.FLUSHING, ConnectionState.CLOSING)
-_ROUNDS: Final = 3
+_ROUNDS: Final = 8
 """Rounds of trio's loop that a turn waits at most for tasks that can run."""
-_LOOK: Final = 0.01
-"""Seconds between two looks whether the last signals have been acknowledged."""
+RESTING: Final = 256
+"""Children without an operation that are kept, of each kind."""
 
 
 class Due:
@@ -123,9 +126,10 @@ class Connection(Actor[Any]):
         """Of the peer, those that a handler knows."""
         self.credit = {request: CreditQueue(self, request=request) for request in (False, True)}
         """Callers that wait for a stream, by whether it is for a Request."""
-        self.workers: Workers
-        self.handlers: trio.Nursery
-        """Where code of the user runs."""
+        self.resting = Resting(self, RESTING)
+        """Children without an operation."""
+        self.control: Ref[Any]
+        """See `ControlPool`."""
         self.tasks: trio.Nursery
         """Where the connection's own tasks run, while it has a carrier."""
         self.streams: Streams | None = None
@@ -135,8 +139,12 @@ class Connection(Actor[Any]):
         self.refusal: LevadaError | OSError | None = None
         """Why there was no carrier."""
         self.closing = False
+        self.unbegun = 0
+        """Executions that have a place, and not had their turn."""
+        self.starved = False
+        """Whether signals wait for a stream that the peer does not allow."""
         self.turns = 0
-        self._turn_due = self._runs = self._begun = self._looking = False
+        self._turn_due = self._runs = self._begun = self._ending = False
         self._pumping: trio.lowlevel.Task | None = None
         self._armed = math.inf
         self._gone = trio.Event()
@@ -171,7 +179,7 @@ class Connection(Actor[Any]):
                 for _ in range(_ROUNDS):
                     self._turn_due = False
                     await trio.lowlevel.checkpoint()
-                    if not self._turn_due:
+                    if not self._turn_due and not self.unbegun:
                         break  # nobody had anything to say
             self.flush()
 
@@ -203,18 +211,17 @@ class Connection(Actor[Any]):
         if deadline is not None and deadline < self._armed and self.end is None:
             self._armed = deadline
             self.timers.at("core", deadline, DUE)
-        if core.state in _ENDING and not self._looking:
-            self._looking = True
-            self.tasks.start_soon(self._look)
+        if core.pool.starved and not self.starved:
+            self.starved = True
+            self._tell_control(STARVED)
+        if core.state in ENDING and not self._ending:
+            self._ending = True
+            self._tell_control(LAST)
 
-    async def _look(self) -> None:
-        """Tell the core as soon as the peer has all signals, so that nobody waits for nothing. Source: MA-92, MA-93."""
-        while self.core.state in _ENDING and self.streams is not None:
-            await trio.sleep(_LOOK)
-            if self.streams.acknowledged():
-                self._apply(self.core.control_acknowledged(now=trio.current_time()))
-                self.flush()
-        self._looking = False
+    def acknowledged(self) -> None:
+        """The peer has all signals, as `ControlPool` has found out. Source: MA-92, MA-93."""
+        self._apply(self.core.control_acknowledged(now=trio.current_time()))
+        self.flush()
 
     def feed(self, events: list[Event]) -> None:
         """Do what the core says, and have sent what follows from it."""
@@ -248,7 +255,7 @@ class Connection(Actor[Any]):
     def _on_response(self, event: ResponseStarted) -> None:
         operation = self.operations.get(event.stream_id)
         if operation is not None:
-            operation.started = event
+            operation.head = event
             operation.wake()
 
     def _on_body(self, event: BodyReceived) -> None:
@@ -272,20 +279,28 @@ class Connection(Actor[Any]):
             execution.call.give_end()
 
     def _on_offered(self, event: OperationOffered) -> None:
-        self._execution(event.operation).offered()
+        execution = self._execution(event.operation)
+        if execution is not None:
+            execution.offered()
 
     def _on_execute(self, event: Execute) -> None:
         operation = event.operation
         execution = self.executions.get(operation.stream_id) or self._execution(operation)
+        if execution is None:
+            return
         if self.journal.verbose:
             self.journal.step("begun", operation)
         if not operation.spec.gated:
             self.shared.metrics.approval_latency_ms.observe(1000 * (operation.approved_at - operation.since))
         execution.execute(event.body)
 
-    def _execution(self, operation: Incoming) -> Execution:
-        execution = Execution(self, operation, self.shared.handlers[operation.msg_id])
-        self.executions[operation.stream_id] = execution
+    def _execution(self, operation: Incoming) -> Execution | None:
+        """Give an operation to a child; ``None`` if there are no more, and all operations end with the connection in a moment."""
+        try:
+            execution = self.executions[operation.stream_id] = self.resting.take(Execution)
+        except ActorStopped:
+            return None
+        execution.take(operation, self.shared.handlers[operation.msg_id])
         return execution
 
     def _on_cancelled(self, event: OperationCancelled) -> None:
@@ -335,6 +350,7 @@ class Connection(Actor[Any]):
             f"{event.code} ({event.reason[:MAX_TEXT]}), drained {drained:.3f} s, {counts.opened} operations begun, "
             f"{counts.received} received, {counts.done} of them done, {counts.block_octets} octets",
         )
+        self.resting.most = 0
         self.timers.cancel_all()
         for queue in self.credit.values():
             queue.close()
@@ -365,6 +381,11 @@ class Connection(Actor[Any]):
     # ------------------------------------------------------------ operations of this side
 
     @property
+    def is_ending(self) -> bool:
+        """Whether this actor is ending, and all its children with it."""
+        return self._cell._state is not RUNNING
+
+    @property
     def is_open(self) -> bool:
         """Whether operations may begin."""
         return self.core.state is ConnectionState.OPEN
@@ -380,17 +401,18 @@ class Connection(Actor[Any]):
             raise ConnectionClosed("the connection has no carrier")
         await self.streams.open_spare(unidirectional=unidirectional)
 
-    def begun(self, stream_id: int) -> Operation:
-        """Keep a record of an operation that has begun."""
-        operation = self.operations[stream_id] = Operation(self, stream_id)
+    def begin_operation(self, begin: Begin) -> Operation:
+        """Begin an operation. Errors as of `begin`."""
+        if self.is_ending:
+            raise ConnectionClosed("the connection's actor is ending")
+        operation = self.resting.take(Operation)
+        try:
+            operation.take(begin())
+        except BaseException:
+            self.resting.put(operation)
+            raise
         self.turn()
         return operation
-
-    def give_up(self, operation: Operation) -> None:
-        """Cancel an operation; once more, or when it is over, it does nothing. Source: MA-61, MA-115."""
-        if self.operations.pop(operation.stream_id, None) is not None and self.end is None:
-            self.core.cancel(operation.stream_id, now=trio.current_time())
-            self.turn()
 
     async def room(self, stream_id: int) -> None:
         """Hand on what was written, and wait until its stream has room for more. Errors as `Streams.room`."""
@@ -443,29 +465,24 @@ class Connection(Actor[Any]):
 
     async def _main(self) -> None:
         try:
-            async with trio.open_nursery() as self.handlers:
-                self.workers = Workers(self.handlers)
-                try:
-                    async with self.carrier() as carrier:
-                        await self._carry(carrier)
-                except (CarrierError, ConfigurationError, OSError) as error:
-                    if not self._begun:
-                        self.refusal = error
-                finally:
-                    self._lose("the connection was given up")
-                self.workers.close()
-                self.handlers.cancel_scope.deadline = trio.current_time() + self.config.drain
+            async with self.carrier() as carrier:
+                await self._carry(carrier)
+        except (ActorStopped, CarrierError, ConfigurationError, OSError) as error:
+            if not self._begun:
+                self.refusal = error
         finally:
+            self._lose("the connection was given up")
             self._gone.set()
         self.stop()
 
     async def _carry(self, carrier: carriers.Connection) -> None:
         """Move octets until the carrier ends."""
+        self.control = self.spawn(lambda: ControlPool(self), name="control", supervise=restart())
         self._begun = True
         self.info = carrier.info
         async with trio.open_nursery() as self.tasks:
             signals = self.journal.signals if self.journal.verbose else None
-            streams = self.streams = Streams(self.core, self._apply, self.turn, self.tasks, signals)
+            streams = self.streams = Streams(self.core, self._apply, self.turn, self.tasks, self._crowded, signals)
             streams.carrier = carrier
             self.shared.metrics.add(self.core)
             self.begin()
@@ -475,6 +492,13 @@ class Connection(Actor[Any]):
             streams.finish()
             self.tasks.cancel_scope.cancel()
         self._lose(_text(reason), reason.code)
+
+    def _crowded(self, stream_id: int) -> None:
+        self._tell_control(Crowded(stream_id))
+
+    def _tell_control(self, message: Crowded | Starved | Last) -> None:
+        if not self.is_ending:  # else it has ended, or is about to
+            self.control.tell(message)
 
     def begin(self) -> None:
         """The handshake is complete."""
@@ -539,7 +563,6 @@ class Connection(Actor[Any]):
         """See `Actor.stopping`: somebody else ends the actor, or it has ended itself."""
         self.shut()
         if self._begun:
-            self.handlers.cancel_scope.cancel()
             await self._gone.wait()
 
     def undelivered(self, messages: list[Any]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import attrs
 
-from levada.framework.errors import ConnectionLost, LevadaError
+from levada.framework.errors import ActorStopped, ConnectionLost, LevadaError
 from levada.transports.maop import ErrorCode, code_name
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "OperationError",
     "OperationFailed",
     "OperationLost",
+    "OperationStopped",
     "OperationTimeout",
     "Refuse",
     "Refused",
@@ -66,6 +67,11 @@ class OperationTimeout(OperationFailed, TimeoutError):
 @attrs.define(eq=False, slots=False, str=False)
 class OperationLost(OperationFailed, ConnectionLost):
     """The connection ended under the operation. Source: section 21."""
+
+
+@attrs.define(eq=False, slots=False, str=False)
+class OperationStopped(OperationFailed, ActorStopped):
+    """The actor of the operation was ended, and the operation cancelled at the peer."""
 
 
 @attrs.define(eq=False, slots=False, str=False)

@@ -1,24 +1,29 @@
 """The operations of the peer where code of the user runs: at the gate, at work, and undoing what was cut short.
 
-An `Execution` is made when the core offers an operation or has it executed; until then an operation is a record of the core.
-Its code runs in a task of the connection, in a place that the scheduler gave.
+* Until the core offers an operation, or has it executed, it is a record of the core. Then an `Execution` has it: a child of the
+  connection, which drives it by direct calls (`offered`, `execute`, `cancelled`). These run no code of the user, and raise nothing.
+* The user's code runs in a handler of that actor, when the scheduler has given it a place: at the gate, at work, and to undo. So the end
+  of an operation that runs is a kill of its actor, whose handler undoes before it ends.
+* An actor whose operation is over rests until there is another one (`levada.actors.resting`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Coroutine
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import trio
 
-from levada.framework import Ref
+from levada.actors.resting import Restful
+from levada.framework import Reason, Ref, handles
 from levada.framework.errors import ActorStopped, CarrierError, DecodeError, LocalProtocolError
 from levada.transports.maop import ErrorCode, Incoming, OperationCancelled
 
 from .bodies import Source, make_source, quick_source
 from .errors import OperationError, Refuse
 from .handlers import BeforeExecute, Call, Code, Execute, Handler, OperationActor, Raised, Reply
-from .workers import Worker
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -65,29 +70,47 @@ class ActorCode:
         self._ref.stop()
 
 
-class Execution:
-    """One operation of the peer that a handler knows."""
+class Begin:
+    """To an execution: the scheduler has given you a place."""
 
-    __slots__ = ("_code", "_connection", "_handler", "_placed", "_reason", "_working", "call", "operation", "worker")
+    __slots__ = ()
 
-    def __init__(self, connection: Connection, operation: Incoming, handler: Handler) -> None:
-        self._connection = connection
-        self._handler = handler
-        self.operation = operation
-        self.call = Call(operation, connection.peer, self._consumed)
-        self._code: Code | None = None
-        self.worker: Worker | None = None
-        """See `levada.actors.maop.workers.Job`."""
-        self._reason = ""
-        """Why it was cancelled."""
-        self._working = False
-        """Whether the gate is behind it."""
-        self._placed = False
-        """Whether it waits for a place, or has one."""
 
-    def _consumed(self, octets: int) -> None:
-        if self.operation.spec.streaming:
-            self._connection.consumed(self.operation.stream_id, octets)
+class Undo:
+    """To an execution that does not run: your operation is over."""
+
+    __slots__ = ()
+
+
+BEGIN, UNDO = Begin(), Undo()
+
+
+class Execution(Restful):
+    """One operation of the peer after another, each from when a handler knows it to when it is over and undone."""
+
+    connection: Connection
+    operation: Incoming = attrs.field(init=False)
+    handler: Handler = attrs.field(init=False)
+    call: Call = attrs.field(init=False)
+    busy: bool = attrs.field(default=False, init=False)
+    """Whether it has an operation; those above are of the last one else."""
+    code: Code | None = attrs.field(default=None, init=False)
+    """What runs; made when the first place is given."""
+    reason: str = attrs.field(default="", init=False)
+    """Why the operation was cancelled."""
+    working: bool = attrs.field(default=False, init=False)
+    """Whether the gate is behind it."""
+    running: bool = attrs.field(default=False, init=False)
+    """Whether code of the user runs."""
+    placed: bool = attrs.field(default=False, init=False)
+    """Whether it waits for a place, or for the turn in which it uses it."""
+
+    def take(self, operation: Incoming, handler: Handler) -> None:
+        """Take up an operation."""
+        self.operation, self.handler, self.code = operation, handler, handler.code
+        consumed = self.connection.consumed if operation.spec.streaming else None
+        self.call = Call(operation, self.connection.peer, consumed)
+        self.busy, self.reason, self.working = True, "", False
 
     # ------------------------------------------------ what the core says
 
@@ -97,109 +120,130 @@ class Execution:
 
     def execute(self, body: bytes | None) -> None:
         """Begin to work, with the whole body, or with one that comes in pieces."""
-        self._working = True
+        self.working = True
         if body is not None:
             self.call.give(body)
         elif self.operation.length is None:
-            self._connection.shared.metrics.streaming_open += 1
+            self.connection.shared.metrics.streaming_open += 1
         self._submit()
 
     def _submit(self) -> None:
-        self._placed = True
-        self._connection.shared.scheduler.submit(self, self.operation.priority, self.operation.length or 0)
+        self.placed = True
+        self.connection.shared.scheduler.submit(self, self.operation.priority, self.operation.length or 0)
 
     def cancelled(self, event: OperationCancelled) -> None:
         """It is over; what it did is to be undone. Source: MA-113, MA-115."""
-        self._reason = event.reason or "cancelled"
-        connection = self._connection
+        self.reason = event.reason or "cancelled"
         self._ended()
-        if self.worker is not None:
-            self.worker.scope.cancel()
-        else:
-            if self._placed and not connection.shared.scheduler.withdraw(self):
-                if not connection.workers.withdraw(self):
-                    return
-                connection.shared.scheduler.done()
-            self._placed = False
-            connection.handlers.start_soon(self._undo)
+        if self.running:
+            self.ref.kill()
+        elif not self.placed or self.connection.shared.scheduler.withdraw(self):
+            self.placed = False
+            self.ref.tell(UNDO)
 
     def _ended(self) -> None:
-        if self._working and self.operation.length is None and self.operation.spec.streaming:
-            metrics = self._connection.shared.metrics
+        if self.working and self.operation.length is None and self.operation.spec.streaming:
+            metrics = self.connection.shared.metrics
             metrics.streaming_open -= 1
             metrics.streaming_duration_ms.observe(1000 * (trio.current_time() - self.operation.approved_at))
 
     # ------------------------------------------------ at work
 
     def begin(self) -> None:
-        """See `Job`."""
-        self._connection.workers.begin(self)
+        """See `levada.actors.maop.scheduler.Job`."""
+        self.connection.unbegun += 1
+        self._cell.tell(BEGIN)
 
-    async def run(self) -> None:
-        """See `levada.actors.maop.workers.Job`."""
-        working = self._working
+    @handles
+    def on_begin(self, m: Begin) -> Coroutine[Any, Any, None]:
+        """Run the user's code, unless the operation was cancelled before its turn came."""
+        self.placed = False
+        self.connection.unbegun -= 1
+        if self.reason:
+            self.connection.shared.scheduler.done()
+            return self._undo_only()
+        self.running, self.fit = True, False  # unfit until it has ended in order
+        return self._run()
+
+    @handles
+    def on_undo(self, m: Undo) -> Coroutine[Any, Any, None]:
+        """Undo what was cut short between the gate and the work."""
+        return self._undo_only()
+
+    async def _run(self) -> None:
+        in_order = False
         try:
-            if self._code is None:
-                self._code = self._handler.code or ActorCode(self._connection, self._handler)
-            if working:
-                await self._work(self._code)
-            else:
-                await self._decide(self._code)
+            if self.code is None:
+                self.code = ActorCode(self.connection, self.handler)
+            in_order = await (self._work(self.code) if self.working else self._decide(self.code))
         except trio.Cancelled:
-            self._reason = self._reason or "shutdown"  # the connection itself may be given up
+            self._give_up()
             raise
         finally:
-            self.worker = None
-            if (
-                self._working is working
-            ):  # else the approval has led to the work at once, which waits for a place by now
-                self._placed = False
-            self._connection.shared.scheduler.done()
-            if self._reason:
+            self.running = False
+            self.connection.shared.scheduler.done()
+            if self.reason:
                 await self._undo()
+        self.fit = in_order and not self.reason
+        if not self.busy:
+            self._rest()
+
+    async def _undo_only(self) -> None:
+        await self._undo()
+        self._rest()
 
     async def _undo(self) -> None:
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + self._connection.config.cancel_grace):
+        self.busy = False
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + self.connection.config.cancel_grace):
             try:
-                code = self._code or self._handler.code
-                if code is not None:
-                    await code.undo(self.call, self._reason)
+                if self.code is not None:
+                    await self.code.undo(self.call, self.reason)
             except Exception as error:  # noqa: BLE001 - whatever a handler raises ends here
-                self._connection.journal.failed("on_cancel", self.operation, error)
+                self.connection.journal.failed("on_cancel", self.operation, error)
 
-    async def _decide(self, code: Code) -> None:
-        connection, stream_id = self._connection, self.operation.stream_id
-        core = connection.core
+    def _rest(self) -> None:
+        self.code = None
+        del self.operation, self.handler, self.call  # which may hold a body
+        self.connection.resting.put(self)
+
+    async def _decide(self, code: Code) -> bool:
+        """Let the operation pass the gate, or not; false if the code has failed."""
+        connection, operation = self.connection, self.operation
+        in_order = True
         try:
             await code.before_execute(self.call)
         except Refuse as refusal:
             self._refuse(refusal.code, refusal.retry_after)
         except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes a code
-            connection.journal.failed("before_execute", self.operation, error)
+            connection.journal.failed("before_execute", operation, error)
             self._refuse(ErrorCode.EXECUTION_ERROR, None)
+            in_order = False
         else:
-            connection.feed(core.proceed(stream_id, now=trio.current_time()))
-        connection.shared.metrics.approval_latency_ms.observe(1000 * (trio.current_time() - self.operation.since))
+            connection.feed(connection.core.proceed(operation.stream_id, now=trio.current_time()))
+        connection.shared.metrics.approval_latency_ms.observe(1000 * (trio.current_time() - operation.since))
+        return in_order
 
     def _refuse(self, code: int, retry_after: float | None) -> None:
-        connection, stream_id = self._connection, self.operation.stream_id
+        core, stream_id = self.connection.core, self.operation.stream_id
         try:
-            connection.core.refuse(stream_id, code, retry_after or 0.0, now=trio.current_time())
+            core.refuse(stream_id, code, retry_after or 0.0, now=trio.current_time())
         except LocalProtocolError:  # a code that is reserved
-            connection.core.refuse(stream_id, ErrorCode.UNKNOWN_ERROR, now=trio.current_time())
+            core.refuse(stream_id, ErrorCode.UNKNOWN_ERROR, now=trio.current_time())
         self._over()
 
     def _over(self) -> None:
         """It has ended by what this side did."""
-        connection = self._connection
-        connection.executions.pop(self.operation.stream_id, None)
-        if self._code is not None:
-            self._code.close()
-        self._ended()
+        connection = self.connection
+        self.busy = False
+        if self.code is not None:
+            self.code.close()
+        if connection.executions.pop(self.operation.stream_id, None) is not None:
+            self._ended()
         connection.turn()
 
-    async def _work(self, code: Code) -> None:
-        connection, operation = self._connection, self.operation
+    async def _work(self, code: Code) -> bool:
+        """Execute the operation, and say how that went; false if the code has failed."""
+        connection, operation = self.connection, self.operation
         began = connection.core.now
         octets = 0
         try:
@@ -216,25 +260,53 @@ class Execution:
         except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes a code
             audit = connection.journal.failed("execute", operation, error)
             self._fail(ErrorCode.EXECUTION_ERROR, f"the handler failed [{audit}]")
+            return False
         else:
             self._over()
             connection.finished(operation, began, now, octets)
+        return True
 
     def _fail(self, code: int, reason: str) -> None:
         """The handler failed. Source: MA-77, MA-79."""
-        connection, stream_id = self._connection, self.operation.stream_id
+        core, stream_id = self.connection.core, self.operation.stream_id
         try:
-            connection.core.fail(stream_id, code, reason, now=trio.current_time())
+            core.fail(stream_id, code, reason, now=trio.current_time())
         except LocalProtocolError:  # a code that is reserved
-            connection.core.fail(stream_id, ErrorCode.UNKNOWN_ERROR, reason, now=trio.current_time())
+            core.fail(stream_id, ErrorCode.UNKNOWN_ERROR, reason, now=trio.current_time())
         self._over()
-        connection.journal.step("failed", self.operation, code=code)
+        self.connection.journal.step("failed", self.operation, code=code)
+
+    # ------------------------------------------------ ended by somebody else
+
+    def _give_up(self) -> None:
+        """This actor ends, and its operation, if it has not been cancelled, with it."""
+        if not self.reason and self.connection.is_ending:
+            self.connection.shut()
+        if not self.reason:
+            self._fail(ErrorCode.CANCELLED, "the handler was ended")
+            self.reason = "shutdown"
+
+    def stopping(self, reason: Reason) -> Awaitable[None] | None:
+        """See `Actor.stopping`."""
+        self.connection.resting.forget(self)
+        if not self.busy:
+            return None
+        self._give_up()
+        self.connection.shared.scheduler.withdraw(self)
+        return self._undo()
+
+    def undelivered(self, messages: list[Any]) -> None:
+        """See `Actor.undelivered`: places that were given and not used."""
+        for message in messages:
+            if message is BEGIN:
+                self.connection.unbegun -= 1
+                self.connection.shared.scheduler.done()
 
     # ------------------------------------------------ the answer
 
     async def _answer(self, value: Any) -> int:
         """Respond; return the octets of the body. Source: MA-65, MA-96 to MA-99a."""
-        core, stream_id = self._connection.core, self.operation.stream_id
+        core, stream_id = self.connection.core, self.operation.stream_id
         if value is None:
             core.respond(stream_id, now=trio.current_time())
             return 0
@@ -247,11 +319,11 @@ class Execution:
             octets = len(source.whole)
         else:
             octets = await self._stream(source, kind)
-        self._connection.shared.metrics.succeeded(kind, octets)
+        self.connection.shared.metrics.succeeded(kind, octets)
         return octets
 
     async def _source(self, value: Any) -> Source:
-        codec = self._connection.config.codec
+        codec = self.connection.config.codec
         if isinstance(value, Reply):
             return await make_source(value.body, codec, value.length, value.content_type)
         if isinstance(value, bytes):
@@ -260,7 +332,7 @@ class Execution:
 
     async def _stream(self, source: Source, kind: str | None) -> int:
         """Answer piece by piece, as fast as the peer takes it."""
-        connection, stream_id = self._connection, self.operation.stream_id
+        connection, stream_id = self.connection, self.operation.stream_id
         core = connection.core
         core.start_response(stream_id, source.length, kind, now=trio.current_time())
         octets = 0

@@ -56,7 +56,7 @@ class Call:
 
     __slots__ = ("_body", "_chunks", "_consumed", "_ended", "_news", "_whole", "operation", "peer")
 
-    def __init__(self, operation: Incoming, peer: Peer, consumed: Callable[[int], None]) -> None:
+    def __init__(self, operation: Incoming, peer: Peer, consumed: Callable[[int, int], None] | None) -> None:
         self.operation = operation
         """Its header: ``msg_id``, ``length``, ``priority``, …"""
         self.peer = peer
@@ -142,7 +142,8 @@ class Call:
             self._news = trio.Event()
             await self._news.wait()
         chunk = self._chunks.popleft()
-        self._consumed(len(chunk))
+        if self._consumed is not None:
+            self._consumed(self.operation.stream_id, len(chunk))
         return chunk
 
     @overload

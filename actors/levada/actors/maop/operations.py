@@ -1,7 +1,8 @@
 """Operations of this side: waiting for a stream, for Proceed, for room, and for the end.
 
-An `Operation` is a record that the caller's task waits on; there is no task and no actor for it. Where the peer's credit for streams is
-used up, callers wait in a queue by priority and age. Source: MA-116, MA-117, MA-130.
+An `Operation` is a child of the connection, which drives it by direct calls; the caller's task waits on it. It handles no message, so it
+costs neither a task nor a turn; when its caller has what it wants, it rests until there is another (`levada.actors.resting`).
+Where the peer's credit for streams is used up, callers wait in a queue by priority and age. Source: MA-116, MA-117, MA-130.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, TypeAlias
 
+import attrs
 import trio
 
+from levada.actors.resting import Restful
+from levada.framework import Reason
 from levada.framework.errors import CarrierError, LevadaError
 from levada.transports.maop import Completed, ErrorCode, Failed, FairQueue
 from levada.transports.maop import Refused as RefusedEvent
@@ -20,7 +24,7 @@ from levada.transports.maop.events import ResponseStarted
 from levada.transports.maop.initiator import Outgoing
 
 from .bodies import Source
-from .errors import MaopError, OperationFailed, OperationLost, OperationTimeout, Refused
+from .errors import MaopError, OperationFailed, OperationLost, OperationStopped, OperationTimeout, Refused
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -32,26 +36,64 @@ Begin: TypeAlias = Callable[[], int]
 """Begins an operation in the core; returns its stream id."""
 
 
-class Operation:
-    """One operation of this side that has begun."""
+class Operation(Restful):
+    """One operation of this side after another, each from its beginning to when its caller leaves it."""
 
-    __slots__ = ("_connection", "_uploading", "_waiter", "chunks", "held", "outcome", "started", "stream_id", "wanted")
+    connection: Connection
+    stream_id: int = attrs.field(default=0, init=False)
+    busy: bool = attrs.field(default=False, init=False)
+    """Whether somebody waits for an operation of it."""
+    outcome: Outcome | OperationStopped | None = attrs.field(default=None, init=False)
+    """How it ended."""
+    wanted: bool = attrs.field(default=False, init=False)
+    """Whether the peer wants the body."""
+    head: ResponseStarted | None = attrs.field(default=None, init=False)
+    """Header of a streamed Response."""
+    chunks: deque[bytes | memoryview] | None = attrs.field(default=None, init=False)
+    """Pieces of it that nobody has taken; made when the first comes, as an empty one takes 760 octets."""
+    held: int = attrs.field(default=0, init=False)
+    """Their octets."""
+    _waiter: trio.lowlevel.Task | None = attrs.field(default=None, init=False)
+    _uploading: trio.CancelScope | None = attrs.field(default=None, init=False)
 
-    def __init__(self, connection: Connection, stream_id: int) -> None:
-        self._connection = connection
-        self.stream_id = stream_id
-        self.outcome: Outcome | None = None
-        """How it ended."""
-        self.wanted = False
-        """Whether the peer wants the body."""
-        self.started: ResponseStarted | None = None
-        """Header of a streamed Response."""
-        self.chunks: deque[bytes | memoryview] | None = None
-        """Pieces of it that nobody has taken; made when the first comes, as an empty one takes 760 octets."""
+    def take(self, stream_id: int) -> None:
+        """Take up an operation that has begun."""
+        self.stream_id, self.busy = stream_id, True
+        self.connection.operations[stream_id] = self
+
+    def leave(self) -> None:
+        """Let the caller go; an operation that is not over is cancelled. Source: MA-61, MA-115."""
+        if self.outcome is None:
+            self._cancel()
+        self.busy = self.wanted = False
+        self.outcome = self.head = self.chunks = None
         self.held = 0
-        """Their octets."""
-        self._waiter: trio.lowlevel.Task | None = None
-        self._uploading: trio.CancelScope | None = None
+        self.connection.resting.put(self)
+
+    def _cancel(self) -> None:
+        connection = self.connection
+        if connection.operations.pop(self.stream_id, None) is not None and connection.end is None:
+            connection.core.cancel(self.stream_id, now=trio.current_time())
+            connection.turn()
+
+    def stopping(self, reason: Reason) -> None:
+        """See `Actor.stopping`: the operation, if it is not over, ends with this actor."""
+        connection = self.connection
+        connection.resting.forget(self)
+        self.fit = False
+        if self.busy and self.outcome is None:
+            if connection.is_ending:
+                connection.shut()
+            if self.outcome is None:
+                self._cancel()
+                self.end(
+                    OperationStopped(
+                        f"the actor of stream {self.stream_id} was ended",
+                        code=ErrorCode.CANCELLED,
+                        actor=self.ref.path,
+                        reason=reason,
+                    )
+                )
 
     def wake(self) -> None:
         """Something has happened."""
@@ -71,7 +113,7 @@ class Operation:
         self._waiter = None
         return trio.lowlevel.Abort.SUCCEEDED
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: Outcome | OperationStopped) -> None:
         """It is over."""
         self.outcome = outcome
         self.wake()
@@ -96,7 +138,7 @@ class Operation:
             await self.news()
         if self.outcome is not None:
             return
-        connection, stream_id = self._connection, self.stream_id
+        connection, stream_id = self.connection, self.stream_id
         core = connection.core
         with trio.CancelScope() as self._uploading:
             try:
@@ -116,7 +158,7 @@ class Operation:
 
     def _is_cut_off(self) -> bool:
         """Whether the peer wants no more of the body; it says why in a moment."""
-        entry = self._connection.core.streams.get(self.stream_id)
+        entry = self.connection.core.streams.get(self.stream_id)
         return not isinstance(entry, Outgoing) or entry.cut_off
 
     def result(self) -> Completed:
@@ -129,7 +171,9 @@ class Operation:
         if isinstance(outcome, Completed):
             return outcome
         assert outcome is not None
-        raise make_error(outcome, lost=self._connection.end is not None)
+        if isinstance(outcome, OperationStopped):
+            raise outcome
+        raise make_error(outcome, lost=self.connection.end is not None)
 
 
 def make_error(outcome: RefusedEvent | Failed, *, lost: bool) -> MaopError:
@@ -183,7 +227,7 @@ class CreditQueue:
             if not core.can_open(request=self._request):
                 connection.refresh_credit()
             if core.can_open(request=self._request) or not connection.is_open:
-                return connection.begun(begin())
+                return connection.begin_operation(begin)
         waiting = Waiting(begin)
         self._queue.push(waiting, priority, 0, trio.current_time())
         if not self._opening:
@@ -193,7 +237,7 @@ class CreditQueue:
             await waiting.event.wait()
         except BaseException:
             if waiting.operation is not None:
-                connection.give_up(waiting.operation)
+                waiting.operation.leave()
             else:
                 self._queue.remove(waiting)
             raise
@@ -221,7 +265,7 @@ class CreditQueue:
 
     def _let(self, waiting: Waiting) -> None:
         try:
-            waiting.operation = self._connection.begun(waiting.begin())
+            waiting.operation = self._connection.begin_operation(waiting.begin)
         except LevadaError as error:
             waiting.error = error
         waiting.event.set()

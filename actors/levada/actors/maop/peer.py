@@ -14,7 +14,7 @@ import trio
 from levada.framework import Codec, Reason
 from levada.framework.errors import DecodeError
 from levada.transports.carriers import CarrierInfo, CarrierStatistics
-from levada.transports.maop import Completed, ErrorCode, TestPlan, check_test
+from levada.transports.maop import Completed, ErrorCode, ResponseStarted, TestPlan, check_test
 
 from .bodies import MESSAGE_TYPE, Body, Source, make_source, quick_source
 from .config import RetryPolicy
@@ -87,7 +87,7 @@ class Peer:
     """The other side of a connection. `connect` gives it, `Listener.peers` has those of a server; a `Call` has its own.
 
     All methods raise `Refused` if the peer does not let the operation begin, `OperationFailed` if it fails, with the subclasses
-    `OperationTimeout` and `OperationLost`; `ConnectionClosed` and `ConnectionLost` if the connection was over before.
+    `OperationTimeout`, `OperationLost` and `OperationStopped`; `ConnectionClosed` and `ConnectionLost` if the connection was over before.
     Cancelling one of them cancels the operation at the peer, which may have executed it in part. Source: MA-61, MA-115.
     """
 
@@ -357,13 +357,17 @@ class Peer:
         operation = await self._begin(begin, priority, request=True)
         try:
             await operation.upload(source)
-            while operation.started is None and operation.outcome is None:
+            while operation.head is None and operation.outcome is None:
                 await operation.news()
-            if operation.started is None:
+            if operation.head is None:
                 operation.result()
-            yield ReplyStream(connection, operation)
+            reply = ReplyStream(operation, operation.head)
+            try:
+                yield reply
+            finally:
+                reply._operation = None
         finally:
-            connection.give_up(operation)
+            operation.leave()
 
     async def test(
         self, plan: TestPlan | None = None, *, timeout: float | None = DEFAULT_TIMEOUT, priority: int = 128
@@ -403,9 +407,8 @@ class Peer:
             if request and error.code is not None:
                 connection.shared.metrics.response_fail[error.code] += 1
             raise
-        except BaseException:
-            connection.give_up(operation)
-            raise
+        finally:
+            operation.leave()
         if request:
             metrics = connection.shared.metrics
             metrics.request_latency_ms.observe(1000 * (connection.core.now - since))
@@ -483,11 +486,10 @@ _LOT = random.Random()
 class ReplyStream:
     """A Response that comes piece by piece; `Peer.open_request` gives it. Iterate over it once."""
 
-    def __init__(self, connection: Connection, operation: Operation) -> None:
-        assert operation.started is not None
-        self._connection = connection
-        self._operation = operation
-        self._head = operation.started
+    def __init__(self, operation: Operation, head: ResponseStarted | None) -> None:
+        assert head is not None
+        self._operation: Operation | None = operation
+        self._head = head
 
     @property
     def content_type(self) -> str | None:
@@ -509,11 +511,13 @@ class ReplyStream:
 
     async def __anext__(self) -> bytes | memoryview:
         operation = self._operation
+        if operation is None:
+            raise OperationFailed("the block of this answer was left", code=ErrorCode.CANCELLED)
         while not operation.chunks:
             if operation.outcome is not None:
                 operation.result()
                 raise StopAsyncIteration
             await operation.news()
         chunk = operation.chunks.popleft()
-        self._connection.taken(operation, len(chunk))
+        operation.connection.taken(operation, len(chunk))
         return chunk

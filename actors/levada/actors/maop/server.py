@@ -12,11 +12,12 @@ import trio
 
 from levada.actors.listening import Acceptor, ListenerHandle
 from levada.framework import Reason, Ref
-from levada.framework.errors import ConfigurationError, LevadaError
+from levada.framework.errors import ActorStopped, ConfigurationError, LevadaError
 from levada.transports import carriers
 from levada.transports.maop import AttemptLimiter, AuthenticationReceived, ErrorCode
 from levada.transports.maop import Disapproved as DisapprovedEvent
 
+from .authenticator import DECIDE, Authenticator
 from .connection import Connection
 from .metrics import Metrics
 from .peer import Peer
@@ -56,7 +57,7 @@ class ServerConnection(Connection):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        self._deciding = trio.CancelScope()
+        self._authenticator: Ref[Any] | None = None
         self._share: Share | None = None
 
     def begin(self) -> None:
@@ -64,11 +65,18 @@ class ServerConnection(Connection):
         self.feed(self.core.handshake_completed(now=trio.current_time()))
 
     def _on_authentication(self, event: AuthenticationReceived) -> None:
-        self.handlers.start_soon(self._authenticate, event)
+        assert self.info is not None
+        question = Authentication(event.auth_type, event.token, event.pairs, event.version, event.vendor, self.info)
+        try:
+            self._authenticator = self.spawn(lambda: Authenticator(self, question), name="authenticator")
+        except ActorStopped:  # the connection ends in a moment
+            return
+        self._authenticator.tell(DECIDE)
 
     def _on_disapproved(self, event: DisapprovedEvent) -> None:
         super()._on_disapproved(event)
-        self._deciding.cancel()  # the time for it is over
+        if self._authenticator is not None:
+            self._authenticator.kill()  # the time for it is over
 
     _events: ClassVar = {
         **Connection._events,
@@ -76,32 +84,10 @@ class ServerConnection(Connection):
         DisapprovedEvent: _on_disapproved,
     }
 
-    async def _authenticate(self, event: AuthenticationReceived) -> None:
-        assert self.info is not None
-        question = Authentication(event.auth_type, event.token, event.pairs, event.version, event.vendor, self.info)
-        answer: Identity | Denied = Denied("Authentication did not come to an end.")
-        with self._deciding:
-            try:
-                answer = await self._ask(question)
-                if not isinstance(answer, Identity | Denied):
-                    raise TypeError(f"authenticate returns an Identity or a Denied, not {type(answer).__name__}")
-            except Exception:
-                logger.exception("%s: authenticate failed", self.ref.path)
-                answer = Denied("The server could not check these credentials.", retry_after=1.0)
+    def decided(self, answer: Identity | Denied) -> None:
+        """Let the client in, or not, unless it is too late for that."""
         if self.end is not None or self.disapproval is not None:
             return
-        self._decide(answer)
-
-    async def _ask(self, question: Authentication) -> Any:
-        authenticate = self.listener.authenticate
-        if isinstance(authenticate, Ref):
-            return await authenticate.ask(question, timeout=self.config.core.auth_timeout)
-        if isinstance(authenticate, Mapping):
-            known = authenticate.get(question.token) if question.auth_type == "bearer" else None
-            return known or Denied()
-        return await authenticate(question)
-
-    def _decide(self, answer: Identity | Denied) -> None:
         core, now = self.core, trio.current_time()
         if isinstance(answer, Denied):
             self.feed(core.disapprove_client(answer.code, answer.reason, answer.retry_after, now=now))

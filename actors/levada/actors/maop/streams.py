@@ -51,6 +51,7 @@ class Streams:
         feed: takes the core's events.
         turn: asks for a turn.
         tasks: runs what has to wait.
+        crowded: is told of a control stream that takes no more for now.
         signals: hears of all signals that go out; ``None`` for nobody.
     """
 
@@ -60,6 +61,7 @@ class Streams:
         feed: Callable[[list[Event]], None],
         turn: Callable[[], None],
         tasks: trio.Nursery,
+        crowded: Callable[[int], None],
         signals: Callable[[StreamData], None] | None,
     ) -> None:
         self.carrier: carriers.Connection | None = None
@@ -74,6 +76,7 @@ class Streams:
         self._feed = feed
         self._turn = turn
         self._tasks = tasks
+        self._crowded = crowded
         self._signals = signals
         self._streams: dict[int, carriers.Stream] = {}
         self._directions: dict[int, int] = {}
@@ -283,16 +286,7 @@ class Streams:
             self._signals(output)
         if stream.unsent > CONTROL_HIGH:
             self._core.set_control_writable(stream_id, False)
-            self._tasks.start_soon(self._await_control, stream_id, stream)
-
-    async def _await_control(self, stream_id: int, stream: carriers.Stream) -> None:
-        try:
-            await stream.send_all(b"")
-            await stream.flush()
-        except CarrierError:
-            return
-        self._core.set_control_writable(stream_id, True)
-        self._turn()
+            self._crowded(stream_id)
 
     def _reset(self, output: ResetStream) -> None:
         stream = self._streams.get(output.stream_id)

@@ -154,6 +154,11 @@ class ControlPool:
         """Whether any signal is not written."""
         return any(stream.waiting() for stream in self._dirty)
 
+    @property
+    def starved(self) -> bool:
+        """Whether signals wait for a stream that the peer does not allow now, as of the last flush."""
+        return bool(self._dirty) and any(stream.stream_id is None for stream in self._dirty)
+
     def deadline(self) -> float | None:
         """When Dones that wait for more must go. Source: MA-126 (`done_flush_ms`)."""
         return self._done_at
