@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import os
+import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -140,6 +142,13 @@ def lab(certificate: Certificate, engine: str) -> Lab:
 
 @pytest.fixture
 def repeatable(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Returns a function that fixes the order in which trio runs tasks."""
+    """Returns a function that fixes the order in which trio runs tasks, and connection ids, tokens and challenges."""
     monkeypatch.setattr(trio_run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
-    return lambda seed: trio_run._r.seed(seed)
+    octets = random.Random()
+    monkeypatch.setattr(os, "urandom", octets.randbytes)
+
+    def fix(seed: int) -> None:
+        trio_run._r.seed(seed)
+        octets.seed(seed)
+
+    return fix

@@ -1,10 +1,11 @@
 """The QUIC state machine: aioquic's, seen through the few looks inside that a carrier needs, and whether it can be tuned.
 
-Only this module and those of the overrides (`lean`, `ready`, `packets`, `recovery`, `overrides`) touch private names of aioquic.  At
+Only this module, `keys` and those of the overrides (`lean`, `ready`, `packets`, `recovery`, `overrides`) touch private names of aioquic.  At
 import the version and each name is checked:
 
-* `PlainEngine` is aioquic's `QuicConnection` as it is, plus read-only looks inside (how much is unsent, how much credit there is).
-  It works with any version that has those names, and is what one gets, with a warning, when the overrides do not fit.
+* `PlainEngine` is aioquic's `QuicConnection` as it is, plus read-only looks inside (how much is unsent, how much credit there is), and
+  what it lacks so that nobody waits for ever when packets get lost around a Retry, new keys or a new address.  It works with any
+  version that has those names, and is what one gets, with a warning, when the overrides do not fit.
 * `TunedEngine` is all that is overridden.  Nothing outside these modules asks which of the two it has, except for features that the
   plain one cannot have; its methods of the same names do nothing then.
 """
@@ -23,18 +24,22 @@ from aioquic import tls
 from aioquic._crypto import HeaderProtection
 from aioquic.quic import events
 from aioquic.quic.configuration import QuicConfiguration
-from aioquic.quic.connection import QuicConnection, QuicConnectionState
+from aioquic.quic.connection import QuicConnection, QuicConnectionError, QuicConnectionState, QuicNetworkPath
 from aioquic.quic.crypto import CryptoPair
 from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.recovery import QuicPacketRecovery, QuicPacketSpace
 from aioquic.quic.stream import QuicStream
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from .keys import RollingKeys
+
 __all__ = ["OVERRIDES_FIT", "EarlyDatagram", "EngineSettings", "PlainEngine", "engine_class"]
 
 SUPPORTED: Final = "1.7"
 """Versions of aioquic, by their first two numbers, whose inside the overrides were written for."""
 
+_ONE_RTT = tls.Epoch.ONE_RTT
+_PING = 0  # nobody waits for its acknowledgement
 _PACKET_OVERHEAD = 3 + 16  # short header less the connection id, and the AEAD's tag
 _LONG_HEADER = 11
 
@@ -61,6 +66,8 @@ class EarlyDatagram(events.DatagramFrameReceived):
 class PlainEngine(QuicConnection):
     """aioquic's connection with the looks inside that backpressure needs."""
 
+    _crypto: RollingKeys
+
     tuned = False
     """Whether the overrides are in force."""
 
@@ -84,6 +91,10 @@ class PlainEngine(QuicConnection):
             token_handler=token_handler,
         )
         self.settings = settings
+        self._challenge_at = 0.0  # when an address that is not validated may be challenged again
+        self._key_sending: Any = None
+        self._key_start = 0  # number of the first packet, or a later one, under these keys
+        self._key_wanted = False
         self.early_streams: set[int] = set()
         """Streams that carried 0-RTT data; the reader of the events empties it."""
         self.reset_tokens_changed = False
@@ -252,6 +263,85 @@ class PlainEngine(QuicConnection):
             room -= _LONG_HEADER - 3 + len(self.host_cid)
         return min(room, peer - 3)
 
+    # ---------------------------------------------------------------- keys and paths
+
+    def _initialize(self, peer_cid: bytes) -> None:
+        # A client begins anew after Retry or version negotiation: what it sent as 0-RTT data has to be sent again, and is in flight no more.
+        for space in self._spaces.values():
+            packets = list(space.sent_packets.values())
+            self._loss._on_packets_lost(congestion_event=False, now=0.0, packets=packets, space=space)
+        super()._initialize(peer_cid)
+        self._crypto = self._cryptos[_ONE_RTT] = RollingKeys(self._cryptos[_ONE_RTT])
+
+    def receive_datagram(self, data: bytes, addr: Any, now: float) -> None:
+        """Take a datagram, and note if the peer has moved."""
+        before = self._network_paths[:1]
+        if self._handshake_confirmed and self._crypto.previous is not None:
+            self._crypto.give_up_previous(now, 3 * self._loss.get_probe_timeout())
+        try:
+            super().receive_datagram(data, addr, now)
+        except QuicConnectionError as error:  # of the keys
+            self._close_for(error)
+        if before and self._network_paths[0] is not before[0]:
+            self._path_changed(afresh=before[0].addr[0] != self._network_paths[0].addr[0])
+
+    def _send_probe(self) -> None:
+        super()._send_probe()
+        if self._is_client and self._handshake_complete and not self._handshake_confirmed:
+            # aioquic repeats the end of the handshake only, for which a server that has it keeps no keys.  One that looks for a client
+            # that has moved meanwhile has to hear something that it can open.
+            self._ping_pending.append(_PING)
+
+    def _close_for(self, error: QuicConnectionError) -> None:
+        self.close(error_code=error.error_code, frame_type=error.frame_type, reason_phrase=error.reason_phrase)
+
+    def _path_changed(self, *, afresh: bool) -> None:
+        """Packets go another way from now on; `afresh` if it may be a wholly different one, and not only the peer's port is another."""
+        # What vanished on the old way must not make the probes of the new one rare: after seven of them in vain, the next would come
+        # long after the time for validating an address is over.
+        self._loss._pto_count = 0
+        self._challenge_at = 0.0
+
+    def _challenge_again(self, path: QuicNetworkPath, now: float) -> None:
+        """Challenge an address that is not validated once more when something is to be sent there, once in a round trip at most.
+
+        aioquic says it again when it is found lost, that is after something later was acknowledged.  But the peer may have nothing more
+        to say, and may have heard of nothing but acknowledgements, so that it waits while what it waits for goes to its old address.
+        """
+        if not path.is_validated and now >= self._challenge_at:
+            path.local_challenge_sent = False
+            # Not held back by a congestion window that is full of what the old address was sent.
+            self._probe_pending = True
+            self._challenge_at = now + (self._loss._rtt_smoothed or self._configuration.initial_rtt)
+
+    def datagrams_to_send(self, now: float) -> list[tuple[bytes, Any]]:
+        """Return what is to be sent now, under new keys if the old ones have served long enough."""
+        if self._handshake_confirmed:
+            self._renew_keys()
+            self._challenge_again(self._network_paths[0], now)
+        return super().datagrams_to_send(now)
+
+    def request_key_update(self) -> None:
+        """Renew the keys as soon as that is allowed."""
+        self._key_wanted = True
+
+    def _renew_keys(self) -> None:
+        """Renew the keys if that is wanted or due, and the peer has acknowledged a packet under the present ones (RFC 9001 section 6.1).
+
+        Two updates ahead of its peer, a side would be at keys that the peer takes for its own present ones, and never be understood again.
+        """
+        keys, number = self._crypto, self._packet_number
+        if keys.send.aead is not self._key_sending:  # by an update of either side
+            self._key_sending = keys.send.aead
+            self._key_start = number
+        if (
+            (self._key_wanted or number - self._key_start >= self.settings.key_update_after)
+            and self._spaces[_ONE_RTT].largest_acked_packet >= self._key_start
+            and not keys._update_key_requested
+        ):
+            self._key_wanted = False
+            super().request_key_update()
+
     # ---------------------------------------------------------------- only in the tuned engine
 
     def send_new_token(self, token: bytes) -> None:
@@ -277,6 +367,7 @@ _PLAIN_NAMES = """
     _close_event _close_end _state _handshake_complete _loss _max_datagram_size _packet_number _peer_cid
     _remote_max_streams_bidi _remote_max_streams_uni _get_or_create_stream_for_send _streams
     _datagrams_pending _remote_max_datagram_frame_size _network_paths _events
+    _cryptos _spaces _handshake_confirmed _initialize _send_probe _is_client _ping_pending _probe_pending
 """
 _TUNED_NAMES = """
     _streams_queue _streams_blocked_bidi _streams_blocked_uni _streams_blocked_pending _unblock_streams
@@ -288,10 +379,10 @@ _TUNED_NAMES = """
     _on_connection_limit_delivery _on_max_stream_data_delivery _write_connection_limits _write_stream_limits
     _write_stream_frame _write_reset_stream_frame _write_stop_sending_frame _write_application _write_ack_frame
     _write_new_connection_id_frame _write_ping_frame _write_crypto_frame _flush_builder
-    _payload_received _cryptos _crypto_streams _spaces _ping_pending _probe_pending _pacing_at _handshake_confirmed
+    _payload_received _crypto_streams _pacing_at
     _handshake_done_pending _retire_connection_ids _remote_max_data _remote_max_data_used _close_pending _close_at
     _idle_timeout _loss_at _ack_eliciting_sent_since_receipt _spin_bit _spin_highest_pn _version _ack_delay
-    _remote_ack_delay_exponent _is_client _initialize _remote_preferred_address _remote_max_idle_timeout _send_probe
+    _remote_ack_delay_exponent _remote_preferred_address _remote_max_idle_timeout
     _local_ack_delay_exponent _local_max_stream_data_uni _local_max_stream_data_bidi_remote _logger _configuration
     _remote_max_stream_data_bidi_local _on_new_connection_id_delivery _on_ack_delivery _handle_ack_frame
 """

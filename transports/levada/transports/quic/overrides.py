@@ -2,7 +2,7 @@
 
 - the ready set, windows and credit of `ReadyEngine`, the lean receive path of `LeanEngine`, the packets of `ShortPacketBuilder`;
 - acknowledgements travel with data that leaves anyway; **pacing** in bursts of 2 ms, since event loops sleep whole milliseconds;
-- 0-RTT **marks**, refused early data sent again at once, NEW_TOKEN, stateless reset tokens, path MTU probes, key updates.
+- 0-RTT **marks**, refused early data sent again at once, NEW_TOKEN, stateless reset tokens, path MTU probes, each path begun afresh.
 
 A frame that the slow path writes (handshake, migration) gets the same delivery handler as one of the fast path, or a loss there would
 never reach the ready set.
@@ -49,14 +49,12 @@ class TunedEngine(ReadyEngine):
     """The overrides; see the module."""
 
     tuned = True
+    _loss: LeanRecovery
 
     def __init__(self, *, configuration: QuicConfiguration, settings: EngineSettings, **rest: Any):
         super().__init__(configuration=configuration, settings=settings, **rest)
         self._new_token = b""
         self._now = 0.0  # of the last call that said what time it is
-        self._key_sending: Any = None
-        self._key_start = 0  # number of the first packet, or a later one, under these keys
-        self._key_wanted = False
         self._cids_unsent = True
         self._short = ShortPacketBuilder(is_client=self._is_client)
         self._mtu = MtuSearch(configuration.max_datagram_size, settings.max_packet_size)
@@ -113,6 +111,28 @@ class TunedEngine(ReadyEngine):
             self._mtu.limit(parameters.max_udp_payload_size, 0.0)
             if self._mtu.size < self._max_datagram_size:
                 self._use_packet_size(self._mtu.size)
+
+    # ---------------------------------------------------------------- paths
+
+    def _path_changed(self, *, afresh: bool) -> None:
+        super()._path_changed(afresh=afresh)
+        self._mtu = MtuSearch(self._mtu.base, self._mtu.ceiling)
+        self._use_packet_size(self._mtu.size)
+        if afresh:
+            algorithm = self._configuration.congestion_control_algorithm
+            self._loss.start_afresh(self._packet_number, algorithm=algorithm, size=self._mtu.size)
+
+    def change_connection_id(self) -> None:
+        """Take the peer's next connection id; a client does so where its own address changes."""
+        super().change_connection_id()
+        if self._is_client:
+            self._path_changed(afresh=True)
+
+    def _has_to_probe(self) -> bool:
+        return any(
+            path.remote_challenges or not (path.is_validated or path.local_challenge_sent)
+            for path in self._network_paths[1:]
+        )
 
     def _find_network_path(self, addr: Any) -> QuicNetworkPath:
         path = super()._find_network_path(addr)
@@ -428,20 +448,19 @@ class TunedEngine(ReadyEngine):
             self._new_token = token
 
     def datagrams_to_send(self, now: float) -> list[tuple[bytes, Any]]:
-        """Return what is to be sent now, under new keys if the old ones have served long enough."""
+        """Return what is to be sent now."""
         self._now = now
-        if self._handshake_confirmed:
-            self._renew_keys()
         path = self._network_paths[0] if self._network_paths else None
         if (
             path is None
-            or len(self._network_paths) > 1
+            or (len(self._network_paths) > 1 and self._has_to_probe())
             or self._state is not _CONNECTED
             or self._close_pending
             or self._remote_preferred_address is not None
             or self._needs_slow_path(path)
         ):
             return super().datagrams_to_send(now)
+        self._renew_keys()
         return self._short_packets_to_send(path, now)
 
     def _short_packets_to_send(self, path: QuicNetworkPath, now: float) -> list[tuple[bytes, Any]]:
@@ -501,27 +520,6 @@ class TunedEngine(ReadyEngine):
                 first = at
         return first
 
-    def request_key_update(self) -> None:
-        """Renew the keys as soon as that is allowed."""
-        self._key_wanted = True
-
-    def _renew_keys(self) -> None:
-        """Renew the keys if that is wanted or due, and the peer has acknowledged a packet under the present ones (RFC 9001 section 6.1).
-
-        Two updates ahead of its peer, a side would be at keys that the peer takes for its own present ones, and never be understood again.
-        """
-        keys, number = self._crypto, self._packet_number
-        if keys.send.aead is not self._key_sending:  # by an update of either side
-            self._key_sending = keys.send.aead
-            self._key_start = number
-        if (
-            (self._key_wanted or number - self._key_start >= self.settings.key_update_after)
-            and self._space.largest_acked_packet >= self._key_start
-            and not keys._update_key_requested
-        ):
-            self._key_wanted = False
-            super().request_key_update()
-
     def _idle_timeout(self) -> float:
         idle, peers = self._configuration.idle_timeout, self._remote_max_idle_timeout
         if peers is not None and peers < idle:
@@ -546,7 +544,7 @@ class TunedEngine(ReadyEngine):
             version=self._version or 0,
         )
         builder.start_packet(QuicPacketType.ONE_RTT, self._crypto)
-        buf = builder.start_frame(QuicFrameType.PING, 1, self._on_mtu_probe, (size,))
+        buf = builder.start_frame(QuicFrameType.PING, 1, self._on_mtu_probe, (self._mtu, size))
         buf.push_bytes(bytes(builder.remaining_buffer_space))
         assert builder._packet is not None
         # Not in flight for the congestion controller: the loss of a probe says nothing about congestion (RFC 8899 section 3).
@@ -554,12 +552,12 @@ class TunedEngine(ReadyEngine):
         self._loss._time_of_last_sent_ack_eliciting_packet = now
         return self._flush_builder(builder=builder, network_path=path, peer_cid=self._peer_cid.cid, now=now)
 
-    def _on_mtu_probe(self, delivery: QuicDeliveryState, size: int) -> None:
+    def _on_mtu_probe(self, delivery: QuicDeliveryState, search: MtuSearch, size: int) -> None:
         if delivery is _ACKED:
-            self._mtu.acked(size, self._now)
+            search.acked(size, self._now)
             self._use_packet_size(self._mtu.size)
         else:
-            self._mtu.lost(size, self._now)
+            search.lost(size, self._now)
 
     def _use_packet_size(self, size: int) -> None:
         self._max_datagram_size = size

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+from aioquic.quic.congestion.base import create_congestion_control
 from aioquic.quic.packet_builder import QuicDeliveryState
 from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.recovery import K_MICRO_SECOND, K_SECOND, QuicPacketPacer, QuicPacketRecovery, QuicPacketSpace
@@ -30,6 +33,26 @@ class BurstPacer(QuicPacketPacer):
 
 class LeanRecovery(QuicPacketRecovery):
     """aioquic's recovery that looks at the packets which an acknowledgement names, and not at all that are in flight, four times."""
+
+    _first_on_path = 0  # packets of lower numbers went another way, and tell nothing about this one
+
+    def start_afresh(self, packet_number: int, *, algorithm: str, size: int) -> None:
+        """Forget round trip and congestion window: packets go another way (RFC 9000 section 9.4).
+
+        Args:
+            packet_number: of the first one that does.
+            algorithm: of congestion control.
+            size: octets of UDP payload at most.
+        """
+        self._first_on_path = packet_number
+        self._rtt_initialized = False
+        self._rtt_latest = self._rtt_smoothed = self._rtt_variance = 0.0
+        self._rtt_min = math.inf
+        for space in self.spaces:
+            for packet in space.sent_packets.values():
+                packet.in_flight = False
+        self._cc = create_congestion_control(algorithm, max_datagram_size=size)
+        self._pacer = BurstPacer(max_datagram_size=size)
 
     def on_ack_received(self, *, ack_rangeset: RangeSet, ack_delay: float, now: float, space: QuicPacketSpace) -> None:
         """Take an ACK frame: forget the packets, measure the round trip (RFC 9002 section 5), find losses (section 6)."""
@@ -60,7 +83,7 @@ class LeanRecovery(QuicPacketRecovery):
                     handler(_ACKED, *arguments)
         if newest is None:
             return
-        if newest.packet_number == largest and eliciting:
+        if newest.packet_number == largest >= self._first_on_path and eliciting:
             assert newest.sent_time is not None
             self._round_trip_measured(now - newest.sent_time, min(ack_delay, self.max_ack_delay), now)
         if sent and next(iter(sent)) <= space.largest_acked_packet:

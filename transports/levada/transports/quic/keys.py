@@ -1,0 +1,87 @@
+"""The 1-RTT keys with the one before them, for packets that were under way while they changed (RFC 9001 sections 6.3 to 6.5).
+
+aioquic's own pair steps forward with the first packet that it seals, and from then on has no ear for a peer that has not followed.
+If that packet only acknowledges and gets lost, nobody says anything new again: the side with the new keys waits for nothing and
+cannot read what the other says, and the other says it until the idle time-out.
+"""
+
+from __future__ import annotations
+
+import math
+
+from aioquic._crypto import AEAD, CryptoError
+from aioquic.quic.connection import QuicConnectionError
+from aioquic.quic.crypto import CryptoPair
+from aioquic.quic.packet import QuicErrorCode, QuicFrameType, decode_packet_number, is_long_header
+
+__all__ = ["RollingKeys"]
+
+_NONE_YET = 1 << 62
+
+
+class RollingKeys(CryptoPair):
+    """aioquic's pair of keys, with the previous one for receiving."""
+
+    def __init__(self, pair: CryptoPair) -> None:
+        super().__init__()
+        self.recv, self.send = pair.recv, pair.send
+        self.previous: AEAD | None = None
+        """Opens packets that were sealed before the peer saw the last update, for a while."""
+        self.until = math.inf
+        """When `previous` is given up; known once the peer has made the step too."""
+        self.first = _NONE_YET
+        """Lowest packet number seen under the present key, while `previous` is kept."""
+
+    def _update_key(self, trigger: str) -> None:
+        previous = self.recv.aead
+        super()._update_key(trigger)
+        self.previous, self.until, self.first = previous, math.inf, _NONE_YET
+
+    def decrypt_packet(
+        self, packet: bytes, encrypted_offset: int, expected_packet_number: int
+    ) -> tuple[bytes, bytes, int]:
+        """Open a packet under the previous, the present or the next key; with the next one the update is made.
+
+        Raises:
+            CryptoError: none of them opens it.
+            QuicConnectionError: an old key after a new one.
+
+        Source: RFC 9001 sections 6.2 to 6.4.
+        """
+        if self.previous is not None and not is_long_header(packet[0]):
+            assert self.recv.hp is not None
+            header, truncated = self.recv.hp.remove(packet, encrypted_offset)
+            if (header[0] & 4) >> 2 != self.recv.key_phase:
+                number = decode_packet_number(truncated, ((header[0] & 3) + 1) * 8, expected_packet_number)
+                try:
+                    plain = self.previous.decrypt(packet[len(header) :], header, number)
+                except CryptoError:
+                    pass  # the peer's own next update looks like this
+                else:
+                    self.previous_opened(number)
+                    return header, plain, number
+        opened = super().decrypt_packet(packet, encrypted_offset, expected_packet_number)
+        if self.previous is not None:
+            self.first = min(self.first, opened[2])
+        return opened
+
+    def previous_opened(self, number: int) -> None:
+        """Judge a packet that the previous key has opened.
+
+        Raises:
+            QuicConnectionError: a packet of a lower number came under the present key.
+        """
+        if number > self.first:
+            raise QuicConnectionError(
+                error_code=QuicErrorCode.KEY_UPDATE_ERROR,
+                frame_type=QuicFrameType.PADDING,
+                reason_phrase="An old key after a new one",
+            )
+
+    def give_up_previous(self, now: float, keep: float) -> None:
+        """Drop the previous key when its time is over: `keep` seconds after the peer has made the step too."""
+        if self.until == math.inf:
+            if self.first != _NONE_YET:
+                self.until = now + keep
+        elif now >= self.until:
+            self.previous = None
