@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import base64
 import json
 import os
 import sys
@@ -14,17 +13,14 @@ from typing import Any
 import trio
 
 from levada.framework import ActorSystem, Sender
-from levada.framework.errors import ConfigurationError, EndOfChannel, LevadaError, ReceiverClosed
+from levada.framework.errors import ConfigurationError, EndOfChannel, ReceiverClosed
 
 from . import Subparsers, stdin
+from .octets import CallFailed, named, octets_of, print_octets
 
-__all__ = ["CallFailed", "add_parser", "octets_of", "print_octets", "run"]
+__all__ = ["add_parser", "run"]
 
 SCHEMES = ("aqueduct", "maop", "rsocket", "reactivesocket")
-
-
-class CallFailed(LevadaError):
-    """The responder answered with an error, or not in time."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -219,22 +215,6 @@ async def _given(data: list[str]) -> AsyncIterator[bytes]:
 # ---------------------------------------------------------------- arguments
 
 
-def octets_of(text: str) -> bytes:
-    """Give what an argument stands for: itself, what a file holds, or standard input.
-
-    Raises:
-        ConfigurationError: a file that cannot be read.
-    """
-    if text == "-":
-        return sys.stdin.buffer.read()
-    if text.startswith("@"):
-        try:
-            return Path(text[1:]).read_bytes()
-        except OSError as error:
-            raise ConfigurationError(f"cannot read {text[1:]}: {error.strerror}") from error
-    return text.encode("utf-8", "surrogateescape")
-
-
 def _metadata(args: argparse.Namespace) -> Any:
     from levada.transports.rsocket.extensions import BearerAuthentication, SimpleAuthentication
 
@@ -276,38 +256,15 @@ def _carrier(args: argparse.Namespace) -> Any:
 # ---------------------------------------------------------------- output
 
 
-def print_octets(octets: bytes, *, as_json: bool = False, **facts: str | None) -> None:
-    """Print an answer: text as a line, other octets as they are; as JSON with the facts that are known."""
-    if as_json:
-        known = {name: fact for name, fact in facts.items() if fact is not None}
-        print(json.dumps(_named("data", octets) | known), flush=True)
-        return
-    try:
-        print(octets.decode(), flush=True)
-    except UnicodeDecodeError:
-        if sys.stdout.isatty():
-            print(f"({len(octets):,} octets that are no text: redirect the output, or use --json)", flush=True)
-        else:
-            sys.stdout.buffer.write(octets)
-            sys.stdout.buffer.flush()
-
-
 def _print_data(payload: Any) -> None:
     print_octets(payload.data)
 
 
 def _print_json(payload: Any) -> None:
-    answer = _named("data", payload.data)
+    answer = named("data", payload.data)
     if payload.metadata is not None:
-        answer |= _named("metadata", payload.metadata)
+        answer |= named("metadata", payload.metadata)
     print(json.dumps(answer), flush=True)
-
-
-def _named(name: str, octets: bytes) -> dict[str, str]:
-    try:
-        return {name: octets.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(octets).decode()}
 
 
 def _code(code: int) -> str:

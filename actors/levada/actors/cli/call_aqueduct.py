@@ -22,7 +22,7 @@ from levada.framework import ActorSystem, OneshotReceiver, Receiver, Sender, cha
 from levada.framework.codec import AttachmentKind
 from levada.framework.errors import ChannelError, ConfigurationError, DecodeError, EndOfChannel
 
-from .call import CallFailed, octets_of, print_octets
+from .octets import CallFailed, octets_of, print_octets
 
 __all__ = ["REPLY", "call", "message_octets"]
 

@@ -13,7 +13,7 @@ from levada.actors.maop import Body, ErrorCode, OperationFailed, Peer, PeerConfi
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
 
-from .call import CallFailed, octets_of, print_octets
+from .octets import CallFailed, octets_of, print_octets
 
 __all__ = ["call"]
 
