@@ -32,7 +32,7 @@ async def serve(engine: str, folder: Path) -> None:
     configuration = importlib.import_module(f"{engine}.quic.configuration").QuicConfiguration(
         is_client=False, alpn_protocols=["levada"], max_datagram_frame_size=65_535
     )
-    configuration.load_cert_chain(folder / "certificate.pem", folder / "key.pem")
+    configuration.load_cert_chain(folder / "cert.pem", folder / "key.pem")
     tasks = set()
 
     def opened(reader: Any, writer: Any) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
 import importlib.util
-import ipaddress
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -14,10 +12,8 @@ from pathlib import Path
 import attrs
 import pytest
 import trio
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
+from levada.actors.interop.certificates import SelfSigned, make_certificates
 from levada.framework.errors import CarrierError
 from levada.transports.quic import QuicConfig, QuicConnection, QuicListener, QuicStream, dial, listen
 
@@ -27,37 +23,9 @@ PROGRAM = Path(__file__).with_name("quic_peer.py")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With an authority and a certificate by it: some peers take no authority's own certificate for a server's."""
-    folder = tmp_path_factory.mktemp("quic")
-    authority_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-    authority_name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "authority")])
-    now = datetime.datetime.now(datetime.UTC)
-
-    def issue(subject: x509.Name, public: ec.EllipticCurvePublicKey, *extensions: x509.ExtensionType) -> bytes:
-        builder = (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(authority_name)
-            .public_key(public)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=1))
-            .not_valid_after(now + datetime.timedelta(days=1))
-        )
-        for extension in extensions:
-            builder = builder.add_extension(extension, critical=isinstance(extension, x509.BasicConstraints))
-        return builder.sign(authority_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-
-    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    leaf = x509.BasicConstraints(ca=False, path_length=None)
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
-    root = x509.BasicConstraints(ca=True, path_length=None)
-    (folder / "ca.pem").write_bytes(issue(authority_name, authority_key.public_key(), root))
-    (folder / "certificate.pem").write_bytes(issue(subject, key.public_key(), leaf, names))
-    (folder / "key.pem").write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return folder
+def made(tmp_path_factory: pytest.TempPathFactory) -> SelfSigned:
+    """An authority and a certificate by it: some peers take no authority's own certificate for a server's."""
+    return make_certificates(tmp_path_factory.mktemp("quic"))
 
 
 @pytest.fixture(params=["aioquic", "qh3"])
@@ -69,12 +37,12 @@ def peer(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(params=["auto", "plain"])
-def config(request: pytest.FixtureRequest, folder: Path) -> QuicConfig:
+def config(request: pytest.FixtureRequest, made: SelfSigned) -> QuicConfig:
     return QuicConfig(
         engine=request.param,
-        certificate=folder / "certificate.pem",
-        private_key=folder / "key.pem",
-        ca=folder / "ca.pem",
+        certificate=made.certificate,
+        private_key=made.key,
+        ca=made.ca,
         server_name="localhost",
     )
 
@@ -110,12 +78,12 @@ async def echo(listener: QuicListener) -> None:
 
 
 @pytest.mark.parametrize("retry", ["never", "always"])
-async def test_their_client_to_our_server(peer: str, config: QuicConfig, folder: Path, retry: str) -> None:
+async def test_their_client_to_our_server(peer: str, config: QuicConfig, made: SelfSigned, retry: str) -> None:
     config = attrs.evolve(config, retry="always" if retry == "always" else "never")
     async with listen("quic://127.0.0.1:0", config) as listener, trio.open_nursery() as nursery:
         nursery.start_soon(echo, listener)
         port = listener.url.rpartition(":")[2]
-        command = [sys.executable, str(PROGRAM), peer, "call", str(folder), port]
+        command = [sys.executable, str(PROGRAM), peer, "call", str(made.ca.parent), port]
         with trio.fail_after(50):
             result = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
         assert (result.stdout, result.returncode) == (b"ok\n", 0), result.stderr.decode()
@@ -123,8 +91,8 @@ async def test_their_client_to_our_server(peer: str, config: QuicConfig, folder:
 
 
 @asynccontextmanager
-async def their_server(peer: str, folder: Path) -> AsyncIterator[int]:
-    command = [sys.executable, str(PROGRAM), peer, "serve", str(folder)]
+async def their_server(peer: str, made: SelfSigned) -> AsyncIterator[int]:
+    command = [sys.executable, str(PROGRAM), peer, "serve", str(made.ca.parent)]
     async with trio.open_nursery() as nursery:
 
         async def run(*, task_status: trio.TaskStatus[trio.Process]) -> None:
@@ -142,8 +110,8 @@ async def their_server(peer: str, folder: Path) -> AsyncIterator[int]:
             process.kill()
 
 
-async def test_our_client_to_their_server(peer: str, config: QuicConfig, folder: Path) -> None:
-    async with their_server(peer, folder) as port:
+async def test_our_client_to_their_server(peer: str, config: QuicConfig, made: SelfSigned) -> None:
+    async with their_server(peer, made) as port:
         with trio.fail_after(50):
             async with dial(f"quic://127.0.0.1:{port}", config) as connection:
 
