@@ -5,6 +5,7 @@ At the root, because the doctests of the three source folders are tests too.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -65,6 +66,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
 
 
+def pytest_collection_finish() -> None:
+    # Modules and test items, 350,000 objects, would be looked at by each collection of each test: a third of the time of all tests.
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     result = yield
@@ -75,3 +82,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     # The timer cut a hanging test out of the middle of trio's loop. Every later test would fail for that alone.
     item.session.shouldstop = f"{item.nodeid} hung inside trio, which cannot run again in this process"
     return result
+
+
+@pytest.fixture
+def thorough(request: pytest.FixtureRequest) -> None:
+    """For tests that take long for what they add: skipped in the profile fast."""
+    if request.config.getoption("--profile") == "fast":
+        pytest.skip("takes long: in the profiles ci and soak only")

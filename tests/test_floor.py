@@ -26,9 +26,8 @@ def test_each_dependency_has_a_floor() -> None:
 
 
 @pytest.mark.timeout(900)
-def test_the_runtime_on_the_oldest_versions(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    if request.config.getoption("--profile") == "fast":
-        pytest.skip("makes an environment of its own: in the profiles ci and soak only")
+@pytest.mark.usefixtures("thorough")  # it makes an environment of its own
+def test_the_runtime_on_the_oldest_versions(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
     python = tmp_path / "venv" / "bin" / "python"
     quiet = ["--quiet", "--disable-pip-version-check"]

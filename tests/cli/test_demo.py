@@ -32,12 +32,6 @@ from levada.actors.demo.pipeline import Pipeline  # noqa: E402
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
-@pytest.fixture
-def thorough(request: pytest.FixtureRequest) -> None:
-    if request.config.getoption("--profile") == "fast":
-        pytest.skip("takes a minute: in profile ci")
-
-
 WITHOUT_QUIC = "import sys; sys.modules['aioquic'] = None; from levada.actors.cli import main; sys.exit(main())"
 
 
@@ -79,6 +73,7 @@ def wait_for(process: subprocess.Popen[str], text: str) -> None:
 
 
 @pytest.mark.timeout(170)
+@pytest.mark.usefixtures("thorough")
 def test_a_log_of_ones_own(tmp_path: Path) -> None:
     """One log, of events of several lines: shipped, counted by Spark, delivered; as JSON and as a report. And all that without QUIC."""
     (log,) = (path for path in unpack(tmp_path / "logs", 600) if "kafka" in path.name)

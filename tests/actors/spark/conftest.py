@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
@@ -125,6 +126,8 @@ def spark() -> Iterator[SparkSession]:
     from levada.actors.spark.session import session
 
     spark = session(master="local[2,2]", spark_driver_extraJavaOptions="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    gc.collect()
+    gc.freeze()  # what came with it stays, as what all tests share (see the root's conftest)
     yield spark
     spark.stop()
 
