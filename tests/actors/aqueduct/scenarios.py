@@ -331,7 +331,9 @@ class World:
                 else:
                     self.hold(side, inner, there)
             if load.refs and not dropped:
-                first = load.refs[0]  # lost, if this side's connection was when it was taken, and then no copy is of the same ref
+                first = load.refs[
+                    0
+                ]  # lost, if this side's connection was when it was taken, and then no copy is of the same ref
                 assert first.is_lost or all(ref is first for ref in load.refs), "RF-14"
                 self.refs.append((load.leaf, load.refs[0]))
         return True
