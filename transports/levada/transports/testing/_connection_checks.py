@@ -461,8 +461,8 @@ async def many_streams_come_and_go_without_growth(traits: CarrierTraits, a: Conn
         nursery.start_soon(answer)
         few = await ask_many(traits.streams // 5)
         many = await ask_many(traits.streams - traits.streams // 5)
-        # One object left of each stream would be four times that; what is under way at this moment is some dozens.
-        assert many - few < traits.streams // 5, f"{many - few} objects more after {traits.streams} streams were closed"
+        limit = max(100, traits.streams // 50)  # some dozens are under way at any moment
+        assert many - few < limit, f"{many - few} objects more after {traits.streams} streams were closed"
         nursery.cancel_scope.cancel()
 
 
