@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import signal
 import sys
 import tempfile
@@ -17,28 +18,41 @@ import pytest
 import trio
 from hypothesis import settings
 
+PROFILES = ("fast", "ci", "release", "soak")
+"""How hard the tests try; each selects the tests of those before it, and those marked with its own name."""
+
+LIMITS = {"release": 1200.0, "soak": 7200.0}
+"""Seconds for one test with that mark, where the normal limit would cut it short."""
+
 # Deadlines are off: other work on the machine makes one slow example say nothing. `print_blob` shows how to repeat a failure.
-settings.register_profile("fast", deadline=None, print_blob=True, max_examples=30, stateful_step_count=30)
-# The same examples on every run, so that a failure is the fault of the change at hand.
-settings.register_profile("ci", deadline=None, print_blob=True, max_examples=100, derandomize=True)
+# The newcomer's run has the same examples every time, so that a failure is the fault of the change at hand.
+settings.register_profile(
+    "fast", deadline=None, print_blob=True, max_examples=30, stateful_step_count=30, derandomize=True, database=None
+)
+settings.register_profile("ci", deadline=None, print_blob=True, max_examples=100)
+settings.register_profile("release", deadline=None, print_blob=True, max_examples=500)
 settings.register_profile("soak", deadline=None, print_blob=True, max_examples=5_000, stateful_step_count=200)
 
 CHILDREN = str(Path(__file__).parent / "tests" / "children")  # for programs that tests start; not to be imported here
 collect_ignore = [CHILDREN]
-SOAK_TIMEOUT = 3600.0  # seconds for one test, where the normal limit would cut a long search short
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--profile",
-        choices=("fast", "ci", "soak"),
+        choices=PROFILES,
         default="fast",
-        help="how thorough the tests are; soak also selects the tests marked soak and takes hours (default: fast)",
+        help="how hard the tests try: fast (minutes), ci, release (needs toolchains and half an hour), soak (hours)",
     )
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    settings.load_profile(str(config.getoption("--profile")))
+    profile = str(config.getoption("--profile"))
+    settings.load_profile(profile)
+    if profile != "fast" and config.option.hypothesis_seed is None:
+        # Chosen here and not by Hypothesis, so that all processes of the run share it and the header shows it.
+        config.option.hypothesis_seed = random.randrange(1 << 32)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Started in the background of a shell. The programs that tests start would inherit it, and Ctrl-C is what some are tested for.
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -51,19 +65,26 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    return f"levada profile: {config.getoption('--profile')}"
+    seed = config.option.hypothesis_seed
+    return f"levada profile: {config.getoption('--profile')}" + ("" if seed is None else f", --hypothesis-seed={seed}")
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Use all cores for the whole suite; a file or a test that was asked for runs at once and in this process."""
+    chosen = config.option.keyword or config.option.lf or config.option.usepdb
+    return 0 if chosen or config.args_source is pytest.Config.ArgsSource.ARGS else (os.cpu_count() or 1)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--profile") == "soak":
-        for item in items:
-            if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(SOAK_TIMEOUT))
-        return
-    left_out = [item for item in items if item.get_closest_marker("soak")]
+    above = PROFILES[PROFILES.index(str(config.getoption("--profile"))) + 1 :]
+    left_out = [item for item in items if any(map(item.get_closest_marker, above))]
     if left_out:
         items[:] = [item for item in items if item not in set(left_out)]
         config.hook.pytest_deselected(items=left_out)
+    for item in items:
+        for profile, limit in LIMITS.items():
+            if item.get_closest_marker(profile) and item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(limit))
 
 
 def pytest_collection_finish() -> None:
@@ -82,10 +103,3 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     # The timer cut a hanging test out of the middle of trio's loop. Every later test would fail for that alone.
     item.session.shouldstop = f"{item.nodeid} hung inside trio, which cannot run again in this process"
     return result
-
-
-@pytest.fixture
-def thorough(request: pytest.FixtureRequest) -> None:
-    """For tests that take long for what they add: skipped in the profile fast."""
-    if request.config.getoption("--profile") == "fast":
-        pytest.skip("takes long: in the profiles ci and soak only")

@@ -26,7 +26,7 @@ def test_each_dependency_has_a_floor() -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.usefixtures("thorough")  # it makes an environment of its own
+@pytest.mark.ci  # it makes an environment of its own
 def test_the_runtime_on_the_oldest_versions(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
     python = tmp_path / "venv" / "bin" / "python"

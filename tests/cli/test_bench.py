@@ -20,7 +20,7 @@ def measures() -> ModuleType:
 
 
 @pytest.mark.timeout(180)  # five seconds of processor time, which a busy machine does not give at once
-@pytest.mark.usefixtures("thorough")
+@pytest.mark.ci
 def test_every_row_of_the_actors_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "actors", "--quick", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)

@@ -73,7 +73,7 @@ def wait_for(process: subprocess.Popen[str], text: str) -> None:
 
 
 @pytest.mark.timeout(170)
-@pytest.mark.usefixtures("thorough")
+@pytest.mark.ci
 def test_a_log_of_ones_own(tmp_path: Path) -> None:
     """One log, of events of several lines: shipped, counted by Spark, delivered; as JSON and as a report. And all that without QUIC."""
     (log,) = (path for path in unpack(tmp_path / "logs", 600) if "kafka" in path.name)
@@ -94,7 +94,7 @@ def test_a_log_of_ones_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.usefixtures("thorough")
+@pytest.mark.ci
 def test_all_of_it(tmp_path: Path) -> None:
     """The logs that belong to it come out as they are known, and the damaged line is told about."""
     with started(tmp_path, "--keep", "kept") as process:
@@ -114,11 +114,9 @@ def test_all_of_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(170)
-@pytest.mark.parametrize("moment", ["starting Spark", "running the queries"])
-def test_ctrl_c_leaves_nothing_running(tmp_path: Path, moment: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("moment", ["starting Spark", pytest.param("running the queries", marks=pytest.mark.ci)])
+def test_ctrl_c_leaves_nothing_running(tmp_path: Path, moment: str) -> None:
     """The whole process group is interrupted, as a terminal does; neither Java nor a worker is there afterwards."""
-    if moment != "starting Spark":
-        request.getfixturevalue("thorough")
     with started(tmp_path) as process:
         wait_for(process, moment)
         family = descendants(process.pid)

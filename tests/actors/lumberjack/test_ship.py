@@ -133,7 +133,7 @@ async def test_killed_between_send_and_ack_and_between_ack_and_registry(tmp_path
 
 
 @pytest.mark.loopback
-@pytest.mark.usefixtures("thorough")
+@pytest.mark.ci
 async def test_killed_again_and_again_while_the_log_is_rotated_loses_nothing(
     tmp_path: Path, small_reader: Readers
 ) -> None:
@@ -166,7 +166,7 @@ async def test_killed_again_and_again_while_the_log_is_rotated_loses_nothing(
 
 
 @pytest.mark.loopback
-@pytest.mark.usefixtures("thorough")
+@pytest.mark.ci
 async def test_the_reader_may_come_and_go(tmp_path: Path, small_reader: Readers) -> None:
     log = tmp_path / "app.log"
     log.write_text("one\n")

@@ -180,7 +180,7 @@ async def test_lj25_kill_9_between_rename_and_ack_loses_nothing(tmp_path: Path) 
 
 
 @pytest.mark.loopback
-@pytest.mark.usefixtures("thorough")
+@pytest.mark.ci
 async def test_kill_9_at_any_moment_loses_nothing_that_was_acked(tmp_path: Path) -> None:
     todo = list(range(400))
     acked: list[int] = []

@@ -434,7 +434,7 @@ WORKER = textwrap.dedent(
 )
 
 
-@pytest.mark.usefixtures("thorough")
+@pytest.mark.ci
 def test_kill_9_at_any_moment_leaves_each_batch_once(tmp_path: Path) -> None:
     """Four times killed in the middle of deliveries: what was reported is there, everything once, no gap."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

@@ -109,7 +109,7 @@ def write(frame: DataFrame, address: str, **more: str) -> None:
     frame.write.format("mailbox").options(address=address, mailbox="out", **more).mode("append").save()
 
 
-@pytest.mark.usefixtures("thorough")
+@pytest.mark.ci
 def test_a_batch_is_seen_when_its_job_commits(spark: SparkSession, actors: Actors, tmp_path: Path) -> None:
     """A job that fails leaves nothing; one with the same id is written once; a task's second try counts, its first does not."""
     out = actors.mailbox("out", Line, partitions=2)
@@ -159,7 +159,7 @@ def finish(query: Any) -> None:
     assert query.awaitTermination(200)
 
 
-@pytest.mark.usefixtures("thorough")
+@pytest.mark.ci
 def test_a_micro_batch_is_there_once_though_spark_forgot_it(
     spark: SparkSession, actors: Actors, tmp_path: Path
 ) -> None:
