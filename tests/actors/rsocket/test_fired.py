@@ -16,6 +16,7 @@ from levada.actors.rsocket import ApplicationError, Payload, Request
 from levada.actors.rsocket.fired import TURN, Fired
 from levada.transports.rsocket.events import Interaction, RequestReceived
 
+from .conftest import Tables
 from .test_requests import pair
 
 
@@ -83,7 +84,7 @@ async def test_what_one_sets_the_next_does_not_see() -> None:
         assert seen == [b"nobody"] * 3
 
 
-async def test_long_ones_share_the_turn() -> None:
+async def test_long_ones_share_the_turn(tables: Tables) -> None:
     """Handlers that do not wait, and take long, let other actors run between them."""
     log: list[bytes] = []
 
@@ -99,6 +100,7 @@ async def test_long_ones_share_the_turn() -> None:
         await peer.request_response(b"0")
         serving = listener.peers[0]._connection
         fire(serving, b"1", b"2", b"3")
+        tables.leave_out(peer._connection)
         peer._connection.core.send_request_response(Payload(b"other"), trio.current_time())
         serving.feed(peer._connection.core.data_to_send())
         await wait_all_tasks_blocked()

@@ -54,6 +54,8 @@ from levada.transports.rsocket.extensions import (
     ZipkinTracing,
 )
 
+from .conftest import Tables
+
 
 @message("tests.rsocket.Quote")
 class Quote(Asks[float]):
@@ -658,7 +660,7 @@ async def test_the_actor_of_an_answer_is_killed() -> None:
         assert begun == 1
 
 
-async def test_an_answer_that_is_killed_before_it_began() -> None:
+async def test_an_answer_that_is_killed_before_it_began(tables: Tables) -> None:
     """Its requester gets CANCELED, and the reader does not wait for it."""
     seen: list[bytes] = []
 
@@ -669,6 +671,7 @@ async def test_an_answer_that_is_killed_before_it_began() -> None:
     async with pair(handler) as (peer, listener, _):
         await peer.request_response(b"first")
         serving = listener.peers[0]._connection
+        tables.leave_out(peer._connection)
         peer._connection.core.send_request_response(Payload(b"killed"), trio.current_time())
         serving.feed(peer._connection.core.data_to_send())
         (stream,) = serving.streams.values()
@@ -691,7 +694,7 @@ async def test_requests_after_the_end() -> None:
         await peer.aclose()
 
 
-async def test_answers_of_one_moment_share_a_write_and_a_lonely_one_goes_at_once() -> None:
+async def test_answers_of_one_moment_share_a_write_and_a_lonely_one_goes_at_once(tables: Tables) -> None:
     """Requests that came together are answered by one write, after the last of their handlers."""
 
     async def handler(request: Request) -> bytes:
@@ -710,6 +713,7 @@ async def test_answers_of_one_moment_share_a_write_and_a_lonely_one_goes_at_once
         await peer.request_response(b"alone")
         assert writes() == before + 1
         asking = peer._connection
+        tables.leave_out(asking)
         for number in range(10):
             asking.core.send_request_response(Payload(b"%d" % number), trio.current_time())
         asking.flush()

@@ -422,6 +422,7 @@ class BlockingPeer:
         if known and self._end is None:
             self._core.send_cancel(stream_id)
             self._write()
+            self._forget_if_over(stream_id)
 
     # ------------------------------------------------------------ what comes
 
@@ -452,8 +453,11 @@ class BlockingPeer:
                     if stream_id in self._streams:
                         self._streams[stream_id]._changed.notify_all()
                 case SendingStopped(stream_id):
-                    if stream_id in self._streams:
-                        self._streams[stream_id]._refuse_more()
+                    stopped = self._streams.get(stream_id)
+                    if stopped is not None:
+                        stopped._refuse_more()
+                        if stopped._over:  # else the end of the answers is still to come
+                            self._forget_if_over(stream_id)
                 case RequestReceived(_, stream_id):
                     if self._core.has_stream(stream_id):
                         self._core.send_error(stream_id, ErrorCode.REJECTED, b"no handler")
@@ -472,10 +476,17 @@ class BlockingPeer:
             return
         if not stream._over:
             stream._over, stream._failure = True, error
-        if error is not None or not self._core.has_stream(stream_id):
-            del self._streams[stream_id]
+        if not self._core.has_stream(stream_id):
             stream._refuse_more()
+        self._forget_if_over(stream_id)
         stream._changed.notify_all()
+
+    def _forget_if_over(self, stream_id: int) -> None:
+        """Keep a stream for as long as the core has it; the last one may have been what a drain waits for."""
+        if not self._core.has_stream(stream_id):
+            self._streams.pop(stream_id, None)
+            if self._draining:
+                self._wake()
 
     # ------------------------------------------------------------ the thread
 
@@ -675,8 +686,7 @@ class BlockingChannel(BlockingStream[T]):
             if not self._finished and not self._refused and self._peer._end is None:
                 self._peer._core.send_complete(self._stream_id)
                 self._peer._write()
-                if self._over:
-                    self._peer._streams.pop(self._stream_id, None)
+                self._peer._forget_if_over(self._stream_id)
             self._finished = True
             self._changed.notify_all()
 

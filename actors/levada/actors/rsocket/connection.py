@@ -240,6 +240,13 @@ class Connection(Actor[Any]):
                 pass  # the reader finds out, and tells the core
         return False
 
+    def unmatched(self) -> set[int]:
+        """Return the ids of streams that only the core has, or only the actors; there are none whenever a task has waited.
+
+        For tests: a stream that one side has forgotten and the other has not is a leak, and whoever uses it waits for ever.
+        """
+        return self.streams.keys() ^ self.core.stream_ids() if self.begun_core else set()
+
     def flush_soon(self) -> None:
         """Flush at the end of the batch of turns that is running, together with others."""
         if not self._flush_due and self.end is None:

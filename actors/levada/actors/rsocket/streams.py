@@ -4,6 +4,7 @@
   all the rest. They are sync, run no code of the user, and raise nothing.
 * The user's code runs in the handler `Answer.answer`, so that its failure is that stream's, and a CANCEL is a kill of that actor.
 * An actor whose stream is over *rests* until the connection needs one (`levada.actors.resting`), so no stream is ever replayed.
+* A stream's place in the connection's table ends with its place in the core's: the core is told first, then comes `leave`.
 * What was produced is flushed when the handler is about to wait, and every so many payloads, so that many frames share a write.
 """
 
@@ -162,9 +163,8 @@ class Call(Stream):
         return Abort.SUCCEEDED
 
     def _cancel(self) -> None:
-        stream_id = self.stream_id
+        self.connection.core.send_cancel(self.stream_id)
         self.leave()
-        self.connection.core.send_cancel(stream_id)
         self.connection.flush()
 
     def _settle(self, result: Value[Payload] | Error) -> None:
@@ -225,9 +225,8 @@ class Items(Stream):
 
     def _closed(self, inbound: Inbound) -> None:
         if self.inbound is inbound and self.stream_id and inbound.sender.state is TerminalState.RECEIVER_CLOSED:
-            stream_id = self.stream_id
+            self.connection.core.send_cancel(self.stream_id)
             self.leave()
-            self.connection.core.send_cancel(stream_id)
             self.connection.flush()
 
     def received(self, payload: Payload, complete: bool) -> None:
@@ -388,8 +387,10 @@ class Channel(Items, _Producing):
             inbound.finish_producer()
 
     def cancelled(self) -> None:
-        """See `Stream.cancelled`: the responder takes no more, its answers still come (RS-69)."""
+        """See `Stream.cancelled`: the responder takes no more; its answers still come, unless they have ended (RS-69)."""
         self._refuse()
+        if self.inbound is None:
+            self.leave()
 
 
 # ---------------------------------------------------------------- responders
@@ -435,8 +436,13 @@ class Answer(_Producing):
 
     def _closed(self, inbound: Inbound) -> None:
         if self.inbound is inbound and self.stream_id and inbound.sender.state is TerminalState.RECEIVER_CLOSED:
+            self._take_no_more()
+
+    def _take_no_more(self) -> None:
+        """Tell the requester of a channel that has not completed to send nothing further (RS-69); the answers go on."""
+        if self.inbound is not None:
             self.inbound = None
-            self.connection.core.send_cancel(self.stream_id)  # RS-69: no more of these; the answers go on
+            self.connection.core.send_cancel(self.stream_id)
             self.connection.flush_soon()
 
     def received(self, payload: Payload, complete: bool) -> None:
@@ -470,6 +476,7 @@ class Answer(_Producing):
     def give_up(self, reason: Reason) -> None:
         """See `Stream.give_up`."""
         self._fail(ErrorCode.CANCELED, b"the handler was ended")
+        self._take_no_more()  # the answers were complete before
         self.leave()
 
     def undelivered(self, messages: list[Any]) -> None:
@@ -536,8 +543,8 @@ class Answer(_Producing):
             self.running = False
             if not self.answered:
                 self._fail(ErrorCode.CANCELED, b"the handler was ended")
-            self.leave()
             request.close()
+            self.leave()
         self.fit = True
         connection.resting.put(self)
 
@@ -547,8 +554,11 @@ class Answer(_Producing):
             if request.kind is RESPONSE:
                 raise RequestInvalid("this is answered by a stream; send a request-stream")
             if await self.send_items(items, lambda item: self.connection.encoding.reply(item, messages=messages)):
-                self.connection.core.send_complete(self.stream_id)
+                core = self.connection.core
+                core.send_complete(self.stream_id)
                 self.answered = True
+                if not core.has_stream(self.stream_id):
+                    self.leave()  # closing the source may take its time
         finally:
             await close_source(items)
 

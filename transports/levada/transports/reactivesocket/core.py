@@ -38,7 +38,7 @@ from levada.transports.rsocket.events import (
 )
 from levada.transports.rsocket.fragments import Gathering, split
 from levada.transports.rsocket.payload import Payload
-from levada.transports.rsocket.streams import PendingRequest, Stream, StreamIds, add_credit
+from levada.transports.rsocket.streams import PendingRequest, Stream, StreamIds, add_credit, live_ids
 
 __all__ = ["ReactiveSocketCore"]
 
@@ -281,7 +281,7 @@ class ReactiveSocketCore(ConnectionCore):
             self._out.append(f.encode(f.CANCEL, stream_id))
         else:
             self._send_error(stream_id, ErrorCode.INVALID, reason)
-        if _reported(stream):
+        if stream.heard_of:
             events.append(StreamFailed(stream_id, ErrorCode.INVALID, reason, FailedBy.LOCAL))
         self._move(stream, stream_id, StreamInput.ERROR)
 
@@ -296,14 +296,14 @@ class ReactiveSocketCore(ConnectionCore):
         if not n or stream.state is _RECEIVING or stream.kind is _ANSWER:
             return
         stream.credit = add_credit(stream.credit, n)  # RX-61
-        if _reported(stream):  # else the request brings it (RX-73)
+        if stream.heard_of:  # else the request brings it (RX-73)
             events.append(CreditGranted(stream_id, n))
 
     def _on_cancel(self, kind: int, stream_id: int, flags: int, parsed: Parsed, events: list[Event]) -> None:
         stream = self._streams.get(stream_id)
         if stream is None or stream.requester:
             return  # RX-101
-        if _reported(stream):
+        if stream.heard_of:
             events.append(StreamCancelled(stream_id, parsed[1]))  # RX-59
         self._move(stream, stream_id, StreamInput.CANCEL)  # RX-73: and what was gathered
 
@@ -320,7 +320,7 @@ class ReactiveSocketCore(ConnectionCore):
             self._accepted(events)  # RX-40
         if code == ErrorCode.REJECTED and not data and metadata is not None:
             data = metadata.removesuffix(b"\0")  # RX-23: where the text puts the reason
-        if _reported(stream):
+        if stream.heard_of:
             events.append(StreamFailed(stream_id, code, data, FailedBy.PEER, metadata))  # RX-25: any code
         self._move(stream, stream_id, StreamInput.ERROR)
         return None
@@ -545,6 +545,10 @@ class ReactiveSocketCore(ConnectionCore):
         """Return whether the stream is live; a fire-and-forget request is only while it waits for a lease."""
         return stream_id in self._streams or stream_id in self._waiting
 
+    def stream_ids(self) -> set[int]:
+        """Return the ids of the live streams that the caller has heard of, those that wait for a lease included."""
+        return live_ids(self._streams, self._waiting)
+
     def _send(self, kind: int, stream_id: int, flags: int, fixed: bytes, payload: Payload, complete: bool) -> None:
         """Queue a payload, and this direction's end if it is the last."""
         if complete and not payload.data and payload.metadata is None:
@@ -590,18 +594,13 @@ class ReactiveSocketCore(ConnectionCore):
         for stream_id, stream in self._streams.items():
             if stream.requester:
                 events.append(StreamFailed(stream_id, code, text.encode(), FailedBy.CONNECTION))
-            elif _reported(stream):
+            elif stream.heard_of:
                 events.append(StreamCancelled(stream_id))
         for stream_id in self._waiting:
             events.append(StreamFailed(stream_id, code, text.encode(), FailedBy.CONNECTION))
         self._streams.clear()
         self._waiting.clear()
         self._responding = self._gathered = 0
-
-
-def _reported(stream: Stream) -> bool:
-    """Whether the application has heard of a stream: not while the request's own fragments are coming (RX-71)."""
-    return stream.gathering is None or not stream.gathering.is_request
 
 
 _Handler = Callable[[ReactiveSocketCore, int, int, int, Parsed, list[Event]], None]

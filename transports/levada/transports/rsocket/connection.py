@@ -243,7 +243,7 @@ class RSocketConnection:
         for stream_id, stream in self._streams.items():
             if stream.requester:
                 events.append(StreamFailed(stream_id, shown, text.encode(), FailedBy.CONNECTION))
-            elif stream.gathering is None or not stream.gathering.is_request:
+            elif stream.heard_of:
                 events.append(StreamCancelled(stream_id))
         events += [StreamFailed(stream_id, shown, text.encode(), FailedBy.CONNECTION) for stream_id in self._waiting]
         self._streams.clear()

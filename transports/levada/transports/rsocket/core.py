@@ -52,7 +52,7 @@ from levada.transports.rsocket.frames import (
 from levada.transports.rsocket.payload import Payload
 from levada.transports.rsocket.resumption import Sessions
 from levada.transports.rsocket.state import STREAM, ConnectionState, StreamInput, StreamState
-from levada.transports.rsocket.streams import UNBOUNDED, PendingRequest, Stream, StreamIds, add_credit
+from levada.transports.rsocket.streams import UNBOUNDED, PendingRequest, Stream, StreamIds, add_credit, live_ids
 
 __all__ = ["RSocketCore"]
 
@@ -441,7 +441,7 @@ class RSocketCore(RSocketConnection):
 
     def _give_up(self, stream_id: int, stream: Stream, text: str, events: list[Event]) -> None:
         """End a stream whose peer went too far with it: CANCEL by the requester, ERROR[INVALID] by the responder (RS-77, RS-85)."""
-        heard_of = stream.gathering is None or not stream.gathering.is_request
+        heard_of = stream.heard_of
         if stream.requester:
             self._put(CancelFrame(stream_id).encode())
             self._advance(stream_id, stream, StreamInput.SEND_CANCEL)
@@ -465,7 +465,7 @@ class RSocketCore(RSocketConnection):
         if n == 0 or stream.state is _RECEIVING or stream.kind <= _FNF:
             return
         stream.credit = add_credit(stream.credit, n)
-        if stream.gathering is None or not stream.gathering.is_request:
+        if stream.heard_of:
             events.append(CreditGranted(stream_id, n))
 
     def _on_cancel(self, stream_id: int, word: int, data: bytes, at: int, end: int, events: list[Event]) -> None:
@@ -497,7 +497,7 @@ class RSocketCore(RSocketConnection):
             return  # RS-123
         if self._state is _OPENING and stream.requester:
             self._setup_accepted(events)
-        heard_of = stream.gathering is None or not stream.gathering.is_request
+        heard_of = stream.heard_of
         self._advance(stream_id, stream, StreamInput.RECEIVE_ERROR)
         if heard_of:
             # RS-29: whatever the code, it ends just this stream, and the code is kept.
@@ -732,6 +732,10 @@ class RSocketCore(RSocketConnection):
     def has_stream(self, stream_id: int) -> bool:
         """Return whether the stream is live; a fire-and-forget request is only while it waits for a lease."""
         return stream_id in self._streams or stream_id in self._waiting
+
+    def stream_ids(self) -> set[int]:
+        """Return the ids of the live streams that the caller has heard of, those that wait for a lease included."""
+        return live_ids(self._streams, self._waiting)
 
     # ---------------------------------------------------------------- octets out
 

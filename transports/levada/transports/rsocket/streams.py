@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from typing import Final
 
 import attrs
@@ -14,7 +14,7 @@ from levada.transports.rsocket.fragments import Gathering
 from levada.transports.rsocket.payload import Payload
 from levada.transports.rsocket.state import StreamState
 
-__all__ = ["UNBOUNDED", "PendingRequest", "Stream", "StreamIds", "add_credit"]
+__all__ = ["UNBOUNDED", "PendingRequest", "Stream", "StreamIds", "add_credit", "live_ids"]
 
 # RS-75: credit of 2**31-1 and more is never used up. Counting down from here takes some 10,000 years at 10,000,000 payloads a second,
 # and an item costs no extra test.
@@ -45,6 +45,11 @@ class Stream:
         self.demand = demand
         """Payloads that the peer may send; 0 for the answer of a request-response, which needs no credit."""
         self.gathering: Gathering | None = None
+
+    @property
+    def heard_of(self) -> bool:
+        """Whether the application knows of it; it does not while the request itself is in fragments (RS-84)."""
+        return self.gathering is None or not self.gathering.is_request
 
 
 @attrs.define
@@ -95,3 +100,10 @@ class StreamIds:
             raise StreamIdsExhausted(text, rule="RS-20")
         self._next = stream_id + 2
         return stream_id
+
+
+def live_ids(streams: Mapping[int, Stream], waiting: Mapping[int, PendingRequest]) -> set[int]:
+    """Return the ids of streams that the application has heard of; a fire-and-forget request is none, not even while it waits."""
+    ids = {stream_id for stream_id, stream in streams.items() if stream.heard_of}
+    ids.update(stream_id for stream_id, request in waiting.items() if request.kind is not Interaction.FIRE_AND_FORGET)
+    return ids
