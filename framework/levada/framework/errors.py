@@ -4,15 +4,19 @@ The rules of this file:
 
 * **Closed** means that this program did it, **lost** that somebody else did: two classes wherever both can happen.
 * What a program may want to know is a field, never text to be parsed; the text says what was wanted, what came, what to do.
+* The text of an error is one printable line, whatever a peer has put into its fields: `LevadaError` sees to that for all of them. A
+  class that has more to say than its `detail` overrides `_line`, never ``__str__``.
 * An error holds plain values only, no refs and no tasks, so that each one survives `pickle` (executors of a data engine send them home).
 * A class also derives from the built-in that fits (`TimeoutError`, `ConnectionError`, `ValueError`, `LookupError`).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import attrs
+
+from .text import printable
 
 __all__ = [
     "ActorError",
@@ -50,15 +54,20 @@ __all__ = [
     "Undelivered",
 ]
 
+_LONGEST: Final = 10_000  # characters; most peers' texts are cut to far less before
+
 
 @attrs.define(eq=False, slots=False, str=False)
 class LevadaError(Exception):
     """Root of every error that levada raises on purpose."""
 
     detail: str = ""
-    """What was wanted, what came, what to do about it; one line."""
+    """What was wanted, what came, what to do about it; one line. Text of a peer is in it as it came: print the error, not this."""
 
     def __str__(self) -> str:
+        return printable(self._line(), _LONGEST)
+
+    def _line(self) -> str:
         return self.detail
 
 
@@ -90,7 +99,7 @@ class RemoteProtocolError(ProtocolError):
     offset: int = 0
     """Octets received before the one at fault."""
 
-    def __str__(self) -> str:
+    def _line(self) -> str:
         return f"{self.detail} [{self.rule}, octet {self.offset}]"
 
 
@@ -101,7 +110,7 @@ class DecodeError(LevadaError, ValueError):
     path: str = ""
     """The place in the value, for example ``"Follow.prices[3]"``; empty for the outermost value."""
 
-    def __str__(self) -> str:
+    def _line(self) -> str:
         return f"{self.path}: {self.detail}" if self.path else self.detail
 
 
@@ -299,5 +308,5 @@ class RemoteFailure(ActorError):
     kind: str = ""
     """Name of its class, for example ``"KeyError"``."""
 
-    def __str__(self) -> str:
+    def _line(self) -> str:
         return f"{self.kind}: {self.detail}" if self.detail else self.kind

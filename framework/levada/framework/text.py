@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["printable"]
 
 
-def printable(text: str | bytes, limit: int = 200) -> str:
+def printable(text: str | bytes, limit: int = 512) -> str:
     r"""Return a text as one line that shows what it holds and does nothing to the terminal it is written to.
 
     Everything that `str.isprintable` refuses is written as in a Python literal: control characters (among them ESC and line ends),

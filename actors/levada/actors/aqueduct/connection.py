@@ -60,7 +60,8 @@ from levada.transports.aqueduct import (
     StreamUnblocked,
     Writable,
 )
-from levada.transports.carriers import CarrierInfo, CloseReason
+from levada.transports.carriers import CarrierInfo
+from levada.transports.text import printable
 
 from .config import PeerConfig
 from .halves import Halves
@@ -313,7 +314,9 @@ class Connection(Actor[Any]):
         errors, remarks = compare_schema(headers[SCHEMA])
         refused = errors if self.config.schema == "refuse" else []
         for text in remarks if refused else errors + remarks:
-            logger.warning("%s: message classes differ: %s", self.ref.path, text, extra=self._extra("schema"))
+            logger.warning(
+                "%s: message classes differ: %s", self.ref.path, printable(text), extra=self._extra("schema")
+            )
         return f"message classes differ: {'; '.join(refused)}"[:400] if refused else ""
 
     def serve(self) -> None:
@@ -437,7 +440,7 @@ class Connection(Actor[Any]):
             self._carrier_over = True
             self._news.set()
         self.wires.drain()
-        self._lose(_text(reason), reason.code)
+        self._lose(str(reason), reason.code)
 
     def _met(self, info: CarrierInfo) -> None:
         self.info = info
@@ -535,9 +538,3 @@ class Connection(Actor[Any]):
 
     def _extra(self, event: str) -> dict[str, object]:
         return {"protocol": "aqueduct", "actor": self.ref.path, "event": event}
-
-
-def _text(reason: CloseReason) -> str:
-    if reason.lost:
-        return reason.text or "lost"
-    return f"the peer closed it with code {reason.code}{f': {reason.text}' if reason.text else ''}"

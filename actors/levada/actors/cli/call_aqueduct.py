@@ -22,7 +22,7 @@ from levada.framework import ActorSystem, OneshotReceiver, Receiver, Sender, cha
 from levada.framework.codec import AttachmentKind
 from levada.framework.errors import ChannelError, ConfigurationError, DecodeError, EndOfChannel
 
-from .octets import CallFailed, octets_of, print_octets
+from .octets import CallFailed, octets_of, print_octets, shown
 
 __all__ = ["REPLY", "call", "message_octets"]
 
@@ -127,7 +127,7 @@ def _print(message: RawMessage, args: argparse.Namespace) -> None:
         except ValueError:
             pass  # shown as octets
         else:
-            print(json.dumps(as_json(value)) if args.json else as_text(value), flush=True)
+            print(json.dumps(as_json(value)) if args.json else shown(as_text(value)), flush=True)
             return
     print_octets(message.payload, as_json=args.json)
 

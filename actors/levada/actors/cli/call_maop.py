@@ -13,7 +13,7 @@ from levada.actors.maop import Body, ErrorCode, OperationFailed, Peer, PeerConfi
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
 
-from .octets import CallFailed, octets_of, print_octets
+from .octets import CallFailed, octets_of, print_octets, shown
 
 __all__ = ["call"]
 
@@ -61,30 +61,31 @@ async def _request(peer: Peer, body: Body, args: argparse.Namespace) -> None:
             octets = b"".join([bytes(chunk) async for chunk in reply])
             print_octets(octets, as_json=True, content_type=reply.content_type)
             return
-        text: codecs.IncrementalDecoder | None = codecs.getincrementaldecoder("utf-8")()
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        text: str | None = ""  # the chunk's, until one is none
         total = 0
         async for chunk in reply:
             total += len(chunk)
-            text = _still_text(text, chunk)
-            if text is not None or not sys.stdout.isatty():
+            text = _text(decoder, text, chunk)
+            if not sys.stdout.isatty():
                 sys.stdout.buffer.write(chunk)
                 sys.stdout.buffer.flush()
-        if _still_text(text, b"", final=True) is not None:
+            elif text is not None:
+                print(shown(text), end="", flush=True)
+        if _text(decoder, text, b"", final=True) is not None:
             print(flush=True)  # a line, as of other protocols
         elif sys.stdout.isatty():
             print(f"({total:,} octets that are no text: redirect the output, or use --json)", flush=True)
 
 
-def _still_text(
-    decoder: codecs.IncrementalDecoder | None, octets: bytes | memoryview, *, final: bool = False
-) -> codecs.IncrementalDecoder | None:
-    """Return the decoder, or ``None`` from the first octet on that is no text."""
-    if decoder is not None:
-        try:
-            decoder.decode(bytes(octets), final)
-        except UnicodeDecodeError:
-            return None
-    return decoder
+def _text(
+    decoder: codecs.IncrementalDecoder, before: str | None, octets: bytes | memoryview, *, final: bool = False
+) -> str | None:
+    """Return the text of the next octets, or ``None`` from the first octet on that is no text."""
+    try:
+        return None if before is None else decoder.decode(bytes(octets), final)
+    except UnicodeDecodeError:
+        return None
 
 
 def _priority(args: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from typing import Protocol, cast
 
 from levada.actors.explain import Line
 from levada.framework.errors import ConfigurationError
+from levada.transports.text import printable
 
 from . import Subparsers
 
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
                 json.dumps({"offset": line.offset, "length": line.length, "text": line.text, "damaged": line.damaged})
             )
         else:
-            print(f"{line.offset:>10,} {line.length:>8,}  {line.text}")
+            print(f"{line.offset:>10,} {line.length:>8,}  {printable(line.text)}")
     return 1 if damaged else 0
 
 

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 from levada.framework.errors import ConfigurationError, LevadaError
+from levada.transports.text import printable
 
-__all__ = ["CallFailed", "named", "octets_of", "print_octets"]
+__all__ = ["CallFailed", "named", "octets_of", "print_octets", "shown"]
 
 
 class CallFailed(LevadaError):
@@ -39,13 +40,20 @@ def print_octets(octets: bytes, *, as_json: bool = False, **facts: str | None) -
         print(json.dumps(named("data", octets) | known), flush=True)
         return
     try:
-        print(octets.decode(), flush=True)
+        print(shown(octets.decode()), flush=True)
     except UnicodeDecodeError:
         if sys.stdout.isatty():
             print(f"({len(octets):,} octets that are no text: redirect the output, or use --json)", flush=True)
         else:
             sys.stdout.buffer.write(octets)
             sys.stdout.buffer.flush()
+
+
+def shown(text: str) -> str:
+    """Give a peer's text as it is written to standard output: a terminal gets escapes for what would drive it, a file the text itself."""
+    if not sys.stdout.isatty():
+        return text
+    return "\n".join(printable(line, 6 * len(line)) for line in text.split("\n"))
 
 
 def named(name: str, octets: bytes) -> dict[str, str]:

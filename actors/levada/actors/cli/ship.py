@@ -29,6 +29,7 @@ from levada.actors.lumberjack.tail_file import find_files
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
 from levada.transports.carriers import TlsConfig
+from levada.transports.text import printable
 
 from . import Subparsers
 
@@ -216,7 +217,7 @@ class _OnStderr(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         clear = "\r\x1b[K" if sys.stderr.isatty() else ""
-        print(f"{clear}levada: {record.getMessage()}", file=sys.stderr, flush=True)
+        print(f"{clear}levada: {printable(record.getMessage())}", file=sys.stderr, flush=True)
 
 
 @contextmanager

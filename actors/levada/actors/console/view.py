@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Literal, TextIO, get_args
 
+from levada.transports.text import printable
+
 from .snapshot import Row, Snapshot, take_snapshot
 
 if TYPE_CHECKING:
@@ -133,8 +135,3 @@ def duration(seconds: float) -> str:
     if seconds < 0.001:
         return f"{seconds * 1e6:.0f} µs"
     return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
-
-
-def printable(name: str) -> str:
-    """Take out of a name what would move a terminal's cursor."""
-    return name if name.isprintable() else "".join(c if c.isprintable() else "?" for c in name)

@@ -34,7 +34,7 @@ from levada.framework.errors import (
     LevadaError,
 )
 from levada.transports import carriers
-from levada.transports.carriers import CarrierInfo, CloseReason
+from levada.transports.carriers import CarrierInfo
 from levada.transports.maop import (
     Approved,
     Audited,
@@ -491,7 +491,7 @@ class Connection(Actor[Any]):
             reason = await carrier.closed()
             streams.finish()
             self.tasks.cancel_scope.cancel()
-        self._lose(_text(reason), reason.code)
+        self._lose(str(reason), reason.code)
 
     def _crowded(self, stream_id: int) -> None:
         self._tell_control(Crowded(stream_id))
@@ -567,9 +567,3 @@ class Connection(Actor[Any]):
 
     def undelivered(self, messages: list[Any]) -> None:
         """See `Actor.undelivered`: a flush that nobody needs any more."""
-
-
-def _text(reason: CloseReason) -> str:
-    if reason.lost:
-        return reason.text or "lost"
-    return f"the peer closed it with code {reason.code}{f': {reason.text}' if reason.text else ''}"

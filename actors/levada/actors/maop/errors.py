@@ -37,7 +37,7 @@ class MaopError(LevadaError):
         """Name of the code. Source: MA-77."""
         return code_name(ErrorCode.UNKNOWN_ERROR if self.code is None else self.code)
 
-    def __str__(self) -> str:
+    def _line(self) -> str:
         return f"{self.name}: {self.detail}" if self.detail else self.name
 
 

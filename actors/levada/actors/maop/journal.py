@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from levada.transports.maop import Incoming, StreamData, code_name, decode_operations
+from levada.transports.text import printable
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -45,7 +46,7 @@ class Journal:
         """Log something of the connection as a whole."""
         if logger.isEnabledFor(level):
             where = self._connection.ref.path
-            logger.log(level, "%s: %s: %s", where, event, text, extra=self._extra(event, stream_id))
+            logger.log(level, "%s: %s: %s", where, event, printable(text), extra=self._extra(event, stream_id))
 
     def step(self, event: str, operation: Incoming, octets: int | None = None, code: int | None = None) -> None:
         """Log a step of an operation of the peer."""

@@ -24,7 +24,7 @@ class JournalError(LevadaError):
     path: str = ""
     """The file or directory that this is about."""
 
-    def __str__(self) -> str:
+    def _line(self) -> str:
         return f"{self.path}: {self.detail}" if self.path else self.detail
 
 

@@ -99,10 +99,6 @@ class BridgeError(LevadaError):
 class BridgeRefused(BridgeError, PermissionError):
     """The bridge does not let this process in: another user's process, or a token that is not the bridge's."""
 
-    # PermissionError has a __str__ of its own, which attrs' fields do not feed.
-    def __str__(self) -> str:
-        return self.detail
-
 
 @attrs.define(eq=False, slots=False, str=False)
 class UnknownName(BridgeError, LookupError):

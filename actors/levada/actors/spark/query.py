@@ -57,6 +57,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from levada.framework import Actor, Asks, Reason, Ref, Reply, Sender, handles, message
 from levada.framework.errors import ActorStopped, ChannelError, LevadaError, MailboxFull
+from levada.transports.text import printable
 
 __all__ = [
     "AwaitAvailable",
@@ -91,6 +92,10 @@ class QueryFailed(LevadaError):
     """Id of this start of it."""
     condition: str = ""
     """Spark's name for the error, for example ``"STREAM_FAILED"``."""
+
+    # Spark's text has many lines, among them tracebacks of Python.
+    def __str__(self) -> str:
+        return "\n".join(printable(line, 10_000) for line in self.detail.splitlines())
 
 
 @message("levada.spark.QueryStarted", frozen=True)

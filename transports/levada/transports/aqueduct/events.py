@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import attrs
 
 from levada.framework.errors import RemoteProtocolError
+from levada.transports.text import printable
 
 from .frames import Headers
 
@@ -106,7 +107,7 @@ class ConnectionEnded:
 
     code: int
     """Close code, this side's or the peer's; see `CloseCode`."""
-    reason: str
+    reason: str = attrs.field(converter=printable)
     """For humans."""
     error: RemoteProtocolError | None = None
     """What the peer did wrong, if that is why."""
@@ -183,7 +184,7 @@ class CloseConnection:
 
     code: int
     """See `CloseCode`."""
-    reason: str
+    reason: str = attrs.field(converter=printable)
     """For humans; holds the id of a rule that was broken."""
 
 

@@ -20,6 +20,8 @@ from typing import Protocol, Self, TypeVar, runtime_checkable
 
 import attrs
 
+from levada.transports.text import printable
+
 __all__ = [
     "ByteStream",
     "CarrierInfo",
@@ -87,10 +89,16 @@ class CloseReason:
 
     code: int
     """The application's code; 0 is orderly. Carriers without codes: 0 closed, 1 lost."""
-    text: str = ""
+    text: str = attrs.field(default="", converter=printable)
     by_peer: bool = False
     lost: bool = False
     """Neither side closed it: idle, network, reset, failed handshake."""
+
+    def __str__(self) -> str:
+        if self.lost:
+            return self.text or "lost"
+        who = "the peer" if self.by_peer else "this side"
+        return f"{who} closed it with code {self.code}{f': {self.text}' if self.text else ''}"
 
 
 @runtime_checkable

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import attrs
 
 from levada.framework.errors import RemoteProtocolError
+from levada.transports.text import printable
 
 from .versions import Capability, Version
 
@@ -93,7 +94,7 @@ class Disapproved:
     """See `ErrorCode`."""
     retry_after: float | None
     """Seconds until another attempt makes sense; None without a hint."""
-    reason: str
+    reason: str = attrs.field(converter=printable)
     """For people."""
 
 
@@ -103,7 +104,7 @@ class Draining:
 
     drain_time: float
     """Seconds that are left."""
-    reason: str
+    reason: str = attrs.field(converter=printable)
     """For diagnostics."""
     by_peer: bool
     """Whether the peer asked."""
@@ -115,7 +116,7 @@ class ConnectionEnded:
 
     code: int
     """Application code of the close: 0 orderly, else 0x100 and an `ErrorCode`."""
-    reason: str
+    reason: str = attrs.field(converter=printable)
     """For people."""
     error: RemoteProtocolError | None = None
     """What the peer did wrong, if that is why."""
@@ -129,7 +130,7 @@ class Audited:
     """Where."""
     code: int
     """See `ErrorCode`."""
-    detail: str
+    detail: str = attrs.field(converter=printable)
     """What happened."""
 
 
@@ -170,7 +171,7 @@ class OperationCancelled:
     """Which."""
     code: int
     """See `ErrorCode`."""
-    reason: str
+    reason: str = attrs.field(converter=printable)
     """For the log."""
 
 
@@ -182,7 +183,7 @@ class ResponseRejected:
     """Which."""
     code: int
     """See `ErrorCode`."""
-    reason: str
+    reason: str = attrs.field(converter=printable)
     """For people."""
 
 
@@ -276,7 +277,7 @@ class Failed:
     """Which."""
     code: int
     """See `ErrorCode`."""
-    reason: str
+    reason: str = attrs.field(converter=printable)
     """For people."""
     by_peer: bool
     """Whether the peer said so; else this side found out by itself."""
@@ -368,7 +369,7 @@ class CloseConnection:
 
     code: int
     """0 orderly, else 0x100 and an `ErrorCode`. Source: MA-7."""
-    reason: str
+    reason: str = attrs.field(converter=printable)
     """For people."""
 
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from levada.transports.rsocket.payload import Payload
+from levada.transports.text import printable
 
 if TYPE_CHECKING:
     from levada.transports.rsocket.core import RSocketCore
@@ -144,8 +145,8 @@ class StreamFailed:
 
     @property
     def text(self) -> str:
-        """The data as text, with replacement characters where it is none (RS-28)."""
-        return self.data.decode("utf-8", "replace")
+        """The data as one line of text, with escapes for what cannot be printed (RS-28)."""
+        return printable(self.data)
 
 
 @attrs.define
@@ -248,7 +249,7 @@ class PeerFellSilent:
 class ConnectionDraining:
     """The peer sent CONNECTION_CLOSE: no new requests either way, open streams go on to their end (RS-31)."""
 
-    text: str
+    text: str = attrs.field(converter=printable)
 
 
 @attrs.define
@@ -257,7 +258,7 @@ class SessionSuspended:
 
     deadline: float
     """When the session is given up, on the clock of `now`."""
-    text: str
+    text: str = attrs.field(converter=printable)
     """What happened to the carrier."""
 
 
@@ -286,7 +287,7 @@ class ConnectionEnded:
     reason: EndReason
     code: int
     """The code of the ERROR frame that ended it, sent or received; 0 if there was none."""
-    text: str
+    text: str = attrs.field(converter=printable)
     """What happened, for people."""
     rule: str = ""
     """`EndReason.PROTOCOL`: id of the rule that the peer broke."""
