@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import subprocess
 import sys
 import threading
@@ -114,6 +115,39 @@ def make_actors(tmp_path: Path) -> Iterator[Callable[..., Actors]]:
 def actors(make_actors: Callable[..., Actors]) -> Actors:
     """The actors' side."""
     return make_actors()
+
+
+class VirtualTime:
+    """Stands for the module `time` where code blocks: sleeping takes no time, and one thing may happen at some second."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.due = math.inf
+        self.happens: Callable[[], object] = lambda: None
+
+    def at(self, seconds: float, happens: Callable[[], object]) -> None:
+        """Have something happen so many seconds from now."""
+        self.due, self.happens = self.now + seconds, happens
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        if self.now >= self.due:
+            self.due = math.inf
+            self.happens()
+
+
+@pytest.fixture
+def virtual_time(monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
+    """Time in Spark's processes, of which the test is one."""
+    from levada.actors.spark import asks, worker
+
+    virtual = VirtualTime()
+    monkeypatch.setattr(worker, "time", virtual)
+    monkeypatch.setattr(asks, "time", virtual)
+    return virtual
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
@@ -24,6 +24,9 @@ from levada.actors.spark.bridge import BridgeConfig
 from levada.actors.spark.protocol import ActorFailed, UnknownName
 from levada.framework import Actor, Asks, Ref, handles, message, restart
 from levada.framework.errors import ActorStopped, AskTimeout, ConfigurationError, ConnectionLost
+
+if TYPE_CHECKING:
+    from .conftest import VirtualTime
 
 
 @message("test.asks.Doubled")
@@ -359,24 +362,25 @@ def stopping_meanwhile(actors: Any, seen: list[int]) -> Iterator[Double]:
     actors.stop()
 
 
-def test_without_any_bridge_it_fails_at_once_unless_idempotent_until_the_deadline(make_actors: Any) -> None:
+@pytest.mark.parametrize("idempotent", [False, True])
+def test_a_bridge_that_is_away_is_waited_for_until_the_deadline(
+    make_actors: Any, virtual_time: VirtualTime, idempotent: bool
+) -> None:
+    """Nothing was sent, so it does no harm to questions that must not be asked twice."""
     actors = make_actors()
     there = desk(actors)
     actors.stop()
     with pytest.raises(ConnectionLost, match="no bridge answers"):
-        ask(there, Double(1))
-    with pytest.raises(ConnectionLost, match="no bridge answers"):
-        ask(there, Double(1), timeout=0.3, idempotent=True)
+        ask(there, Double(1), timeout=30.0, idempotent=idempotent)
+    assert 28.0 < virtual_time.now <= 30.0
 
     def come_back() -> None:
         actors.start()
         desk(actors)
 
-    # Whichever comes first, the question or the bridge: it is answered.
-    thread = threading.Thread(target=come_back)
-    thread.start()
-    assert ask(there, Double(4), timeout=20.0, idempotent=True) == Doubled(8)
-    thread.join()
+    virtual_time.at(20.0, come_back)
+    assert ask(there, Double(4), timeout=30.0, idempotent=idempotent) == Doubled(8)
+    assert 48.0 < virtual_time.now <= 52.0
 
 
 # ---------------------------------------------------------------- mistakes and hints

@@ -314,7 +314,7 @@ async def test_a_batch_is_delivered_once_from_the_attempts_that_won(system: Acto
     assert await journal.ask(StageRows("q", 7, 0, 1, lines(3))) == 3
     assert await journal.ask(StageRows("q", 7, 1, 0, COLUMNS.encode(lines(4)))) == 1
     assert await journal.ask(StageRows("q", 8, 0, 0, lines(5))) == 1
-    with pytest.raises(JournalError, match=r"parts \[2\] of batch 7 of q were not staged"):
+    with pytest.raises(JournalError, match="batch 7 of q: the rows of part 2 are not staged, there are 0"):
         await journal.ask(Deliver("q", 7, {0: 1, 2: 0}))
     assert (await journal.ask(GetExtent())).end == {0: 0, 1: 0}
     assert await journal.ask(Deliver("q", 7, {0: 1, 1: 0})) == Delivered(False, {0: (0, 3), 1: (0, 1)})

@@ -6,8 +6,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -73,6 +73,26 @@ def test_rows_of_a_writer_that_is_killed_are_never_seen(serve: Callable[..., Ser
     batch = pa.record_batch([pa.array(range(100), pa.int64())], schema=out.describe().columns())
     assert out.stage(StageHead("query", 0, 0, 2), [batch]) == 100
     assert not out.ask(DeliverBatch("query", 0, {0: 2})).already
+    assert all_numbers(out) == list(range(100))
+
+
+def test_a_batch_is_delivered_though_the_bridge_is_killed_after_it_was_staged(serve: Callable[..., Server]) -> None:
+    """And in the middle of staging, with blocks under way: the task goes on where it was."""
+    servers = [serve(0)]
+    out = RemoteMailbox(servers[0].address, "out")
+    columns = out.describe().columns()
+
+    def blocks() -> Iterator[Any]:
+        for number in range(100):
+            if number == 50:
+                servers[-1].kill()
+                servers.append(serve(0))
+            yield pa.record_batch([pa.array([number], pa.int64())], schema=columns)
+
+    assert out.stage(StageHead("query", 0, 0, 1), blocks()) == 100
+    servers[-1].kill()
+    serve(0)
+    assert not out.ask(DeliverBatch("query", 0, {0: 1}, {0: 100})).already
     assert all_numbers(out) == list(range(100))
 
 

@@ -73,29 +73,66 @@ def test_a_batch_is_delivered_once(tmp_path: Path) -> None:
 
 def test_staged_rows_are_delivered_without_a_copy_of_their_columns(tmp_path: Path) -> None:
     with Store.open(tmp_path, SCHEMA, CONFIG) as store:
-        stage = store.stage()
+        stage = store.stage("q", 0, 0, 1)
         stage.append(rows(*range(50)))
         stage.append(rows(50))
         assert stage.rows == 51
         assert numbers(store, 1) == []
         assert store.statistics().octets_staged > 400
         assert store.deliver("q", 0, ((1, message) for message in stage.messages())).ranges == {1: (0, 51)}
-        stage.discard()
-        stage.discard()
+        assert (store.unstage("q", 0), store.unstage("q", 0)) == (1, 0)
         assert store.statistics().octets_staged == 0
         assert numbers(store, 1) == list(range(51))
-        store.stage().append(rows(7))
-        assert len(list((tmp_path / "staging").iterdir())) == 1
+        assert list((tmp_path / "staging").iterdir()) == []
+
+
+def test_staged_rows_outlive_the_store(tmp_path: Path) -> None:
+    """What was torn is cut off, what has been delivered or has other columns is dropped."""
+    with Store.open(tmp_path, SCHEMA, CONFIG) as store:
+        for batch, attempt in ((0, 1), (1, 2), (2, 3)):
+            store.stage("q", batch, 0, attempt).append(rows(batch, batch + 10))
+        size = store.statistics().octets_staged
+        deliver(store, "q", 2, (0, rows(2, 12)))
+    torn = tmp_path / "staging" / f"{2:020d}.segment"
+    torn.write_bytes(torn.read_bytes()[:-1])
+    (tmp_path / "staging" / f"{9:020d}.new").touch()
+    with Store.open(tmp_path, SCHEMA, CONFIG) as store:
+        assert {key: stage.rows for key, stage in store.staged("q", 0).items()} == {(0, 1): 2}
+        assert {key: stage.rows for key, stage in store.staged("q", 1).items()} == {(0, 2): 0}
+        assert store.staged("q", 2) == {}
+        assert store.statistics().octets_staged == size // 3
+        store.stage("q", 0, 0, 1).append(rows(20))
+        store.stage("q", 3, 0, 4).append(rows(3))
+        assert {path.name for path in (tmp_path / "staging").iterdir()} == {f"{n:020d}.segment" for n in (1, 2, 3)}
+    with Store.open(tmp_path, SCHEMA, CONFIG) as store:
+        stage = store.stage("q", 0, 0, 1)
+        assert store.deliver("q", 0, ((1, message) for message in stage.messages())).ranges == {1: (0, 3)}
+        assert numbers(store, 1) == [0, 10, 20]
+
+
+def test_staged_rows_of_other_columns_or_formats_are_dropped_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Store.open(tmp_path, SCHEMA, CONFIG) as store:
+        store.stage("q", 0, 0, 1).append(rows(1))
+        (tmp_path / "staging" / f"{7:020d}.segment").write_bytes(b"no segment")
+    with Store.open(tmp_path, SCHEMA.append(pa.field("more", pa.int64())), CONFIG) as store:
+        assert store.staged("q", 0) == {}
+        assert store.statistics().octets_staged == 0
     assert list((tmp_path / "staging").iterdir()) == []
+    assert [record.message.partition("segment: ")[2] for record in caplog.records] == [
+        "batch 0 of q has the columns of before the journal grew",
+        "this is no segment of a journal",
+    ]
 
 
 def test_stages_have_a_bound(tmp_path: Path) -> None:
     config = JournalConfig(max_staged_bytes=2000)
     with Store.open(tmp_path, SCHEMA, config) as store:
-        stage = store.stage()
+        stage = store.stage("q", 0, 0, 1)
         stage.append(rows(1))
         with pytest.raises(JournalFull, match=r"at most 2000 \(max_staged_bytes\)"):
-            store.stage().append(rows(*range(1000)))
+            store.stage("q", 0, 1, 2).append(rows(*range(1000)))
         assert [message.rows for message in stage.messages()] == [1]
 
 

@@ -17,8 +17,8 @@ What to know:
 * **Spark runs functions again**: a task that failed, a stage whose results were lost, a speculative copy, a micro-batch after a restart.
   So whatever is asked from a function of a data frame is asked at least once, and handlers must not mind, whatever is said here about retries.
   A row that carries a key of its own lets a handler tell a repetition; for results that count once, write to a mailbox.
-* **Lost connections**: a question that was under way may have been handled. Only with ``idempotent=True`` is it asked again, until its
-  deadline; the bridge may have been started anew meanwhile. `AskRows.request` is the same for each of these tries.
+* **Lost connections**: a bridge that is away is waited for until the deadline. A question that was under way may have been handled: only
+  with ``idempotent=True`` is it asked again. `AskRows.request` is the same for each of these tries.
 * **Deadlines**: each question has one, counted from when it is first sent. Past it the question is withdrawn, if no handler has begun with it.
 * An exception that leaves the function fails Spark's task. Those raised here are plain values and name the actor.
 
@@ -229,7 +229,7 @@ class _Question:
 
 
 _LOST = ConnectionLost, ConnectionClosed, RequestRejected
-"""After these the same question may be sent again, if it is idempotent."""
+"""After these the same question may be sent again, if it is idempotent; after the last one in any case, as it was not handled."""
 
 
 class _Asking:
@@ -263,7 +263,9 @@ class _Asking:
             except RequestTimeout:
                 raise self._late() from None
             except _LOST as error:
-                if not self._idempotent:
+                if isinstance(error, RequestRejected):
+                    time.sleep(PAUSES[0])  # the bridge is closing, and the connection soon lost
+                elif not self._idempotent:
                     raise ConnectionLost(
                         f"the bridge was lost while {self._actor.name} was asked, which may have handled the question "
                         f"(idempotent=True lets it be asked again): {error}"
@@ -297,7 +299,7 @@ class _Asking:
             except RequestTimeout:
                 raise self._late() from None
             except (ConnectionLost, ConnectionClosed):
-                if not self._idempotent or question.left < pause:
+                if question.left < pause:  # nothing was sent, so this may be tried again in any case
                     raise
             time.sleep(pause)
             pause = min(2 * pause, most)

@@ -30,7 +30,7 @@ import logging
 import os
 import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -58,6 +58,7 @@ from .journal import (
     CommitGroup,
     DeclareGroup,
     Deliver,
+    DiscardOlder,
     DiscardStaged,
     GetExtent,
     GetSchema,
@@ -104,6 +105,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _CERTIFICATES = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----\n?", re.DOTALL)
 
 CLEAN_EVERY = 60.0  # seconds
+OPENING = 30.0
+"""Seconds that a bridge which starts again has for opening the mailboxes that it had."""
 READ_OCTETS = 4 << 20
 """Octets of blocks taken from the journal at a time, for one stream; a block is at least one."""
 
@@ -162,8 +165,7 @@ class _Home(Actor[_Clean]):
     """See `BridgeConfig.max_staged_age`."""
 
     def __attrs_post_init__(self) -> None:
-        self.staged: dict[tuple[Ref[Any], str, int], float] = {}
-        """For each batch that is not delivered, when rows of it last came."""
+        self.journals: list[Ref[Any]] = []
 
     def started(self) -> None:
         self.timers.every("clean", CLEAN_EVERY, _Clean())
@@ -171,14 +173,12 @@ class _Home(Actor[_Clean]):
     @handles
     async def clean(self, _: _Clean) -> None:
         """Drop what a job has left behind that was killed."""
-        old = trio.current_time() - self.max_age
-        for journal, query, batch in [key for key, time in self.staged.items() if time < old]:
-            del self.staged[journal, query, batch]
+        for journal in self.journals:
             try:
-                dropped = await journal.ask(DiscardStaged(query, batch), timeout=None)
+                dropped = await journal.ask(DiscardOlder(self.max_age), timeout=None)
             except ActorStopped:
-                continue  # what it had staged is gone with it
-            if dropped:
+                continue  # it starts again; the next time will do
+            for query, batch in dropped:
                 logger.warning("batch %d of %s was never delivered", batch, query, extra={"event": "batch_dropped"})
 
 
@@ -195,6 +195,11 @@ class Bridge:
         self._secret = token.secret
         self._mailboxes: dict[str, Mailbox[Any]] = {}
         self._exposed: dict[str, Ref[Any]] = {}
+        self._missing = {path.name for path in (directory / "mailboxes").glob("*")}
+        """Mailboxes that are on the disk and have not been opened."""
+        self._named = trio.Event()
+        """Set, and made anew, when there is one more mailbox or actor."""
+        self._opened_by = trio.current_time() + OPENING
         self._codec = Codec()
 
     # ------------------------------------------------------------ for the application
@@ -256,11 +261,16 @@ class Bridge:
             mailbox=bounded(256),
             supervise=restart("transient", backoff=(0.1, 5.0)),
         )
+        self._home.journals.append(ref)
         made = self._mailboxes[name] = Mailbox(name, ref, known)
+        self._missing.discard(name)
+        self._tell_named()
         return made
 
     def expose(self, name: str, ref: Ref[Any]) -> None:
         """Let executors ask an actor, by a name; see `levada.actors.spark.asks`. It takes its own messages, or `AskRows`.
+
+        A bridge that starts again lets them wait until all its mailboxes are open, so expose actors before the last one.
 
         Raises:
             ConfigurationError: the name has a slash or is taken.
@@ -268,6 +278,7 @@ class Bridge:
         if not name or "/" in name or self._exposed.get(name, ref) is not ref:
             raise ConfigurationError(f"an actor is exposed by a name of its own without '/', not {name!r}")
         self._exposed[name] = ref
+        self._tell_named()
 
     def subscribe(
         self,
@@ -302,10 +313,25 @@ class Bridge:
             raise ConfigurationError(f"mailbox {name!r} has columns but no message class: give one to mailbox()")
         return self._home.spawn(partial(Subscription, mailbox, target, group=group, keyed=keyed, at=at))
 
+    def _tell_named(self) -> None:
+        self._named.set()
+        self._named = trio.Event()
+
+    async def _until_named(self, name: str, among: Mapping[str, object]) -> None:
+        """Wait for a name that is not there while the application still opens what was there before a new start."""
+        with trio.move_on_at(self._opened_by):
+            while name not in among and self._missing:
+                await self._named.wait()
+
+    async def _journal(self, name: str) -> Ref[Any]:
+        await self._until_named(name, self._mailboxes)
+        return self._find(name).ref
+
     def _find(self, name: str) -> Mailbox[Any]:
         found = self._mailboxes.get(name)
         if found is None:
-            raise UnknownName(f"no mailbox {name!r}; there are: {names(self._mailboxes)}", name)
+            what = "is open, though it is on the disk" if name in self._missing else "here"
+            raise UnknownName(f"no mailbox {name!r} {what}; there are: {names(self._mailboxes)}", name)
         return found
 
     # ------------------------------------------------------------ for Spark's processes
@@ -340,16 +366,13 @@ class Bridge:
         answer = _ANSWERS.get(type(question))
         if answer is None:
             raise RequestInvalid(f"no question for a mailbox: {type(question).__name__}")
-        journal = self._find(name).ref
-        told = await answer(journal, question)
-        if isinstance(question, DeliverBatch):
-            self._home.staged.pop((journal, question.query, question.batch), None)
-        return told
+        journal = await self._journal(name)
+        return await answer(journal, question)
 
     async def _read(self, name: str, request: Request) -> AsyncIterator[Payload]:
         m: ReadRows = request.message(ReadRows)
         try:
-            journal = self._find(name).ref
+            journal = await self._journal(name)
             await _require_epoch(journal, m.epoch)
             start, schema = m.start, None
             while start < m.end:
@@ -365,17 +388,17 @@ class Bridge:
             raise failed(error) from error
 
     async def _take(self, name: str, request: Request) -> Payload:
-        journal = self._find(name).ref
+        journal = await self._journal(name)
         head = head_of(request.entries)
         batch = rows_of_stream(request.data)
         if isinstance(head, StageHead):
-            self._home.staged[journal, head.query, head.batch] = trio.current_time()
-            staged = await journal.ask(StageRows(head.query, head.batch, head.part, head.attempt, batch), timeout=None)
-            return Payload(self._codec.encode(staged))
+            rows = StageRows(head.query, head.batch, head.part, head.attempt, batch, head.at)
+            return Payload(self._codec.encode(await journal.ask(rows, timeout=None)))
         done: Appended = await journal.ask(Append(batch, head.partition, head.key), timeout=None)
         return Payload(self._codec.encode(AppendedRows(done.partition, done.first, done.count)))
 
     async def _ask(self, name: str, question: Any) -> Any:
+        await self._until_named(name, self._exposed)
         ref = self._exposed.get(name)
         if ref is None:
             raise UnknownName(f"no actor is exposed as {name!r}; there are: {names(self._exposed)}", name)
@@ -451,7 +474,7 @@ async def _commit(journal: Ref[Any], m: Commit) -> None:
 
 
 async def _deliver(journal: Ref[Any], m: DeliverBatch) -> DeliveredBatch:
-    done = await journal.ask(Deliver(m.query, m.batch, m.winners), timeout=None)
+    done = await journal.ask(Deliver(m.query, m.batch, m.winners, m.rows), timeout=None)
     return DeliveredBatch(done.already, {number: list(between) for number, between in done.ranges.items()})
 
 
@@ -482,6 +505,8 @@ async def serve_bridge(
     config: BridgeConfig | None = None,
 ) -> AsyncIterator[Bridge]:
     """Open a bridge: entering means that it listens, leaving closes connections and then mailboxes, whose appends are written first.
+
+    Where there was a bridge before, requests for a mailbox that is not open yet wait until it is, for `OPENING` seconds at most.
 
     Args:
         system: has been entered. It fails if a mailbox's journal cannot be kept running.

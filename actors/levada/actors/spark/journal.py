@@ -38,6 +38,7 @@ __all__ = [
     "CommitGroup",
     "DeclareGroup",
     "Deliver",
+    "DiscardOlder",
     "DiscardStaged",
     "ForgetGroup",
     "GetExtent",
@@ -91,9 +92,12 @@ class Append(Asks[Appended]):
 
 @attrs.frozen
 class StageRows(Asks[int]):
-    """Put rows of a batch aside until `Deliver`; answered with the number of rows of this part so far. Readers never see them before.
+    """Put rows of a batch aside until `Deliver`; answered with the number of rows of this part up to these. Readers never see them before.
 
-    Fails with `JournalFull` if too much is staged, with `SchemaMismatch` and `JournalUnwritable` as `Append`.
+    They outlive the journal's process. With `at` they may be sent again, and are there once.
+
+    Fails with `JournalFull` if too much is staged, with `JournalError` if `at` leaves a gap, with `SchemaMismatch` and `JournalUnwritable` as
+    `Append`.
     """
 
     query: str = attrs.field(validator=_TEXT)
@@ -103,20 +107,24 @@ class StageRows(Asks[int]):
     attempt: int = attrs.field(validator=_INT)
     """Which try at this part; each has rows of its own."""
     rows: pa.RecordBatch | Sequence[Any] = attrs.field(validator=_ROWS)
+    at: int | None = attrs.field(default=None, validator=v.optional(_INT))
+    """Rows of this part before these. None: as many as there are."""
 
 
 @attrs.frozen
 class Deliver(Asks[Delivered]):
     """Append a batch that was staged, exactly once: asked again, also after a crash, it is answered ``already``.
 
-    All that was staged for this batch is gone afterwards. Fails with `JournalError` if a winner was not staged or the batch is larger than
-    the journal can ever take, with `JournalUnwritable` as `Append`.
+    All that was staged for this batch is gone afterwards. Fails with `JournalError` if a winner was not staged, has other than its `rows`, or
+    the batch is larger than the journal can ever take, with `JournalUnwritable` as `Append`.
     """
 
     query: str = attrs.field(validator=_TEXT)
     batch: int = attrs.field(validator=_INT)
     winners: Mapping[int, int] = attrs.field(factory=dict[int, int], validator=_MAP)
     """For each part that has rows, the attempt that counts. Part n goes to partition n modulo the number of partitions."""
+    rows: Mapping[int, int] = attrs.field(factory=dict[int, int], validator=_MAP)
+    """For some parts, how many rows were staged; they may be fewer after a power failure."""
 
 
 @attrs.frozen
@@ -129,6 +137,13 @@ class DiscardStaged(Asks[int]):
     """None: all parts."""
     attempt: int | None = None
     """None: all attempts."""
+
+
+@attrs.frozen
+class DiscardOlder(Asks[list[tuple[str, int]]]):
+    """Drop the batches that were not delivered and got no rows for so many seconds; answered with their queries and numbers."""
+
+    age: float = attrs.field(validator=v.instance_of((int, float)))
 
 
 @attrs.frozen
@@ -297,6 +312,7 @@ class Journal(
         | CommitGroup
         | DeclareGroup
         | Deliver
+        | DiscardOlder
         | DiscardStaged
         | ForgetGroup
         | GetExtent
@@ -361,7 +377,6 @@ class Journal(
         self._octets = 0
         self._full = self._warned = False
         self._refused = self._appended = 0
-        self._staged: dict[tuple[str, int], dict[tuple[int, int], Stage]] = {}
         self._watchers: list[tuple[AwaitRows, Reply[Extent]]] = []
         self._wake = trio.Event()
         self._progress = trio.Event()
@@ -424,7 +439,12 @@ class Journal(
     @handles
     def discard(self, m: DiscardStaged) -> None:
         """Drop what was put aside."""
-        self._do_soon(self._discard, m)
+        self._do_soon(self._store.unstage, m.query, m.batch, m.part, m.attempt)
+
+    @handles
+    def discard_older(self, m: DiscardOlder) -> None:
+        """Drop what was put aside and given up."""
+        self._do_soon(self._store.unstage_older, m.age)
 
     @handles
     def declare(self, m: DeclareGroup) -> None:
@@ -619,30 +639,23 @@ class Journal(
         return answers
 
     def _stage(self, m: StageRows) -> int:
-        stages = self._staged.setdefault((m.query, m.batch), {})
-        stage = stages.get((m.part, m.attempt))
-        if stage is None:
-            stage = stages[m.part, m.attempt] = self._store.stage()
-        stage.append(self._batch(m.rows))
-        return stage.rows
-
-    def _discard(self, m: DiscardStaged) -> int:
-        stages = self._staged.get((m.query, m.batch), {})
-        chosen = [key for key in stages if m.part in (None, key[0]) and m.attempt in (None, key[1])]
-        for key in chosen:
-            stages.pop(key).discard()
-        if not stages:
-            self._staged.pop((m.query, m.batch), None)
-        return len(chosen)
-
-    def _deliver(self, m: Deliver) -> Delivered:
-        stages = self._staged.get((m.query, m.batch), {})
-        missing = [part for part, attempt in m.winners.items() if (part, attempt) not in stages]
-        if missing and self._store.delivered(m.query, m.batch) is None:
+        stage = self._store.staged(m.query, m.batch).get((m.part, m.attempt))
+        batch, there = self._batch(m.rows), stage.rows if stage is not None else 0
+        at = there if m.at is None else m.at
+        end: int = at + batch.num_rows
+        if there == at:
+            (stage or self._store.stage(m.query, m.batch, m.part, m.attempt)).append(batch)
+        elif there < end:
             raise JournalError(
-                f"parts {missing} of batch {m.batch} of {m.query} were not staged, or the journal has started anew since",
+                f"{there} rows of part {m.part} of batch {m.batch} of {m.query} are staged, where rows {at} to {end} were to come",
                 path=str(self.directory),
             )
+        return end  # of rows that were sent again, too
+
+    def _deliver(self, m: Deliver) -> Delivered:
+        stages = self._store.staged(m.query, m.batch)
+        if self._store.delivered(m.query, m.batch) is None:
+            self._require_staged(m, stages)
         partitions = self.config.partitions
         done = self._store.deliver(
             m.query,
@@ -653,8 +666,20 @@ class Journal(
                 for message in stages[part, attempt].messages()
             ),
         )
-        self._discard(DiscardStaged(m.query, m.batch))
+        self._store.unstage(m.query, m.batch)
         return done
+
+    def _require_staged(self, m: Deliver, stages: Mapping[tuple[int, int], Stage]) -> None:
+        for part, attempt in m.winners.items():
+            stage = stages.get((part, attempt))
+            there = stage.rows if stage is not None else 0
+            if stage is None or there != m.rows.get(part, there):
+                wanted = f"{m.rows[part]} " if part in m.rows else ""
+                raise JournalError(
+                    f"batch {m.batch} of {m.query}: the {wanted}rows of part {part} are not staged, there are {there}: they were given up "
+                    "meanwhile, or lost by a power failure",
+                    path=str(self.directory),
+                )
 
     # ------------------------------------------------------------ what reads
 

@@ -7,7 +7,7 @@ route                   interaction          carries
 ======================  ===================  ==================================================================================
 ``mailbox/NAME``        request-response     one of the questions below, answered by a message
 ``mailbox/NAME/read``   request-stream       a `ReadRows`; each item is a block: an Arrow record batch message, and as metadata a `BlockHead`
-``mailbox/NAME/stage``  request-response     an Arrow IPC stream of one batch, with a `StageHead` in the metadata; answered by the rows so far
+``mailbox/NAME/stage``  request-response     an Arrow IPC stream of one batch, with a `StageHead` in the metadata; answered by the rows up to these
 ``mailbox/NAME/append`` request-response     an Arrow IPC stream of one batch, with an `AppendHead`; answered by an `AppendedRows`
 ``ask/NAME``            request-response     a message for an actor, answered by its reply
 ``ask/NAME/batch``      request-response     an Arrow IPC stream for an actor, answered by another one
@@ -247,6 +247,8 @@ class DeliverBatch(Asks[DeliveredBatch]):
     batch: int
     winners: dict[int, int]
     """For each part, the attempt that counts."""
+    rows: dict[int, int] = attrs.field(factory=dict[int, int])
+    """For each part, how many rows were staged."""
 
 
 @message("levada.spark.DiscardBatch", frozen=True)
@@ -277,6 +279,8 @@ class StageHead:
     batch: int
     part: int
     attempt: int
+    at: int = 0
+    """Rows of this part before these: what is sent again after a lost connection is there once."""
 
 
 @message("levada.spark.AppendHead", frozen=True)

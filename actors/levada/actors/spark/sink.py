@@ -1,8 +1,9 @@
 """Writing to a mailbox: batches of a job, and micro-batches of a stream, each exactly once.
 
 Tasks stage their rows under (query, batch, part, attempt); readers do not see them. When all tasks are done, the driver names the attempt of
-each part that counts, and the journal appends these rows and a line of its ledger in one transaction. Asked to deliver the same batch again,
-after a crash of either side, it answers that it is done. Spark runs a micro-batch that it has no record of again under the same number, and its
+each part that counts, and the journal appends these rows and a line of its ledger in one transaction. What is staged outlives the bridge's
+process, so a bridge that is killed between the two delivers when it is back. Asked to deliver the same batch again, after a crash of either
+side, it answers that it is done. Spark runs a micro-batch that it has no record of again under the same number, and its
 query keeps its id in the checkpoint; so each micro-batch is in the journal once.
 
 An attempt is a number drawn by lot: Spark's own come again when a driver or a stage starts again.
@@ -144,7 +145,8 @@ class _Tasks:
         staged = [message for message in messages if isinstance(message, Staged)]
         if staged:
             winners = {each.part: each.attempt for each in staged if each.rows}
-            question = DeliverBatch(staged[0].query, staged[0].batch, winners)
+            rows = {each.part: each.rows for each in staged if each.rows}
+            question = DeliverBatch(staged[0].query, staged[0].batch, winners, rows)
             self._remote.ask(question, timeout=DELIVER_TIMEOUT)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:

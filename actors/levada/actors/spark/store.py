@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import logging
 import os
-import shutil
 import sqlite3
 import time
 import zlib
@@ -46,6 +46,8 @@ __all__ = ["Appended", "Extent", "JournalConfig", "Stage", "Store", "StoreStatis
 
 logger = logging.getLogger("levada.actors.spark")
 
+_STAGE, _STAGE_FORMAT = b"levada.stage", 1
+"""Key of the metadata in the schema of a staged file: JSON of the format, query, batch, part and attempt."""
 _SIZE = [v.instance_of(int), v.ge(1)]
 _SECONDS = v.optional([v.instance_of((int, float)), v.gt(0)])  # type: ignore[arg-type]  # a list is taken, the stubs say otherwise
 
@@ -166,7 +168,7 @@ class Store:
         self._ledger: Ledger
         self._partitions: list[Partition] = []
         self._turn = 0
-        self._stages: set[Stage] = set()
+        self._stages: dict[tuple[str, int], dict[tuple[int, int], Stage]] = {}
         self._stage_number = 0
         self._staged = 0
         self.broken = ""
@@ -265,14 +267,33 @@ class Store:
             if partition.segments[-1].fingerprint != mark:
                 partition.roll()
                 partition.publish()
+        self._recover_stages()
+
+    def _recover_stages(self) -> None:
         staging = self.directory / "staging"
-        shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(mode=0o700, exist_ok=True)
+        for path in sorted(staging.iterdir()):
+            if path.suffix != ".segment":
+                path.unlink()  # it was being made
+                continue
+            try:
+                stage = Stage.recover(self, path)
+            except (JournalError, OSError) as error:
+                logger.warning("staged rows are dropped: %s", error, extra={"event": "stage_dropped"})
+                path.unlink(missing_ok=True)
+                continue
+            if self._ledger.delivered(*stage.key[:2]) is not None:
+                stage.discard()
+                continue
+            self._stage_number = max(self._stage_number, stage.number)
+            self._stages.setdefault(stage.key[:2], {})[stage.key[2:]] = stage
+            self._staged += stage.octets
 
     def close(self) -> None:
-        """Let go of everything; blocks that were read stay valid. Closing twice is fine."""
-        for stage in list(self._stages):
-            stage.discard()
+        """Let go of everything; blocks that were read stay valid, and so does what was staged. Closing twice is fine."""
+        for stages in self._stages.values():
+            for stage in stages.values():
+                stage.close()
         for partition in self._partitions:
             partition.close()
         if hasattr(self, "_ledger"):
@@ -479,21 +500,39 @@ class Store:
         if self.size + more + self._header_size > config.max_bytes:
             raise self._full(size)
 
-    def stage(self) -> Stage:
-        """Begin a file of rows that belong to no batch yet; it is gone when the store is closed or opened again."""
+    def stage(self, query: str, batch: int, part: int, attempt: int) -> Stage:
+        """Return the stage of one attempt at one part of a batch; begin it if there is none."""
         self._require_usable()
-        self._stage_number += 1
-        segment = Segment.create(
-            self.directory / "staging",
-            partition=0,
-            first=self._stage_number,
-            schema=self.schema,
-            journal=self._ledger.journal,
-            durable=False,
-        )
-        stage = Stage(self, segment)
-        self._stages.add(stage)
+        stages = self._stages.setdefault((query, batch), {})
+        stage = stages.get((part, attempt))
+        if stage is None:
+            self._stage_number += 1
+            stage = stages[part, attempt] = Stage.create(self, self._stage_number, (query, batch, part, attempt))
         return stage
+
+    def staged(self, query: str, batch: int) -> Mapping[tuple[int, int], Stage]:
+        """For each part and attempt of a batch, the stage."""
+        return self._stages.get((query, batch), {})
+
+    def unstage(self, query: str, batch: int, part: int | None = None, attempt: int | None = None) -> int:
+        """Drop what was staged for a batch, or some of it; return how many stages."""
+        stages = self._stages.get((query, batch), {})
+        chosen = [key for key in stages if part in (None, key[0]) and attempt in (None, key[1])]
+        for key in chosen:
+            stage = stages.pop(key)
+            self._staged -= stage.octets
+            stage.discard()
+        if not stages:
+            self._stages.pop((query, batch), None)
+        return len(chosen)
+
+    def unstage_older(self, age: float) -> list[tuple[str, int]]:
+        """Drop the batches to which no task has added rows for so many seconds; return their queries and numbers."""
+        before = self._clock() - age
+        old = [key for key, stages in self._stages.items() if all(stage.touched < before for stage in stages.values())]
+        for query, batch in old:
+            self.unstage(query, batch)
+        return old
 
     # ------------------------------------------------------------ groups and retention
 
@@ -728,13 +767,71 @@ class _Undone:
 
 
 class Stage:
-    """Rows on the disk that wait to become part of a batch. Made by `Store.stage`; methods belong to the thread that writes."""
+    """Rows on the disk that wait to become part of a batch. Made by `Store.stage`; methods belong to the thread that writes.
 
-    def __init__(self, store: Store, segment: Segment) -> None:
+    A segment file of its own, which says in the metadata of its schema whose rows it has (`_STAGE`). It outlives the process, so that a
+    batch can be delivered by the next one. Nothing is synced: after a power failure rows may be missing, which shows in their number.
+    """
+
+    def __init__(self, store: Store, segment: Segment, key: tuple[str, int, int, int]) -> None:
         self._store = store
         self._segment = segment
-        self.rows = 0
+        self.key = key
+        """Query, batch, part and attempt."""
+
+    @classmethod
+    def create(cls, store: Store, number: int, key: tuple[str, int, int, int]) -> Stage:
+        """Make the file."""
+        metadata = {**(store.schema.metadata or {}), _STAGE: json.dumps([_STAGE_FORMAT, *key]).encode()}
+        segment = Segment.create(
+            store.directory / "staging",
+            partition=0,
+            first=number,
+            schema=store.schema.with_metadata(metadata),
+            journal=store._ledger.journal,
+            durable=False,
+        )
+        return cls(store, segment, key)
+
+    @classmethod
+    def recover(cls, store: Store, path: Path) -> Stage:
+        """Open a file that an earlier process made.
+
+        Raises:
+            JournalError: it is of no use any more; says why.
+        """
+        segment = Segment.open(path, partition=0, journal=store._ledger.journal)
+        try:
+            version, query, batch, part, attempt = json.loads((segment.schema.metadata or {}).get(_STAGE, b"[]"))
+        except ValueError as error:
+            raise JournalError("written by another version", path=str(path)) from error
+        if version != _STAGE_FORMAT:
+            raise JournalError(f"stage format {version}, this program reads {_STAGE_FORMAT}", path=str(path))
+        if segment.fingerprint != fingerprint(store.schema):
+            raise JournalError(f"batch {batch} of {query} has the columns of before the journal grew", path=str(path))
+        segment.examine(0)
+        segment.settle()
+        return cls(store, segment, (query, batch, part, attempt))
+
+    @property
+    def number(self) -> int:
+        """Of the file."""
+        return self._segment.first
+
+    @property
+    def rows(self) -> int:
         """Rows that were staged."""
+        return self._segment.end - self._segment.first
+
+    @property
+    def octets(self) -> int:
+        """Their size on the disk."""
+        return self._segment.size - self._segment.start
+
+    @property
+    def touched(self) -> float:
+        """When rows last came, in seconds since 1970: what the file says, as other processes may have written it."""
+        return self._segment.path.stat().st_mtime
 
     def append(self, batch: pa.RecordBatch) -> None:
         """Add rows; nothing is synced.
@@ -763,21 +860,23 @@ class Stage:
             raise _refused(error, segment.path) from error
         segment.publish()
         store._staged += size
-        self.rows += batch.num_rows
 
     def messages(self) -> Iterator[Message]:
         """Yield what was staged, without copying it."""
         segment = self._segment
+        if segment.end == segment.first:
+            return
         for block in segment.read(segment.first, segment.end, segment.size, 0):
             yield Message(block.octets, block.rows)
 
+    def close(self) -> None:
+        """Let go of the file, which stays."""
+        self._segment.close()
+
     def discard(self) -> None:
-        """Delete it; harmless if it is gone."""
-        if self in self._store._stages:
-            self._store._stages.remove(self)
-            self._store._staged -= self._segment.size - self._segment.start
-            self._segment.close()
-            self._segment.path.unlink(missing_ok=True)
+        """Delete the file."""
+        self._segment.close()
+        self._segment.path.unlink(missing_ok=True)
 
 
 def _message(run: list[pa.RecordBatch]) -> Message:

@@ -1,15 +1,14 @@
 """The end of the bridge in Spark's processes, driver and executors: connections that are kept, and calls that block.
 
 A process has one connection for each bridge, made when it is first needed and made again when it was lost; a forked child makes its own.
-What may be done twice without harm (all but `RemoteMailbox.append` and staging) is tried again for `PATIENCE` seconds when the
-connection is lost, so that the actors' side may start again under a running query.
+A bridge that is away is waited for, `PATIENCE` seconds each time, so that the actors' side may start again under a running query: all that may
+be done twice without harm is done again, which is all but an append that was sent. Blocks of rows are told apart by their place.
 
 Imports trio, by way of the framework, and never runs it.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import ssl
 import threading
@@ -23,10 +22,10 @@ from urllib.parse import unquote, urlsplit
 import attrs
 import pyarrow as pa
 
-from levada.actors.rsocket import COMPOSITE, ClientConfig, CoreConfig, RequestFailed, SetupRejected
+from levada.actors.rsocket import COMPOSITE, ClientConfig, CoreConfig, RequestFailed, RequestRejected, SetupRejected
 from levada.actors.rsocket.blocking import BlockingPeer, PendingAnswer, RequestTimeout, connect
 from levada.framework import Asks, Codec
-from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost
+from levada.framework.errors import ActorStopped, ConfigurationError, ConnectionClosed, ConnectionLost, LevadaError
 from levada.transports.carriers import TlsConfig
 from levada.transports.rsocket import Payload
 from levada.transports.rsocket.extensions import BearerAuthentication, CompositeMetadata
@@ -44,7 +43,6 @@ from .protocol import (
     ReadRows,
     StageHead,
     Token,
-    UnknownName,
     WaitForRows,
     host_id,
     raised,
@@ -61,15 +59,15 @@ CONNECT_TIMEOUT = 10.0
 TIMEOUT = 60.0
 """Seconds for an answer, unless told otherwise."""
 PATIENCE = 30.0
-"""Seconds for which what may be done twice is tried again after the connection was lost."""
+"""Seconds for which a bridge that is away is waited for."""
+PAUSES = 0.05, 1.0
+"""Seconds before the next try, and the most; doubled from one to the other."""
 BLOCK_ROWS, BLOCK_OCTETS = 16_384, 4 << 20
 """Size of a block that is sent, at most, unless a single row is larger."""
 
 _codec = Codec()
 _lock = threading.Lock()
 _connections: dict[tuple[str, str | None], BlockingPeer] = {}
-_came_back: dict[tuple[str, str | None], float] = {}
-"""When a connection that was lost was made again: until the bridge has opened its mailboxes there is nothing of these names."""
 
 
 def connection(address: str, token_file: str | None = None) -> BlockingPeer:
@@ -90,10 +88,7 @@ def connection(address: str, token_file: str | None = None) -> BlockingPeer:
     with _lock:
         peer = _connections.get(key)
         if peer is None or peer.closed:
-            fresh = _connections[key] = _connect(address, token_file)
-            if peer is not None:
-                _came_back[key] = time.monotonic()
-            return fresh
+            peer = _connections[key] = _connect(address, token_file)
         return peer
 
 
@@ -128,8 +123,8 @@ def _connect(address: str, token_file: str | None) -> BlockingPeer:
             raise BridgeRefused(f"the bridge at {url} refuses this process: {error} ({path})") from error
         except ConnectionLost as error:
             failures.append(str(error))
-        except RequestTimeout:
-            # Not raised as it is: a bridge on a busy machine is waited for like one that is not there.
+        except (RequestTimeout, RequestRejected):
+            # Not raised as it is: a bridge on a busy machine, or that is closing, is waited for like one that is not there.
             failures.append(f"{url} takes connections and said nothing for {CONNECT_TIMEOUT:g} s")
     raise ConnectionLost(f"no bridge answers: {'; '.join(failures)}")
 
@@ -181,13 +176,41 @@ def _trusting(token: Token) -> ssl.SSLContext:
 # ---------------------------------------------------------------- calls
 
 
+_AWAY = ConnectionLost, ConnectionClosed, RequestRejected, ActorStopped
+"""What a bridge says, or does not say, that ends or starts again; or the journal of a mailbox that does."""
+
+
+class _Patience:
+    """How long a bridge that is away is waited for."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.found()
+
+    def found(self) -> None:
+        """It is there: the next time that it is away is another one."""
+        self._until: float | None = None
+        self._pause = PAUSES[0]
+
+    def wait(self, error: LevadaError, away: tuple[type[LevadaError], ...] = _AWAY) -> None:
+        """Sleep a little; or raise what the actors' side met, if that says not that the bridge is away, or it has been for too long."""
+        problem = raised(error) if isinstance(error, RequestFailed) else error
+        now = time.monotonic()
+        if self._until is None:
+            self._until = now + self._seconds
+        if not isinstance(problem, away) or now + self._pause > self._until:
+            raise problem from (None if problem is error else error)
+        time.sleep(self._pause)
+        self._pause = min(2 * self._pause, PAUSES[1])
+
+
 def call(
     address: str,
     token_file: str | None,
     use: Callable[[BlockingPeer], R],
     *,
     again: bool = False,
-    patience: float = PATIENCE,
+    patience: float | None = None,
 ) -> R:
     """Do something with the connection; errors of the actors' side are raised as what they were there.
 
@@ -195,31 +218,30 @@ def call(
         address: see `connection`.
         token_file: see `connection`.
         use: what to do.
-        again: it may be done twice, so do it again if the connection is lost, or not to be had, meanwhile.
-        patience: seconds for that.
+        again: it may be done twice, so do it again if the connection is lost meanwhile.
+        patience: seconds to wait for a bridge that is away. None: `PATIENCE`.
 
     Raises:
         LevadaError: what `use` raises, and what `connection` does.
     """
-    until, pause = time.monotonic() + patience, 0.05
+    waiting = _Patience(PATIENCE if patience is None else patience)
+    while True:
+        peer = _connected(address, token_file, waiting)
+        since = time.monotonic()
+        try:
+            return use(peer)
+        except (RequestFailed, *_AWAY) as error:
+            if time.monotonic() - since > PATIENCE:
+                waiting.found()
+            waiting.wait(error, _AWAY if again else (RequestRejected,))
+
+
+def _connected(address: str, token_file: str | None, waiting: _Patience) -> BlockingPeer:
     while True:
         try:
-            return use(connection(address, token_file))
-        except RequestFailed as error:
-            problem = raised(error)
-            if not again or not _is_starting(address, token_file, problem):
-                raise problem from error
-        except (ConnectionLost, ConnectionClosed):
-            if not again or time.monotonic() + pause > until:
-                raise
-        time.sleep(pause)
-        pause = min(2 * pause, 1.0)
-
-
-def _is_starting(address: str, token_file: str | None, problem: Exception) -> bool:
-    """Whether a name may be unknown because the bridge has just started again."""
-    since = time.monotonic() - _came_back.get((address, token_file), -math.inf)
-    return isinstance(problem, UnknownName) and since < PATIENCE
+            return connection(address, token_file)
+        except _AWAY as error:
+            waiting.wait(error)
 
 
 @attrs.frozen
@@ -232,7 +254,7 @@ class RemoteMailbox:
 
     # ------------------------------------------------------------ questions
 
-    def ask(self, question: Asks[R], *, timeout: float | None = TIMEOUT, patience: float = PATIENCE) -> R:
+    def ask(self, question: Asks[R], *, timeout: float | None = TIMEOUT, patience: float | None = None) -> R:
         """Ask one of the questions of `levada.actors.spark.protocol`; all may be asked twice.
 
         Raises:
@@ -256,7 +278,7 @@ class RemoteMailbox:
         """Ask how far so many octets of rows reach."""
         return self.ask(Measure(partition, start, end, max_bytes))
 
-    def _call(self, use: Callable[[BlockingPeer], R], *, again: bool = True, patience: float = PATIENCE) -> R:
+    def _call(self, use: Callable[[BlockingPeer], R], *, again: bool = True, patience: float | None = None) -> R:
         return call(self.address, self.token_file, use, again=again, patience=patience)
 
     # ------------------------------------------------------------ reading
@@ -275,32 +297,24 @@ class RemoteMailbox:
             OffsetGone, EpochChanged, JournalError: the rows are not there.
             SchemaMismatch: the columns do not fit.
         """
-        until = 0.0
+        waiting = _Patience(PATIENCE)
         while start < end:
+            peer = _connected(self.address, self.token_file, waiting)
             try:
-                for head, batch in self._blocks(ReadRows(partition, start, end, epoch)):
+                for head, batch in self._blocks(peer, ReadRows(partition, start, end, epoch)):
                     if head.first != start:
                         raise BridgeError(f"rows from {head.first} on came, where those from {start} on were due")
-                    start, until = start + head.rows, 0.0
+                    start += head.rows
+                    waiting.found()
                     yield fit(batch, schema)
                 if start < end:
                     raise BridgeError(f"rows ended at {start}, wanted up to {end}")
-            except RequestFailed as error:
-                problem = raised(error)
-                if not _is_starting(self.address, self.token_file, problem):
-                    raise problem from error
-                time.sleep(0.05)
-            except (ConnectionLost, ConnectionClosed):
-                until = until or time.monotonic() + PATIENCE
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.05)
+            except (RequestFailed, *_AWAY) as error:
+                waiting.wait(error)
 
-    def _blocks(self, question: ReadRows) -> Iterator[tuple[BlockHead, pa.RecordBatch]]:
+    def _blocks(self, peer: BlockingPeer, question: ReadRows) -> Iterator[tuple[BlockHead, pa.RecordBatch]]:
         route = f"mailbox/{self.name}/read"
-        with self._call(
-            lambda peer: peer.request_stream(_codec.encode(question), route=route, window=WINDOW, timeout=TIMEOUT)
-        ) as stream:
+        with peer.request_stream(_codec.encode(question), route=route, window=WINDOW, timeout=TIMEOUT) as stream:
             schema: pa.Schema | None = None
             for item in stream:
                 head = BlockHead.decode(item.metadata or b"")
@@ -313,31 +327,20 @@ class RemoteMailbox:
     # ------------------------------------------------------------ writing
 
     def stage(self, head: StageHead, batches: Iterable[pa.RecordBatch], *, timeout: float = TIMEOUT) -> int:
-        """Put rows aside, with at most `WINDOW` blocks on their way; return how many.
+        """Put rows aside, with at most `WINDOW` blocks on their way; return how many. Goes on when a bridge that was away is back.
 
         Raises:
             JournalFull, SchemaMismatch, JournalError: see `StageRows`.
-            ConnectionLost: at any time; what was staged is of no use then.
             RequestTimeout: a block was not taken in `timeout` seconds.
+            LevadaError: what `connection` raises.
         """
-        route = f"mailbox/{self.name}/stage"
-        waiting: deque[tuple[PendingAnswer, int]] = deque()
-        rows = 0
+        staging = _Staging(self, head, timeout)
         try:
-            peer = self._call(lambda peer: peer)
             for block in _blocks_of(batches):
-                if len(waiting) >= WINDOW:
-                    _staged(waiting, timeout)
-                rows += block.num_rows
-                waiting.append((peer.start_request(rows_payload(route, head, block), timeout=timeout), rows))
-            while waiting:
-                _staged(waiting, timeout)
-        except RequestFailed as error:
-            raise raised(error) from error
+                staging.send(block)
+            return staging.finish()
         finally:
-            for pending, _ in waiting:
-                pending.cancel()
-        return rows
+            staging.close()
 
     def append(
         self,
@@ -347,20 +350,86 @@ class RemoteMailbox:
         key: str | None = None,
         timeout: float | None = TIMEOUT,
     ) -> AppendedRows:
-        """Append rows at once, as `Mailbox.append`; not tried again, as nobody can tell whether a lost one was written."""
+        """Append rows at once, as `Mailbox.append`; once sent, not tried again, as nobody can tell whether a lost one was written."""
         payload = rows_payload(f"mailbox/{self.name}/append", AppendHead(partition, key), batch)
         answer = self._call(lambda peer: peer.request_response(payload, timeout=timeout), again=False)
         done: AppendedRows = _codec.decode(answer.data, AppendedRows)
         return done
 
 
-def _staged(waiting: deque[tuple[PendingAnswer, int]], timeout: float) -> None:
-    pending, rows = waiting[0]
-    answer: int = _codec.decode(pending.result(timeout).data, int)
-    waiting.popleft()
-    if answer != rows:
-        # Another task with the same name, or blocks that overtook one another: never seen, and not to be delivered.
-        raise BridgeError(f"{answer} rows are staged where {rows} should be")
+@attrs.define(eq=False)
+class _Sent:
+    """A block on its way."""
+
+    payload: Payload
+    end: int
+    """Rows up to the end of this one."""
+    pending: PendingAnswer | None = None
+    """None: not on this connection yet."""
+
+
+class _Staging:
+    """Rows of one task on their way into a stage. Blocks are kept until they are answered, and sent again when the bridge was away."""
+
+    def __init__(self, mailbox: RemoteMailbox, head: StageHead, timeout: float) -> None:
+        self._mailbox = mailbox
+        self._head = head
+        self._timeout = timeout
+        self._sent: deque[_Sent] = deque()
+        self._rows = 0
+        self._waiting = _Patience(PATIENCE)
+
+    def send(self, block: pa.RecordBatch) -> None:
+        """Send one more; waits while `WINDOW` are on their way."""
+        while len(self._sent) >= WINDOW:
+            self._take()
+        to = self._head
+        head = StageHead(to.query, to.batch, to.part, to.attempt, self._rows)
+        self._rows += block.num_rows
+        self._sent.append(_Sent(rows_payload(f"mailbox/{self._mailbox.name}/stage", head, block), self._rows))
+        self._push()
+
+    def finish(self) -> int:
+        """Wait until all are staged; return how many rows."""
+        while self._sent:
+            self._take()
+        return self._rows
+
+    def close(self) -> None:
+        """Withdraw what is under way."""
+        for each in self._sent:
+            if each.pending is not None:
+                each.pending.cancel()
+                each.pending = None
+
+    def _push(self) -> None:
+        """Send what is not on its way."""
+        while any(each.pending is None for each in self._sent):
+            peer = _connected(self._mailbox.address, self._mailbox.token_file, self._waiting)
+            try:
+                for each in self._sent:
+                    if each.pending is None:
+                        each.pending = peer.start_request(each.payload, timeout=self._timeout)
+            except _AWAY as error:
+                self.close()
+                self._waiting.wait(error)
+
+    def _take(self) -> None:
+        """Wait for the answer to the oldest block."""
+        oldest = self._sent[0]
+        assert oldest.pending is not None
+        try:
+            answer: int = _codec.decode(oldest.pending.result(self._timeout).data, int)
+        except (RequestFailed, *_AWAY) as error:
+            # In order, and from this one on: the blocks behind it may have been refused for the gap.
+            self.close()
+            self._waiting.wait(error)
+            self._push()
+            return
+        if answer != oldest.end:
+            raise BridgeError(f"{answer} rows are staged where {oldest.end} should be")
+        self._sent.popleft()
+        self._waiting.found()
 
 
 def _blocks_of(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
