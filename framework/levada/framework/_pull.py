@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import logging
+from _thread import get_ident
 from collections import deque
 from typing import Any
 
-from trio.lowlevel import (
-    Abort,
-    RaiseCancelT,
-    Task,
-    current_task,
-    enable_ki_protection,
-    reschedule,
-    wait_task_rescheduled,
-)
+from trio.lowlevel import Abort, RaiseCancelT, Task, current_task, enable_ki_protection, wait_task_rescheduled
 
 from ._routees import Resize, RouterBase
 from .ask import Ask
@@ -89,6 +82,10 @@ class _PullInbox(Inbox[Any]):
 
     # Called by whoever sends.
 
+    def wake(self, cell: Cell) -> None:
+        if get_ident() != self.thread:
+            raise cell._wrong_thread("tell")
+
     @enable_ki_protection
     def append(self, _: Cell) -> None:
         cell = self._cell
@@ -144,7 +141,7 @@ class _PullInbox(Inbox[Any]):
 
     def end(self) -> None:
         self._ended = True
-        self._wake()
+        super().wake(self._cell)
 
     # Called by a routee.
 
@@ -217,12 +214,6 @@ class _PullInbox(Inbox[Any]):
     def _see_stop(self, stop: Stop) -> None:
         self.stop = stop
         self.end()
-
-    @enable_ki_protection
-    def _wake(self) -> None:
-        task, self._task = self._task, None
-        if task is not None:
-            reschedule(task)
 
     def _give_up(self, _: RaiseCancelT) -> Abort:
         self._task: Task | None = None

@@ -10,6 +10,7 @@ import functools
 import inspect
 import sys
 import types
+from _thread import get_ident
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import (
@@ -36,7 +37,7 @@ from .ask import OpenAsks, Reply
 from .cell import Cell
 from .channel_link import ChannelLink
 from .dispatch import RUNTIME_ENTRIES
-from .errors import ActorError, ConfigurationError, MailboxFull
+from .errors import ActorError, ConfigurationError, MailboxFull, wrong_thread
 from .events import Unhandled
 from .handlers import Behaviour, build_table, find_handler, flatten, handles, unprotected
 from .host import Host
@@ -180,6 +181,13 @@ class Actor(Generic[M]):
                 f"this {type(self).__name__} was not spawned, or is still in __init__: use started()"
             ) from None
 
+    def _here(self) -> Cell:
+        """Return the cell, for a change that only the system's thread may make."""
+        cell = self._bound()
+        if get_ident() != cell._scheduler.thread:
+            raise wrong_thread(f"change of {cell.path}")
+        return cell
+
     @property
     def ref(self) -> Ref[M]:
         """This actor's address."""
@@ -246,7 +254,7 @@ class Actor(Generic[M]):
         Raises:
             HandleMoved: the handle was sent away before.
         """
-        cell = self._bound()
+        cell = self._here()
         key = (target, tag)
         watched = cell._more().watched
         if watched is None:
@@ -276,7 +284,7 @@ class Actor(Generic[M]):
 
     def unwatch(self, target: Any, tag: Any = None) -> None:
         """Take a watch back; a `Down` that is in the mailbox already stays there."""
-        watched = self._bound()._more().watched
+        watched = self._here()._more().watched
         forget = watched.pop((target, tag), None) if watched is not None else None
         if forget is not None:
             forget()
@@ -293,7 +301,7 @@ class Actor(Generic[M]):
         Raises:
             HandleMoved: the handle was sent away before.
         """
-        cell = self._bound()
+        cell = self._here()
         if isinstance(target, Ref):
             cell._link(target)
         elif ChannelLink.find(cell, target) is None:
@@ -301,7 +309,7 @@ class Actor(Generic[M]):
 
     def unlink(self, target: Any) -> None:
         """Untie; harmless if there is no link."""
-        cell = self._bound()
+        cell = self._here()
         if isinstance(target, Ref):
             cell._unlink(target)
         else:
@@ -311,13 +319,14 @@ class Actor(Generic[M]):
 
     def stop(self) -> None:
         """End this actor after the running handler, as `Normal`; what is queued is handed to `undelivered`."""
-        self.system.lifecycle.request(self._bound(), NORMAL)
+        cell = self._here()
+        cell._system.lifecycle.request(cell, NORMAL)
 
     # ------------------------------------------------------------ handling
 
     def become(self, behaviour: type[Behaviour] | None) -> None:
         """Handle messages by another set of handlers from the next message on; ``None``: by the actor's own again."""
-        cell = self._bound()
+        cell = self._here()
         cell._table = behaviour._table if behaviour is not None else type(self)._table
         if cell._batch:
             cell._batch.append(TURN)
@@ -328,7 +337,7 @@ class Actor(Generic[M]):
         Raises:
             ActorError: the running message is not an ask, or its answer was taken over already.
         """
-        cell = self._bound()
+        cell = self._here()
         question = cell._asking
         if question is None:
             raise ActorError(f"{cell.path} is not handling an ask now", actor=cell.path)
@@ -344,7 +353,7 @@ class Actor(Generic[M]):
         Raises:
             MailboxFull: `stash_limit` messages are there already.
         """
-        cell = self._bound()
+        cell = self._here()
         extras = cell._more()
         if extras.stash is None:
             extras.stash = []
@@ -364,7 +373,7 @@ class Actor(Generic[M]):
 
     def unstash_all(self) -> None:
         """Put everything stashed before all that is in the mailbox, in the order in which it came."""
-        cell = self._bound()
+        cell = self._here()
         extras = cell._more()
         if extras.stash:
             cell._put_back(extras.stash)
@@ -382,7 +391,7 @@ class Actor(Generic[M]):
     @property
     def timers(self) -> Timers:
         """Keyed timers of this actor, see `Timers`."""
-        extras = self._bound()._more()
+        extras = self._here()._more()
         if extras.timers is None:
             extras.timers = Timers(self._cell, self.system.heap)
         return extras.timers
@@ -394,7 +403,7 @@ class Actor(Generic[M]):
         """
         if seconds is not None and not seconds > 0:
             raise ConfigurationError(f"a receive timeout is more than 0 seconds, not {seconds!r}")
-        cell = self._bound()
+        cell = self._here()
         extras = cell._more()
         if extras.receive_timer is not None:
             extras.receive_timer.cancel()
@@ -410,7 +419,7 @@ class Actor(Generic[M]):
     # ------------------------------------------------------------ own tasks and contexts
 
     def _host(self) -> Host:
-        extras = self._bound()._more()
+        extras = self._here()._more()
         if extras.host is None:
             extras.host = Host(self._cell)
         return extras.host

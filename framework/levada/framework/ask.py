@@ -7,13 +7,14 @@ Whoever is later is ignored and, if it is an answer, counted.
 from __future__ import annotations
 
 import threading
+from _thread import get_ident
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import trio
 from trio.lowlevel import Abort, RaiseCancelT, current_task, enable_ki_protection, reschedule, wait_task_rescheduled
 
 from .channel_core import handles_in
-from .errors import ActorStopped, AskCycle, AskTimeout, NoValue
+from .errors import ActorStopped, AskCycle, AskTimeout, NoValue, wrong_thread
 from .ref import DEFAULT_TIMEOUT
 
 if TYPE_CHECKING:
@@ -189,13 +190,20 @@ class Reply(Generic[R]):
 
     def send(self, value: R) -> None:
         """Answer; ignored (and counted as late) if nobody waits any more."""
+        self._check_thread()
         self._ask.answer(value)
         self._open.discard(self._ask)
 
     def fail(self, error: BaseException) -> None:
         """Let the asker's `Ref.ask` raise `error`; the actor itself does not fail."""
+        self._check_thread()
         self._ask.fail(error)
         self._open.discard(self._ask)
+
+    def _check_thread(self) -> None:
+        target = self._ask.target
+        if get_ident() != target._system.scheduler.thread:
+            raise wrong_thread(f"answer of {target.path}")
 
     def __del__(self) -> None:
         ask = self._ask

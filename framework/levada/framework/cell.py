@@ -9,6 +9,8 @@ Rules of this file:
 * A paused cell has an empty handler table: whoever runs it finds no handler, looks at the state, and puts the message back.
   So nothing is asked for each message that is true only now and then.
 * A stopped cell changes its class to a dead one: telling the dead costs the living no branch.
+* A cell belongs to the thread of its system.  A `tell` that wakes a worker notices another thread, because it wakes before it puts
+  anything in; a `tell` to an actor that is about to run anyway does not look, since a look at the thread would cost a fifth of it.
 * What few actors have (children, links, timers, …) is in `Extras`, made when first wanted.  An idle actor is at
   most 400 octets, its field-less object included.
 """
@@ -16,6 +18,7 @@ Rules of this file:
 from __future__ import annotations
 
 import functools
+from _thread import get_ident
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +34,7 @@ from trio.lowlevel import (
 )
 
 from .ask import Ask, ThreadAsk, stopped_error
-from .errors import MailboxFull
+from .errors import MailboxFull, WrongThread, wrong_thread
 from .extras import Extras
 from .links import KILLED, NORMAL, SHUTDOWN, Reason
 from .mailbox import Conflate, MailboxPolicy
@@ -134,14 +137,16 @@ class Cell(Ref[Any]):
 
     @enable_ki_protection
     def tell(self, message: Any) -> None:
-        self._box.append(message)
         if self._idle:
-            self._idle = False
             scheduler = self._scheduler
-            self._since = scheduler.now
-            scheduler.ready.append(self)
             if scheduler.parked:
-                scheduler.wake()
+                scheduler.wake(self)  # first: in a foreign thread it raises, and nothing has been put in
+            self._idle = False
+            self._since = scheduler.now
+            self._box.append(message)
+            scheduler.ready.append(self)
+        else:
+            self._box.append(message)
 
     async def send(self, message: Any) -> None:
         await self._system.scheduler.breathe()
@@ -151,8 +156,10 @@ class Cell(Ref[Any]):
 
     async def ask(self, message: Any, *, timeout: float | None = DEFAULT_TIMEOUT) -> Any:
         await trio.lowlevel.checkpoint_if_cancelled()
-        question = Ask(message, self)
         scheduler = self._scheduler
+        if scheduler.parked and get_ident() != scheduler.thread:
+            raise self._wrong_thread("ask")
+        question = Ask(message, self)
         if self._idle and (handler := self._table[None].get(type(message))) is not None and scheduler.may_inline():
             # Idle means that everything told before has been handled, so calling the handler here keeps the order; and a
             # sync handler cannot wait, so nothing of it runs under the asker's cancellation. Saves two task steps, 8 µs.
@@ -173,16 +180,22 @@ class Cell(Ref[Any]):
             self._system.waits.end(edge)
 
     def stop(self, *, now: bool = False) -> None:
+        if get_ident() != self._scheduler.thread:
+            raise self._wrong_thread("stop")
         if now:
             self._system.lifecycle.request(self, SHUTDOWN)
         else:
             self._admit(STOP)
 
     def kill(self) -> None:
+        if get_ident() != self._scheduler.thread:
+            raise self._wrong_thread("kill")
         self._system.lifecycle.request(self, KILLED, cancel=True)
 
     @enable_ki_protection
     async def terminated(self) -> Reason:
+        if get_ident() != self._scheduler.thread:
+            raise self._wrong_thread("terminated")
         if self._state is STOPPED:
             await trio.lowlevel.checkpoint()
             return self._reason
@@ -225,6 +238,9 @@ class Cell(Ref[Any]):
     @property
     def _system(self) -> ActorSystem:
         return self._scheduler.system
+
+    def _wrong_thread(self, call: str) -> WrongThread:
+        return wrong_thread(f"{call} to {self.path}", "ref.from_thread")
 
     def _more(self) -> Extras:
         """Return the extras, made now if this actor had none."""
@@ -287,11 +303,12 @@ class Cell(Ref[Any]):
 
     def _wake_up(self) -> None:
         if self._idle:
+            scheduler = self._scheduler
+            if scheduler.parked:
+                scheduler.wake(self)
             self._idle = False
-            self._since = self._scheduler.now
-            self._scheduler.ready.append(self)
-            if self._scheduler.parked:
-                self._scheduler.wake()
+            self._since = scheduler.now
+            scheduler.ready.append(self)
 
     def _messages(self) -> list[Any]:
         """Take all entries out, oldest first."""
@@ -390,31 +407,36 @@ class BoundedCell(Cell):
         box = self._box
         if self._line or len(box) + len(self._batch) >= self._capacity:
             self._refuse(message)
-            return
-        box.append(message)
-        if self._idle:
-            self._idle = False
+        elif self._idle:
             scheduler = self._scheduler
-            self._since = scheduler.now
-            scheduler.ready.append(self)
             if scheduler.parked:
-                scheduler.wake()
+                scheduler.wake(self)
+            self._idle = False
+            self._since = scheduler.now
+            box.append(message)
+            scheduler.ready.append(self)
+        else:
+            box.append(message)
 
     @enable_ki_protection
     async def send(self, message: Any) -> None:
         box = self._box
         if not self._line and len(box) + len(self._batch) < self._capacity:
             # With a bound no look at the clock is needed: a loop of sends waits soon.
-            box.append(message)
             if self._idle:
-                self._idle = False
                 scheduler = self._scheduler
-                self._since = scheduler.now
-                scheduler.ready.append(self)
                 if scheduler.parked:
-                    scheduler.wake()
+                    scheduler.wake(self)
+                self._idle = False
+                self._since = scheduler.now
+                box.append(message)
+                scheduler.ready.append(self)
+            else:
+                box.append(message)
         elif not self._line and not self._is_full():
             Cell.tell(self, message)
+        elif get_ident() != self._scheduler.thread:
+            raise self._wrong_thread("send")
         elif self._overflow == "wait":
             edge = self._system.waits.begin(self, message)
             try:
@@ -539,6 +561,8 @@ class BoundedCell(Cell):
         )
 
     def _refuse(self, message: Any) -> None:
+        if get_ident() != self._scheduler.thread:
+            raise self._wrong_thread("tell")
         if not self._line and not self._is_full():
             Cell.tell(self, message)
             return
@@ -583,6 +607,8 @@ class StoreCell(BoundedCell):
 
     @enable_ki_protection
     def tell(self, message: Any) -> None:
+        if get_ident() != self._scheduler.thread:
+            raise self._wrong_thread("tell")
         store = self._store
         key: Any = _Alone(message) if self._key is None or isinstance(message, Ask) else self._key(message)
         if key in store:

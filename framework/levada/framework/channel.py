@@ -9,7 +9,8 @@ What holds for every channel:
   Messages that were queued before a finish or a loss can still be received; ``cancel()`` and ``close()`` discard them.
 * **Not every await yields.** ``send`` with room and ``receive`` with a message waiting cost no step of trio and do not notice a
   cancellation; every 64th call on a handle is a checkpoint, so that a loop starves nobody.
-* **One thread.** A channel belongs to the thread of the trio run that uses it. Calls from another thread are not detected and break it.
+* **One thread.** A channel belongs to the thread of the trio run that made it, or that first waited on it. A call from another thread
+  raises `WrongThread`, and changes nothing, if it would wake a task, move a message on or end the channel.
 * **One owner.** A handle that is sent away inside a message is *moved* and raises `HandleMoved` from then on; the other half stays
   and works as before, whether its counterpart is in this process or behind a network.
 
@@ -121,6 +122,7 @@ class _Handle:
         if half.state is not OPEN:
             await checkpoint()
             return half.state
+        self._core.settle_here()
         waiting: dict[trio.lowlevel.Task, None] = {}
 
         def wake() -> None:
@@ -146,6 +148,7 @@ class _Handle:
         """
         self._check_here()
         half, core = self._half, self._core
+        core.check_thread()
         return half.on_terminated(
             lambda: callback(half.state, None if half.state is TerminalState.FINISHED else half.error(core.name))
         )
@@ -250,6 +253,7 @@ class _SendingHalf(_Handle):
         """
         self._check_here()
         if self._live and self._half.state is OPEN:
+            self._core.check_thread()
             self._live = False
             self._core.finish_producer(self if self._waiting else None)
 
@@ -293,6 +297,7 @@ class _SendingHalf(_Handle):
         """
         self._check_here()
         if self._half.state is OPEN:
+            self._core.check_thread()
             self._live = False
             self._core.end(TerminalState.CANCELLED)
 
@@ -484,6 +489,7 @@ class OneshotSender(_SendingHalf, Generic[T_contra]):
         """
         if not self._live or self._half.state is not OPEN:
             raise self._refusal()
+        self._core.check_thread()
         self._core.accept(value)
         self.finish_nowait()
 
@@ -530,12 +536,12 @@ class _ReceivingHalf(_Handle, Generic[T_co]):
             await checkpoint()
         core = self._core
         if core.queue and self._live:
-            message: T_co = core.queue.popleft()
             if core.putters or core.enveloped or core.pending:
-                message = core.took(message)
-            return message
+                core.check_thread()
+                return core.took(core.queue.popleft())  # type: ignore[no-any-return]
+            return core.queue.popleft()  # type: ignore[no-any-return]
         if self._live and self._half.state is OPEN:
-            message = await core.wait_to_take()
+            message: T_co = await core.wait_to_take()
             if message is not ENDED:
                 return message
         raise self._refusal()
@@ -550,10 +556,10 @@ class _ReceivingHalf(_Handle, Generic[T_co]):
         """
         core = self._core
         if core.queue and self._live:
-            message: T_co = core.queue.popleft()
             if core.putters or core.enveloped or core.pending:
-                message = core.took(message)
-            return message
+                core.check_thread()
+                return core.took(core.queue.popleft())  # type: ignore[no-any-return]
+            return core.queue.popleft()  # type: ignore[no-any-return]
         if not self._live or self._half.state is not OPEN:
             raise self._refusal()
         raise trio.WouldBlock
@@ -569,6 +575,7 @@ class _ReceivingHalf(_Handle, Generic[T_co]):
         """
         self._check_here()
         if self._half.state is OPEN:
+            self._core.check_thread()
             self._live = False
             self._core.end(TerminalState.RECEIVER_CLOSED)
 
@@ -599,6 +606,7 @@ class _ReceivingHalf(_Handle, Generic[T_co]):
         """
         if not self._live:
             raise self._refusal()
+        self._core.settle_here()
         self._live, self._bound = False, True
         MailboxFeed(self._core, ref, wrap).start()
 

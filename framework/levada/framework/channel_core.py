@@ -26,6 +26,7 @@ An `Envelope` may stand in for a message: it is opened (decoded, say) only when 
 from __future__ import annotations
 
 import enum
+from _thread import get_ident
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
@@ -42,6 +43,7 @@ from .errors import (
     ChannelLost,
     EndOfChannel,
     ReceiverClosed,
+    wrong_thread,
 )
 
 __all__ = ["ENDED", "ChannelCore", "Envelope", "Half", "Mode", "Receipt", "TerminalState", "park"]
@@ -274,6 +276,7 @@ class ChannelCore:
         "receiver",
         "sender",
         "takers",
+        "thread",
         "token",
         "undelivered",
         "used",
@@ -308,15 +311,33 @@ class ChannelCore:
         self.receiver = Half()
         self.abandoned = False
         """Whether a handle of it was forgotten and its owner warned."""
-        try:
-            self.token: trio.lowlevel.TrioToken | None = current_trio_token()
-        except RuntimeError:  # made outside of a trio run, where nobody can wait
-            self.token = None
+        self.thread: int | None = None
+        """The thread that it belongs to: whoever waits, or is called, does so there."""
+        self.token: trio.lowlevel.TrioToken | None = None
+        self.settle_here()
 
     @property
     def name(self) -> str:
         """As in logs and errors: the name that was given, else the type of the messages."""
         return self._name or getattr(self.item_type, "__name__", None) or str(self.item_type)
+
+    def settle_here(self) -> None:
+        """Let a channel that belonged to no thread belong to this one from now on, as something here is about to wait on it."""
+        self.check_thread()
+        try:
+            self.token = current_trio_token()
+        except RuntimeError:
+            return  # outside of a trio run nothing can wait
+        self.thread = get_ident()
+
+    def check_thread(self) -> None:
+        """Refuse a call that would wake a task, or call a consumer, from another thread than theirs.
+
+        Raises:
+            WrongThread: and nothing has changed.
+        """
+        if self.thread is not None and get_ident() != self.thread:
+            raise wrong_thread(f"use of channel {self.name}")
 
     # ------------------------------------------------ the sender's side
 
@@ -325,12 +346,15 @@ class ChannelCore:
         self.used = True
         if len(self.queue) < self.limit:
             if self.takers or self.consumer is not None:
+                if get_ident() != self.thread:  # 50 ns less of 1,000 than the call
+                    self.check_thread()
                 self.put(entry)
             else:  # put() would do the same; 45 ns less of 170
                 self.queue.append(entry)
             return True
         if self.mode is not Mode.UNRELIABLE or self.sender.state is not OPEN:
             return False
+        self.check_thread()
         self._dropped(self.queue.popleft())
         self.put(entry)
         return True
@@ -355,7 +379,7 @@ class ChannelCore:
 
     async def wait_to_put(self, handle: object, entry: Any) -> bool:
         """Wait for a turn; False: the channel or the handle ended first and the message was not taken."""
-        self.token = current_trio_token()
+        self.settle_here()
         waiter = _SendWaiter(current_task(), handle, entry)
         self.putters[waiter] = None
 
@@ -416,7 +440,7 @@ class ChannelCore:
 
     async def wait_to_take(self) -> Any:
         """Wait for a message; `ENDED` if there will be none."""
-        self.token = current_trio_token()
+        self.settle_here()
         entry = await park(self.takers)
         if self.enveloped and isinstance(entry, Envelope):
             entry.settle(True)
@@ -432,6 +456,7 @@ class ChannelCore:
             prepare: makes an entry of each message, or of its `Tracked`, as it is put; raises what ``send`` is to raise. ``None`` means
                 that it has gone on its way at once, as if it had been queued and taken.
         """
+        self.settle_here()
         self.consumer, self.prepare = consumer, prepare
         self._dismiss_takers()
         consumer()

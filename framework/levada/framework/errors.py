@@ -52,6 +52,7 @@ __all__ = [
     "StreamWasReset",
     "StreamWasStopped",
     "Undelivered",
+    "WrongThread",
 ]
 
 _LONGEST: Final = 10_000  # characters; most peers' texts are cut to far less before
@@ -74,6 +75,16 @@ class LevadaError(Exception):
 @attrs.define(eq=False, slots=False, str=False)
 class ConfigurationError(LevadaError, ValueError):
     """A value, an annotation or a combination of them that cannot work; raised where it is given, not where it hurts."""
+
+
+@attrs.define(eq=False, slots=False, str=False)
+class WrongThread(LevadaError, RuntimeError):
+    """Something that belongs to the thread of an actor system was used in another thread; nothing was put in and nothing changed."""
+
+
+def wrong_thread(what: str, cure: str = "trio.from_thread.run_sync()") -> WrongThread:
+    """Make the error for `what` was tried; `cure` is the way that works."""
+    return WrongThread(f"{what} from a foreign thread or trio run; use {cure}")
 
 
 # ---------------------------------------------------------------- protocols

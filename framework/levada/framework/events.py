@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import trio
 
-from .errors import MailboxFull
+from .errors import MailboxFull, WrongThread
 
 if TYPE_CHECKING:
     from .ref import Ref
@@ -118,6 +118,8 @@ class EventStream:
                     ref.tell(event)
                 except MailboxFull:
                     logger.debug("%s misses an event: its mailbox is full", ref.path, extra={"actor": ref.path})
+                except WrongThread:
+                    raise
                 except Exception:
                     # A key that fails. The runtime publishes in the middle of its own work, which must not suffer for it.
                     kind = type(event).__name__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from _thread import get_ident
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
@@ -28,8 +29,10 @@ class Inbox(Generic[M]):
         self._cell = cell
         self.scheduler = cell._scheduler
         self.system = self.scheduler.system
+        self.thread = self.scheduler.thread
         self.ready = self
-        self.parked = False
+        self.parked = True
+        """Always: a cell that is idle while its loop waits calls `wake`."""
         self.stop: Stop | None = None
         """The request that ended the loop, if one did."""
         self._task: Any = None
@@ -47,11 +50,16 @@ class Inbox(Generic[M]):
         return False
 
     @enable_ki_protection
-    def append(self, _: Cell) -> None:
+    def wake(self, cell: Cell) -> None:
         """Wake the loop."""
+        if get_ident() != self.thread:
+            raise cell._wrong_thread("tell")
         task, self._task = self._task, None
         if task is not None:
             reschedule(task)
+
+    def append(self, _: Cell) -> None:
+        """The cell has a message; the loop that was woken finds it."""
 
     # What the loop asks.
 
@@ -150,7 +158,7 @@ class Inbox(Generic[M]):
         self._ended = True
         if self._cell._idle:
             self._cell._idle = False
-            self.append(self._cell)
+            self.wake(self._cell)
 
 
 class _Holder:

@@ -84,6 +84,7 @@ class Ref(ABC, Generic[M_contra]):
 
         Raises:
             MailboxFull: the mailbox is bounded, full, and its policy is ``wait`` or ``raise``.
+            WrongThread: called from another thread or trio run, and the system would have to be woken; use `from_thread`.
         """
 
     @abstractmethod

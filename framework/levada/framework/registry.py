@@ -31,6 +31,7 @@ class Registry:
             NameTaken: another living actor has it; registering the same actor again changes nothing.
             ActorStopped: `ref` has ended.
         """
+        self._system.check_thread("registry.register()")
         holder = self._refs.get(name)
         if holder is ref:
             return
@@ -43,6 +44,7 @@ class Registry:
 
     def unregister(self, name: str) -> None:
         """Take a name back; harmless if nobody has it."""
+        self._system.check_thread("registry.unregister()")
         ref = self._refs.pop(name, None)
         if ref is not None:
             ref._forget_watcher((self, name))  # type: ignore[attr-defined]
@@ -90,6 +92,7 @@ class Groups:
 
     def join(self, topic: Hashable, ref: Ref[Any]) -> None:
         """Add a member; twice changes nothing; one that has ended is not added."""
+        self._system.check_thread("groups.join()")
         if ref.is_alive and ref not in self._members.get(topic, ()):
             self._members.setdefault(topic, {})[ref] = None
             self._announce(topic, Joined(topic, ref))
@@ -97,6 +100,7 @@ class Groups:
 
     def leave(self, topic: Hashable, ref: Ref[Any]) -> None:
         """Remove a member; harmless if it is none."""
+        self._system.check_thread("groups.leave()")
         members = self._members.get(topic)
         if members is not None and ref in members:
             del members[ref]
@@ -115,6 +119,7 @@ class Groups:
 
     def publish(self, topic: Hashable, message: Any) -> int:
         """Tell all members; return how many took it. One whose mailbox is full misses it, as a dead letter."""
+        self._system.check_thread("groups.publish()")
         taken = 0
         for ref in self.members(topic):
             try:
@@ -126,6 +131,7 @@ class Groups:
 
     def subscribe(self, topic: Hashable, ref: Ref[Any]) -> None:
         """Tell `ref` a `Joined` for each member, now and from now on, and a `Left` for each that leaves."""
+        self._system.check_thread("groups.subscribe()")
         subscribers = self._subscribers.setdefault(topic, {})
         if ref in subscribers or not ref.is_alive:
             return
@@ -136,6 +142,7 @@ class Groups:
 
     def unsubscribe(self, topic: Hashable, ref: Ref[Any]) -> None:
         """Take a subscription back; harmless if there is none."""
+        self._system.check_thread("groups.unsubscribe()")
         subscribers = self._subscribers.get(topic)
         if subscribers is not None and ref in subscribers:
             del subscribers[ref]

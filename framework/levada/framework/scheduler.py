@@ -27,6 +27,7 @@ from __future__ import annotations
 import contextvars
 import time
 import types
+from _thread import get_ident
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from types import CoroutineType
@@ -107,6 +108,8 @@ class RunQueue:
         self.system = system
         self.clock = clock
         self.ready: deque[Cell] = deque()
+        self.thread = get_ident()
+        """All that is below belongs to this thread."""
         self.parked = True
         """Nobody runs cells now: whoever makes one ready calls `wake`."""
         self.now = clock()
@@ -128,8 +131,15 @@ class RunQueue:
     # ------------------------------------------------------------ making things ready
 
     @enable_ki_protection
-    def wake(self) -> None:
-        """Get a worker going; only while `parked`."""
+    def wake(self, cell: Cell) -> None:
+        """Get a worker going, for `cell`; only while `parked`.
+
+        Raises:
+            WrongThread: called from elsewhere than the system's thread; nothing has changed. Looking only here costs a message nothing,
+                and what wakes nobody needs no call into trio.
+        """
+        if get_ident() != self.thread:
+            raise cell._wrong_thread("tell")
         self.parked = False
         self.now = self.clock()
         if self._active is not None:
@@ -155,7 +165,7 @@ class RunQueue:
             lane._idle = False
             self.ready.appendleft(lane)
             if self.parked:
-                self.wake()
+                self.wake(lane)
 
     @enable_ki_protection
     def settle(self, cell: Cell) -> None:
@@ -167,7 +177,7 @@ class RunQueue:
                 else:
                     self.ready.append(cell)
                 if self.parked:
-                    self.wake()
+                    self.wake(cell)
             else:
                 cell._batch = NO_MESSAGES
                 cell._idle = True
@@ -223,7 +233,7 @@ class RunQueue:
         if cell._batch or cell._box:
             self.ready.append(cell)
             if self.parked:
-                self.wake()
+                self.wake(cell)
         else:
             cell._batch = NO_MESSAGES
             cell._idle = True
@@ -288,7 +298,7 @@ class RunQueue:
                 self.parked = True
                 if self.ready and self.system.phase != "over":
                     # Everything around is being cancelled; endings still have to go through.
-                    self.wake()
+                    self.wake(self._lane)
 
     async def _serve(self, worker: Worker) -> None:
         """Run cells until the worker's scope has been cancelled or the worker is one too many."""
@@ -470,7 +480,7 @@ class RunQueue:
         if self.waiting > self._max_waiting:
             self.system.lifecycle.too_many_waiting(cell)
         if self.ready and self.parked:
-            self.wake()
+            self.wake(cell)
         swallowed = 0
         error: BaseException | None = None
         clock = self.clock

@@ -6,8 +6,8 @@ import inspect
 import itertools
 import logging
 import random
-import threading
 import time
+from _thread import get_ident
 from collections import deque
 from collections.abc import Awaitable, Callable
 from types import TracebackType
@@ -21,7 +21,7 @@ from .actor import Actor
 from .actor import actor as function_actor
 from .ask import Ask, WaitGraph, stopped_error
 from .cell import RUNNING, STOPPED, Cell, make_cell
-from .errors import ActorStopped, ConfigurationError, LevadaError, MailboxFull, NameTaken
+from .errors import ActorStopped, ConfigurationError, LevadaError, MailboxFull, NameTaken, wrong_thread
 from .events import DeadLetters, EventStream
 from .host import split_cancelled
 from .lifecycle import Lifecycle
@@ -353,6 +353,8 @@ class ActorSystem:
         mailbox: MailboxPolicy | None,
         supervise: Supervision,
     ) -> Any:
+        if get_ident() != self.scheduler.thread:
+            raise wrong_thread(f"spawn below {parent.path}")
         if parent._state is not RUNNING:
             raise ActorStopped(f"{parent.path} is ending: it spawns no more", actor=parent.path, reason=SHUTDOWN)
         if not isinstance(factory, type):
@@ -454,6 +456,15 @@ class ActorSystem:
         """Run a task of the runtime in the system's nursery. If it raises, which it must not, that is the end of the system."""
         self._nursery.start_soon(function, *args, name=name)
 
+    def check_thread(self, what: str) -> None:
+        """Refuse what another thread asks for.
+
+        Raises:
+            WrongThread: this is not the thread of the system.
+        """
+        if get_ident() != self.scheduler.thread:
+            raise wrong_thread(what)
+
     def dead_letter(self, message: Any, to: Ref[Any], why: str) -> None:
         """Note a message that reached no handler."""
         self._dead_letters.add(message, to, why)
@@ -474,8 +485,8 @@ class ActorSystem:
 
     def strict_check(self, cell: Cell, message: Any) -> None:
         """Look for mistakes that would go unnoticed until they hurt."""
-        if not self.inbox.is_home():
-            raise RuntimeError(f"tell to {cell.path} from a foreign thread or trio run; use ref.from_thread")
+        if get_ident() != self.scheduler.thread:
+            raise cell._wrong_thread("tell")
         self.observe.count_tell(cell)
 
 
@@ -509,7 +520,6 @@ class ThreadInbox:
     def __init__(self, system: ActorSystem, token: trio.lowlevel.TrioToken, limit: int) -> None:
         self._system = system
         self._token = token
-        self._thread = threading.get_ident()
         self._limit = limit
         self._queue: deque[tuple[Cell | None, Any]] = deque()
         self._woken = False
@@ -517,8 +527,6 @@ class ThreadInbox:
 
     def is_home(self) -> bool:
         """Whether this is the system's thread, inside its run of trio."""
-        if threading.get_ident() != self._thread:
-            return False
         try:
             return trio.lowlevel.current_trio_token() is self._token
         except RuntimeError:

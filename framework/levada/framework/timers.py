@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import heapq
 import math
+from _thread import get_ident
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from .errors import ConfigurationError
+from .errors import ConfigurationError, wrong_thread
 
 if TYPE_CHECKING:
     from .cell import Cell
@@ -184,6 +185,8 @@ class Timers:
 
     def cancel(self, key: Hashable) -> bool:
         """Forget the timer of `key`; say whether there was one."""
+        if get_ident() != self.cell._scheduler.thread:
+            raise wrong_thread(f"a timer of {self.cell.path}")
         alarm = self.alarms.pop(key, None)
         if alarm is not None and alarm.entry is not None:
             alarm.entry.cancel()
