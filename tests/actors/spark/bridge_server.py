@@ -1,6 +1,7 @@
-"""A bridge in a process of its own, to be killed by tests: ``bridge_server.py DIRECTORY ROWS [die-after-ledger]``.
+"""A bridge in a process of its own, to be killed by tests: ``bridge_server.py DIRECTORY ROWS``.
 
-Has two mailboxes: ``lines``, filled up to ROWS, and ``out``. Prints its address when it is ready, and runs until it is killed.
+Has two mailboxes: ``lines``, filled up to ROWS, and ``out``. Prints its address when it is ready, and runs until it is killed. It kills itself
+at a moment that no timing hits when there is a file of that name in DIRECTORY (`MOMENTS`).
 """
 
 from __future__ import annotations
@@ -8,13 +9,19 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import trio
 
 from levada.actors.spark import GetExtent, JournalConfig, serve_bridge
 from levada.actors.spark.ledger import Ledger
+from levada.actors.spark.store import Stage, Store
 from levada.framework import ActorSystem, message
+
+MOMENTS = "staging", "staged", "written", "delivered"
+"""Some rows of a task are staged; all are, and the driver commits; the batch is in the segments; the ledger has it, and Spark does not know."""
 
 
 @message("killed.Line")
@@ -22,14 +29,26 @@ class Line:
     number: int
 
 
-def die_after_the_ledger_has_written() -> None:
-    deliver = Ledger.deliver
+def die_on_demand(directory: Path) -> None:
+    def dies(moment: str | None) -> None:
+        if moment is not None and (directory / moment).exists():
+            (directory / moment).unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    def and_die(self: Ledger, *args: Any) -> None:
-        deliver(self, *args)
-        os.kill(os.getpid(), signal.SIGKILL)
+    def wrap(owner: type, name: str, *, before: str | None = None, after: str | None = None) -> None:
+        function: Callable[..., Any] = getattr(owner, name)
 
-    setattr(Ledger, "deliver", and_die)  # noqa: B010 - the moment that no timing hits
+        def wrapped(*args: Any, **keywords: Any) -> Any:
+            dies(before)
+            result = function(*args, **keywords)
+            dies(after)
+            return result
+
+        setattr(owner, name, wrapped)
+
+    wrap(Stage, "append", after="staging")
+    wrap(Store, "deliver", before="staged")
+    wrap(Ledger, "deliver", before="written", after="delivered")
 
 
 async def main(directory: str, rows: int) -> None:
@@ -45,6 +64,5 @@ async def main(directory: str, rows: int) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[3:]:
-        die_after_the_ledger_has_written()
+    die_on_demand(Path(sys.argv[1]))
     trio.run(main, sys.argv[1], int(sys.argv[2]))

@@ -169,10 +169,10 @@ def spark() -> Iterator[SparkSession]:
 class Server:
     """A bridge in a process that can be killed."""
 
-    def __init__(self, directory: Path, count: int, *more: str) -> None:
+    def __init__(self, directory: Path, count: int) -> None:
         script = Path(__file__).with_name("bridge_server.py")
         self.process = subprocess.Popen(
-            [sys.executable, script, directory, str(count), *more], stdout=subprocess.PIPE, text=True
+            [sys.executable, script, directory, str(count)], stdout=subprocess.PIPE, text=True
         )
         assert self.process.stdout is not None
         self.address = self.process.stdout.readline().strip()
@@ -193,8 +193,8 @@ class Server:
 def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     servers: list[Server] = []
 
-    def make(count: int, *more: str) -> Server:
-        servers.append(Server(tmp_path / "bridge", count, *more))
+    def make(count: int) -> Server:
+        servers.append(Server(tmp_path / "bridge", count))
         return servers[-1]
 
     yield make

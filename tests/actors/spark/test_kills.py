@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -96,9 +97,12 @@ def test_a_batch_is_delivered_though_the_bridge_is_killed_after_it_was_staged(se
     assert all_numbers(out) == list(range(100))
 
 
-def test_a_delivery_that_only_the_ledger_knows_of_is_not_done_twice(serve: Callable[..., Server]) -> None:
+def test_a_delivery_that_only_the_ledger_knows_of_is_not_done_twice(
+    serve: Callable[..., Server], tmp_path: Path
+) -> None:
     """The actors' side is killed behind the line of the ledger and before its answer; who asked asks again by itself."""
-    server = serve(0, "die-after-ledger")
+    server = serve(0)
+    (tmp_path / "bridge" / "delivered").touch()
     out = RemoteMailbox(server.address, "out")
     batch = pa.record_batch([pa.array(range(100), pa.int64())], schema=out.describe().columns())
     out.stage(StageHead("query", 0, 0, 1), [batch])

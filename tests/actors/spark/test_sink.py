@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import signal
-import socket
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +25,7 @@ from levada.framework.errors import ConfigurationError  # noqa: E402
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from .conftest import Actors, Server
+    from .conftest import Actors
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
 
@@ -178,83 +174,3 @@ def test_a_micro_batch_is_there_once_though_spark_forgot_it(
     actors.do(lambda: made.append([Line(n) for n in range(50, 60)]))
     finish(start(spark, actors.bridge.address, checkpoint))
     assert rows(actors.bridge.address, "out") == list(range(60))
-
-
-# ---------------------------------------------------------------- kill -9
-
-
-@pytest.mark.soak
-def test_the_actors_side_is_killed_while_it_is_read(
-    spark: SparkSession, serve: Callable[..., Server], tmp_path: Path
-) -> None:
-    """Under a running query, which waits for it to come back; should it have given up, it goes on from its checkpoint."""
-    server = serve(20_000)
-    gate, ears = tmp_path / "gate", str(tmp_path / "ears")
-
-    def pausing(batches: Iterator[Any]) -> Iterator[Any]:
-        for number, batch in enumerate(batches):
-            if not number:
-                with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mouth:
-                    mouth.sendto(b"a task has rows", ears)
-            with gate.open() as held:
-                fcntl.flock(held, fcntl.LOCK_SH)
-            yield batch
-
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
-        listening.bind(ears)
-        listening.settimeout(200)
-        with gate.open("w") as closed:
-            fcntl.flock(closed, fcntl.LOCK_EX)
-            query = start(spark, server.address, tmp_path / "checkpoint", pausing, maxRowsPerBatch="10000")
-            listening.recv(100)
-            server.kill()
-        server = serve(20_000)
-        try:
-            finish(query)
-        except Exception:  # noqa: BLE001 - whichever way Spark says that the query failed
-            finish(start(spark, server.address, tmp_path / "checkpoint"))
-    assert rows(server.address, "out") == list(range(20_000))
-
-
-@pytest.mark.soak
-def test_workers_are_killed_while_they_write(spark: SparkSession, serve: Callable[..., Server], tmp_path: Path) -> None:
-    """One worker of a task kills all others, those that write among them, when some rows are staged; Spark tries the tasks again."""
-    server = serve(100_000)
-    marker = tmp_path / "killed"
-
-    def killing(batches: Iterator[Any]) -> Iterator[Any]:
-        for number, batch in enumerate(batches):
-            yield batch
-            if number == 2 and not marker.exists():
-                marker.touch()
-                for entry in Path("/proc").iterdir():
-                    if entry.name.isdigit() and entry.name != str(os.getpid()):
-                        try:
-                            parent = entry.joinpath("stat").read_text().rpartition(")")[2].split()[1]
-                        except OSError:
-                            continue
-                        if parent == str(os.getppid()):
-                            os.kill(int(entry.name), signal.SIGKILL)
-
-    finish(start(spark, server.address, tmp_path / "checkpoint", killing))
-    assert marker.exists()
-    assert rows(server.address, "out") == list(range(100_000))
-
-
-@pytest.mark.soak
-def test_the_actors_side_is_killed_when_the_ledger_knows_and_spark_does_not(
-    spark: SparkSession, serve: Callable[..., Server], tmp_path: Path
-) -> None:
-    server = serve(2_000, "die-after-ledger")
-    again: list[Server] = []
-
-    def follow() -> None:
-        assert server.ended() == -signal.SIGKILL
-        again.append(serve(2_000))
-
-    following = threading.Thread(target=follow)
-    following.start()
-    query = start(spark, server.address, tmp_path / "checkpoint")
-    finish(query)
-    following.join(100)
-    assert rows(again[0].address, "out") == list(range(2_000))

@@ -1,0 +1,169 @@
+"""Processes of a running query are killed at moments that a seed chooses; the query goes on, and each row is there once.
+
+Nobody starts the query again but for the trials that kill its driver. `test_kills` has the same without Spark, for every run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import pytest
+
+pa = pytest.importorskip("pyarrow")
+pytest.importorskip("pyspark")
+pytest.importorskip("levada.actors.spark", exc_type=ImportError)
+
+from levada.actors.spark.worker import RemoteMailbox  # noqa: E402
+
+from .bridge_server import MOMENTS  # noqa: E402
+
+if TYPE_CHECKING:
+    from .conftest import Server
+
+pytestmark = pytest.mark.loopback
+
+KINDS = "bridge", "worker", "actors", "driver"
+TRIALS, RUNS = 20, 10  # 200 in all
+LATEST = 1.5  # seconds from new rows to a kill at a moment of no name; a micro-batch of them takes about one
+WAIT = 150.0  # seconds for the rows of one trial
+
+
+class Driver:
+    """Spark in a process group of its own."""
+
+    def __init__(self, address: str, folder: Path, log: IO[bytes]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", Path(__file__).with_name("kill_driver.py"), address, folder],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "ready\n"
+
+    def kill(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(50)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+class Trials:
+    """A bridge and a driver, and what has come out so far."""
+
+    def __init__(self, serve: Callable[..., Server], folder: Path) -> None:
+        self.serve = serve
+        self.folder = folder
+        self.server = serve(0)
+        self.lines = RemoteMailbox(self.server.address, "lines")
+        self.out = RemoteMailbox(self.server.address, "out")
+        self.schema = self.out.describe().columns()
+        self.log = (folder / "spark.log").open("wb")
+        self.driver = self.drive()
+        self.count = 0
+        self.ends = {0: 0, 1: 0}
+
+    def drive(self) -> Driver:
+        return Driver(self.server.address, self.folder, self.log)
+
+    def run(self, kind: str, lot: random.Random) -> str:
+        """Append rows, kill what is to be killed, wait until the rows are there; say what was done."""
+        rows = lot.randint(150, 600)
+        wanted = list(range(self.count, self.count + rows))
+        match kind:
+            case "bridge":
+                detail = lot.choice(MOMENTS)
+                (self.server_folder / detail).touch()
+                self.append(wanted, lot)
+                assert self.server.ended() == -signal.SIGKILL
+                self.server = self.serve(0)
+            case "worker":
+                detail = lot.choice(("self", "others"))
+                (self.folder / f"kill-{detail}").touch()
+                self.append(wanted, lot)
+            case _:
+                self.append(wanted, lot)
+                seconds = lot.uniform(0.0, LATEST)
+                detail = f"after {seconds:.3f} s"
+                time.sleep(seconds)  # which moment that is does not matter
+                if kind == "actors":
+                    self.server.kill()
+                    self.server = self.serve(0)
+                else:
+                    self.driver.kill()
+                    self.driver = self.drive()
+        self.count += rows
+        self.require(wanted, f"{kind} {detail}, {rows} rows")
+        assert kind != "worker" or not (self.folder / f"kill-{detail}").exists()
+        return f"{kind} {detail}"
+
+    def append(self, numbers: list[int], lot: random.Random) -> None:
+        cut = lot.randint(1, len(numbers) - 1)
+        for partition, part in enumerate((numbers[:cut], numbers[cut:])):
+            self.lines.append(pa.record_batch([pa.array(part, pa.int64())], schema=self.schema), partition=partition)
+
+    def require(self, wanted: list[int], what: str) -> None:
+        """Wait for the rows of this trial, and for no others."""
+        until = time.monotonic() + WAIT
+        while True:
+            found = self.out.wait_for_rows(self.ends, len(wanted), 5.0)
+            if sum(found.end.values()) >= self.count or time.monotonic() > until:
+                break
+            assert self.driver.process.poll() is None, f"{what}: the query has failed, see {self.log.name}"
+        got = [
+            number
+            for partition, start in self.ends.items()
+            for batch in self.out.read(partition, start, found.end[partition], epoch=found.epoch, schema=self.schema)
+            for number in batch.column("number").to_pylist()
+        ]
+        assert sorted(got) == wanted, f"{what}: see {self.log.name}"
+        self.ends = found.end
+
+    @property
+    def server_folder(self) -> Path:
+        return Path(self.server.address.removeprefix("unix://")).parent
+
+    def close(self) -> None:
+        self.driver.kill()
+        self.log.close()
+
+
+@pytest.fixture
+def trials(serve: Callable[..., Server], tmp_path: Path) -> Iterator[Trials]:
+    folder = tmp_path / "driver"
+    folder.mkdir()
+    made = Trials(serve, folder)
+    yield made
+    made.close()
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(300)
+def test_a_query_outlives_its_bridge_and_its_workers(trials: Trials) -> None:
+    """One of each, but for the driver, whose start takes ten seconds."""
+    for kind in ("bridge", "worker", "actors"):
+        trials.run(kind, random.Random(0))
+
+
+@pytest.mark.release
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(RUNS))
+def test_each_row_is_there_once_whatever_is_killed_and_when(
+    trials: Trials, seed: int, record_property: Callable[[str, Any], None]
+) -> None:
+    lot = random.Random(seed)
+    for number, kind in zip(range(TRIALS), itertools.cycle(KINDS), strict=False):
+        begun = time.monotonic()
+        what = trials.run(kind, lot)
+        record_property(f"trial {number}", what)
+        print(f"seed {seed} trial {number}: {what}: {time.monotonic() - begun:.1f} s", flush=True)
