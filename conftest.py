@@ -13,16 +13,27 @@ import sys
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import trio
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadScopeScheduling
 
 PROFILES = ("fast", "ci", "release", "soak")
 """How hard the tests try; each selects the tests of those before it, and those marked with its own name."""
 
 LIMITS = {"release": 1200.0, "soak": 7200.0}
 """Seconds for one test with that mark, where the normal limit would cut it short."""
+
+SPARK = "tests/actors/spark/"
+"""Tests of this folder run in one process, which starts Spark once."""
+
+ENVIRONMENTS = "tests/test_environments.py"
+"""Each test of this file takes a minute and makes an environment of its own."""
 
 # Deadlines are off: other work on the machine makes one slow example say nothing. `print_blob` shows how to repeat a failure.
 # The newcomer's run has the same examples every time, so that a failure is the fault of the change at hand.
@@ -69,10 +80,27 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"levada profile: {config.getoption('--profile')}" + ("" if seed is None else f", --hypothesis-seed={seed}")
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Use all cores for the whole suite; a file or a test that was asked for runs at once and in this process."""
     chosen = config.option.keyword or config.option.lf or config.option.usepdb
     return 0 if chosen or config.args_source is pytest.Config.ArgsSource.ARGS else (os.cpu_count() or 1)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """Give whole files to the processes, in the order of `pytest_collection_modifyitems`."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            if file.startswith(SPARK):
+                return SPARK
+            return nodeid if file == ENVIRONMENTS else file
+
+    config.option.loadscopereorder = False
+    return ByFile(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -85,6 +113,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for profile, limit in LIMITS.items():
             if item.get_closest_marker(profile) and item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(limit))
+    # What may take long begins first, so that no process is left alone with it at the end.
+    longest: dict[Path, float] = {}
+    for item in items:
+        marker = item.get_closest_marker("timeout")
+        longest[item.path] = max(longest.get(item.path, 0.0), float(marker.args[0]) if marker else 0.0)
+    items.sort(key=lambda item: -longest[item.path])
 
 
 def pytest_collection_finish() -> None:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Set up levada in .venv if that is needed, then run one task.
 
-usage: python3 run.py test [--profile fast|ci|soak] [arguments of pytest]
+usage: python3 run.py test [--profile fast|ci|release|soak] [arguments of pytest]
        python3 run.py demo [arguments of the demo]
        python3 run.py check
 
@@ -33,7 +33,7 @@ USAGE = (__doc__ or "").strip()
 PYTHON = ".venv/Scripts/python.exe" if sys.platform == "win32" else ".venv/bin/python"
 STAMP = ".venv/levada-stamp"
 PIP_INSTALL = ["-m", "pip", "install", "--disable-pip-version-check", "-c", "constraints.txt", "-e", ".[dev]"]
-TASKS = {"test": ["-m", "pytest"], "demo": ["-m", "levada.actors", "demo"]}
+TASKS = {"test": ["-m", "pytest", "-n", "auto"], "demo": ["-m", "levada.actors", "demo"]}
 CHECKS = {
     "ruff check": ["-m", "ruff", "check"],
     "ruff format": ["-m", "ruff", "format", "--check"],

@@ -163,6 +163,7 @@ def test_ctrl_c_cancels_the_request(url: str) -> None:
     assert process.communicate() == ("", "levada: interrupted\n")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("carrier", ["tls", "ws", "wss", "quic", "unix"])
 @pytest.mark.parametrize("protocol", ["rsocket", "reactivesocket"])
 def test_every_carrier_of_both_dialects(

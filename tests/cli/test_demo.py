@@ -128,7 +128,7 @@ def test_ctrl_c_leaves_nothing_running(tmp_path: Path, moment: str) -> None:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.soak
+@pytest.mark.release
 def test_serving_takes_more_and_gives_all(tmp_path: Path) -> None:
     """While it serves, `levada ship` adds a line and `levada call` gets its count, over RSocket and over Aqueduct; SIGTERM is an ordinary end."""
     (tmp_path / "more.log").write_text("something else 17\n")
@@ -160,7 +160,7 @@ def test_serving_takes_more_and_gives_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.soak
+@pytest.mark.release
 def test_the_example(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "examples" / "log_pipeline.py"
     done = subprocess.run(

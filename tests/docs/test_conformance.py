@@ -10,7 +10,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = ROOT / "tests" / "docs" / "conformance.py"
-LISTINGS = sorted((ROOT / "tests" / "transports").glob("*/data/rules.toml"))
 
 
 def run(*arguments: str) -> tuple[str, int]:
@@ -20,9 +19,8 @@ def run(*arguments: str) -> tuple[str, int]:
     return done.stdout, done.returncode
 
 
-@pytest.mark.parametrize("protocol", [listing.parent.parent.name for listing in LISTINGS])
-def test_every_rule_has_a_test_and_the_page_is_up_to_date(protocol: str) -> None:
-    assert run("--check", protocol) == ("", 0)
+def test_every_rule_has_a_test_and_the_page_is_up_to_date() -> None:
+    assert run("--check") == ("", 0)
 
 
 RULES = """

@@ -29,6 +29,7 @@ LAST_LINES = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_example(program: Path) -> None:
     environment = os.environ | {

@@ -33,6 +33,7 @@ def test_the_readme_has_programs() -> None:
     ]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("program", "output"), [pair[1:] for pair in PROGRAMS], ids=[pair[0] for pair in PROGRAMS])
 def test_a_program_prints_what_its_page_says(program: str, output: str, tmp_path: Path) -> None:
     path = tmp_path / "program.py"

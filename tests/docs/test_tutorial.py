@@ -39,6 +39,7 @@ def test_a_program_prints_what_the_tutorial_says(path: str, output: str) -> None
     assert (done.stdout, done.stderr, done.returncode) == (output, "", 0)
 
 
+@pytest.mark.ci
 def test_the_tests_of_the_last_step_pass() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "examples/tutorial"]
     done = subprocess.run(

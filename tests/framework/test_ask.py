@@ -665,7 +665,7 @@ async def test_a_full_mailbox_that_raises_gives_the_question_back(system: ActorS
     gate.set()
 
 
-@pytest.mark.parametrize("many", [100, pytest.param(30_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("many", [100, pytest.param(30_000, marks=pytest.mark.release)])
 async def test_many_answers_that_come_later(system: ActorSystem, many: int) -> None:
     """Each new one looked for all those that are open: 8 s for 8,000."""
     replies: list[Reply[str]] = []

@@ -754,7 +754,7 @@ async def test_only_the_first_of_several_waiting_tasks_gets_the_value_of_a_onesh
         assert [task.result for task in tasks] == [1, EndOfChannel]
 
 
-@pytest.mark.parametrize("many", [100, pytest.param(30_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("many", [100, pytest.param(30_000, marks=pytest.mark.release)])
 async def test_many_producers_that_finish_while_others_wait(many: int) -> None:
     """Each of them looked through all that waited: it took 15 s for 8,000."""
     sender, receiver = channel(int)

@@ -222,6 +222,7 @@ async def test_a_ring_ends_once(system: ActorSystem) -> None:
     assert logs == [[("stopping", Failed(error))]] * 5
 
 
+@pytest.mark.ci
 async def test_a_chain_of_100_000_linked_actors_ends_without_recursion(system: ActorSystem) -> None:
     class Link(Actor[Any]):
         pass
@@ -466,7 +467,7 @@ async def test_an_actor_with_20_000_watchers(system: ActorSystem) -> None:
 # ---------------------------------------------------------------- very many
 
 
-@pytest.mark.parametrize("many", [100, pytest.param(30_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("many", [100, pytest.param(30_000, marks=pytest.mark.release)])
 @pytest.mark.parametrize("how", ["watch", "link"])
 async def test_many_ends_at_once_are_heard_of_in_order(system: ActorSystem, how: str, many: int) -> None:
     """Ahead of what is queued, and at a cost that does not grow with their number: it took 15 s for 8,000."""

@@ -734,7 +734,7 @@ async def test_questions_that_were_given_up_do_not_pile_up_in_line(
         assert sorted(await desk.open()) == [1, *range(1000, 1200)]
 
 
-@pytest.mark.parametrize("many", [100, pytest.param(30_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("many", [100, pytest.param(30_000, marks=pytest.mark.release)])
 async def test_many_senders_in_line_that_give_up_together(system: ActorSystem, many: int) -> None:
     """One by one, each looked for in the whole line, it took 4 s for 8,000."""
     desk = await held(system, bounded(1))

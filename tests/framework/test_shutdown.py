@@ -640,6 +640,7 @@ async def test_leaving_with_a_deep_tree() -> None:
     assert system.statistics().actors == 0
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("how", ["stop", "kill"])
 async def test_100_000_children_end_without_recursion_in_reverse_order(how: str) -> None:
     order: list[int] = []

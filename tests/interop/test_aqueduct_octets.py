@@ -18,7 +18,7 @@ import trio
 from levada.framework.errors import CarrierError, ConnectionLost, StreamWasReset
 from levada.transports.quic import QuicConfig, QuicConnection, QuicStream, dial
 
-pytestmark = pytest.mark.loopback
+pytestmark = [pytest.mark.loopback, pytest.mark.ci]
 
 VERSION = "ef505fa6600f408e41515545445543540b302e302e302d4146544552"
 CONNECTION_CONTROL = "0100"

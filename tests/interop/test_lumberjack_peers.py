@@ -22,7 +22,7 @@ from levada.actors.lumberjack import Unit, serve
 from levada.framework import ActorSystem
 from levada.transports.carriers import TlsConfig
 
-pytestmark = pytest.mark.loopback
+pytestmark = [pytest.mark.loopback, pytest.mark.ci]
 
 HERE = Path(__file__).parent
 COUNT = 250

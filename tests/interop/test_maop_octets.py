@@ -22,7 +22,7 @@ import trio
 from levada.framework.errors import CarrierError, ConnectionLost, StreamWasReset
 from levada.transports.quic import QuicConfig, QuicConnection, QuicStream, dial
 
-pytestmark = pytest.mark.loopback
+pytestmark = [pytest.mark.loopback, pytest.mark.ci]
 
 AUTHENTICATION = "06 426561726572 0006 736563726574 01 0004 726f6c65 0006 696e67657374 05 312e302e30 04 61636d65"
 """Of the protocol's page: Bearer, "secret", role=ingest, 1.0.0, acme."""
@@ -314,7 +314,7 @@ async def test_ma1_another_protocol_name_is_refused(endpoint: Endpoint) -> None:
 
 
 @pytest.mark.rule("MA-20")
-@pytest.mark.soak
+@pytest.mark.release
 async def test_ma20_there_are_five_seconds_to_authenticate(endpoint: Endpoint) -> None:
     """Then Disapproved by UNAUTHORIZED."""
     async with connected(endpoint) as peer:

@@ -17,7 +17,7 @@ from levada.actors.interop.certificates import SelfSigned, make_certificates
 from levada.framework.errors import CarrierError
 from levada.transports.quic import QuicConfig, QuicConnection, QuicListener, QuicStream, dial, listen
 
-pytestmark = pytest.mark.loopback
+pytestmark = [pytest.mark.loopback, pytest.mark.ci]
 
 PROGRAM = Path(__file__).with_name("quic_peer.py")
 

@@ -23,7 +23,7 @@ from levada.actors.interop.rsocket import CORE, Contract
 from levada.actors.rsocket import ApplicationError, ClientConfig, CoreConfig, Peer, ServerConfig, connect, serve
 from levada.framework import ActorSystem
 
-pytestmark = pytest.mark.loopback
+pytestmark = [pytest.mark.loopback, pytest.mark.ci]
 
 HERE = Path(__file__).parent
 BIG = 5_000_000

@@ -25,7 +25,7 @@ from levada.framework.errors import ConnectionClosed, ConnectionLost
 from levada.transports.carriers.tls import TlsConfig
 from levada.transports.carriers.websocket import WebSocketConfig, WebSocketListener, WebSocketStream, dial, listen
 
-pytestmark = pytest.mark.loopback
+pytestmark = [pytest.mark.loopback, pytest.mark.ci]
 
 NODE = Path(__file__).parent / "node"
 

@@ -276,7 +276,7 @@ async def upload(octets: int, piece: int = 131_072) -> tuple[int, int]:
     return total.octets - 7, most
 
 
-@pytest.mark.parametrize("mib", [64, pytest.param(1024, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("mib", [64, pytest.param(1024, marks=pytest.mark.release)])
 async def test_an_upload_takes_no_memory(mib: int) -> None:
     arrived, most = await upload(mib * 2**20)
     assert arrived == mib * 2**20
@@ -329,7 +329,7 @@ async def many(count: int) -> float:
     return octets / count / 1000
 
 
-@pytest.mark.parametrize("count", [2_000, pytest.param(50_000, marks=[pytest.mark.soak, pytest.mark.timeout(600)])])
+@pytest.mark.parametrize("count", [2_000, pytest.param(50_000, marks=[pytest.mark.release, pytest.mark.timeout(600)])])
 async def test_many_operations_at_once_take_bounded_memory(count: int) -> None:
     megabytes = await many(count)
     print(f"{count}: {megabytes:.2f} MB for 1000 operations, both ends together")

@@ -22,7 +22,7 @@ from levada.actors.spark.protocol import Measure
 from levada.framework import Actor, Ref, handles
 
 pandas = pytest.importorskip("pandas")
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.ci, pytest.mark.timeout(180)]
 
 
 class Doubler(Actor[AskRows | Measure]):

@@ -69,7 +69,7 @@ def test_the_zip_has_folders_and_nothing_that_is_not_source(tmp_path: Path, caps
     assert not list(tmp_path.glob("*.new"))
 
 
-@pytest.mark.soak
+@pytest.mark.release
 @pytest.mark.loopback
 @pytest.mark.timeout(400)
 def test_a_submitted_job_on_a_cluster_asks_over_tls_with_the_package_from_a_zip(

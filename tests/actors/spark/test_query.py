@@ -49,7 +49,7 @@ from levada.framework.errors import ActorStopped
 from levada.framework.testing import Probe
 
 # A first query on a busy machine compiles its plan for several seconds.
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.ci, pytest.mark.timeout(180)]
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def piece(beginning: str) -> str:
     return found
 
 
-@pytest.mark.soak
+@pytest.mark.release
 def test_the_readme_brings_an_alarm_from_actors_through_spark_to_actors(spark: SparkSession, tmp_path: Path) -> None:
     program = piece("async with ActorSystem() as system, serve_bridge").replace("/var/lib/weather", str(tmp_path / "b"))
     alarms: Queue[Any] = Queue()

@@ -104,7 +104,7 @@ def start(tmp_path: Path, path: str) -> tuple[list[str], str]:
     return done.stdout.splitlines(), done.stderr
 
 
-@pytest.mark.soak
+@pytest.mark.release
 @pytest.mark.timeout(180)
 def test_spark_starts_with_the_java_of_the_machine_or_the_one_of_the_package(tmp_path: Path) -> None:
     """Workers run this Python though the environment is not activated; nothing is written to the working directory."""
@@ -114,7 +114,7 @@ def test_spark_starts_with_the_java_of_the_machine_or_the_one_of_the_package(tmp
     assert [line for line in complaints.splitlines() if "incubator" not in line] == []
 
 
-@pytest.mark.soak
+@pytest.mark.release
 @pytest.mark.timeout(180)
 def test_spark_starts_on_a_machine_without_java(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")

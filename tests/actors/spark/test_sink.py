@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from .conftest import Actors
 
-pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ci, pytest.mark.loopback, pytest.mark.timeout(300)]
 
 
 @message("sink.Line")
@@ -105,7 +105,6 @@ def write(frame: DataFrame, address: str, **more: str) -> None:
     frame.write.format("mailbox").options(address=address, mailbox="out", **more).mode("append").save()
 
 
-@pytest.mark.ci
 def test_a_batch_is_seen_when_its_job_commits(spark: SparkSession, actors: Actors, tmp_path: Path) -> None:
     """A job that fails leaves nothing; one with the same id is written once; a task's second try counts, its first does not."""
     out = actors.mailbox("out", Line, partitions=2)
@@ -155,7 +154,6 @@ def finish(query: Any) -> None:
     assert query.awaitTermination(200)
 
 
-@pytest.mark.ci
 def test_a_micro_batch_is_there_once_though_spark_forgot_it(
     spark: SparkSession, actors: Actors, tmp_path: Path
 ) -> None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from .conftest import Actors
 
-pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ci, pytest.mark.loopback, pytest.mark.timeout(300)]
 
 
 @message("source.Line")
@@ -296,7 +296,6 @@ def test_a_batch_is_what_is_there(spark: SparkSession, actors: Actors) -> None:
     assert frame(spark, actors, mailbox="none").count() == 0
 
 
-@pytest.mark.ci
 def test_a_session_that_nobody_prepared_finds_the_format(spark: SparkSession, actors: Actors) -> None:
     """What `session` registers is of its own session; any other one looks through the modules that are there."""
     fill(actors, "lines", 3)
@@ -343,7 +342,6 @@ def test_every_type_of_column_arrives(spark: SparkSession, actors: Actors) -> No
     ]
 
 
-@pytest.mark.ci
 def test_a_stream_reads_each_row_once_over_restarts(
     spark: SparkSession, make_actors: Callable[..., Actors], tmp_path: Path
 ) -> None:

@@ -44,6 +44,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[
     return run_tests
 
 
+@pytest.mark.ci
 def test_the_fixtures_give_a_system_a_probe_and_virtual_time(run: Callable[[str], pytest.RunResult]) -> None:
     result = run(
         """
@@ -59,6 +60,7 @@ async def test_probe(actor_system, probe, autojump_clock):
     result.assert_outcomes(passed=1)
 
 
+@pytest.mark.ci
 def test_what_ends_the_system_fails_the_test(run: Callable[[str], pytest.RunResult]) -> None:
     result = run(
         """

@@ -63,7 +63,7 @@ def ecdsa_certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
     return make_certificate(tmp_path_factory.mktemp("ecdsa"), ec.generate_private_key(ec.SECP256R1()))
 
 
-@pytest.fixture(params=["tuned", "plain"])
+@pytest.fixture(params=["tuned", pytest.param("plain", marks=pytest.mark.ci)])
 def engine(request: pytest.FixtureRequest) -> str:
     """Each test runs on levada's overrides and on aioquic's own class."""
     return str(request.param)

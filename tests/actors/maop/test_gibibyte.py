@@ -20,7 +20,7 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-@pytest.mark.soak
+@pytest.mark.release
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc for the memory in use")
 @pytest.mark.parametrize("defined", [True, False])
 async def test_a_gibibyte_with_flat_memory(defined: bool) -> None:
