@@ -70,8 +70,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if len(tempfile.gettempdir()) > 40 and Path("/tmp").is_dir():
         # The path of a Unix socket has 107 octets at most, of which pytest's own folders take 60.
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/tmp")
-    # Some tests hand their environment on as it is, others give their own path as PYTHONPATH.
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (CHILDREN, os.environ.get("PYTHONPATH"))))
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        # Some tests hand their environment on as it is, others give their own path as PYTHONPATH. Only where tests run:
+        # the processes of xdist must not begin as the programs of tests do.
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (CHILDREN, os.environ.get("PYTHONPATH"))))
     sys.path.append(CHILDREN)
 
 
@@ -137,3 +139,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     # The timer cut a hanging test out of the middle of trio's loop. Every later test would fail for that alone.
     item.session.shouldstop = f"{item.nodeid} hung inside trio, which cannot run again in this process"
     return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    # Some tests log what no UTF-8 can hold; a report on its way out of a worker process is UTF-8.
+    report.sections = [(name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections]
+    return report
