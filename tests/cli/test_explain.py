@@ -5,15 +5,18 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import json
+import tracemalloc
 import zlib
 from pathlib import Path
 
+import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from levada.actors import cli
 from levada.actors.explain import aqueduct
+from levada.actors.explain.values import read_value
 from levada.framework import Codec, Sender, channel, message
 from levada.framework.codec import AttachmentKind
 from levada.transports.aqueduct.frames import ConnectionControl, Message
@@ -147,6 +150,19 @@ def test_all_vectors_of_lumberjack(capsys: pytest.CaptureFixture[str], capture: 
         code, lines = explain(capsys, "lumberjack", "--hex", str(capture))
         # An ack from the writer, a D of version 2 and a change of version are well-formed frames in the wrong place.
         assert code == int(vector["bad"] and name not in ("V15", "V17", "V18")), (name, lines)
+
+
+def test_messages_that_would_take_much_memory_are_octets_to_it() -> None:
+    """What a hostile peer sends is not made only to be shown."""
+    nested = bytes(10_000)
+    for _ in range(400):
+        nested = msgpack.packb(msgpack.ExtType(2, b"\x92\xa1x" + nested))
+    tracemalloc.start()
+    for octets in (nested, msgpack.packb([None] * 200_000).replace(b"\xc0", b"\x80")):
+        with pytest.raises(ValueError, match=r"no value of the codec: (nested too deeply|too many items)"):
+            read_value(octets)
+    assert tracemalloc.get_traced_memory()[1] < 6_000_000
+    tracemalloc.stop()
 
 
 def test_all_vectors_of_aqueduct(capsys: pytest.CaptureFixture[str], capture: Path) -> None:

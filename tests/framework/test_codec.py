@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import enum
 import json
+import sys
 import tracemalloc
 import typing
 import uuid
@@ -696,7 +697,7 @@ def test_copies_of_nested_payloads_have_a_budget_both_ways() -> None:
         limited.decode(codec.encode(value))
 
 
-def allocated_by_decoding(octets: bytes) -> int:
+def allocated_by_decoding(octets: bytes, codec: Codec = codec) -> int:
     tracemalloc.start()
     try:
         with pytest.raises(DecodeError):
@@ -726,6 +727,124 @@ def test_sizes_are_limited_both_ways() -> None:
         limited.encode(E("x" * 40, 1))
     with pytest.raises(DecodeError, match=r"^5\d octets, at most 40 \(max_bytes\)$"):
         limited.decode(codec.encode(E("x" * 40, 1)))
+
+
+def items_of(value: Any) -> int:
+    """What a value counts for under `Codec.max_items`."""
+    if isinstance(value, Box):
+        return 8 + 1 + items_of(value.value) + 8  # the ext value, and the row in it: tag and field
+    if isinstance(value, list):
+        return 8 + sum(map(items_of, value))
+    if isinstance(value, dict):
+        return 8 + sum(items_of(k) + items_of(each) for k, each in value.items())
+    return 1
+
+
+some_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers(0, 2**40), inner) | st.builds(Box, inner),
+    max_leaves=30,
+)
+
+
+@given(some_values, st.sampled_from([0, 30, 200, 300, 2**16]))
+def test_all_values_of_a_message_have_one_budget_both_ways(value: Any, blob: int) -> None:
+    """Values of whatever size and depth are counted, each once."""
+    message = [value, "x" * 1024, bytes(blob), "y" * blob]
+    items = items_of(message)
+    assert Codec(max_items=items).decode(Codec(max_items=items).encode(message)) == message
+    with pytest.raises(ValueError, match=rf"^more than {items - 1} items in all"):
+        Codec(max_items=items - 1).encode(message)
+    with pytest.raises(DecodeError, match=rf"^more than {items - 1} items in all"):
+        Codec(max_items=items - 1).decode(codec.encode(message))
+
+
+BOMBS = {
+    "empty maps": b"\x80" * 200_000,
+    "empty lists": b"\x90" * 200_000,
+    "lists in lists": b"\x91\xc0" * 100_000,
+    "texts": b"\xa2ab" * 100_000,
+    "small messages": msgpack.packb(msgpack.ExtType(2, b"\x92\xa5v.Box\xc0")) * 20_000,
+}
+
+
+def wrapped(items: bytes) -> bytes:
+    """A list whose length is right for items of one octet; the others are refused before it matters."""
+    return b"\xdd" + len(items).to_bytes(4, "big") + items
+
+
+@pytest.mark.parametrize("items", BOMBS.values(), ids=BOMBS)
+def test_too_many_values_are_refused_before_one_is_made(items: bytes) -> None:
+    limited = Codec(max_items=20_000)
+    assert allocated_by_decoding(wrapped(items), limited) < 30_000
+    in_a_message = msgpack.packb(msgpack.ExtType(2, b"\x92\xa5v.Box" + wrapped(items)))
+    assert allocated_by_decoding(in_a_message, limited) < 30_000
+
+
+def test_a_length_that_claims_what_follows_hides_nothing() -> None:
+    """What is counted ends with the message that it is in, whatever lengths the inside claims."""
+    claims = msgpack.packb(msgpack.ExtType(2, b"\x92\xa5v.Box\xc6" + (200_000).to_bytes(4, "big")))
+    assert allocated_by_decoding(wrapped(claims + b"\x80" * 200_000), Codec(max_items=20_000)) < 30_000
+
+
+@message("v.Early")
+class Early:
+    number: int
+    rest: list[Any]
+
+
+def test_nothing_behind_a_misfit_is_made() -> None:
+    """A large message is read field by field: what one is not of the right type for is not made, nor what is behind it."""
+    texts = b"\xdd" + (100_000).to_bytes(4, "big") + b"\xa2ab" * 100_000  # 6 MB if it is made
+    for row, text in (
+        (b"\xa3one" + texts, "Early.number: expected int, got str"),
+        (texts + b"\x90", "Early.number: expected int, got list"),
+        (b"\x01" + b"\x81\x01" + texts, r"Early.rest: expected list\[Any\], got dict"),
+    ):
+        octets = msgpack.packb(msgpack.ExtType(2, b"\x93\xa7v.Early" + row))
+        assert allocated_by_decoding(octets) < 3 * len(octets)  # two copies of it, and one in the unpacker
+        with pytest.raises(DecodeError, match=f"^{text}$"):
+            codec.decode(octets)
+    octets = b"\x81\x01" + texts
+    tracemalloc.start()
+    for wanted, got in ((list[str], "list[str]"), (int, "int"), (bytes, "bytes"), (Early, "Early")):
+        with pytest.raises(DecodeError) as caught:
+            codec.decode(octets, wanted)
+        assert str(caught.value) == f"expected {got}, got dict"
+    assert tracemalloc.get_traced_memory()[1] < 100_000
+    tracemalloc.stop()
+
+
+def test_large_messages_travel_and_grow_as_small_ones_do() -> None:
+    large = Early(7, ["x" * 100_000, {"a": 1}])
+    assert codec.decode(codec.encode(large)) == large
+    row = msgpack.packb(["v.Early", 7, ["x" * 100_000, {"a": 1}], "a field of a later version"])
+    assert codec.decode(msgpack.packb(msgpack.ExtType(2, row))) == large
+    for wrong, text in (
+        (["v.Early", bytes(100_000)], r"^Early.number: expected int, got bytes$"),
+        (["v.Box" + "x" * 100_000], "^unknown tag 'v.Boxxx"),
+        ([["v.Early"], bytes(100_000)], "an array that begins with a tag"),
+        ({"v.Early": bytes(100_000)}, "an array that begins with a tag"),
+    ):
+        with pytest.raises(DecodeError, match=text):
+            codec.decode(msgpack.packb(msgpack.ExtType(2, msgpack.packb(wrong))))
+    for damaged in (row[:-1], row + b"\x00", row.replace(b"x" * 100_000, b"\xff" * 100_000)):
+        with pytest.raises(DecodeError, match="not valid msgpack"):
+            codec.decode(msgpack.packb(msgpack.ExtType(2, damaged)))
+
+
+def test_keys_that_were_chosen_to_have_one_hash_are_refused() -> None:
+    """Finding one of n such keys takes n steps: 20,000 of them, 360 kB, took 25 s."""
+    alike = [uuid.UUID(int=7 + i * sys.hash_info.modulus) for i in range(20_000)]
+    numbers = [Decimal(7 + i * sys.hash_info.modulus) for i in range(20_000)]
+    for keys, kind in ((alike, uuid.UUID), (numbers, Decimal)):
+        few = dict.fromkeys(keys[:99], 1)
+        assert codec.decode(codec.encode(few, dict[kind, int]), dict[kind, int]) == few  # type: ignore[valid-type]
+        plain = [key.bytes if isinstance(key, uuid.UUID) else str(key) for key in keys]
+        with pytest.raises(DecodeError, match="a hundred keys with one hash"):
+            codec.decode(msgpack.packb(plain), set[kind])  # type: ignore[valid-type]
+        with pytest.raises(DecodeError, match="a hundred keys with one hash"):
+            codec.decode(msgpack.packb(dict.fromkeys(plain, 1)), dict[kind, int])  # type: ignore[valid-type]
 
 
 def test_decode_takes_octets() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import types
 from collections import abc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from enum import Enum, Flag
 from functools import lru_cache
@@ -18,11 +18,13 @@ from ._wire import (
     COPIES,
     EXT_MESSAGE,
     NAMES,
+    PIECEMEAL_FROM,
     AttachmentKind,
     In,
     Misfit,
     Out,
     Pairs,
+    Row,
     ext_value,
     got,
     kind_of,
@@ -229,6 +231,10 @@ def _array(name: str, item: Shape, takes: Any, build: Callable[[list[Any]], Any]
         if build is list:
             return lifted
         try:
+            if is_set and lifted is not wire:
+                alike: dict[int, int] = {}
+                for each in lifted:
+                    _check_hash(each, alike)
             built = build(lifted)
         except TypeError as error:
             raise Misfit(f"an item is {error}") from error
@@ -237,6 +243,19 @@ def _array(name: str, item: Shape, takes: Any, build: Callable[[list[Any]], Any]
         return built
 
     return Shape(name, lower, lift, takes, (list,))
+
+
+def _check_hash(key: Any, alike: dict[int, int]) -> None:
+    """Refuse the hundredth key of one hash, as finding one of n takes n steps: a peer can choose UUIDs, decimals and tuples for that.
+
+    Args:
+        key: not of a type that msgpack has; of those no more than some tens have the same hash.
+        alike: how many had which hash so far.
+    """
+    value = hash(key)
+    count = alike[value] = alike.get(value, 0) + 1
+    if count == 100:
+        raise Misfit("a hundred keys with one hash")
 
 
 def _check_container(size: int, depth: int, max_items: int) -> None:
@@ -298,19 +317,24 @@ def _mapping(name: str, key: Shape, item: Shape) -> Shape:
             raise Misfit(f"expected {name}, got {got(wire)}")
         _check_container(len(wire), depth, into.max_items)
         lifted: dict[Any, Any] = {}
+        alike: dict[int, int] = {}
         for raw_key, raw_item in wire:
-            step = f"[key {len(lifted)}]"
             try:
                 k = key.lift(raw_key, into, depth - 1)
                 try:
+                    if type(k) not in PLAIN:
+                        _check_hash(k, alike)
                     if k in lifted:
                         raise Misfit(f"{NAMES.repr(k)} is there twice")
                 except TypeError as error:
                     raise Misfit(f"a key is {error}") from error
-                step = f"[{NAMES.repr(k)}]"
+            except Misfit as misfit:
+                misfit.path = f"[key {len(lifted)}]{misfit.path}"
+                raise
+            try:
                 lifted[k] = item.lift(raw_item, into, depth - 1)
             except Misfit as misfit:
-                misfit.path = step + misfit.path
+                misfit.path = f"[{NAMES.repr(k)}]{misfit.path}"
                 raise
         return lifted
 
@@ -533,14 +557,14 @@ def _message(name: str, wanted: tuple[type, ...]) -> Shape:
         into.budget -= len(payload)
         if into.budget < 0:
             raise Misfit(f"messages nested in messages add up to more than {COPIES} times max_bytes")
-        row = unpack(payload)
-        if type(row) is not list or not row or type(row[0]) is not str:
+        large = len(payload) >= PIECEMEAL_FROM
+        row: Any = Row(payload) if large else unpack(payload)
+        tag = row.tag if large else row[0] if type(row) is list and row else None
+        if type(tag) is not str:
             raise Misfit("a message must be an array that begins with a tag")
-        cls: Any = BY_TAG.get(row[0])
+        cls: Any = BY_TAG.get(tag)
         if cls is None:
-            raise Misfit(
-                f"unknown tag {NAMES.repr(row[0])}: the module that defines this message must be imported here"
-            )
+            raise Misfit(f"unknown tag {NAMES.repr(tag)}: the module that defines this message must be imported here")
         if depth == into.max_depth:
             into.root = cls.__name__
         if cls is not only and not issubclass(cls, wanted):
@@ -552,25 +576,27 @@ def _message(name: str, wanted: tuple[type, ...]) -> Shape:
         except ConfigurationError as error:
             raise Misfit(f"{cls.__name__} cannot travel: {error}") from error
         try:
+            if large:
+                return build(plan, row.fields(field.shape for field in plan.fields), row.size - 1, into, depth)
             made = plan.from_plain_row(row)
-            return made if made is not None else build(plan, row, into, depth)
+            return made if made is not None else build(plan, row[1:], len(row) - 1, into, depth)
         except Misfit:
             raise
         except Exception as error:
             # Validators, converters and __attrs_post_init__ are the user's and may raise anything at what a peer sent.
             raise Misfit(f"{cls.__name__} refuses these values: {error}") from error
 
-    def build(plan: Plan, row: list[Any], into: In, depth: int) -> Any:
+    def build(plan: Plan, wires: Iterable[Any], size: int, into: In, depth: int) -> Any:
         values: list[Any] = []
         try:
-            for field, wire in zip(plan.fields, row[1:], strict=False):
+            for field, wire in zip(plan.fields, wires, strict=False):
                 values.append(field.shape.lift(wire, into, depth - 1))
         except Misfit as misfit:
             misfit.path = plan.steps[len(values) + 1] + misfit.path
             raise
         missing = [field.name for field in plan.fields[len(values) :] if not field.has_default]
         if missing:
-            raise Misfit(f"{len(row) - 1} fields came, {', '.join(missing)} missing and without default")
+            raise Misfit(f"{size} fields came, {', '.join(missing)} missing and without default")
         if plan.by_name:
             return plan.cls(**{field.alias: value for field, value in zip(plan.fields, values, strict=False)})
         return plan.cls(*values)

@@ -37,7 +37,8 @@ How it works
 
     Decoding trusts no length: msgpack refuses lengths beyond the end of the octets, larger payloads are first scanned for completeness
     (else a thousand nested headers could each claim a list as long as the message), and payloads of nested messages, copied once
-    per level, have one budget for all levels.
+    per level, have one budget for all levels. The values of a whole message are counted before the first is made; n octets are n values
+    at most, so that most messages need no counting. A large message is unpacked field by field, so that nothing behind a misfit is made.
 
     A message inside another costs 1.2 µs to encode and 1.6 µs to decode (three plain fields; making the object is 0.2 µs of it).
 """
@@ -55,6 +56,8 @@ from msgpack import Packer
 from ._shapes import PLAIN, is_message, plan_of, shape_of
 from ._wire import (
     EXT_MESSAGE,
+    PLAIN_KINDS,
+    SCAN_FROM,
     Attachable,
     AttachmentKind,
     Attachments,
@@ -62,15 +65,28 @@ from ._wire import (
     In,
     Misfit,
     Out,
+    has_at_most,
     pack_message,
+    refuse_container,
     unpack,
 )
 from .errors import DecodeError
 from .message import BY_TAG
 
-__all__ = ["Attachable", "AttachmentKind", "Attachments", "Codec", "Detach", "schema_fingerprint", "schema_of"]
+__all__ = [
+    "Attachable",
+    "AttachmentKind",
+    "Attachments",
+    "Codec",
+    "Detach",
+    "has_at_most",
+    "schema_fingerprint",
+    "schema_of",
+]
 
 T = TypeVar("T")
+
+_TOO_MANY = "more than {} items in all, a container or a message counted as 8 (max_items)"
 
 
 @attrs.frozen(kw_only=True)
@@ -101,7 +117,8 @@ class Codec:
     max_depth: int = attrs.field(default=64, validator=[v.instance_of(int), v.ge(1), v.le(128)])
     """Containers and messages inside one another at most, the outermost included; up to 128."""
     max_items: int = attrs.field(default=2**20, validator=[v.instance_of(int), v.ge(0)])
-    """Items of one list, tuple, set or dict at most."""
+    """Values in one message at most, at any depth and in both directions. Numbers, texts, keys and fields count 1 each; a container, a
+    nested message or an attachment counts 8. Below 1,024 octets only the items of each container are counted."""
 
     def encode(self, value: Any, expected: Any = Any, *, attachments: Attachments | None = None) -> bytes:
         """Encode one value.
@@ -146,6 +163,8 @@ class Codec:
             octets = out.pack(shape.lower(value, out, self.max_depth))
             if len(octets) > self.max_bytes:
                 raise Misfit(f"{len(octets)} octets, at most {self.max_bytes} (max_bytes)", ValueError)
+            if len(octets) >= SCAN_FROM and not has_at_most(octets, self.max_items):
+                raise Misfit(_TOO_MANY.format(self.max_items), ValueError)
         except BaseException as error:
             if attachments is not None:
                 attachments.rollback()
@@ -188,13 +207,11 @@ class Codec:
         size = len(data)
         if size > self.max_bytes:
             raise DecodeError(f"{size} octets, at most {self.max_bytes} (max_bytes)")
-        if expected in PLAIN:
+        if size and PLAIN_KINDS[data[0]] is expected:
             try:
-                value = unpack(data)
+                return unpack(data)
             except Misfit as misfit:
                 raise DecodeError(misfit.detail) from misfit.__cause__
-            if type(value) is expected:
-                return value
         # Ext 8 that ends where the data ends: nearly every small message. With plain fields it costs 2.4 times an unpackb() of the same row
         # together with making the object (5.4 times the unpackb() alone); 6.2 times by way of shapes.
         if size > 3 and data[0] == 0xC7 and data[2] == EXT_MESSAGE and data[1] == size - 3:
@@ -213,6 +230,10 @@ class Codec:
             plan_of(expected)
         into = In(self, detach)
         try:
+            if size >= SCAN_FROM:
+                refuse_container(data[0], shape)
+                if not has_at_most(data, self.max_items):
+                    raise Misfit(_TOO_MANY.format(self.max_items))
             return shape.lift(unpack(data), into, self.max_depth)
         except Misfit as misfit:
             raise DecodeError(misfit.detail, into.root + misfit.path) from misfit.__cause__

@@ -5,16 +5,18 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import json
+from functools import partial
 from typing import Any
 
 import attrs
 import msgpack
 
-from levada.framework.codec import AttachmentKind
+from levada.framework.codec import AttachmentKind, Codec, has_at_most
 
 __all__ = ["Handle", "Tagged", "as_json", "as_text", "read_value"]
 
 EXT_ATTACHMENT, EXT_MESSAGE = 1, 2
+_LIMITS = Codec()
 
 
 @attrs.frozen
@@ -55,13 +57,21 @@ def read_value(octets: bytes) -> Any:
         'docs.Bid ["EURUSD", 1.08]'
     """
     try:
-        # Looked through first: nested headers could each claim a list as long as all of it.
-        scanner = msgpack.Unpacker(max_buffer_size=len(octets) or 1)
-        scanner.feed(octets)
-        scanner.skip()
-        return msgpack.unpackb(octets, ext_hook=_ext, strict_map_key=False, timestamp=3)
+        if not has_at_most(octets, _LIMITS.max_items):
+            raise ValueError("too many items")
+        return _unpack(octets, _LIMITS.max_depth)
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError, msgpack.UnpackException) as error:
         raise ValueError(f"no value of the codec: {error}") from error
+
+
+def _unpack(octets: bytes, depth: int) -> Any:
+    if depth < 1:
+        raise ValueError("nested too deeply")
+    # Looked through first: nested headers could each claim a list as long as all of it.
+    scanner = msgpack.Unpacker(max_buffer_size=len(octets) or 1)
+    scanner.feed(octets)
+    scanner.skip()
+    return msgpack.unpackb(octets, ext_hook=partial(_ext, depth - 1), strict_map_key=False, timestamp=3)
 
 
 def as_json(value: Any) -> Any:
@@ -94,9 +104,9 @@ def as_text(value: Any) -> str:
     return json.dumps(as_json(value), ensure_ascii=False)
 
 
-def _ext(code: int, octets: bytes) -> Any:
+def _ext(depth: int, code: int, octets: bytes) -> Any:
     if code == EXT_MESSAGE:
-        row = read_value(octets)
+        row = _unpack(octets, depth)
         if not isinstance(row, list) or not row or not isinstance(row[0], str):
             raise ValueError("a message without a tag")
         return Tagged(row[0], row[1:])
