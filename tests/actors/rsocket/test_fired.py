@@ -14,7 +14,9 @@ from trio.testing import wait_all_tasks_blocked
 
 from levada.actors.rsocket import ApplicationError, Payload, Request
 from levada.actors.rsocket.fired import TURN, Fired
+from levada.transports.rsocket import ErrorCode
 from levada.transports.rsocket.events import Interaction, RequestReceived
+from levada.transports.rsocket.frames import ErrorFrame, FrameType, RequestFrame
 
 from .conftest import Tables
 from .test_requests import pair
@@ -125,7 +127,9 @@ async def test_the_actor_is_killed_before_it_began() -> None:
         assert (log, serving.unstarted, serving.fire_and_forget) == ([b"0", b"1", b"2"], 0, 0)
 
 
-async def test_one_actor_for_those_that_do_not_wait() -> None:
+async def test_few_actors_for_those_that_do_not_wait() -> None:
+    """One, and another that takes over where a turn was long: on a busy machine any may be."""
+
     def handler(request: Request) -> None:
         pass
 
@@ -137,7 +141,7 @@ async def test_one_actor_for_those_that_do_not_wait() -> None:
             await peer.fire_and_forget(b"")
         await wait_all_tasks_blocked()
         assert listener.peers[0].statistics().requests_received == 201
-        assert system.statistics().actors == actors
+        assert actors <= system.statistics().actors <= actors + 1
 
 
 async def test_those_that_came_before_the_end_are_handled() -> None:
@@ -156,6 +160,30 @@ async def test_those_that_came_before_the_end_are_handled() -> None:
             await peer.aclose()
         assert sorted(handled, key=int) == [b"%d" % number for number in range(20)]
         handled.clear()
+
+
+@pytest.mark.parametrize("wait", [0, 1, 3])
+async def test_a_listener_that_closes_waits_for_those_that_came_before_the_end(wait: int) -> None:
+    """The requester has gone already when the listener is closed; none of its requests has begun."""
+    handled: list[bytes] = []
+
+    async def handler(request: Request) -> None:
+        for _ in range(wait):
+            await trio.lowlevel.checkpoint()
+        handled.append(request.data)
+
+    frames: list[RequestFrame | ErrorFrame] = [
+        RequestFrame(type=FrameType.REQUEST_FNF, stream_id=2 * number + 1, payload=Payload(b"%d" % number))
+        for number in range(20)
+    ]
+    octets = [frame.encode() for frame in [*frames, ErrorFrame(0, ErrorCode.CONNECTION_CLOSE)]]
+    async with pair(handler) as (_, listener, _system):
+        await wait_all_tasks_blocked()
+        serving = listener.peers[0]._connection
+        serving.feed(b"".join(len(frame).to_bytes(3, "big") + frame for frame in octets))
+        assert (serving.unstarted, listener.peers) == (20, [])
+        await listener.aclose()
+        assert sorted(handled, key=int) == [b"%d" % number for number in range(20)]
 
 
 async def test_an_answer_that_nobody_wants_is_closed() -> None:

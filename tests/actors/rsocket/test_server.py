@@ -404,7 +404,7 @@ async def test_leases_of_a_policy(autojump_clock: MockClock) -> None:
 
 
 async def test_draining_lets_streams_end(autojump_clock: MockClock) -> None:
-    """RS-31: who is served is served to the end, new requests are refused on both sides."""
+    """RS-31: who is served is served to the end, new requests are rejected."""
 
     async def handler(request: Request) -> bytes:
         await trio.sleep(float(request.data))
@@ -423,8 +423,10 @@ async def test_draining_lets_streams_end(autojump_clock: MockClock) -> None:
                 await wait_all_tasks_blocked()
                 nursery.start_soon(listener.aclose)
                 await wait_all_tasks_blocked()
-                with pytest.raises(ConnectionLost, match="closing"):
+                with pytest.raises(RequestRejected, match="draining"):
                     await peer.request_response(b"0")
+                with pytest.raises(ConnectionClosed, match="closing"):
+                    await listener.peers[0].request_response(b"0")
             assert answers == [b"done"]
             assert (await peer.terminated()).reason is EndReason.CLOSED_BY_PEER
             assert trio.current_time() - began < 3

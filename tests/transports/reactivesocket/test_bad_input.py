@@ -123,13 +123,25 @@ def test_any_frames_in_any_order(role: str, given_frames: list[Frame | bytes], l
     )
     core = new_core(role, config)
     if role == "server":
-        feed(core, Frame(FrameType.SETUP, 0, L if leases else 0, (0, 0, 0), ("", "")).encode())
+        feed(core, Frame(FrameType.SETUP, 0, L if leases else 0, (0, 0, 0), ("x", "")).encode())
     feed(core, *(frame if isinstance(frame, bytes) else frame.encode() for frame in given_frames if frame != b""))
     core.close()
     held = core.statistics()
     assert (held.streams, held.peer_streams, held.requests_waiting, held.octets_gathered, held.octets_unread) == (
         0,
     ) * 5
+
+
+@pytest.mark.rule("RX-16")
+def test_rx16_an_id_is_free_again_when_its_request_is_over() -> None:
+    """A peer may use it at once; what comes in fragments is nobody's stream until it is whole."""
+    core = new_core("server")
+    feed(core, SETUP, Frame(FrameType.REQUEST_FNF, 2, data=b"1").encode())
+    assert feed(core, Frame(FrameType.REQUEST_CHANNEL, 2, N | F, (1,), data=b"2").encode()) == []
+    assert (core.has_stream(2), core.stream_ids(), core.statistics().streams) == (False, set(), 1)
+    assert feed(core, Frame(FrameType.REQUEST_RESPONSE, 2, data=b"3").encode()) == []
+    [end] = core.close()
+    assert isinstance(end, ConnectionEnded)
 
 
 @given(st.lists(st.binary(min_size=1, max_size=80), max_size=8))

@@ -299,6 +299,19 @@ def test_rx32_mime_types_reach_the_application_without_nul(by_hand: Any) -> None
     assert event == SetupReceived((0, 0), 0.5, 3.0, "a/b", "x", Payload(b"hi"), strict=True)
 
 
+@pytest.mark.rule("RX-32")
+@pytest.mark.parametrize(
+    ("metadata", "data"), [("", "x"), ("\xff", "x"), ("a" * 129, "x"), ("x\x1b[2J", "x"), ("x", "\xff"), ("x", "\n")]
+)
+def test_rx32_mime_types_that_cannot_be_used_are_refused(by_hand: Any, metadata: str, data: str) -> None:
+    """Empty (for metadata), not printable ASCII, or longer than an entry of metadata can name: INVALID_SETUP."""
+    listening = by_hand("listening")
+    setup = Frame(FrameType.SETUP, 0, 0, (0, 500, 3000), (metadata, data))
+    assert ended(listening.gives(setup)) == (EndReason.REFUSED, 0x001, "RX-32")
+    [error_frame] = listening.sent()
+    assert error_frame.numbers == (0x001,)
+
+
 @pytest.mark.rule("RX-33")
 def test_rx33_strict(by_hand: Any) -> None:
     """S with a MIME type that is not understood is UNSUPPORTED_SETUP; without S types are not checked."""

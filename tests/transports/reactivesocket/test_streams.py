@@ -644,6 +644,10 @@ def test_rx75_payloads_above_the_frame_limit_are_cut_anyway(by_hand: Any) -> Non
     server.gives_frame("REQUEST_RESPONSE", 2)
     server.core.send_payload(2, Payload(bytes(989)))
     assert [frame.flags for frame in server.sent()] == [F, C]
+    usual = by_hand("server", ReactiveSocketConfig())
+    usual.gives_frame("REQUEST_RESPONSE", 2)
+    usual.core.send_payload(2, Payload(bytes(16 * 2**20)))
+    assert max(len(frame.encode()) for frame in usual.sent()) == 2**20 - 1  # 4 octets are left for a metadata length
     tiny = by_hand("server", CoreConfig(max_frame_size=60, fragment_size=1000))
     tiny.gives_frame("REQUEST_RESPONSE", 2)
     tiny.core.send_payload(2, Payload(bytes(100)))

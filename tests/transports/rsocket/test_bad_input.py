@@ -13,6 +13,7 @@ from levada.transports.rsocket.events import (
     ConnectionEnded,
     EndReason,
     Event,
+    Interaction,
     RequestReceived,
     ResumeReceived,
     StreamCancelled,
@@ -86,23 +87,41 @@ any_frame: st.SearchStrategy[Frame] = st.one_of(
 def test_any_frames_in_any_order(frames: list[Frame], framed: bool) -> None:
     """Only events come out of it; the streams that are left are known to the caller, and end with the connection."""
     core = RSocketCore(CoreConfig(), client=True, framed=framed, now=0.0, random_bytes=bytes)
-    mine = {
+    reported = {
         core.send_request_response(Payload(), 0.0),
         core.send_request_stream(Payload(), 2, 0.0),
         core.send_request_channel(Payload(), 2, 0.0),
     }
-    theirs: set[int] = set()
     for frame in frames:
         octets = frame.encode()
         for event in core.receive_data(octets if framed else len(octets).to_bytes(3, "big") + octets, 0.0):
             assert not isinstance(event, ConnectionEnded)
-            if isinstance(event, RequestReceived):
-                theirs.add(event.stream_id)
-    live = {sid for sid in mine | theirs if core.has_stream(sid)}
+            if isinstance(event, RequestReceived) and event.kind is not Interaction.FIRE_AND_FORGET:
+                reported.add(event.stream_id)
+    live = core.stream_ids()
+    assert live == {sid for sid in reported if core.has_stream(sid)}
     events = core.close()
     assert {event.stream_id for event in events[:-1]} == live  # type: ignore[union-attr]
     core.data_to_send()
     assert held(core) == 0
+
+
+@pytest.mark.rule("RS-21")
+@pytest.mark.rule("RS-84")
+@pytest.mark.parametrize("first", [FrameType.REQUEST_FNF, FrameType.REQUEST_RESPONSE])
+def test_rs21_an_id_is_free_again_when_its_request_is_over(server: Make, feed: Feed, first: FrameType) -> None:
+    """A peer may use it at once; what comes in fragments is nobody's stream until it is whole."""
+    core = server()
+    [request] = feed(core, RequestFrame(type=first, stream_id=1, payload=Payload(b"1")))
+    assert isinstance(request, RequestReceived)
+    if first is FrameType.REQUEST_RESPONSE:
+        core.send_payload(1, Payload())
+    assert feed(core, RequestFrame(type=first, stream_id=1, payload=Payload(b"2"), follows=True)) == []
+    assert (core.has_stream(1), core.stream_ids(), core.statistics().streams) == (False, set(), 1)
+    # RS-88: one more request on it, while it is in use.
+    assert feed(core, RequestFrame(type=first, stream_id=1, payload=Payload(b"3"))) == []
+    [end] = core.close()
+    assert isinstance(end, ConnectionEnded)
 
 
 def test_opens_and_cancels_of_the_peer_leave_nothing(server: Make, feed: Feed) -> None:

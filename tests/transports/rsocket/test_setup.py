@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from levada.framework.errors import LocalProtocolError
-from levada.transports.rsocket import ConnectionState, ErrorCode, LeaseGrant, Payload, RSocketCore, Sessions
+from levada.framework.errors import ConfigurationError, LocalProtocolError
+from levada.transports.rsocket import ConnectionState, CoreConfig, ErrorCode, LeaseGrant, Payload, RSocketCore, Sessions
 from levada.transports.rsocket.events import (
     ConnectionDraining,
     ConnectionEnded,
@@ -103,6 +103,34 @@ def test_rs42_a_truncated_setup_is_refused(core: Make, feed: Feed, sent: Sent, s
     for size in range(6, len(whole)):
         made = core(client=False, resume=True)
         assert refusal(made, feed(made, whole[:size]), sent) == ErrorCode.INVALID_SETUP
+
+
+@pytest.mark.rule("RS-42")
+@pytest.mark.parametrize("wrong", ["", "é", "\udcff", "a\0", "a\nb", "\x1b[2J", "a" * 129, "a" * 255])
+def test_rs42_a_metadata_mime_type_that_no_entry_can_name_is_refused(
+    core: Make, feed: Feed, sent: Sent, setup: Setup, wrong: str
+) -> None:
+    """1 to 128 printable ASCII characters: otherwise each request with metadata would be a surprise."""
+    made = core(client=False)
+    assert refusal(made, feed(made, setup(metadata_mime_type=wrong)), sent) == ErrorCode.INVALID_SETUP
+    with pytest.raises(ConfigurationError):
+        CoreConfig(metadata_mime_type=wrong)
+
+
+@pytest.mark.rule("RS-42")
+@pytest.mark.parametrize("wrong", ["é", "\udcff", "a\0", "a\nb", "\x1b[2J"])
+def test_rs42_a_data_mime_type_that_is_no_text_is_refused(
+    core: Make, feed: Feed, sent: Sent, setup: Setup, wrong: str
+) -> None:
+    """It may be empty and may have 255 characters, but goes into texts of the application, and so has to be one."""
+    made = core(client=False)
+    assert refusal(made, feed(made, setup(data_mime_type=wrong)), sent) == ErrorCode.INVALID_SETUP
+    for right in ("", "a" * 255):
+        assert isinstance(feed(core(client=False), setup(data_mime_type=right))[0], SetupReceived)
+        CoreConfig(data_mime_type=right)
+    for refused in (wrong, "a" * 256):
+        with pytest.raises(ConfigurationError):
+            CoreConfig(data_mime_type=refused)
 
 
 @pytest.mark.rule("RS-43")
@@ -323,28 +351,48 @@ def test_rs55_a_client_without_responder_allows_nothing(core: Make, sent: Sent, 
 
 @pytest.mark.rule("RS-31")
 def test_rs31_open_streams_end_and_then_the_connection(pair: Pair, feed: Feed, sent: Sent) -> None:
-    """CONNECTION_CLOSE: no new requests on either side; when no stream is left, the connection ends."""
+    """A side that drains refuses requests; when its last stream has ended, and not before, it says CONNECTION_CLOSE."""
     link = pair()
     sid = link.client.send_request_response(Payload(), 0.0)
     link.settle()
-    assert link.client.start_drain("going", 0.0) == []
-    assert link.to_server() == [ConnectionDraining("going")]
-    for core in (link.client, link.server):
-        with pytest.raises(LocalProtocolError):
-            core.send_request_response(Payload(), 0.0)
-        assert core.start_drain("again", 0.0) == []
+    assert link.server.start_drain("going", 0.0) == []
+    assert link.server.start_drain("again", 0.0) == []
+    assert sent(link.server) == []
+    with pytest.raises(LocalProtocolError):
+        link.server.send_request_response(Payload(), 0.0)
     assert feed(link.server, request(7), request(9, FrameType.REQUEST_FNF)) == []
     link.server.send_payload(sid, Payload(b"last"))
     assert link.server.next_deadline() == float("-inf")
-    by_peer = ConnectionEnded(EndReason.CLOSED_BY_PEER, ErrorCode.CONNECTION_CLOSE, "every stream has ended")
-    assert link.server.handle_timeout(0.0) == [by_peer]
-    rejected, answer = sent(link.server)
+    [end] = link.server.handle_timeout(0.0)
+    assert end == ConnectionEnded(EndReason.CLOSED, ErrorCode.CONNECTION_CLOSE, "every stream has ended")
+    frames = sent(link.server)
+    rejected, answer, close = frames
     assert isinstance(rejected, ErrorFrame)
     assert (rejected.stream_id, rejected.code) == (7, ErrorCode.REJECTED)
-    assert feed(link.client, answer) == [
+    assert isinstance(answer, PayloadFrame)
+    assert close == ErrorFrame(0, ErrorCode.CONNECTION_CLOSE, b"going")
+    assert feed(link.client, *frames) == [
+        SetupAccepted(),
         PayloadReceived(sid, Payload(b"last"), True),
-        ConnectionEnded(EndReason.CLOSED, ErrorCode.CONNECTION_CLOSE, "every stream has ended"),
+        ConnectionDraining("going"),
+        ConnectionEnded(EndReason.CLOSED_BY_PEER, ErrorCode.CONNECTION_CLOSE, "every stream has ended"),
     ]
+
+
+@pytest.mark.rule("RS-31")
+def test_rs31_connection_close_of_a_peer_with_open_streams(pair: Pair, feed: Feed, sent: Sent) -> None:
+    """They end in order, there are no new ones on either side, and the connection ends with the last of them."""
+    link = pair()
+    sid = link.client.send_request_response(Payload(), 0.0)
+    link.settle()
+    assert feed(link.server, ErrorFrame(0, ErrorCode.CONNECTION_CLOSE, b"bye")) == [ConnectionDraining("bye")]
+    with pytest.raises(LocalProtocolError):
+        link.server.send_request_response(Payload(), 0.0)
+    assert feed(link.server, request(7)) == []
+    link.server.send_payload(sid, Payload(b"last"))
+    [end] = link.server.handle_timeout(0.0)
+    assert end == ConnectionEnded(EndReason.CLOSED_BY_PEER, ErrorCode.CONNECTION_CLOSE, "every stream has ended")
+    assert [frame.stream_id for frame in sent(link.server)] == [7, sid]
 
 
 @pytest.mark.rule("RS-31")
@@ -370,7 +418,9 @@ def test_rs31_the_drain_timeout(pair: Pair) -> None:
     assert link.client.next_deadline() == 35.0
     events = link.client.handle_timeout(35.0)
     assert [type(event) for event in events] == [StreamFailed, ConnectionEnded]
-    assert [type(event) for event in link.server.handle_timeout(30.0)] == [StreamCancelled, ConnectionEnded]
+    # The server hears of it now; its own time to drain is the carrier's.
+    assert link.to_server() == [ConnectionDraining("going")]
+    assert [type(event) for event in link.server.carrier_lost(35.0)] == [StreamCancelled, ConnectionEnded]
 
 
 @pytest.mark.rule("RS-31")

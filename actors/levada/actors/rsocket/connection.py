@@ -616,7 +616,7 @@ class Connection(Actor[Any]):
             self.spawn(self.responder.make, name="handler", supervise=restart())
 
     async def aclose(self) -> None:
-        """Announce the end, let open streams end within the time for it, then close.
+        """Take no new requests, let open streams end within the time for it, then close.
 
         Cancellation:
             closed at once.

@@ -44,7 +44,7 @@ def connect(
 ) -> AbstractAsyncContextManager[ConnectedPeer] | AbstractAsyncContextManager[ReconnectingPeer]:
     """Connect to a server; entering the block means that the carrier is connected and SETUP sent.
 
-    Leaving it announces the end, lets open streams end for ``ClientConfig.drain`` seconds, then closes; after an exception or a
+    Leaving it rejects new requests, lets open streams end for ``ClientConfig.drain`` seconds, then closes; after an exception or a
     cancellation it closes at once. Within an actor: ``await self.enter(connect(self.system, url))``.
 
     Args:
@@ -143,8 +143,8 @@ async def serve(
 ) -> AsyncIterator[Listener]:
     """Serve clients; entering the block means bound and listening, `Listener.url` holds the real port.
 
-    Leaving it accepts nobody any more, announces the end to all clients, lets open streams end for ``ServerConfig.drain`` seconds, then
-    closes; after an exception or a cancellation it closes at once. Within an actor: ``await self.enter(serve(self.system, …))``.
+    Leaving it accepts no more clients, rejects new requests, lets open streams end for ``ServerConfig.drain`` seconds, then closes;
+    after an exception or a cancellation it closes at once. Within an actor: ``await self.enter(serve(self.system, …))``.
 
     Args:
         system: has been entered.

@@ -233,7 +233,7 @@ class ConnectedPeer(Peer):
         return end
 
     async def aclose(self) -> None:
-        """Announce the end, let open streams end within ``drain`` seconds (a setting), then close. Twice is harmless.
+        """Take no new requests, let open streams end within ``drain`` seconds (a setting), then close. Twice is harmless.
 
         Cancellation:
             closed at once.

@@ -53,6 +53,8 @@ class ServerConnection(Connection):
         if not self.main_task:  # it is ended before it began
             refuse(self.accepted)
         await super().stopping(reason)
+        # Not before: a listener that closes waits for requests that came before the end, too.
+        self.listener.connections.pop(self, None)
 
     async def carry(self) -> None:
         """See `Connection.carry`."""
@@ -156,7 +158,6 @@ class ServerConnection(Connection):
 
     def _on_ended(self, event: ConnectionEnded) -> None:
         super()._on_ended(event)
-        self.listener.connections.pop(self, None)
         self.listener.owners.pop(self.core, None)
 
     _apply: ClassVar = {
@@ -207,4 +208,4 @@ class Listener(ListenerHandle[ListenerActor]):
     @property
     def peers(self) -> list[ConnectedPeer]:
         """The clients that are connected, or may come back to their session; requests may be sent to each."""
-        return [connection.peer for connection in self._actor.connections]
+        return [connection.peer for connection in self._actor.connections if connection.end is None]

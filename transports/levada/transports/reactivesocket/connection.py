@@ -15,7 +15,7 @@ from levada.transports.reactivesocket import frames as f
 from levada.transports.reactivesocket.errors import SETUP_CODES, ErrorCode
 from levada.transports.reactivesocket.frames import FrameError
 from levada.transports.reactivesocket.state import CONNECTION, ConnectionInput, ConnectionState
-from levada.transports.rsocket.config import CoreConfig
+from levada.transports.rsocket.config import CoreConfig, mime_type_fault
 from levada.transports.rsocket.events import (
     ConnectionEnded,
     EndReason,
@@ -309,6 +309,8 @@ class ConnectionCore(ABC):
             return self._refuse(
                 ErrorCode.INVALID_SETUP, f"version {version}, {f.VERSION} is spoken here", events, "RX-31"
             )
+        if fault := mime_type_fault(*mime_types):
+            return self._refuse(ErrorCode.INVALID_SETUP, fault, events, "RX-32")
         if strict and understood is not None and not understood.issuperset(mime_types):  # RX-33
             text = f"MIME types {mime_types[0]!r} and {mime_types[1]!r} are not both understood"
             return self._refuse(ErrorCode.UNSUPPORTED_SETUP, text, events, "RX-33")

@@ -21,7 +21,7 @@ from levada.transports.reactivesocket.connection import ConnectionCore, Parsed
 from levada.transports.reactivesocket.errors import STREAM_CODES, ErrorCode
 from levada.transports.reactivesocket.frames import FrameError
 from levada.transports.reactivesocket.state import STREAM, ConnectionState, StreamInput, StreamState
-from levada.transports.rsocket.config import MAX_U31, CoreConfig
+from levada.transports.rsocket.config import CUT_INTO, MAX_U31, CoreConfig
 from levada.transports.rsocket.connection import CoreStatistics
 from levada.transports.rsocket.events import (
     CreditGranted,
@@ -89,6 +89,7 @@ class ReactiveSocketCore(ConnectionCore):
         super().__init__(config, client=client, framed=framed, now=now)
         # RX-75: 64 at least, since below that a fragment may have no room for anything.
         self._max_out = max(64, min(config.fragment_size or config.max_frame_size, config.max_frame_size))
+        self._fragment = min(self._max_out, config.fragment_size or CUT_INTO)
         self._streams: dict[int, Stream] = {}
         self._waiting: OrderedDict[int, PendingRequest] = OrderedDict()
         self._ids = StreamIds(2 if client else 1, reuse=True)  # RX-14, RX-16
@@ -542,8 +543,9 @@ class ReactiveSocketCore(ConnectionCore):
         return 0 if stream is None else stream.credit
 
     def has_stream(self, stream_id: int) -> bool:
-        """Return whether the stream is live; a fire-and-forget request is only while it waits for a lease."""
-        return stream_id in self._streams or stream_id in self._waiting
+        """Return whether the stream is live and the caller has heard of it; a fire-and-forget request is only while it waits."""
+        stream = self._streams.get(stream_id)
+        return stream_id in self._waiting if stream is None else stream.heard_of
 
     def stream_ids(self) -> set[int]:
         """Return the ids of the live streams that the caller has heard of, those that wait for a lease included."""
@@ -565,7 +567,7 @@ class ReactiveSocketCore(ConnectionCore):
             self._out.append(frame)
             return
         # RX-75: with the header. `split` counts 3 octets for a metadata length, here it has 4.
-        room = self._max_out - 13
+        room = self._fragment - 13
         for part, follows in split(payload, room - len(fixed), room):
             # RX-72: C on the last only. RX-71: N and the initial n on the first only.
             part_flags = flags & ~f.COMPLETE | f.FOLLOWS if follows else flags

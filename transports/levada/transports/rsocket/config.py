@@ -10,9 +10,12 @@ from attrs import validators as v
 from levada.framework.errors import ConfigurationError
 from levada.transports.rsocket.payload import Payload
 
-__all__ = ["MAX_FRAME", "MAX_U31", "CoreConfig", "LeaseGrant"]
+__all__ = ["CUT_INTO", "LARGEST_SENT", "MAX_FRAME", "MAX_U31", "CoreConfig", "LeaseGrant", "mime_type_fault"]
 
 MAX_FRAME: Final = 2**24 - 1  # RS-3: 24-bit frame length
+# RS-86: rsocket-java counts the length field too. It drops larger frames without a word, and whoever waits for them waits for ever.
+LARGEST_SENT: Final = MAX_FRAME - 3
+CUT_INTO: Final = 2**20  # octets of a fragment with its length field, of what no frame can hold
 MAX_U31: Final = 2**31 - 1
 
 _COUNT = [v.instance_of(int), v.ge(0)]
@@ -24,10 +27,21 @@ def _milliseconds(_: object, attribute: attrs.Attribute[float], value: float) ->
         raise ConfigurationError(f"{attribute.name} must be 0.001 to {MAX_U31 / 1000} seconds, got {value}")
 
 
-def _mime_type(_: object, attribute: attrs.Attribute[str], value: str) -> None:
-    # One octet for the length, US-ASCII, no NUL at the end (reference, section 4.1).
-    if not (value.isascii() and len(value) <= 255 and not value.endswith("\0")):
-        raise ConfigurationError(f"{attribute.name} must be at most 255 ASCII characters, got {value!r}")
+def mime_type_fault(metadata_mime_type: str, data_mime_type: str) -> str:
+    """Return what is wrong with the MIME types of a SETUP; empty if they can be used (RS-42, RX-32).
+
+    Names are not interpreted (RS-17), but they go into metadata entries, logs and the application's own texts.
+    """
+    if not metadata_mime_type:
+        return "the metadata MIME type is empty"
+    if len(metadata_mime_type) > 128:  # EXT-1: no entry of metadata has room for more
+        return f"a metadata MIME type of {len(metadata_mime_type)} octets, at most 128"
+    if len(data_mime_type) > 255:  # one octet for its length
+        return f"a data MIME type of {len(data_mime_type)} octets, at most 255"
+    for what, name in (("metadata", metadata_mime_type), ("data", data_mime_type)):
+        if not (name.isascii() and name.isprintable()):
+            return f"the {what} MIME type is not printable ASCII"
+    return ""
 
 
 @attrs.frozen
@@ -52,10 +66,10 @@ class CoreConfig:
     """Client: seconds between KEEPALIVEs."""
     max_lifetime: float = attrs.field(default=90.0, validator=_milliseconds)
     """Client: seconds of silence after which the peer is held dead; the server uses the number of the client's SETUP."""
-    metadata_mime_type: str = attrs.field(default="application/octet-stream", validator=_mime_type)
-    """Client: of the whole connection; not interpreted here (RS-17)."""
-    data_mime_type: str = attrs.field(default="application/octet-stream", validator=_mime_type)
-    """Client: of the whole connection; not interpreted here (RS-17)."""
+    metadata_mime_type: str = "application/octet-stream"
+    """Client: of the whole connection; not interpreted here (RS-17). 1 to 128 printable ASCII characters."""
+    data_mime_type: str = "application/octet-stream"
+    """Client: of the whole connection; not interpreted here (RS-17). At most 255 printable ASCII characters."""
     setup_payload: Payload = attrs.field(factory=Payload, validator=v.instance_of(Payload))
     """Client: what the server's application gets with SETUP."""
 
@@ -77,7 +91,10 @@ class CoreConfig:
     reuse_stream_ids: bool = False
     """Begin again at the lowest id when the highest was used, instead of `StreamIdsExhausted` (RS-20)."""
     fragment_size: int | None = attrs.field(default=None, validator=v.optional([v.instance_of(int), v.ge(64)]))
-    """Octets of a frame with its length field above which payloads are cut; what no frame can hold is cut anyway (RS-86)."""
+    """Octets of a frame with its length field above which payloads are cut into fragments of that size.
+
+    ``None``: only payloads that no frame can hold are cut, into fragments of 1 MiB (RS-86).
+    """
     extensions: frozenset[int] = frozenset()
     """EXT types that the application understands."""
     strict_mime_types: frozenset[str] | None = None
@@ -101,6 +118,11 @@ class CoreConfig:
     setup_timeout: float = attrs.field(default=10.0, validator=v.ge(0))
     """Server: without a first frame until then the carrier is closed without a word (RS-49)."""
     drain_timeout: float = attrs.field(default=30.0, validator=v.ge(0))
-    """After CONNECTION_CLOSE, sent or received, open streams have this long to end (RS-31)."""
+    """In a drain, begun here or by the peer's CONNECTION_CLOSE, open streams have this long to end (RS-31)."""
     close_when_silent: bool = True
     """A peer that is silent for the whole lifetime ends the connection; else `PeerFellSilent` reports it (RS-107)."""
+
+    def __attrs_post_init__(self) -> None:
+        fault = mime_type_fault(self.metadata_mime_type, self.data_mime_type)
+        if fault:
+            raise ConfigurationError(fault)

@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 import attrs
 
 from levada.framework.errors import ConfigurationError, LocalProtocolError
-from levada.transports.rsocket.config import MAX_FRAME, MAX_U31, CoreConfig
+from levada.transports.rsocket.config import LARGEST_SENT, MAX_U31, CoreConfig, mime_type_fault
 from levada.transports.rsocket.errors import SETUP_CODES, ErrorCode, InvalidFrame
 from levada.transports.rsocket.events import (
     ConnectionDraining,
@@ -142,6 +142,7 @@ class RSocketConnection:
         self._keepalive_at = now + config.keepalive_interval if client else math.inf
         self._until = now + config.setup_timeout  # of the state: set-up, drain or session without carrier
         self._ended_by = EndReason.CLOSED  # what the end of a drain will be
+        self._farewell: ErrorFrame | None = None  # of a drain that this side began, for its end
         self._token: bytes | None = None
         self._version = config.version
         self._resume_frame: ResumeFrame | None = None
@@ -266,10 +267,15 @@ class RSocketConnection:
         """Server: SETUP or RESUME is not accepted; the ERROR goes out, then the carrier is closed (RS-47)."""
         return self._end(events, EndReason.REFUSED, code, text, rule, tell=True)
 
-    def _end_if_drained(self, events: list[Event]) -> list[Event]:
+    def _end_if_drained(self, events: list[Event]) -> None:
         if self._state is ConnectionState.DRAINING and not self._streams:
-            self._end(events, self._ended_by, ErrorCode.CONNECTION_CLOSE, "every stream has ended")
-        return events
+            self._end_drain(events, "every stream has ended")
+
+    def _end_drain(self, events: list[Event], text: str) -> None:
+        # RS-31: not before. A peer may take CONNECTION_CLOSE for the end of its streams, as rsocket-java does.
+        if self._farewell is not None:
+            self._put_control(self._farewell, behind=True)
+        self._end(events, self._ended_by, ErrorCode.CONNECTION_CLOSE, text)
 
     def _require(self, *states: ConnectionState) -> None:
         if self._state not in states:
@@ -294,7 +300,7 @@ class RSocketConnection:
             payload=config.setup_payload,
             lease=self._leasing,
         )
-        if len(setup.encode()) > MAX_FRAME:
+        if len(setup.encode()) > LARGEST_SENT:
             raise ConfigurationError("setup_payload does not fit into a frame, and SETUP cannot be fragmented")
         self._put_control(setup)
 
@@ -328,6 +334,8 @@ class RSocketConnection:
             self._refuse(events, ErrorCode.INVALID_SETUP, text, "RS-41")
         elif setup.keepalive_ms == 0 or setup.lifetime_ms == 0:
             self._refuse(events, ErrorCode.INVALID_SETUP, "keepalive interval and lifetime must be above 0", "RS-42")
+        elif fault := mime_type_fault(setup.metadata_mime_type, setup.data_mime_type):
+            self._refuse(events, ErrorCode.INVALID_SETUP, fault, "RS-42")
         elif setup.token is not None and not config.resume:
             self._refuse(events, ErrorCode.REJECTED_SETUP, "sessions cannot be resumed here", "RS-43")
         elif setup.token == b"":
@@ -392,7 +400,7 @@ class RSocketConnection:
     def send_metadata_push(self, metadata: bytes) -> None:
         """Send metadata of the connection as a whole; needs neither lease nor credit (RS-26)."""
         self._require(*_LIVE)
-        if len(metadata) > MAX_FRAME - 6:
+        if len(metadata) > LARGEST_SENT - 6:
             raise LocalProtocolError(f"metadata of {len(metadata)} octets does not fit into a frame", rule="RS-3")
         self._put_control(MetadataPushFrame(metadata))
 
@@ -405,7 +413,7 @@ class RSocketConnection:
         self._require(*_LIVE)
         ttl_ms = round(ttl * 1000)
         if not (
-            self._leasing and 0 <= n <= MAX_U31 and 0 <= ttl_ms <= MAX_U31 and len(metadata or b"") <= MAX_FRAME - 14
+            self._leasing and 0 <= n <= MAX_U31 and 0 <= ttl_ms <= MAX_U31 and len(metadata or b"") <= LARGEST_SENT - 14
         ):
             raise LocalProtocolError("leases were not agreed on in SETUP, or a value is out of range", rule="RS-130")
         self._granted.replace(ttl, n, now)
@@ -415,7 +423,7 @@ class RSocketConnection:
     def send_keepalive(self, data: bytes = b"") -> None:
         """Ask the peer for a sign of life, which comes as `KeepaliveReceived` (RS-105); a client does so by itself."""
         self._require(*_LIVE)
-        if len(data) > MAX_FRAME - 14:
+        if len(data) > LARGEST_SENT - 14:
             raise LocalProtocolError(f"{len(data)} octets do not fit into a frame", rule="RS-3")
         self._put_control(KeepaliveFrame(respond=True, position=self._position(), data=data))
 
@@ -427,7 +435,7 @@ class RSocketConnection:
                 resumed is named, since peers do not agree on whether such a frame has a position (RS-91).
         """
         self._require(*_LIVE)
-        if not (0 <= stream_id <= MAX_U31 and 0 < extended_type <= MAX_U31 and len(data) <= MAX_FRAME - 10):
+        if not (0 <= stream_id <= MAX_U31 and 0 < extended_type <= MAX_U31 and len(data) <= LARGEST_SENT - 10):
             raise LocalProtocolError("no such stream or extended type, or too much data for a frame", rule="RS-11")
         if stream_id and self._replay is not None:
             raise LocalProtocolError("no EXT on a stream of a session that can be resumed", rule="RS-91")
@@ -438,8 +446,9 @@ class RSocketConnection:
             self._put_control(frame)
 
     def start_drain(self, text: str, now: float) -> list[Event]:
-        """Announce the end by CONNECTION_CLOSE: no new requests; the connection ends with its last stream (RS-31).
+        """Take no new requests either way; the connection ends with its last stream, by CONNECTION_CLOSE with this text (RS-31).
 
+        Requests of the peer are answered by REJECTED meanwhile, fire-and-forget is dropped.
         A connection that is not set up, or has no carrier, ends at once.
 
         Look at `next_deadline` after each call that may have ended a stream: it is in the past when the last one is gone.
@@ -447,7 +456,7 @@ class RSocketConnection:
         events: list[Event] = []
         match self._state:
             case ConnectionState.OPENING | ConnectionState.OPEN:
-                self._put_control(ErrorFrame(0, ErrorCode.CONNECTION_CLOSE, text.encode()[:_MAX_TEXT]), behind=True)
+                self._farewell = ErrorFrame(0, ErrorCode.CONNECTION_CLOSE, text.encode()[:_MAX_TEXT])
                 self._drain(events, EndReason.CLOSED, now)
             case ConnectionState.AWAITING_SETUP | ConnectionState.DECIDING:
                 self._end(events, EndReason.CLOSED, ErrorCode.REJECTED_SETUP, text, tell=True)
@@ -589,9 +598,7 @@ class RSocketConnection:
             case _:
                 self._end_if_drained(events)
                 if self._state is ConnectionState.DRAINING and now >= self._until:
-                    self._end(
-                        events, self._ended_by, ErrorCode.CONNECTION_CLOSE, "streams were open after the drain timeout"
-                    )
+                    self._end_drain(events, "streams were open after the drain timeout")
                 elif self._state is not ConnectionState.ENDED:
                     self._live_timeout(events, now)
         return events

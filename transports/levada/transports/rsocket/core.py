@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from levada.framework.errors import LocalProtocolError
-from levada.transports.rsocket.config import MAX_FRAME, MAX_U31, CoreConfig
+from levada.transports.rsocket.config import CUT_INTO, LARGEST_SENT, MAX_U31, CoreConfig
 from levada.transports.rsocket.connection import RSocketConnection
 from levada.transports.rsocket.errors import STREAM_CODES, ErrorCode, InvalidFrame
 from levada.transports.rsocket.events import (
@@ -137,7 +137,8 @@ class RSocketCore(RSocketConnection):
         self._parity = 1 if client else 0  # RS-18: of this side's ids
         self._ids = StreamIds(1 if client else 2, reuse=config.reuse_stream_ids)
         # RS-86: `fragment_size` counts the length field on every carrier. RS-3.
-        self._max_sent = MAX_FRAME if config.fragment_size is None else min(config.fragment_size - _PREFIX, MAX_FRAME)
+        self._fragment = min((config.fragment_size or CUT_INTO) - _PREFIX, LARGEST_SENT)
+        self._max_sent = LARGEST_SENT if config.fragment_size is None else self._fragment
         self._max_taken = config.max_frame_size
 
     # ---------------------------------------------------------------- octets in
@@ -696,7 +697,7 @@ class RSocketCore(RSocketConnection):
             raise LocalProtocolError("a requester without further payloads has no errors; cancel", rule="RS-68")
         if code not in STREAM_CODES and not 0x301 <= code <= 0xFFFFFFFE:
             raise LocalProtocolError(f"{code:#x} is no code for a stream", rule="RS-27")
-        if len(data) > MAX_FRAME - HEADER.size - U32.size:
+        if len(data) > LARGEST_SENT - HEADER.size - U32.size:
             raise LocalProtocolError(f"error data of {len(data)} octets does not fit into a frame", rule="RS-3")
         if stream is None:
             del self._waiting[stream_id]  # the peer has not heard of it
@@ -730,8 +731,9 @@ class RSocketCore(RSocketConnection):
         return 0 if stream is None else min(stream.credit, MAX_U31)
 
     def has_stream(self, stream_id: int) -> bool:
-        """Return whether the stream is live; a fire-and-forget request is only while it waits for a lease."""
-        return stream_id in self._streams or stream_id in self._waiting
+        """Return whether the stream is live and the caller has heard of it; a fire-and-forget request is only while it waits."""
+        stream = self._streams.get(stream_id)
+        return stream_id in self._waiting if stream is None else stream.heard_of
 
     def stream_ids(self) -> set[int]:
         """Return the ids of the live streams that the caller has heard of, those that wait for a lease included."""
@@ -762,7 +764,7 @@ class RSocketCore(RSocketConnection):
     def _put_fragments(self, stream_id: int, word: int, fixed: bytes, payload: Payload) -> None:
         complete = word & COMPLETE
         word &= ~(COMPLETE | METADATA)
-        room = self._max_sent - _SMALLEST
+        room = self._fragment - _SMALLEST
         # All at once, so that nothing of the same stream comes in between (RS-82).
         for part, follows in split(payload, room - len(fixed), room):
             parts = [fixed, part.data]

@@ -454,7 +454,7 @@ def _decode_setup(frame: bytes, stream_id: int, flags: int) -> SetupFrame:
         keepalive_ms=keepalive_ms & MAX_U31,
         lifetime_ms=lifetime_ms & MAX_U31,
         token=token,
-        # Own names are allowed and not judged, so whatever came goes back unchanged (RS-17).
+        # Whatever came goes back unchanged; it is judged by whoever accepts it (RS-42).
         metadata_mime_type=metadata_mime_type.decode("utf-8", "surrogateescape"),
         data_mime_type=data_mime_type.decode("utf-8", "surrogateescape"),
         payload=payload_at(frame, at, len(frame), flags),
