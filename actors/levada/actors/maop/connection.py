@@ -552,7 +552,7 @@ class Connection(Actor[Any]):
 
     def shut(self, code: int = 0, reason: str = "") -> None:
         """Close at once: operations end, the actor ends."""
-        self.closing = True
+        self.closing = self.closing or self.end is None  # else the peer did, before
         if self._begun:
             self._apply(self.core.close(code, reason))
             self.flush()
