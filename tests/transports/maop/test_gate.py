@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import time
+import tracemalloc
+import weakref
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from levada.framework.errors import LocalProtocolError
 from levada.transports.maop import (
@@ -457,18 +462,78 @@ def test_ma117_shares_follow_the_weights_and_age_lifts() -> None:
     counts = [sum(e is not None and e[0] == p for e in got) for p in (0, 40, 100, 170, 230)]
     assert counts == [160, 80, 40, 20, 10]
     assert [e[1] for e in got if e is not None and e[0] == 0] == list(range(160))
-    costs: FairQueue[str] = FairQueue()
-    for _ in range(2000):
-        costs.push("big", 0, 15 * 65_536, 0.0)
-        costs.push("small", 128, 0, 0.0)
-    seen = [costs.pop(0.0) for _ in range(1000)]
+    costs: FairQueue[tuple[str, int]] = FairQueue()
+    for n in range(2000):
+        costs.push(("big", n), 0, 15 * 65_536, 0.0)
+        costs.push(("small", n), 128, 0, 0.0)
+    seen = [taken[0] for taken in (costs.pop(0.0) for _ in range(1000)) if taken is not None]
     share = seen.count("big") * 16 / seen.count("small")
     assert 3.6 < share < 4.4
-    old: FairQueue[str] = FairQueue()
+    old: FairQueue[object] = FairQueue()
     old.push("old", 255, 0, 0.0)
-    for _ in range(50):
-        old.push("new", 0, 0, 2.0)
+    for n in range(50):
+        old.push(n, 0, 0, 2.0)
     assert old.pop(2.1) == "old"  # behind those that keep coming with a better priority it would starve
+
+
+class Caller:
+    """Somebody who waits."""
+
+
+@given(st.lists(st.tuples(st.sampled_from(["push", "pop", "remove", "again"]), st.integers(0, 255)), max_size=80))
+def test_who_has_left_a_queue_does_not_come_out_of_it(steps: list[tuple[str, int]]) -> None:
+    """A queue of which entries leave gives only those that are still in it."""
+    queue: FairQueue[Caller] = FairQueue()
+    waiting: list[Caller] = []
+    gone: list[Caller] = []
+    for step, number in steps:
+        if step == "push":
+            waiting.append(Caller())
+            queue.push(waiting[-1], number, 0, 0.0)
+        elif step == "pop":
+            taken = queue.pop(0.0)
+            assert (taken is None) == (not waiting)
+            if taken is not None:
+                waiting.remove(taken)
+                gone.append(taken)
+        elif step == "remove" and waiting:
+            gone.append(waiting.pop(number % len(waiting)))
+            assert queue.remove(gone[-1])
+        elif step == "again" and gone:
+            assert not queue.remove(gone[number % len(gone)])
+        assert len(queue) == len(waiting)
+
+
+def test_all_who_wait_may_leave_at_once() -> None:
+    """65,535 in any order take a fraction of a second; each used to look at all others, for minutes."""
+    for order in (1, -1):
+        queue: FairQueue[Caller] = FairQueue()
+        callers = [Caller() for _ in range(65_535)]
+        for caller in callers:
+            queue.push(caller, 128, 0, 0.0)
+        began = time.process_time()
+        assert all(queue.remove(caller) for caller in callers[::order])
+        assert time.process_time() - began < 1.0
+        assert (len(queue), queue.pop(0.0)) == (0, None)
+
+
+def test_who_has_left_holds_no_memory() -> None:
+    queue: FairQueue[Caller] = FairQueue()
+    stays = Caller()
+    queue.push(stays, 128, 0, 0.0)
+    tracemalloc.start()
+    try:
+        for _ in range(10_000):
+            caller = Caller()
+            alive = weakref.ref(caller)
+            queue.push(caller, 128, 0, 0.0)
+            assert queue.remove(caller)
+            del caller
+            assert alive() is None
+        assert tracemalloc.get_traced_memory()[0] < 10_000
+    finally:
+        tracemalloc.stop()
+    assert queue.pop(0.0) is stays
 
 
 # ---------------------------------------------------------------- repetition

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import enum
 from heapq import heapify, heappop, heappush
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 __all__ = ["FairQueue", "PriorityClass", "class_of"]
 
 T = TypeVar("T")
+_Item: TypeAlias = list[Any]
+"""Priority, order of coming, time since when, cost, and the entry; ``None`` in its place once it has left."""
 
 
 class PriorityClass(enum.IntEnum):
@@ -49,44 +51,53 @@ class FairQueue(Generic[T]):
     have entries their shares of the cost are as their weights, and no class starves.
     """
 
-    __slots__ = ("_age_at", "_classes", "_deficit", "_live", "_order", "_turn")
+    # An entry that waits no more leaves an item without entry in its heap, which goes when it comes to the top, or with all others like
+    # it when they are the most: so leaving costs O(log n) on average, and what has left holds no memory.
+    __slots__ = ("_age_at", "_classes", "_deficit", "_items", "_left", "_order", "_turn")
 
     def __init__(self) -> None:
-        self._classes: list[list[tuple[int, int, float, float, T]]] = [[] for _ in WEIGHTS]
+        self._classes: list[list[_Item]] = [[] for _ in WEIGHTS]
+        self._items: dict[int, _Item] = {}  # by id() of the entry
+        self._left = 0
         self._deficit = [0.0] * len(WEIGHTS)
         self._turn = len(WEIGHTS) - 1  # so that the first round begins with the first class
         self._order = 0
-        self._live = 0
         self._age_at = 0.0
 
     def __len__(self) -> int:
-        return self._live
+        return len(self._items)
 
     def push(self, entry: T, priority: int, octets: int, now: float) -> None:
         """Put an entry in.
 
         Args:
-            entry: what comes out again.
+            entry: what comes out again; it is in the queue once at most.
             priority: 0 to 255; decides the class, and the order in it.
             octets: announced, for the cost: 1 and one for each 64 KiB, 128 of these at most, so that a turn comes in a bounded time.
             now: when it came.
         """
         self._order += 1
-        heappush(self._classes[_CLASSES[priority]], (priority, self._order, now, 1 + min(octets / 65_536, 128), entry))
-        self._live += 1
+        item: _Item = [priority, self._order, now, 1 + min(octets / 65_536, 128), entry]
+        self._items[id(entry)] = item
+        heappush(self._classes[_CLASSES[priority]], item)
 
     def pop(self, now: float) -> T | None:
         """Take who is next; None if nobody waits."""
-        if not self._live:
+        if not self._items:
             return None
         self._age(now)
         while True:
             turn = self._turn
             heap = self._classes[turn]
+            while heap and heap[0][4] is None:
+                heappop(heap)
+                self._left -= 1
             if heap and self._deficit[turn] >= heap[0][3]:
                 self._deficit[turn] -= heap[0][3]
-                self._live -= 1
-                return heappop(heap)[4]
+                entry: T | None = heappop(heap)[4]
+                assert entry is not None
+                del self._items[id(entry)]
+                return entry
             if not heap:
                 self._deficit[turn] = 0.0
             self._turn = turn = (turn + 1) % len(WEIGHTS)
@@ -103,23 +114,26 @@ class FairQueue(Generic[T]):
             stay = [e for e in heap if now - e[2] < AGING]
             if len(stay) == len(heap):
                 continue
-            for _, order, since, cost, entry in heap:
-                lift = min(place, int((now - since) / AGING))
+            for item in heap:
+                lift = min(place, int((now - item[2]) / AGING))
                 if lift:
                     # First of its new class: else those that keep coming there with better priorities would starve it.
-                    first = _BOUNDS[place - lift - 1] if lift < place else 0
-                    heappush(self._classes[place - lift], (first, order, since + lift * AGING, cost, entry))
+                    item[0] = _BOUNDS[place - lift - 1] if lift < place else 0
+                    item[2] += lift * AGING
+                    heappush(self._classes[place - lift], item)
             heap[:] = stay
             heapify(heap)
 
     def remove(self, entry: T) -> bool:
         """Take an entry out that waits no more; say whether it was there."""
-        for heap in self._classes:
-            for at, item in enumerate(heap):
-                if item[4] is entry:
-                    heap[at] = heap[-1]
-                    heap.pop()
-                    heapify(heap)
-                    self._live -= 1
-                    return True
-        return False
+        item = self._items.pop(id(entry), None)
+        if item is None:
+            return False
+        item[4] = None
+        self._left += 1
+        if self._left > len(self._items):
+            self._left = 0
+            for heap in self._classes:
+                heap[:] = [item for item in heap if item[4] is not None]
+                heapify(heap)
+        return True
