@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -225,8 +226,10 @@ def test_a_ledger_older_than_the_segments_destroys_nothing(tmp_path: Path) -> No
     shutil.copy(tmp_path / "old", tmp_path / "ledger.sqlite")
     [path] = (tmp_path / "partition-0000").glob("*.segment")
     before = path.read_bytes()
-    with pytest.raises(JournalDamaged, match="of transaction 2, but the ledger ends with 0: it is older"):
+    with pytest.raises(JournalDamaged, match="the ledger has had 4 commits, and the newest 3 of them are gone"):
         Store.open(tmp_path, SCHEMA, CONFIG)
+    with pytest.raises(JournalDamaged, match="of transaction 2, but the ledger ends with 0: it is older"):
+        Store.open(tmp_path, SCHEMA, attrs.evolve(CONFIG, accept_loss=True))
     assert path.read_bytes() == before
 
 
@@ -265,12 +268,13 @@ class Disk:
     What a file held when it was last synced is known; a power failure leaves that, and of what came later anything.
     """
 
-    CALLS = ("pwritev", "fdatasync", "fsync", "ftruncate")
+    CALLS = ("pwritev", "pwrite", "fdatasync", "fsync", "ftruncate")
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left: int | None = None
         self.count = 0
         self.synced: dict[int, bytes] = {}
+        self.write = os.pwrite
         for name in self.CALLS:
             monkeypatch.setattr(os, name, self._wrap(name, getattr(os, name)))
         for name in ("rename", "unlink"):
@@ -298,7 +302,9 @@ class Disk:
             half = None
             if name == "pwritev":
                 octets = b"".join(bytes(view) for view in args[1])
-                half = lambda: os.pwrite(args[0], octets[: len(octets) // 2], args[2])  # noqa: E731
+                half = lambda: self.write(args[0], octets[: len(octets) // 2], args[2])  # noqa: E731
+            elif name == "pwrite":
+                half = lambda: self.write(args[0], args[1][: len(args[1]) // 2], args[2])  # noqa: E731
             self._step(half)
             result = real(*args, **keywords)
             if name in ("fdatasync", "fsync"):
@@ -323,6 +329,11 @@ class Disk:
     def power_failure(self, source: Path, target: Path, chance: random.Random) -> None:
         """Copy a journal as a power failure might leave it: what was not synced is there, or not, or other octets."""
         shutil.copytree(source, target, ignore=shutil.ignore_patterns("staging", "lock"))
+        ends = source / "ends"
+        known, now = self.synced.get(ends.stat().st_ino, b""), ends.read_bytes()
+        # Written over in place: any octet that is not synced is the old one, the new one, or neither.
+        mixed = bytes(chance.choice([a, b, 0]) if a != b else a for a, b in zip(known, now, strict=True))
+        (target / "ends").write_bytes(chance.choice([known, now, mixed]))
         for path in source.glob("partition-*/*"):
             known = self.synced.get(path.stat().st_ino, b"")
             now = path.read_bytes()

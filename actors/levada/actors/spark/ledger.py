@@ -4,33 +4,75 @@ The ledger decides. A batch is delivered at the moment in which its line is comm
 with the number of their transaction, and readers do not see them. What a crash leaves of a transaction without a line is cut off.
 
 Commits are synced (WAL, ``synchronous=FULL``): a line that was promised survives a power failure. Methods belong to one thread at a time.
+
+SQLite finds damage of its own structure only. So the table ``checks`` has, for each other table, the number of rows and the sum of their checksums,
+kept by triggers. The fact ``commits`` counts: a ledger that has lost its newest commits is behind the count in `levada.actors.spark.ends`.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import secrets
 import sqlite3
 import uuid
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 import attrs
 
 from .errors import JournalDamaged, JournalError
 
-__all__ = ["Delivered", "Ledger"]
+__all__ = ["Delivered", "Ledger", "Reach"]
 
 KEPT = 1000
 """Newest batches of each query whose ranges are remembered; of older ones only that they were delivered."""
 
-_FORMAT = 1
-_TABLES = """
-CREATE TABLE facts (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
-CREATE TABLE partitions (number INTEGER PRIMARY KEY, end INTEGER NOT NULL);
-CREATE TABLE groups (name TEXT, partition INTEGER, offset INTEGER NOT NULL, PRIMARY KEY (name, partition)) WITHOUT ROWID;
-CREATE TABLE batches (query TEXT, batch INTEGER, ranges TEXT NOT NULL, PRIMARY KEY (query, batch)) WITHOUT ROWID;
-"""
+KEPT_OPENINGS = 4096
+"""Newest openings that are remembered."""
+
+_FORMAT = 2
+_COLUMNS = {
+    "facts": ("name", "value"),
+    "partitions": ("number", "end"),
+    "groups": ("name", "partition", "offset"),
+    "batches": ("query", "batch", "ranges"),
+    "openings": ("number", "name", "ends"),
+    "losses": ("partition", "end", "first"),
+}
+"""The tables that have checks."""
+_TABLES_1 = (
+    "CREATE TABLE facts (name TEXT PRIMARY KEY, value) WITHOUT ROWID",
+    "CREATE TABLE partitions (number INTEGER PRIMARY KEY, end INTEGER NOT NULL)",
+    "CREATE TABLE groups (name TEXT, partition INTEGER, offset INTEGER NOT NULL, PRIMARY KEY (name, partition)) WITHOUT ROWID",
+    "CREATE TABLE batches (query TEXT, batch INTEGER, ranges TEXT NOT NULL, PRIMARY KEY (query, batch)) WITHOUT ROWID",
+)
+_TABLES_2 = (
+    "CREATE TABLE openings (number INTEGER PRIMARY KEY, name TEXT NOT NULL, ends TEXT NOT NULL)",
+    "CREATE TABLE losses (partition INTEGER, end INTEGER, first INTEGER NOT NULL, PRIMARY KEY (partition, end)) WITHOUT ROWID",
+    "CREATE TABLE checks (name TEXT PRIMARY KEY, rows INTEGER NOT NULL, sum INTEGER NOT NULL) WITHOUT ROWID",
+)
+
+
+def _triggers() -> Iterator[str]:
+    for table, columns in _COLUMNS.items():
+        new, old = (", ".join(f"{row}.{column}" for column in columns) for row in ("NEW", "OLD"))
+        for event, rows, total in (
+            ("INSERT", 1, f"row_sum({new})"),
+            ("UPDATE", 0, f"row_sum({new}) - row_sum({old})"),
+            ("DELETE", -1, f"-row_sum({old})"),
+        ):
+            yield (
+                f"CREATE TRIGGER check_{event.lower()}_{table} AFTER {event} ON {table} BEGIN "
+                f"UPDATE checks SET rows = rows + {rows}, sum = sum + {total} WHERE name = '{table}'; END"
+            )
+
+
+def _row_sum(*values: object) -> int:
+    return zlib.crc32(ascii(values).encode())
 
 
 @attrs.frozen
@@ -44,6 +86,26 @@ class Delivered:
     forgotten."""
 
 
+@attrs.frozen
+class Reach:
+    """How far the rows that were there when the journal was open under some name are still the same rows."""
+
+    known: bool
+    """Whether it was ever open under that name. If not, an older copy was restored; `ends` is where that copy was opened then."""
+    ends: Mapping[int, int]
+    """For each partition, the offset up to which rows are the same."""
+
+
+@attrs.frozen
+class _Opening:
+    """A line of the history."""
+
+    number: int
+    name: str
+    ends: Mapping[int, int]
+    """Where the partitions ended at that time."""
+
+
 class Ledger:
     """The database of one journal. Made by `Ledger.open`."""
 
@@ -51,8 +113,8 @@ class Ledger:
         self._connection = connection
         self._path = path
         facts = dict(connection.execute("SELECT name, value FROM facts"))
-        if facts["format"] != _FORMAT:
-            raise JournalError(f"format {facts['format']}, this program reads {_FORMAT}", path=str(path))
+        self.format = int(facts["format"])
+        """Version of the format; the first change brings an older one up to date."""
         self.journal = bytes(facts["journal"])
         """Sixteen octets that tell this journal from all others."""
         self.partitions = int(facts["partitions"])
@@ -60,52 +122,59 @@ class Ledger:
         """Whether all partitions have been made."""
         self.transaction = int(facts["transaction"])
         """Number of the last transaction that was committed."""
+        self.commits = int(facts.get("commits", 0))
+        """Changes of this ledger so far."""
         self._groups: dict[str, dict[int, int]] = {}
         for name, partition, offset in connection.execute("SELECT name, partition, offset FROM groups"):
             self._groups.setdefault(name, {})[partition] = offset
+        self._openings: list[_Opening] = []
+        self._losses: dict[int, dict[int, int]] = {}
+        if self.format > 1:
+            for number, name, ends in connection.execute("SELECT number, name, ends FROM openings ORDER BY number"):
+                self._openings.append(_Opening(number, name, dict(enumerate(json.loads(ends)))))
+            for partition, first, end in connection.execute("SELECT partition, first, end FROM losses"):
+                self._losses.setdefault(partition, {})[end] = first
 
     @classmethod
-    def open(cls, path: Path, *, partitions: int) -> Ledger:
-        """Open the database, or make it for a new journal of so many partitions.
+    def open(cls, path: Path, *, partitions: int, commits: int = 0) -> Ledger:
+        """Open the database, or make it for a new journal of so many partitions. One of an older format stays so until something is changed.
 
         Raises:
-            JournalDamaged: it is no ledger, or a damaged one.
+            JournalDamaged: it is no ledger, a damaged one, or has had fewer commits than `commits`; nothing was changed.
             JournalError: written by a later version of this format.
         """
-        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         try:
-            connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute("PRAGMA synchronous=FULL")
-            with _transaction(connection):
+            if path.exists():
+                _verify(path, commits)
+            else:
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            try:
+                connection.create_function("row_sum", -1, _row_sum, deterministic=True)
+                connection.execute("PRAGMA journal_mode=WAL")
+                connection.execute("PRAGMA synchronous=FULL")
                 if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                    for statement in _TABLES.split(";"):
-                        connection.execute(statement)
-                    facts = {
-                        "format": _FORMAT,
-                        "journal": uuid.uuid4().bytes,
-                        "partitions": partitions,
-                        "ready": 0,
-                        "transaction": 0,
-                    }
-                    connection.executemany("INSERT INTO facts VALUES (?, ?)", facts.items())
-                    connection.executemany("INSERT INTO partitions VALUES (?, 0)", [(n,) for n in range(partitions)])
-            return cls(connection, path)
-        except (sqlite3.DatabaseError, KeyError) as error:
-            connection.close()
+                    _create(connection, partitions)
+                return cls(connection, path)
+            except BaseException:
+                connection.close()
+                raise
+        except (sqlite3.DatabaseError, KeyError, ValueError, TypeError) as error:
             raise JournalDamaged(f"this is no ledger of a journal: {error}", path=str(path)) from error
-        except BaseException:
-            connection.close()
-            raise
 
     def close(self) -> None:
         """Let go of the database."""
         self._connection.close()
 
-    def set_ready(self) -> None:
-        """Note that all partitions have been made."""
-        with _transaction(self._connection):
-            self._connection.execute("UPDATE facts SET value = 1 WHERE name = 'ready'")
-        self.ready = True
+    @contextmanager
+    def _change(self) -> Iterator[sqlite3.Connection]:
+        with _transaction(self._connection) as connection:
+            if self.format < _FORMAT:
+                _grow(connection)
+            yield connection
+            connection.execute("UPDATE facts SET value = value + 1 WHERE name = 'commits'")
+        self.format = _FORMAT
+        self.commits += 1
 
     def ends(self) -> dict[int, int]:
         """For each partition, the offset up to which it must reach: everything below was delivered, or read by a group."""
@@ -114,6 +183,69 @@ class Ledger:
             for partition, offset in offsets.items():
                 ends[partition] = max(ends[partition], offset)
         return ends
+
+    # ------------------------------------------------------------ history
+
+    @property
+    def opening(self) -> str:
+        """Name of the opening of this moment; see `begin`."""
+        return self._openings[-1].name
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a history; one of format 1 has none."""
+        return bool(self._openings)
+
+    def begin(self, ends: Mapping[int, int]) -> None:
+        """Add a line to the history, once all partitions are as they should be.
+
+        Args:
+            ends: for each partition, the offset behind its last row.
+
+        Raises:
+            sqlite3.Error: it cannot be written.
+        """
+        number = self._openings[-1].number + 1 if self._openings else 1
+        # The number comes first, so that an opening that is not known can be placed beside those that are.
+        opening = _Opening(number, f"{number}-{secrets.token_hex(8)}", dict(ends))
+        with self._change() as connection:
+            text = json.dumps([ends[partition] for partition in range(self.partitions)])
+            connection.execute("INSERT INTO openings VALUES (?, ?, ?)", (number, opening.name, text))
+            connection.execute("DELETE FROM openings WHERE number <= ?", (number - KEPT_OPENINGS,))
+            connection.execute("UPDATE facts SET value = 1 WHERE name = 'ready'")
+        self.ready = True
+        self._openings = [*self._openings, opening][-KEPT_OPENINGS:]
+
+    def add_losses(self, losses: Mapping[int, Sequence[tuple[int, int]]]) -> None:
+        """Note ranges of rows that are gone, which was accepted, for some partitions."""
+        with self._change() as connection:
+            for partition, ranges in losses.items():
+                known = self._losses.setdefault(partition, {})
+                for first, end in ranges:
+                    known[end] = min(first, known.get(end, first))
+                connection.executemany(
+                    "INSERT INTO losses VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET first = excluded.first",
+                    [(partition, end, first) for end, first in known.items()],
+                )
+
+    def losses(self, partition: int) -> dict[int, int]:
+        """Ranges of rows that are gone, which was accepted: for the offset behind each range, its first one."""
+        return dict(self._losses.get(partition, {}))
+
+    def reach(self, opening: str | None, now: Mapping[int, int]) -> Reach:
+        """Say how far the rows of an opening are still the same.
+
+        Args:
+            opening: its name; None for any time before the history began.
+            now: where the partitions end.
+        """
+        number = 0 if opening is None else _number(opening)
+        if opening is None or any(each.name == opening for each in self._openings):
+            later = [each.ends for each in self._openings if each.number > number]
+            return Reach(True, {partition: min(ends[partition] for ends in [*later, now]) for partition in now})
+        # The copy that was restored has been opened under this number too, or not so often; or the history is too short.
+        since = [each.ends for each in self._openings if each.number >= number] or [self._openings[-1].ends]
+        return Reach(False, {partition: min(ends[partition] for ends in since) for partition in now})
 
     # ------------------------------------------------------------ batches of a sink
 
@@ -136,7 +268,7 @@ class Ledger:
         Raises:
             sqlite3.Error: nobody knows whether it was committed; only opening the journal again tells.
         """
-        with _transaction(self._connection) as connection:
+        with self._change() as connection:
             text = json.dumps({str(number): list(between) for number, between in ranges.items()})
             connection.execute("INSERT INTO batches VALUES (?, ?, ?)", (query, batch, text))
             connection.execute(
@@ -158,7 +290,7 @@ class Ledger:
 
     def set_group(self, name: str, offsets: Mapping[int, int]) -> None:
         """Note how far a group has come."""
-        with _transaction(self._connection) as connection:
+        with self._change() as connection:
             connection.executemany(
                 "INSERT INTO groups VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET offset = excluded.offset",
                 [(name, partition, offset) for partition, offset in offsets.items()],
@@ -167,7 +299,7 @@ class Ledger:
 
     def forget_group(self, name: str) -> None:
         """Drop a group, so that it holds up no retention any more."""
-        with _transaction(self._connection) as connection:
+        with self._change() as connection:
             connection.execute("DELETE FROM groups WHERE name = ?", (name,))
         self._groups.pop(name, None)
 
@@ -183,3 +315,73 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]
             with closing(connection.cursor()) as cursor:
                 cursor.execute("ROLLBACK")
         raise
+
+
+def _create(connection: sqlite3.Connection, partitions: int) -> None:
+    with _transaction(connection):
+        for statement in _TABLES_1:
+            connection.execute(statement)
+        facts = {"format": 1, "journal": uuid.uuid4().bytes, "partitions": partitions, "ready": 0, "transaction": 0}
+        connection.executemany("INSERT INTO facts VALUES (?, ?)", facts.items())
+        connection.executemany("INSERT INTO partitions VALUES (?, 0)", [(number,) for number in range(partitions)])
+        _grow(connection)
+
+
+def _grow(connection: sqlite3.Connection) -> None:
+    """Make format 2 of format 1."""
+    for statement in _TABLES_2:
+        connection.execute(statement)
+    connection.execute("UPDATE facts SET value = ? WHERE name = 'format'", (_FORMAT,))
+    connection.execute("INSERT INTO facts VALUES ('commits', 0)")
+    for table in _COLUMNS:
+        connection.execute("INSERT INTO checks VALUES (?, ?, ?)", (table, *_check(connection, table)))
+    for statement in _triggers():
+        connection.execute(statement)
+
+
+def _check(connection: sqlite3.Connection, table: str) -> tuple[int, int]:
+    sums = [_row_sum(*row) for row in connection.execute(f"SELECT {', '.join(_COLUMNS[table])} FROM {table}")]
+    return len(sums), sum(sums)
+
+
+def _verify(path: Path, commits: int) -> None:
+    """Require that a ledger is whole, without changing anything, as a connection that may write would do even when it is closed."""
+    log = path.with_name(path.name + "-wal")
+    way = "mode=ro" if log.exists() else "mode=ro&immutable=1"  # without a log it makes an empty one otherwise
+    with closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?{way}", uri=True)) as connection:
+        problems = [text for (text,) in connection.execute("PRAGMA integrity_check")]
+        if problems != ["ok"]:
+            raise JournalDamaged(f"the ledger is damaged ({problems[0]}): restore it from a copy", path=str(path))
+        found = {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
+        if not found and not commits:
+            return  # its maker was killed
+        [version] = connection.execute("SELECT value FROM facts WHERE name = 'format'").fetchone() or (None,)
+        if isinstance(version, int) and version > _FORMAT:
+            raise JournalError(
+                f"format version {version}, this program reads 1 to {_FORMAT}: use the levada that wrote it or a later one",
+                path=str(path),
+            )
+        wanted = {*_TABLES_1} if version == 1 else {*_TABLES_1, *_TABLES_2, *_triggers()}
+        if found != wanted:
+            raise JournalDamaged("the tables of the ledger are damaged: restore it from a copy", path=str(path))
+        if version == 1:
+            return
+        [had] = connection.execute("SELECT value FROM facts WHERE name = 'commits'").fetchone() or (0,)
+        if had < commits:
+            raise JournalDamaged(
+                f"the ledger has had {commits} commits, and the newest {commits - had} of them are gone: restore it",
+                path=str(path),
+            )
+        checks = {name: (rows, total) for name, rows, total in connection.execute("SELECT * FROM checks")}
+        for table in _COLUMNS:
+            now, then = _check(connection, table), checks.get(table)
+            if now != then:
+                raise JournalDamaged(
+                    f"table {table} of the ledger has rows and sum {now}, and should have {then}: restore it from a copy",
+                    path=str(path),
+                )
+
+
+def _number(opening: str) -> int:
+    text = opening.partition("-")[0]
+    return int(text) if text.isascii() and text.isdigit() else 0

@@ -7,17 +7,21 @@ before is cut where it was published.
 from __future__ import annotations
 
 import itertools
+import logging
 import os
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import attrs
 import pyarrow as pa
 
 from .errors import JournalDamaged, JournalError, OffsetGone
-from .segments import Block, Message, Segment, sync_folder
+from .segments import Block, Message, Segment, State, sync_folder
 
-__all__ = ["Partition"]
+__all__ = ["Loss", "Partition"]
+
+logger = logging.getLogger("levada.actors.spark")
 
 
 @attrs.frozen
@@ -27,6 +31,19 @@ class _Published:
     segments: tuple[Segment, ...]
     size: int
     end: int
+    newest: float
+    last: float
+
+
+@attrs.frozen
+class Loss:
+    """Rows that should be there and are gone."""
+
+    first: int
+    end: int
+    """The offset behind the last one."""
+    error: JournalDamaged
+    """What was found."""
 
 
 class Partition:
@@ -40,9 +57,12 @@ class Partition:
         """Oldest first; a new tuple at each change, so that readers may keep the one they took."""
         self.end = 0
         """Offset behind the last row that readers see."""
+        self.synced_end = 0
+        """Offset behind the last row that is known to be on the disk."""
         self._journal = journal
         self._segment_bytes = segment_bytes
-        self._published = _Published((), 0, 0)
+        self._published = _Published((), 0, 0, 0.0, 0.0)
+        self._losses: dict[int, int] = {}
 
     @property
     def first(self) -> int:
@@ -63,51 +83,134 @@ class Partition:
             self._make_segment(0).close()
         sync_folder(self.folder.parent)
 
-    def open(self, committed: int) -> int:
-        """Find the segments, and cut off what is torn or was never committed.
+    def find(
+        self, committed: int, *, first: int | None = None, end: int = 0, known: Mapping[int, int] | None = None
+    ) -> list[Loss]:
+        """Look at the segments. Nothing is changed before `settle`.
 
         Args:
             committed: number of the last transaction in the ledger.
+            first: offset of the oldest row that must be there; None: that of the oldest segment.
+            end: the offset that the rows must reach.
+            known: rows that are known to be gone: for the offset behind each range, its first one.
 
         Returns:
-            Octets cut off.
+            What should be there and is gone or damaged.
 
         Raises:
-            JournalDamaged: a segment is missing or not whole; nothing was changed.
+            JournalDamaged: the ledger is older than the segments.
         """
         self.close()
-        for left in self.folder.glob("*.new"):
-            left.unlink()
-        found = [
-            Segment.open(path, partition=self.number, journal=self._journal)
-            for path in sorted(self.folder.glob("*.segment"))
-        ]
-        if not found:
-            raise JournalDamaged("the segments of this partition are gone", path=str(self.folder))
-        state = found[-1].examine(committed)
-        cut = 0
+        self._damaged = set[Path]()
+        self._stale = list[Path]()
+        self._uncommitted = list[Path]()
+        self._wanted = end
+        losses: list[Loss] = []
+        found: list[Segment] = []
+        for path in sorted(self.folder.glob("*.segment")):
+            try:
+                found.append(Segment.open(path, partition=self.number, journal=self._journal))
+            except JournalDamaged as error:
+                self._damaged.add(path)
+                losses.append(Loss(end, end, error))
+        if first is not None:
+            while len(found) > 1 and found[1].first <= first:
+                self._stale.append(found.pop(0).path)
+        oldest = found[0].first if found else end
+        if not (found or losses):
+            text = "the segments of this partition are gone: restore them"
+            losses.append(Loss(first or 0, oldest, JournalDamaged(text, path=str(self.folder))))
+        elif first is not None and oldest > first:
+            text = f"the oldest segment begins with row {oldest}, but rows from {first} on were promised: restore the segments"
+            losses.append(Loss(first, oldest, JournalDamaged(text, path=str(self.folder))))
+        losses += self._examine_sealed(found, committed, known or {})
+        if found:
+            losses += self._examine_last(found, committed)
+        self._found = found
+        return losses
+
+    def _examine_sealed(self, found: list[Segment], committed: int, known: Mapping[int, int]) -> Iterator[Loss]:
+        """See to it that each segment follows the one before."""
+        for before, after in itertools.pairwise(found):
+            before.end = known.get(after.first, after.first)
+            if before.end == after.first and after.before not in (None, (before.first, before.size)):
+                name, size = after.before or (0, 0)
+                what = (
+                    f"the segment before it began with row {name} and had {size} octets, and is gone or has others now"
+                )
+                before.examine(committed)
+                self._damaged.add(before.path)
+                error = JournalDamaged(f"{what}: restore it", path=str(after.path))
+                yield Loss(min(before.end, after.first), after.first, error)
+
+    def _examine_last(self, found: list[Segment], committed: int) -> Iterator[Loss]:
+        """Look where the rows end."""
+        state: State = found[-1].examine(committed)
         # A transaction that was not committed may have begun in a segment before, if there is nothing else in the last one. An empty
         # one stays otherwise: its name says at which offset to go on.
-        while found[-1].end == found[-1].first and len(found) > 1:
-            last, before = found[-1], found[-2]
-            state = before.examine(committed)
-            if state != "uncommitted":
-                if state == "torn" or before.end != last.first:
-                    raise JournalDamaged(
-                        f"ends with offset {before.end}; the next segment begins with {last.first}",
-                        path=str(before.path),
-                    )
+        while len(found) > 1 and found[-1].end == found[-1].first:
+            last, before, wanted = found[-1], found[-2], found[-2].end
+            if before.examine(committed) != "uncommitted":
+                if before.end != wanted:
+                    self._damaged.add(before.path)
+                    text = f"ends with offset {before.end}; the next segment begins with {last.first}"
+                    yield Loss(before.end, wanted, JournalDamaged(text, path=str(before.path)))
                 break
-            # First the later file: should this be cut short, the same is found again next time.
-            found.pop().path.unlink()
+            # The later file first: if this is cut short, the same is found again next time.
+            self._uncommitted.append(found.pop().path)
+            state = "uncommitted"
+        last = found[-1]
+        if state == "damaged":
+            self._damaged.add(last.path)
+            yield Loss(last.end, max(last.end, self._wanted), last.damage())
+        elif last.end < self._wanted:
+            if state != "whole":
+                self._damaged.add(last.path)
+            text = f"ends with offset {last.end}, but rows up to {self._wanted} were promised: restore the segments"
+            yield Loss(last.end, self._wanted, JournalDamaged(text, path=str(self.folder)))
+
+    def settle(self, losses: Mapping[int, int]) -> int:
+        """Put in order what `find` found: cut off what is torn or was never committed, and go on behind all rows that should be there.
+
+        Args:
+            losses: rows that are known to be gone by now: for the offset behind each range, its first one. Damaged files are kept as
+                ``NAME.damaged``.
+
+        Returns:
+            How many bytes were cut off.
+        """
+        found, cut = self._found, 0
+        self._losses = dict(losses)
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        for left in [*self.folder.glob("*.new"), *self._stale]:
+            left.unlink()
+        for path in self._damaged:
+            kept = path.with_name(path.name + ".damaged")
+            if any(segment.path == path for segment in found):
+                shutil.copyfile(path, kept)
+            else:
+                path.rename(kept)
+        for path in self._uncommitted:
+            cut += path.stat().st_size
+            path.unlink()
             sync_folder(self.folder)
-            cut += last.size
-        cut += found[-1].settle()
+        for segment in found:
+            if segment.path in self._damaged or segment is found[-1]:
+                cut += segment.settle()
+                segment.close()
         self.segments = tuple(found)
-        for before, after in itertools.pairwise(found):
-            before.close()
-            before.end = after.first
+        if not found or found[-1].end < self._wanted:
+            self._begin_at(self._wanted)
+        self.segments[-1].open_for_writing()
+        self.synced_end = self.segments[-1].end
         self.publish()
+        if cut:
+            logger.warning(
+                "%s: %d bytes were cut off that nobody was told about, of a write or a delivery that was cut short",
+                self.folder,
+                cut,
+                extra={"event": "tail_cut"},
+            )
         return cut
 
     def close(self) -> None:
@@ -116,6 +219,14 @@ class Partition:
             segment.close()
 
     # ------------------------------------------------------------ writing
+
+    def _begin_at(self, first: int) -> None:
+        """Go on with this offset, which is behind the end."""
+        empty = [segment for segment in self.segments[-1:] if segment.end == segment.first]
+        self.segments = self.segments[: len(self.segments) - len(empty)]
+        self.segments = (*self.segments, self._make_segment(first))
+        for segment in empty:
+            segment.path.unlink()
 
     def write(self, messages: Sequence[Message], *, transaction: int, time: float) -> int:
         """Put rows behind the last ones; neither synced nor seen by readers yet. A full segment gives way to a new one.
@@ -145,19 +256,26 @@ class Partition:
     def roll(self) -> None:
         """Seal the last segment, which is synced, and begin a new one; it takes the place of one without rows."""
         last = self.segments[-1]
-        last.sync()
-        kept = self.segments if last.end > last.first else self.segments[:-1]
-        self.segments = (*kept, self._make_segment(last.end))
+        self.sync()
+        if last.end == last.first:
+            self.segments = self.segments[:-1]
+        self.segments = (*self.segments, self._make_segment(last.end))
         last.close()
 
     def _make_segment(self, first: int) -> Segment:
+        before = (self.segments[-1].first, self.segments[-1].size) if self.segments else None
         return Segment.create(
-            self.folder, partition=self.number, first=first, schema=self.schema, journal=self._journal
+            self.folder, partition=self.number, first=first, schema=self.schema, journal=self._journal, before=before
         )
+
+    def written_file(self) -> tuple[Path, int]:
+        """Return the file that is written, and its inode."""
+        return self.segments[-1].path, self.segments[-1].inode()
 
     def sync(self) -> None:
         """Bring what was written to the disk."""
         self.segments[-1].sync()
+        self.synced_end = self.segments[-1].end
 
     def publish(self) -> bool:
         """Let readers see what was written; return whether a segment was sealed meanwhile."""
@@ -166,7 +284,7 @@ class Partition:
         for segment in self.segments[max(0, len(self._published.segments) - 1) :]:
             segment.publish()
         self.end = last.end
-        self._published = _Published(self.segments, last.size, last.end)
+        self._published = _Published(self.segments, last.size, last.end, last.newest, last.last)
         return sealed
 
     def rollback(self) -> None:
@@ -183,14 +301,16 @@ class Partition:
             self.segments = kept
             sync_folder(self.folder)
         kept[-1].cut_to(self._published.size, self._published.end)
+        kept[-1].newest, kept[-1].last = self._published.newest, self._published.last
+        self.synced_end = min(self.synced_end, self._published.end)
 
-    def drop_oldest(self) -> None:
-        """Delete the oldest segment, which is not the last one."""
+    def drop_oldest(self) -> Path:
+        """Take the oldest segment, which is not the last one, from readers; return its file, which may be deleted."""
         oldest, *rest = self.segments
         # Readers that look it up from now on are told that it is gone; those that have it mapped keep it.
         self.segments = tuple(rest)
-        self._published = _Published(self.segments, self._published.size, self._published.end)
-        oldest.path.unlink()
+        self._published = attrs.evolve(self._published, segments=self.segments)
+        return oldest.path
 
     # ------------------------------------------------------------ reading
 
@@ -204,15 +324,17 @@ class Partition:
         end, used = min(end, self.end), 0
         while start < end:
             segment, following = self._segment_of(start)
-            stop = end if following is None else min(end, following)
+            stop = end if following is None else min(end, segment.end)
+            if start >= stop and used:
+                return
             try:
-                segment.index(stop if following is None else following)
+                self._index(segment, start, following)
                 for block in segment.read(start, stop, max_bytes, used):
                     yield block
                     start = block.end
                     used += block.octets.size
             except FileNotFoundError:
-                raise self._gone(start) from None
+                raise self._vanished(segment, start) from None
             if start < stop:
                 return
 
@@ -221,21 +343,30 @@ class Partition:
         end, used = min(end, self.end), 0
         while start < end:
             segment, following = self._segment_of(start)
-            stop = end if following is None else min(end, following)
+            stop = end if following is None else min(end, segment.end)
+            if start >= stop and used:
+                break
             try:
-                segment.index(stop if following is None else following)
+                self._index(segment, start, following)
                 start, used = segment.offset_within(start, stop, max_bytes, used)
             except FileNotFoundError:
-                raise self._gone(start) from None
+                raise self._vanished(segment, start) from None
             if start < stop:
                 break
         return start
+
+    def _index(self, segment: Segment, start: int, following: int | None) -> None:
+        """Index a segment that holds the row at `start`, or would if it had not been lost."""
+        if following is not None:
+            segment.index()
+            if start >= segment.end:
+                raise self._gone(start, following)
 
     def _segment_of(self, offset: int) -> tuple[Segment, int | None]:
         """The segment that holds an offset, and the offset at which the one after begins."""
         segments = self.segments
         if offset < segments[0].first:
-            raise self._gone(offset)
+            raise self._gone(offset, segments[0].first)
         low, high = 0, len(segments)
         while high - low > 1:
             middle = (low + high) // 2
@@ -245,14 +376,26 @@ class Partition:
                 high = middle
         return segments[low], segments[low + 1].first if low + 1 < len(segments) else None
 
-    def _gone(self, offset: int) -> OffsetGone:
-        first = self.first
+    def _gone(self, offset: int, first: int) -> OffsetGone:
+        if self._losses.get(first, first) <= offset:
+            why = "were lost, which was accepted when the journal was opened; the next row is"
+        else:
+            why = "have been deleted by retention; the oldest left is"
         return OffsetGone(
-            f"partition {self.number}: rows {offset} to {first - 1} have been deleted by retention; the oldest left is {first}",
+            f"partition {self.number}: rows {offset} to {first - 1} {why} {first}",
             path=os.fspath(self.folder),
             partition=self.number,
             wanted=offset,
             first=first,
+        )
+
+    def _vanished(self, segment: Segment, offset: int) -> JournalError:
+        """What to say of a file that was there when it was looked up."""
+        if offset < self.first:
+            return self._gone(offset, self.first)
+        return JournalDamaged(
+            f"row {offset} of partition {self.number} is gone: its file was deleted, and not by this journal. Restore it from a copy",
+            path=os.fspath(segment.path),
         )
 
     def check_offset(self, offset: int) -> None:

@@ -3,8 +3,9 @@
 On the disk
     A header, then blocks without gaps; numbers are little-endian, header and blocks are padded with zeros to multiples of 8 octets.
 
-    header: ``levadaJ1``, version (4), partition (4), first offset (8), journal id (16), fingerprint of the schema (16), octets of the schema
-    (4), crc32 of all of it (4); then the schema as an Arrow IPC message.
+    header: ``levadaJ1``, version (4), partition (4), first offset (8), journal id (16), fingerprint of the schema (16), bytes of the schema
+    (4), first offset (8) and size (8) of the segment before it, or zeros, crc32 of all of it (4); then the schema as an Arrow IPC message.
+    Version 1 has no segment before it.
 
     block: ``LvB1``, octets of the message (4), crc32 of the rest of the block (4), rows (4), offset of the first row (8), transaction (8), time in
     microseconds since 1970 (8), octets of this file that were synced when this block was written (8); then the record batch as an Arrow IPC message.
@@ -14,7 +15,8 @@ The rules of this file
     * Offsets are dense: a block begins where the one before ended.
     * The tail is torn if no whole block behind the bad place says that this place had been synced. A torn tail is cut off. If one does, the
       bad octets had been on the disk, and what comes after them may have been promised to somebody: that is `JournalDamaged`, and nothing is cut.
-    * Segments before the last are not read when a journal is opened. Their blocks are checked when they are first read.
+    * Segments before the last are not read when a journal is opened, but each header says which segment comes before, and how long it is. Their
+      blocks are checked when they are first read.
     * One thread writes. Readers in other threads stay below an end that the writer has published, and see lists that only grow.
 """
 
@@ -35,20 +37,25 @@ import pyarrow as pa
 from .errors import JournalDamaged, JournalError
 from .schema import fingerprint
 
-__all__ = ["Block", "Message", "Segment", "sync_folder"]
+__all__ = ["VERSION", "Block", "Message", "Segment", "State", "sync_folder"]
 
-_FILE = struct.Struct("<8sIIQ16s16sII")
+_FILE = struct.Struct("<8sIIQ16s16sI")
+_BEFORE = struct.Struct("<QQ")  # from version 2 on
+_CRC = struct.Struct("<I")
 _BLOCK = struct.Struct("<4sIIIQQqQ")
 _SUMMED = struct.Struct("<IQQqQ")  # what of a block's header the checksum covers, besides the length
 _MAGIC = b"levadaJ1"
 _BLOCK_MAGIC = b"LvB1"
-_VERSION = 1
-_CRC_AT = _FILE.size - 4
+VERSION = 2
 MAX_SCHEMA = 1 << 24
 STRIDE = 1 << 16
 """Octets between entries of the index in memory: 160,000 entries for 10 GiB, and at most this much to walk through."""
 _COPY_BELOW = 1 << 16  # a read this small is copied: 4 µs, a mapping costs 15 µs
 _MANY = 512  # buffers of one writev; systems take 1024
+
+
+State = Literal["whole", "torn", "damaged", "uncommitted"]
+"""What is behind the last good block of a segment."""
 
 
 @attrs.frozen
@@ -120,12 +127,25 @@ class Segment:
     """A segment file. Made by `create` and `open`; the methods that write belong to one thread."""
 
     def __init__(
-        self, path: Path, *, partition: int, first: int, schema: pa.Schema, fingerprint: bytes, start: int
+        self,
+        path: Path,
+        *,
+        partition: int,
+        first: int,
+        schema: pa.Schema,
+        fingerprint: bytes,
+        start: int,
+        before: tuple[int, int] | None,
+        version: int = VERSION,
     ) -> None:
         self.path = path
         self.partition = partition
         self.first = first
         """Offset of the first row."""
+        self.before = before
+        """First offset and size of the segment before this one; None if there was none, or the header does not say."""
+        self.version = version
+        """Of the format."""
         self.schema = schema
         self.fingerprint = fingerprint
         self.size = start
@@ -139,6 +159,9 @@ class Segment:
         self.oldest = 0.0
         """When the first block was written, in seconds since 1970; 0 without blocks."""
         self.newest = 0.0
+        """The latest stamp of any block; clocks jump, so it need not be that of the last one."""
+        self.last = 0.0
+        """When the last block was written, or 0."""
         self.indexed = True
         """Whether the fields above and the index are those of the file; false for a sealed segment that nobody has read yet."""
         self.start = start
@@ -152,7 +175,15 @@ class Segment:
 
     @classmethod
     def create(
-        cls, folder: Path, *, partition: int, first: int, schema: pa.Schema, journal: bytes, durable: bool = True
+        cls,
+        folder: Path,
+        *,
+        partition: int,
+        first: int,
+        schema: pa.Schema,
+        journal: bytes,
+        before: tuple[int, int] | None = None,
+        durable: bool = True,
     ) -> Segment:
         """Make a new, empty segment file, open for writing; if `durable`, it is on the disk when this returns.
 
@@ -161,9 +192,9 @@ class Segment:
         """
         text = schema.serialize().to_pybytes()
         mark = fingerprint(schema)
-        head = _FILE.pack(_MAGIC, _VERSION, partition, first, journal, mark, len(text), 0)
-        crc = zlib.crc32(text, zlib.crc32(head[:_CRC_AT]))
-        octets = head[:_CRC_AT] + struct.pack("<I", crc) + text
+        head = _FILE.pack(_MAGIC, VERSION, partition, first, journal, mark, len(text))
+        head += _BEFORE.pack(*(before or (0, 0)))
+        octets = head + _CRC.pack(zlib.crc32(text, zlib.crc32(head))) + text
         octets += bytes(_padded(len(octets)) - len(octets))
         path = folder / f"{first:020d}.segment"
         beside, taken = path.with_suffix(".new"), path.exists()
@@ -181,7 +212,9 @@ class Segment:
             if not taken:
                 path.unlink(missing_ok=True)
             raise
-        segment = cls(path, partition=partition, first=first, schema=schema, fingerprint=mark, start=len(octets))
+        segment = cls(
+            path, partition=partition, first=first, schema=schema, fingerprint=mark, start=len(octets), before=before
+        )
         segment.synced = segment.size
         segment._descriptor = descriptor
         return segment
@@ -194,30 +227,42 @@ class Segment:
             JournalDamaged: the header is not whole, or this is a file of another journal or partition.
             JournalError: written by a later version of this format.
         """
+        damaged = JournalDamaged("the header of this segment is damaged: restore this file from a copy", path=str(path))
         with path.open("rb") as file:
             head = file.read(_FILE.size)
             if len(head) < _FILE.size or head[:8] != _MAGIC:
                 raise JournalDamaged("this is no segment of a journal", path=str(path))
-            _, version, number, first, owner, mark, length, crc = _FILE.unpack(head)
-            if version != _VERSION:
+            _, version, number, first, owner, mark, length = _FILE.unpack(head)
+            if not 1 <= version <= VERSION:
                 raise JournalError(
-                    f"format version {version}, this program reads {_VERSION}: use the levada that wrote it or a later one",
+                    f"format version {version}, this program reads 1 to {VERSION}: use the levada that wrote it or a later one",
                     path=str(path),
                 )
-            text = file.read(length) if length <= MAX_SCHEMA else b""
-        if len(text) != length or zlib.crc32(text, zlib.crc32(head[:_CRC_AT])) != crc:
-            raise JournalDamaged("the header of this segment is damaged", path=str(path))
+            more = 0 if version == 1 else _BEFORE.size
+            head += file.read(more)
+            rest = file.read(_CRC.size + length) if length <= MAX_SCHEMA else b""
+        text = rest[_CRC.size :]
+        if len(rest) != _CRC.size + length or _CRC.pack(zlib.crc32(text, zlib.crc32(head))) != rest[: _CRC.size]:
+            raise damaged
         if (owner, number, f"{first:020d}") != (journal, partition, path.stem):
             raise JournalDamaged(
                 f"a segment of journal {owner.hex()}, partition {number}, offset {first}; it belongs somewhere else",
                 path=str(path),
             )
-        schema = pa.ipc.read_schema(pa.py_buffer(text))
-        start = _padded(_FILE.size + length)
-        segment = cls(path, partition=partition, first=first, schema=schema, fingerprint=mark, start=start)
+        before = _BEFORE.unpack_from(head, _FILE.size) if more else (0, 0)
+        segment = cls(
+            path,
+            partition=partition,
+            first=first,
+            schema=pa.ipc.read_schema(pa.py_buffer(text)),
+            fingerprint=mark,
+            start=_padded(len(head) + len(rest)),
+            before=before if before[1] else None,
+            version=version,
+        )
         segment.size = segment.visible = path.stat().st_size
-        if segment.size < start:
-            raise JournalDamaged("the header of this segment is damaged", path=str(path))
+        if segment.size < segment.start:
+            raise damaged
         segment.indexed = False
         return segment
 
@@ -225,6 +270,10 @@ class Segment:
         """Open the file once more, to go on writing behind its last block."""
         if self._descriptor < 0:
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+
+    def inode(self) -> int:
+        """Return the number of the file that is open for writing."""
+        return os.fstat(self._descriptor).st_ino
 
     def close(self) -> None:
         """Let go of the file; it can still be read by its path."""
@@ -234,11 +283,8 @@ class Segment:
 
     # ------------------------------------------------------------ looking through
 
-    def index(self, end: int) -> None:
-        """Walk over the headers of a sealed segment.
-
-        Args:
-            end: the offset at which the next segment begins.
+    def index(self) -> None:
+        """Walk over the headers of a sealed segment, whose `end` is known.
 
         Raises:
             JournalDamaged: blocks are missing or their headers damaged.
@@ -248,7 +294,7 @@ class Segment:
         view = _map(self.path, 0, self.size)
         at, size = self.start, len(view)
         offset, offsets, positions = self.first, list[int](), list[int]()
-        oldest = newest = 0
+        oldest = newest = last = 0
         while at < size:
             header = _header(view, at, offset)
             if header is None:
@@ -256,26 +302,27 @@ class Segment:
             if not positions or at - positions[-1] >= STRIDE:
                 offsets.append(offset)
                 positions.append(at)
-            oldest, newest = oldest or header.time, max(newest, header.time)
+            oldest, newest, last = oldest or header.time, max(newest, header.time), header.time
             offset += header.rows
             at += header.size
-        if offset != end:
-            raise JournalDamaged(f"ends with offset {offset}; the next segment begins with {end}", path=str(self.path))
-        self.oldest, self.newest, self.end = oldest / 1e6, newest / 1e6, offset
+        if offset != self.end:
+            raise JournalDamaged(f"ends with offset {offset}, and should with {self.end}", path=str(self.path))
+        self.oldest, self.newest, self.last = oldest / 1e6, newest / 1e6, last / 1e6
         self._offsets, self._positions = offsets, positions
         self.indexed = True
 
-    def examine(self, committed: int) -> Literal["whole", "torn", "uncommitted"]:
-        """Check all of one of the last segments of a partition; from then on it ends before what has to go, but the file is as it was.
+    def examine(self, committed: int) -> State:
+        """Check the whole segment; from then on it ends before what has to go, but the file is as it was.
 
         Args:
             committed: number of the last transaction that was committed; blocks of a later one have to go.
 
         Returns:
-            What there is behind the end: nothing, a torn tail, or blocks of a transaction that was not committed.
+            What there is behind the end: nothing, a torn tail, a damaged block (see the rules above), or blocks of a transaction that was not
+            committed.
 
         Raises:
-            JournalDamaged: see the rules above.
+            JournalDamaged: blocks are of a later transaction than the next one.
         """
         view = _map(self.path, 0, self.size)
         self._clear()
@@ -283,8 +330,9 @@ class Segment:
         while at < len(view):
             header = _header(view, at, offset)
             if header is None or not header.fits(view[at + _BLOCK.size : at + _BLOCK.size + header.length]):
-                self._require_torn(view, at, offset)
-                return "uncommitted" if pending else "torn"
+                if pending:
+                    return "uncommitted"
+                return "damaged" if self._was_synced(view, at) else "torn"
             if header.transaction > committed + 1 or (pending and header.transaction <= committed):
                 raise JournalDamaged(
                     f"offset {offset} is of transaction {header.transaction}, but the ledger ends with {committed}: "
@@ -299,7 +347,7 @@ class Segment:
         return "uncommitted" if pending else "whole"
 
     def settle(self) -> int:
-        """Open the file for writing, cut off what has to go, and sync the rest; return the octets cut off."""
+        """Open the file for writing, cut off what has to go, and sync the rest; return how many bytes were cut off."""
         self.open_for_writing()
         self._checked = (self.start, self.size)
         cut = os.fstat(self._descriptor).st_size - self.size
@@ -314,11 +362,12 @@ class Segment:
     def _clear(self) -> None:
         self.size = self.visible = self.start
         self.end, self.synced = self.first, 0
-        self.oldest = self.newest = 0.0
+        self.oldest = self.newest = self.last = 0.0
         self._offsets, self._positions = [], []
         self.indexed = True
 
-    def _require_torn(self, view: memoryview, at: int, offset: int) -> None:
+    def _was_synced(self, view: memoryview, at: int) -> bool:
+        """Whether a whole block behind this position says that the position had been synced."""
         found = at
         octets = view.obj
         assert isinstance(octets, mmap.mmap | bytes)
@@ -329,7 +378,12 @@ class Segment:
                 and header.synced > at
                 and header.fits(view[found + _BLOCK.size : found + _BLOCK.size + header.length])
             ):
-                raise self._damaged(at, offset)
+                return True
+        return False
+
+    def damage(self) -> JournalDamaged:
+        """Make the error for a damaged block behind the end."""
+        return self._damaged(self.size, self.end)
 
     def _damaged(self, at: int, offset: int) -> JournalDamaged:
         return JournalDamaged(
@@ -366,8 +420,9 @@ class Segment:
         if not self._positions or header.at - self._positions[-1] >= STRIDE:
             self._positions.append(header.at)  # first: a reader that finds the offset finds the position
             self._offsets.append(header.first)
-        self.oldest = self.oldest or header.time / 1e6
-        self.newest = max(self.newest, header.time / 1e6)
+        self.last = header.time / 1e6
+        self.oldest = self.oldest or self.last
+        self.newest = max(self.newest, self.last)
         self.end = header.first + header.rows
         self.size = header.at + header.size
 
@@ -395,7 +450,7 @@ class Segment:
         low, high = self._checked
         self._checked = (low, min(high, size))
         if end == self.first:
-            self.oldest = self.newest = 0.0
+            self.oldest = self.newest = self.last = 0.0
 
     # ------------------------------------------------------------ reading
 

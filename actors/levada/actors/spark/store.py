@@ -5,14 +5,15 @@ called from any thread; they see whole appends only, and only what has been sync
 
 The order of writes, which is all that the guarantees rest on:
 
-    append      blocks → sync → seen by readers, answered
-    deliver     blocks marked with transaction n + 1 → sync → the ledger's line, synced → seen by readers, answered
+    append      blocks → sync → seen by readers → the record of ends → answered
+    deliver     blocks marked with transaction n + 1 → sync → the ledger's line, synced → seen by readers → the record of ends → answered
     new segment written aside → synced → renamed; the segment before it is synced first
-    group       rows synced → the ledger's line
+    group       rows synced → the ledger's line → the record of ends
+    retention   the record of ends, synced → files deleted
 
-So after a crash at any point, what the ledger knows is in the segments, and what is in the segments behind it is either an append that nobody
-was told about, which stays, or a transaction without a line, which is cut off. Where one of these does not hold, the disk has lost what it
-had taken, and opening raises `JournalDamaged` rather than going on.
+So after a crash at any point, what the ledger and the record of ends know is in the segments, and what is in the segments behind it is either an
+append that nobody was told about, which stays, or a transaction without a line, which is cut off. Where one of these does not hold, the disk has lost
+what it had taken, and opening raises `JournalDamaged` rather than going on (`JournalConfig.accept_loss`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import sqlite3
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -36,13 +38,14 @@ from attrs import validators as v
 from levada.framework.errors import ConfigurationError
 
 from .columns import Envelope, columns_of
+from .ends import Ends, Promise
 from .errors import JournalDamaged, JournalError, JournalFull, JournalLocked, JournalUnwritable
-from .ledger import Delivered, Ledger
-from .partitions import Partition
+from .ledger import Delivered, Ledger, Reach
+from .partitions import Loss, Partition
 from .schema import check_growth, check_schema, conform, fingerprint, fit
-from .segments import Block, Message, Segment
+from .segments import VERSION, Block, Message, Segment
 
-__all__ = ["Appended", "Extent", "JournalConfig", "Stage", "Store", "StoreStatistics", "partition_of"]
+__all__ = ["Appended", "Extent", "JournalConfig", "Reach", "Stage", "Store", "StoreStatistics", "partition_of"]
 
 logger = logging.getLogger("levada.actors.spark")
 
@@ -82,6 +85,11 @@ class JournalConfig:
     """``group``: what is written together is synced before anybody is answered. ``never``: it is left to the operating system, so a power
     failure may take the newest appends back; deliveries and what groups have read are synced all the same."""
 
+    accept_loss: bool = attrs.field(default=False, kw_only=True, validator=v.instance_of(bool))
+    """Open the journal though rows that were promised are gone or damaged, instead of raising `JournalDamaged`. Each loss is logged as an
+    error. Offsets go on behind the lost rows; reading a lost one raises `OffsetGone`. Damaged files are kept as ``NAME.damaged``. Meant for one
+    start."""
+
     def __attrs_post_init__(self) -> None:
         """Check what belongs together."""
         if self.block_bytes > self.segment_bytes:
@@ -117,6 +125,8 @@ class Extent:
     """For each partition, the offset of the oldest row."""
     end: Mapping[int, int]
     """For each partition, the offset behind the newest row."""
+    opening: str
+    """Names this opening of the journal: each time it is opened has a name of its own. See `Store.reach`."""
 
 
 @attrs.frozen(kw_only=True)
@@ -139,8 +149,16 @@ class StoreStatistics:
     segments_deleted: int
     octets_cut: int
     """Torn or never committed, cut off when the store was opened."""
+    rows_lost: int
+    """Found missing when the store was opened, and accepted; see `JournalConfig.accept_loss`."""
     octets_staged: int
     """Of batches that are staged now."""
+
+
+LOOK_EVERY = 1.0
+"""Seconds between looks at whether the files are still there; one costs 2 µs a partition and 5 µs."""
+JUMP = 60.0
+"""Seconds by which the clock may differ from the time that has passed, before it is called a jump."""
 
 
 def partition_of(key: str | bytes, partitions: int) -> int:
@@ -166,6 +184,7 @@ class Store:
         self._lock = lock
         self._clock = clock
         self._ledger: Ledger
+        self._ends: Ends
         self._partitions: list[Partition] = []
         self._turn = 0
         self._stages: dict[tuple[str, int], dict[tuple[int, int], Stage]] = {}
@@ -173,8 +192,17 @@ class Store:
         self._staged = 0
         self.broken = ""
         """Why this store can do no more until it is opened again; empty if it can."""
+        self._files: dict[Path, int] = {}
+        """Inodes of what must stay where it is."""
+        self._gone = ""
+        """Why nothing may be written: the files are not where they were."""
+        self._looked = time.monotonic()
+        self._ahead: dict[Segment, float] = {}
+        """Segments with stamps in the future, and when that was noticed."""
+        self._told_time: tuple[float, float] | None = None
+        """The clock's and the monotonic time of the last block."""
         self._appends = self._rows = self._octets = self._syncs = 0
-        self._delivered = self._repeated = self._deleted = self._cut = 0
+        self._delivered = self._repeated = self._deleted = self._cut = self._lost = 0
 
     # ------------------------------------------------------------ opening and closing
 
@@ -197,7 +225,8 @@ class Store:
 
         Raises:
             JournalLocked: somebody else has it open.
-            JournalDamaged: rows that were promised are not there; nothing was changed.
+            JournalDamaged: rows that were promised are not there, or the ledger is damaged; nothing was changed.
+            JournalError: written by a later version of this format.
             SchemaMismatch: the columns are others, or fewer; says which.
             ConfigurationError: it has another number of partitions, or these columns cannot be kept.
             OSError: the directory cannot be made or read.
@@ -227,12 +256,14 @@ class Store:
         folders = [self.directory / f"partition-{number:04d}" for number in range(self.config.partitions)]
         if not path.exists() and any(self.directory.glob("partition-*/*.segment")):
             raise JournalDamaged("there are segments, but their ledger is gone: restore it", path=str(path))
-        ledger = self._ledger = Ledger.open(path, partitions=self.config.partitions)
+        promise = self._read_promise()
+        commits = promise.commits if isinstance(promise, Promise) and not self.config.accept_loss else 0
+        ledger = self._ledger = Ledger.open(path, partitions=self.config.partitions, commits=commits)
         if ledger.partitions != self.config.partitions:
             raise ConfigurationError(
                 f"{self.directory} has {ledger.partitions} partitions, which is for ever, not {self.config.partitions}"
             )
-        partitions = [
+        partitions = self._partitions = [
             Partition(
                 folder,
                 number,
@@ -242,19 +273,15 @@ class Store:
             )
             for number, folder in enumerate(folders)
         ]
-        self._partitions = partitions
         if not ledger.ready:
             for partition in partitions:
                 partition.create()
-            ledger.set_ready()
-        ends = ledger.ends()
+        losses = self._find(promise)
+        if any(losses.values()):
+            with self._ledger_errors():
+                ledger.add_losses(losses)
         for partition in partitions:
-            self._cut += partition.open(ledger.transaction)
-            if partition.end < ends[partition.number]:
-                raise JournalDamaged(
-                    f"ends with offset {partition.end}, but rows up to {ends[partition.number]} were promised: restore the segments",
-                    path=str(partition.folder),
-                )
+            self._cut += partition.settle(ledger.losses(partition.number))
         # Partitions may differ if the last attempt to add columns was cut short: the one with most columns is the truth.
         newest = max((partition.segments[-1].schema for partition in partitions), key=len)
         if not grown:
@@ -264,9 +291,16 @@ class Store:
         mark = fingerprint(self.schema)
         for partition in partitions:
             partition.schema = self.schema
-            if partition.segments[-1].fingerprint != mark:
+            last = partition.segments[-1]
+            if last.fingerprint != mark or last.version < VERSION:
                 partition.roll()
                 partition.publish()
+        # Before the history has its first line, nobody asks for this file.
+        self._ends = Ends.create(self.directory / "ends", self._promise())
+        with self._ledger_errors():
+            ledger.begin({partition.number: partition.end for partition in partitions})
+        for name in ("lock", "ends", "ledger.sqlite"):
+            self._files[self.directory / name] = (self.directory / name).stat().st_ino
         self._recover_stages()
 
     def _recover_stages(self) -> None:
@@ -289,11 +323,50 @@ class Store:
             self._stages.setdefault(stage.key[:2], {})[stage.key[2:]] = stage
             self._staged += stage.octets
 
+    def _read_promise(self) -> Promise | JournalDamaged:
+        try:
+            return Ends.read(self.directory / "ends")
+        except JournalDamaged as error:
+            return error
+
+    def _find(self, promised: Promise | JournalDamaged) -> dict[int, list[tuple[int, int]]]:
+        """Look for all that was promised; return the ranges of rows that are gone, which is accepted."""
+        ledger = self._ledger
+        promise = promised if ledger.begun and isinstance(promised, Promise) else None
+        problems = [promised] if ledger.begun and isinstance(promised, JournalDamaged) else []
+        if promise is not None and ledger.commits < promise.commits:
+            text = f"the newest {promise.commits - ledger.commits} commits of the ledger are gone"
+            problems.append(JournalDamaged(text, path=str(self.directory / "ledger.sqlite")))
+        ends = ledger.ends()
+        losses: dict[int, list[Loss]] = {}
+        for partition in self._partitions:
+            number = partition.number
+            losses[number] = partition.find(
+                ledger.transaction,
+                first=None if promise is None else promise.first[number],
+                end=ends[number] if promise is None else max(ends[number], promise.end[number]),
+                known=ledger.losses(number),
+            )
+        problems += [loss.error for found in losses.values() for loss in found]
+        if problems and not self.config.accept_loss:
+            text = f"{problems[0].detail} (JournalConfig.accept_loss goes on with what is left)"
+            raise JournalDamaged(text, path=problems[0].path, octet=problems[0].octet)
+        for problem in problems:
+            logger.error("rows are lost, which is accepted: %s", problem, extra={"event": "rows_lost"})
+        ranges = {
+            number: [(loss.first, loss.end) for loss in found if loss.end > loss.first]
+            for number, found in losses.items()
+        }
+        self._lost = sum(end - first for found in ranges.values() for first, end in found)
+        return ranges
+
     def close(self) -> None:
         """Let go of everything; blocks that were read stay valid, and so does what was staged. Closing twice is fine."""
         for stages in self._stages.values():
             for stage in stages.values():
                 stage.close()
+        if hasattr(self, "_ends") and self._lock >= 0:
+            self._ends.close(self._promise())
         for partition in self._partitions:
             partition.close()
         if hasattr(self, "_ledger"):
@@ -410,7 +483,7 @@ class Store:
             yield from self._pieces(batch.slice(start, step))
 
     def _write(self, packed: Mapping[int, Sequence[Message]]) -> None:
-        now = self._clock()
+        now = self._now()
         touched = [self._partitions[number] for number in packed]
         with _Undone(self, touched):
             for partition in touched:
@@ -422,8 +495,52 @@ class Store:
             self._rows += sum(message.rows for message in messages)
             self._octets += sum(message.size for message in messages)
 
+    def _now(self) -> float:
+        """The time to stamp blocks with. A clock that jumps is named, as stamps are what `JournalConfig.retain_time` goes by."""
+        now, passed = self._clock(), time.monotonic()
+        if self._told_time is not None:
+            jump = (now - self._told_time[0]) - (passed - self._told_time[1])
+            if abs(jump) > JUMP:
+                way = "ahead" if jump > 0 else "back"
+                logger.warning(
+                    "%s: the clock has jumped %s by %.0f s", self.directory, way, abs(jump), extra={"event": "clock"}
+                )
+        self._told_time = now, passed
+        return now
+
+    def _promise(self) -> Promise:
+        return Promise(
+            [partition.first for partition in self._partitions],
+            [min(partition.synced_end, partition.end) for partition in self._partitions],
+            self._ledger.commits,
+        )
+
+    def _note(self) -> None:
+        """Write into the record of ends what is on the disk now."""
+        try:
+            self._ends.write(self._promise())
+        except OSError as error:
+            # What was written is there all the same; but nothing more is promised that cannot be noted.
+            self.broken = (
+                f"the record of how far the partitions reach cannot be written ({error}), open the journal again"
+            )
+            logger.error("%s: %s", self.directory, self.broken, extra={"event": "ends_unwritable"})
+
+    @property
+    def unsynced(self) -> bool:
+        """Whether the record of ends has something that is not synced yet; see `sync_ends`."""
+        return self._ends.pending
+
+    def sync_ends(self) -> None:
+        """Sync the record of ends. The next append does it too; call this within `SYNC_EVERY` seconds if there is none."""
+        try:
+            self._ends.sync()
+        except OSError as error:
+            raise _refused(error, self.directory) from error
+
     def _publish(self, touched: Iterable[Partition]) -> None:
         sealed = [partition.publish() for partition in touched]
+        self._note()
         if any(sealed):
             try:
                 self.retain()
@@ -457,7 +574,7 @@ class Store:
         if done is not None:
             self._repeated += 1
             return done
-        now, transaction = self._clock(), self._ledger.transaction + 1
+        now, transaction = self._now(), self._ledger.transaction + 1
         begun: dict[int, int] = {}
         rows = size = 0
         with _Undone(self, self._partitions):
@@ -528,7 +645,12 @@ class Store:
 
     def unstage_older(self, age: float) -> list[tuple[str, int]]:
         """Drop the batches to which no task has added rows for so many seconds; return their queries and numbers."""
-        before = self._clock() - age
+        now = self._clock()
+        before = now - age
+        for stages in self._stages.values():
+            for stage in stages.values():
+                if stage.touched > now:  # the clock was ahead at that time
+                    stage.touch(now)
         old = [key for key, stages in self._stages.items() if all(stage.touched < before for stage in stages.values())]
         for query, batch in old:
             self.unstage(query, batch)
@@ -575,19 +697,24 @@ class Store:
         self.retain()
 
     def _set_group(self, name: str, offsets: Mapping[int, int]) -> None:
-        try:
+        with self._ledger_errors():
             self._sync(self._partitions[number] for number in offsets if self.config.sync == "never")
             self._ledger.set_group(name, offsets)
+        self._note()
+
+    @contextmanager
+    def _ledger_errors(self) -> Iterator[None]:
+        try:
+            yield
         except (sqlite3.Error, OSError) as error:
             raise JournalUnwritable(f"the ledger cannot be written: {error}", path=str(self.directory)) from error
 
     def forget_group(self, name: str) -> None:
         """Let a group hold nothing up any more; harmless if there is none."""
         self._require_usable()
-        try:
+        with self._ledger_errors():
             self._ledger.forget_group(name)
-        except sqlite3.Error as error:
-            raise JournalUnwritable(f"the ledger cannot be written: {error}", path=str(self.directory)) from error
+        self._note()
         self.retain()
 
     def retain(self) -> int:
@@ -602,11 +729,15 @@ class Store:
             for partition in self._partitions:
                 last = partition.segments[-1]
                 age = self.config.segment_time
-                if age is not None and last.end > last.first and now - last.oldest >= age:
+                # A stamp in the future says nothing about the age.
+                if age is not None and last.end > last.first and (last.oldest > now or now - last.oldest >= age):
                     partition.roll()
                     partition.publish()
             while (leaving := self._next_to_go(now)) is not None:
-                leaving.drop_oldest()
+                path = leaving.drop_oldest()
+                self._ends.write(self._promise())
+                self._ends.sync()
+                path.unlink()
                 deleted += 1
         except OSError as error:
             raise _refused(error, self.directory) from error
@@ -628,12 +759,39 @@ class Store:
                 if groups:
                     return partition
                 continue
-            oldest.index(following.first)
             large = config.retain_bytes is not None and self.size - oldest.size >= config.retain_bytes
-            aged = config.retain_time is not None and now - oldest.newest >= config.retain_time
-            if (large or aged) and (found is None or oldest.newest < found[0]):
-                found = oldest.newest, partition
+            written = self._written(partition, now)
+            aged = config.retain_time is not None and now - written >= config.retain_time
+            if (large or aged) and (found is None or written < found[0]):
+                found = written, partition
         return found[1] if found is not None else None
+
+    def _written(self, partition: Partition, now: float) -> float:
+        """When the oldest segment was written at the latest.
+
+        That is its latest stamp. If the clock was ahead at that time, it is the first stamp from its end on that is not in the future; if all are,
+        the time at which this was noticed.
+        """
+        oldest, *newer = partition.segments
+        oldest.index()
+        if oldest.newest <= now:
+            return oldest.newest
+        if oldest not in self._ahead:
+            self._ahead[oldest] = now
+            logger.warning(
+                "%s: rows are stamped %.0f s ahead of the clock; their age is told by the rows behind them, or counted from now",
+                oldest.path,
+                oldest.newest - now,
+                extra={"event": "clock"},
+            )
+        if 0 < oldest.last <= now:
+            return oldest.last
+        for segment in newer:
+            segment.index()
+            for stamp in (segment.oldest, segment.last):
+                if 0 < stamp <= now:
+                    return stamp
+        return self._ahead[oldest]
 
     # ------------------------------------------------------------ reading
 
@@ -649,9 +807,19 @@ class Store:
 
     def extent(self) -> Extent:
         """Say what there is to read."""
-        return Extent(
-            self.epoch, {p.number: p.first for p in self._partitions}, {p.number: p.end for p in self._partitions}
-        )
+        ends = {p.number: p.end for p in self._partitions}
+        return Extent(self.epoch, {p.number: p.first for p in self._partitions}, ends, self._ledger.opening)
+
+    def reach(self, opening: str | None) -> Reach:
+        """Say how far the rows that were there in an opening are still the same rows.
+
+        A journal may be older than what was read from it: an older copy was put in its place, or a power failure took appends that were not
+        synced. Its next rows get offsets that other rows had.
+
+        Args:
+            opening: `Extent.opening` of that time; None for a time before openings had names.
+        """
+        return self._ledger.reach(opening, {p.number: p.end for p in self._partitions})
 
     def read(self, partition: int, start: int, end: int | None = None, *, max_bytes: int = 4 << 20) -> Iterator[Block]:
         """Yield rows from `start` on as the blocks that they are in, without copying: at least one, if there is a row, and up to `max_bytes`.
@@ -702,6 +870,7 @@ class Store:
             segments=sum(len(partition.segments) for partition in self._partitions),
             segments_deleted=self._deleted,
             octets_cut=self._cut,
+            rows_lost=self._lost,
             octets_staged=self._staged,
         )
 
@@ -740,6 +909,24 @@ class Store:
     def _require_usable(self) -> None:
         if self.broken:
             raise JournalError(self.broken, path=str(self.directory))
+        if self._gone or time.monotonic() - self._looked >= LOOK_EVERY:
+            self.look()
+        if self._gone:
+            raise JournalUnwritable(self._gone, path=str(self.directory))
+
+    def look(self) -> None:
+        """Look whether the files are where they were; if not, all that writes fails from now on. Done by itself each `LOOK_EVERY` seconds."""
+        self._looked = time.monotonic()
+        files = {**self._files, **dict(partition.written_file() for partition in self._partitions)}
+        missing = [path for path, inode in files.items() if _inode(path) != inode]
+        if not missing:
+            self._gone = ""
+        elif not self._gone:
+            self._gone = (
+                f"{missing[0].relative_to(self.directory)} was deleted, moved or replaced while this journal is open, and what was appended since is "
+                "lost: nothing more is written. Put the directory back, or start again"
+            )
+            logger.error("%s: %s", self.directory, self._gone, extra={"event": "journal_gone"})
 
 
 class _Undone:
@@ -762,6 +949,9 @@ class _Undone:
         except BaseException:
             self._store.broken = "what was half written cannot be taken back, open the journal again"
             raise
+        if isinstance(error, FileNotFoundError):
+            self._store.look()
+            self._store._require_usable()
         if isinstance(error, OSError):
             raise _refused(error, self._store.directory) from error
 
@@ -809,7 +999,8 @@ class Stage:
             raise JournalError(f"stage format {version}, this program reads {_STAGE_FORMAT}", path=str(path))
         if segment.fingerprint != fingerprint(store.schema):
             raise JournalError(f"batch {batch} of {query} has the columns of before the journal grew", path=str(path))
-        segment.examine(0)
+        if segment.examine(0) == "damaged":
+            raise segment.damage()
         segment.settle()
         return cls(store, segment, (query, batch, part, attempt))
 
@@ -832,6 +1023,10 @@ class Stage:
     def touched(self) -> float:
         """When rows last came, in seconds since 1970: what the file says, as other processes may have written it."""
         return self._segment.path.stat().st_mtime
+
+    def touch(self, now: float) -> None:
+        """Have it that rows came at this time."""
+        os.utime(self._segment.path, (now, now))
 
     def append(self, batch: pa.RecordBatch) -> None:
         """Add rows; nothing is synced.
@@ -884,6 +1079,13 @@ def _message(run: list[pa.RecordBatch]) -> Message:
     if len(run) > 1:
         [batch] = pa.Table.from_batches(run).combine_chunks().to_batches()
     return Message(batch.serialize(), batch.num_rows)
+
+
+def _inode(path: Path) -> int:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return 0
 
 
 def _refused(error: OSError, path: Path) -> JournalError:

@@ -1,0 +1,160 @@
+"""What a journal has promised, in a small file beside its segments: how far each partition reaches, and how many commits its ledger has had.
+
+Segments and ledger end where their last whole block or commit is, so what is missing at their end does not show in them. This file says
+where the end was. It is written after each group commit, and synced when `SYNC_EVERY` seconds have passed since the last time: a process that
+is killed leaves it exact, a power failure may leave it behind by that time and one group commit. It is never ahead of what is on the disk.
+
+On the disk
+    Two copies at octets 0 and `_copy_size`. The one that is written is not the one that was synced last, so a power failure leaves that one.
+    Numbers are little-endian.
+
+    copy: ``levadaE1``, version (4), partitions (4), number of this copy (8), commits of the ledger (8), for each partition its first and its end
+    offset (8 each), crc32 of all of it (4).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+import time
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+
+from .errors import JournalDamaged, JournalError
+from .segments import sync_folder
+
+__all__ = ["SYNC_EVERY", "Ends", "Promise"]
+
+logger = logging.getLogger("levada.actors.spark")
+
+SYNC_EVERY = 0.2
+"""Seconds. A sync of its own for each group commit costs 0.3 ms, nearly as much as the group's."""
+
+_MAGIC = b"levadaE1"
+_VERSION = 1
+_HEAD = struct.Struct("<8sIIQQ")
+_PARTITION = struct.Struct("<QQ")
+_CRC = struct.Struct("<I")
+
+
+@attrs.frozen
+class Promise:
+    """What must be there."""
+
+    first: Sequence[int]
+    """For each partition, the offset of the oldest row."""
+    end: Sequence[int]
+    """For each partition, the offset behind the newest row that was synced."""
+    commits: int
+    """Of the ledger."""
+
+
+class Ends:
+    """The file, open for writing. Made by `Ends.create`; methods belong to one thread at a time."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+        self._number = 2
+        self._place = 0
+        self._synced_at = time.monotonic()
+        self.pending = False
+        """Whether something was written and not synced."""
+
+    @classmethod
+    def read(cls, path: Path) -> Promise:
+        """Read what was promised.
+
+        Raises:
+            JournalDamaged: the file is gone, or no copy is whole.
+            JournalError: written by a later version of this format.
+        """
+        octets = path.read_bytes() if path.exists() else b""
+        copies = octets[: len(octets) // 2], octets[len(octets) // 2 :]
+        found = [each for copy in copies if (each := _parse(copy)) is not None]
+        if not found:
+            versions = [_HEAD.unpack_from(copy)[1] for copy in copies if len(copy) >= _HEAD.size and copy[:8] == _MAGIC]
+            if versions and min(versions) > _VERSION:
+                raise JournalError(
+                    f"format version {versions[0]}, this program reads {_VERSION}: use the levada that wrote it or a later one",
+                    path=str(path),
+                )
+            raise JournalDamaged(
+                f"the record of how far the partitions reach is {'damaged' if octets else 'gone'}: restore it",
+                path=str(path),
+            )
+        if len(found) == 1:
+            logger.warning(
+                "%s: one of two copies is not whole, the other one is used", path, extra={"event": "ends_copy"}
+            )
+        return max(found, key=lambda each: each[0])[1]
+
+    @classmethod
+    def create(cls, path: Path, promise: Promise) -> Ends:
+        """Write a new file in the place of the one that is there; it is on the disk when this returns."""
+        size = _copy_size(len(promise.end))
+        beside = path.with_name(path.name + ".new")
+        descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.pwrite(descriptor, b"".join(_pack(promise, number).ljust(size, b"\0") for number in (1, 2)), 0)
+            os.fsync(descriptor)
+            beside.rename(path)
+            sync_folder(path.parent)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return cls(path, descriptor)
+
+    def write(self, promise: Promise) -> None:
+        """Note what is promised from now on, and sync it if the last time is long enough ago."""
+        self._number += 1
+        os.pwrite(self._descriptor, _pack(promise, self._number), self._place * _copy_size(len(promise.end)))
+        self.pending = True
+        if time.monotonic() - self._synced_at >= SYNC_EVERY:
+            self.sync()
+
+    def sync(self) -> None:
+        """Bring what was written to the disk."""
+        os.fdatasync(self._descriptor)
+        self._place = 1 - self._place
+        self.pending = False
+        self._synced_at = time.monotonic()
+
+    def close(self, promise: Promise) -> None:
+        """Note this in both copies, so that either may be lost from now on, and let go of the file."""
+        try:
+            for _ in range(2):
+                self.write(promise)
+                self.sync()
+        except OSError as error:
+            logger.warning("%s: it is left as it was: %s", self._path, error, extra={"event": "ends_unwritable"})
+        os.close(self._descriptor)
+
+
+def _copy_size(partitions: int) -> int:
+    """Octets of one copy: whole pages, so that the disk never has both in hand."""
+    return -(-(_HEAD.size + partitions * _PARTITION.size + _CRC.size) // 4096) * 4096
+
+
+def _pack(promise: Promise, number: int) -> bytes:
+    octets = _HEAD.pack(_MAGIC, _VERSION, len(promise.end), number, promise.commits)
+    octets += b"".join(_PARTITION.pack(*each) for each in zip(promise.first, promise.end, strict=True))
+    return octets + _CRC.pack(zlib.crc32(octets))
+
+
+def _parse(octets: bytes) -> tuple[int, Promise] | None:
+    """Read the number of a copy and what it says; None if it is not whole, or of another version."""
+    if len(octets) < _HEAD.size:
+        return None
+    magic, version, partitions, number, commits = _HEAD.unpack_from(octets)
+    size = _HEAD.size + partitions * _PARTITION.size
+    if (magic, version) != (_MAGIC, _VERSION) or _CRC.pack(zlib.crc32(octets[:size])) != octets[
+        size : size + _CRC.size
+    ]:
+        return None
+    offsets = list(_PARTITION.iter_unpack(octets[_HEAD.size : size]))
+    return number, Promise([first for first, _ in offsets], [end for _, end in offsets], commits)
