@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import logging
 import re
 import sys
 import threading
@@ -202,11 +203,27 @@ def test_a_named_actor_is_asked_and_told(url: str, call: Call) -> None:
     assert call(url, "--lookup", "boss", "--tag", "t") == (1, "", "levada: no actor named 'boss' is exposed there\n")
 
 
-def test_what_the_server_gives_up_is_exit_code_1(url: str, call: Call) -> None:
-    """A message of no class that the server knows: its handles are dropped there, and that is seen here."""
-    code, out, err = call(url, "--tag", "tests.call.Nothing")
-    assert (code, out, err.count("\n")) == (1, "", 1)
-    assert err.startswith("levada: ")
+@pytest.mark.parametrize(
+    ("arguments", "cause"),
+    [
+        (
+            ("--tag", "tests.call.Nothing"),
+            "unknown tag 'tests.call.Nothing': the module that defines this message must be imported here",
+        ),
+        (("--tag", "tests.call.Get", "--data", '["@reply", 5]'), "Get.symbol: expected str, got int"),
+        (("--tag", "tests.call.Get", "--data", '[5, "@reply"]'), "Get.price: expected OneshotSender[Any], got int"),
+        (("--tag", "tests.call.Follow", "--data", "[7, []]", "--stream"), "Follow.first: expected Price, got int"),
+    ],
+    ids=["tag", "type", "place", "stream"],
+)
+def test_what_the_server_cannot_read_is_exit_code_1_and_says_why(
+    url: str, call: Call, caplog: pytest.LogCaptureFixture, arguments: tuple[str, ...], cause: str
+) -> None:
+    """The cause is one line here and one line in the server's log."""
+    assert call(url, *arguments) == (1, "", f"levada: the server could not read the message: {cause}\n")
+    said = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [record.getMessage().partition(" cannot be read: ")[2] for record in said] == [cause]
+    assert said[0].exc_info is None
 
 
 def test_no_answer_in_time_is_exit_code_1(call: Call) -> None:

@@ -557,9 +557,9 @@ def _message(name: str, wanted: tuple[type, ...]) -> Shape:
         into.budget -= len(payload)
         if into.budget < 0:
             raise Misfit(f"messages nested in messages add up to more than {COPIES} times max_bytes")
-        large = len(payload) >= PIECEMEAL_FROM
-        row: Any = Row(payload) if large else unpack(payload)
-        tag = row.tag if large else row[0] if type(row) is list and row else None
+        large = Row(payload) if len(payload) >= PIECEMEAL_FROM else None
+        row = unpack(payload) if large is None else [large.tag]
+        tag = row[0] if type(row) is list and row else None
         if type(tag) is not str:
             raise Misfit("a message must be an array that begins with a tag")
         cls: Any = BY_TAG.get(tag)
@@ -576,8 +576,8 @@ def _message(name: str, wanted: tuple[type, ...]) -> Shape:
         except ConfigurationError as error:
             raise Misfit(f"{cls.__name__} cannot travel: {error}") from error
         try:
-            if large:
-                return build(plan, row.fields(field.shape for field in plan.fields), row.size - 1, into, depth)
+            if large is not None:
+                return build(plan, large.fields(field.shape for field in plan.fields), large.size - 1, into, depth)
             made = plan.from_plain_row(row)
             return made if made is not None else build(plan, row[1:], len(row) - 1, into, depth)
         except Misfit:

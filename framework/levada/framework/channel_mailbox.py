@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from .channel_core import OPEN, ChannelCore, Envelope, TerminalState
-from .errors import ActorStopped
+from .errors import ActorStopped, DecodeError
 
 __all__ = ["Destination", "MailboxFeed"]
 
@@ -83,6 +83,10 @@ class MailboxFeed:
                 message = entry.open() if isinstance(entry, Envelope) else entry
                 if self._wrap is not None:
                     message = self._wrap(message)
+            except DecodeError as error:
+                logger.warning("channel %s: a message cannot be read: %s", core.name, error)
+                core.settle(entry, delivered=True)
+                return True
             except Exception:
                 logger.exception(
                     "channel %s: a message cannot be put into a mailbox; the receiver is closed", core.name

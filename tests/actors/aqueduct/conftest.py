@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -46,6 +46,15 @@ class Parcel:
     many: list[Any] = attrs.field(factory=list)
     named: dict[str, Sender[int]] = attrs.field(factory=dict)
     inner: Parcel | None = None
+
+
+@pytest.fixture
+def no_traceback(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Nothing that a peer sends ends in a traceback in a log, but for those of actors that fail; for all tests of malformed input."""
+    yield
+    ours = ("levada.actors", "levada.transports", "levada.framework.channel")
+    said = [record for record in caplog.get_records("call") if record.name.startswith(ours)]
+    assert [record.getMessage() for record in said if record.exc_info] == []
 
 
 @attrs.frozen

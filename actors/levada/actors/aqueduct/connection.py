@@ -64,7 +64,7 @@ from levada.transports.carriers import CarrierInfo
 from levada.transports.text import printable
 
 from .config import PeerConfig
-from .halves import Halves
+from .halves import CODEC, Halves
 from .links import HalfActor
 from .lookup import EntryInbound, EntryOutbound, Expose, Lookup, Lookups, Names
 from .raw import RawMessage
@@ -80,9 +80,6 @@ Carrier = Callable[[], AbstractAsyncContextManager[carriers.Connection]]
 """Connects, or accepts; leaving the context closes."""
 
 RESTING = 256  # actors without a stream that are kept: 0.1 MB
-
-CODEC = ("levada-codec", b"1")
-"""Connection header: which messages this side writes. A peer that says nothing about it is taken at its word when it sends any."""
 
 
 class Due:

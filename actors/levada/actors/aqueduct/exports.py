@@ -21,9 +21,10 @@ from levada.framework.codec import AttachmentKind
 from levada.framework.errors import ActorError, ActorStopped, DecodeError, LevadaError
 from levada.framework.message import Asks, reply_type
 from levada.transports.aqueduct import Delivery, ReceiverHalf, SenderHalf
+from levada.transports.text import printable
 
 from . import envelopes
-from .halves import open_delivery
+from .halves import open_delivery, read_unreadable
 from .links import HalfActor
 from .oneshots import Promise
 
@@ -97,7 +98,9 @@ class Export(HalfActor):
                 try:
                     self._open(delivery)
                 except DecodeError as error:
-                    logger.warning("%s: an envelope for %s: %s", halves.peer, self.target.path, error)
+                    told = read_unreadable(halves, delivery.payload)
+                    cause = error if told is None else f"the message with the ref was not read: {told.cause}"
+                    logger.warning("%s: an envelope for %s: %s", halves.peer, self.target.path, printable(str(cause)))
                     delivery.discard()
                     half.close()
         finally:

@@ -14,15 +14,16 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import attrs
 
-from levada.framework import OneshotReceiver, OneshotSender, Reason, Receiver, Ref, Sender, Shutdown
+from levada.framework import OneshotReceiver, OneshotSender, Reason, Receiver, Ref, Sender, Shutdown, message
 from levada.framework.channel import WINDOW
 from levada.framework.channel_core import ChannelCore, Envelope, Mode, TerminalState, Tracked
 from levada.framework.codec import AttachmentKind, Codec
-from levada.framework.errors import ChannelError, HandleMoved, LocalProtocolError
+from levada.framework.errors import ChannelCancelled, ChannelError, DecodeError, HandleMoved, LocalProtocolError
 from levada.transports import aqueduct
 from levada.transports.aqueduct import (
     Attach,
@@ -32,6 +33,7 @@ from levada.transports.aqueduct import (
     SenderHalf,
     SenderState,
 )
+from levada.transports.text import printable
 
 from .links import CreationLink, Half, HalfActor
 from .raw import RawMessage, encode_raw
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from .connection import Connection
     from .refs import Refs
 
-__all__ = ["Arrival", "Halves", "Inbound", "Letter", "Outbound", "give_up"]
+__all__ = ["CODEC", "Arrival", "Halves", "Inbound", "Letter", "Outbound", "Unreadable", "give_up"]
 
 logger = logging.getLogger("levada.actors.aqueduct")
 
@@ -61,6 +63,25 @@ _KINDS: Final = {
 # A member of an enum takes several times as long to look up as a name; these are wanted for each message.
 _ORDERED, _ORDERED_HERE = aqueduct.Mode.ORDERED, Mode.ORDERED
 _SENDING: Final = (SenderState.OPEN, SenderState.UNATTACHED)
+
+CODEC: Final = ("levada-codec", b"1")
+"""Connection header: which messages this side writes, and that it knows `Unreadable`. A peer that says nothing about it is taken at its
+word when it sends any."""
+MAX_CAUSE = 1000
+"""Characters of the cause in an `Unreadable`."""
+MAX_EXPLAINED = 8
+"""Senders of one message that get one: a peer that attaches thousands to nonsense gets no thousands of answers."""
+
+
+@message("levada.unreadable")
+class Unreadable:
+    """Comes on a sender that travelled in a message which could not be read, and is the last on it."""
+
+    cause: str
+    """Why not."""
+
+
+_UNREADABLE = b"\xb1levada.unreadable"
 
 
 class Record(Protocol):
@@ -282,15 +303,25 @@ class Arrival(Envelope):
 
         Raises:
             DecodeError: the octets are no such message, or use an attachment wrongly; everything attached is given up.
+            ChannelCancelled: the peer could not read the message in which it got the sender, and says why.
         """
         delivery, halves = self.delivery, self.halves
         if self.item_type is RawMessage:
             self.handles = tuple(_handle(halves, half, _kind(half), RawMessage) for half in delivery.attachments)
             halves.turn()
             return RawMessage(delivery.payload, self.handles)
-        if not delivery.attachments:
-            return halves.codec.decode(delivery.payload, self.item_type, detach=halves.refs.returned)
-        message, self.handles = open_delivery(halves, delivery, delivery.payload, self.item_type)
+        try:
+            if not delivery.attachments:
+                message = halves.codec.decode(delivery.payload, self.item_type, detach=halves.refs.returned)
+            else:
+                message, self.handles = open_delivery(halves, delivery, delivery.payload, self.item_type)
+        except DecodeError:
+            message = read_unreadable(halves, delivery.payload)
+            if message is None:
+                raise
+        if type(message) is Unreadable:
+            cause = printable(message.cause, MAX_CAUSE)
+            raise ChannelCancelled(f"the peer could not read the message that the sender was in: {cause}")
         return message
 
     def settle(self, delivered: bool) -> None:
@@ -331,9 +362,16 @@ def open_delivery(
 
     try:
         message = halves.codec.decode(payload, item, detach=detach)
-    except BaseException:
-        give_up(used.values())
-        _give_up_halves(half for number, half in enumerate(attachments) if number >= first)
+    except BaseException as error:
+        own = [half for number, half in enumerate(attachments) if number >= first]
+        if isinstance(error, DecodeError) and CODEC in (halves.core.peer_headers or ()):
+            _explain(halves, own, error)
+        for number, handle in used.items():
+            if isinstance(handle, Sender | OneshotSender) and attachments[number].state not in _SENDING:
+                handle.finish_nowait()  # behind the explanation
+            else:
+                give_up([handle])
+        _give_up_halves(own)
         halves.turn()
         raise
     unused = [half for number, half in enumerate(attachments) if number >= first and number not in used]
@@ -344,9 +382,30 @@ def open_delivery(
     return message, tuple(used.values())
 
 
+def read_unreadable(halves: Halves, payload: bytes) -> Unreadable | None:
+    """Read the octets of an `Unreadable` if they begin like one: behind the header of its ext type and that of the array comes its tag."""
+    if not (payload.startswith(_UNREADABLE, 4) or payload.startswith(_UNREADABLE, 5)):
+        return None
+    return halves.codec.decode(payload, Unreadable)
+
+
+def _explain(halves: Halves, attached: Iterable[Half], error: DecodeError) -> None:
+    """Say on senders of a message why it was not read, as far as they have not been used."""
+    fresh = (half for half in attached if isinstance(half, SenderHalf) and half.state in _SENDING and not half.sent)
+    for half in islice(fresh, MAX_EXPLAINED):
+        try:
+            half.send(halves.codec.encode(Unreadable(printable(str(error), MAX_CAUSE))))
+        except (LocalProtocolError, ValueError):
+            continue  # settings so tight that not even this fits
+        half.finish()
+
+
 def _give_up_halves(halves: Iterable[Half]) -> None:
     for half in halves:
-        half.cancel() if isinstance(half, SenderHalf) else half.close()
+        if not isinstance(half, SenderHalf):
+            half.close()
+        elif half.state in _SENDING:
+            half.cancel()
 
 
 def _handle(halves: Halves, half: Half, kind: AttachmentKind, item: Any, note: bytes = b"") -> Any:

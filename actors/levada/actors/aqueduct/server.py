@@ -11,8 +11,9 @@ from typing import Any, TypeAlias
 from levada.actors.listening import Acceptor, ListenerHandle
 from levada.framework import Actor, Reason, Receiver, Ref
 from levada.framework.channel_core import ChannelCore
-from levada.framework.errors import ConfigurationError
+from levada.framework.errors import ConfigurationError, LevadaError
 from levada.transports import carriers
+from levada.transports.text import printable
 
 from .config import PeerConfig
 from .connection import Connection
@@ -65,10 +66,16 @@ class Calls:
             channel.end_pending()
 
     async def _call(self, arrival: Arrival) -> None:
+        path, halves = self._connection.ref.path, self._connection.halves
         try:
-            await self._function(arrival.open())
+            try:
+                message = arrival.open()
+            except LevadaError as error:
+                logger.warning("%s: a message from %s cannot be read: %s", path, halves.peer, printable(str(error)))
+                return
+            await self._function(message)
         except Exception:
-            logger.exception("%s: a handler failed", self._connection.ref.path)
+            logger.exception("%s: a handler failed", path)
             give_up(arrival.handles)
         except BaseException:
             give_up(arrival.handles)

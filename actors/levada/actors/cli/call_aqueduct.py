@@ -16,11 +16,13 @@ import msgpack
 
 from levada.actors.aqueduct import Peer, PeerConfig, RawMessage, connect
 from levada.actors.aqueduct.envelopes import ANSWER, ASK, TELL, read_failure
-from levada.actors.aqueduct.halves import give_up
-from levada.actors.explain.values import EXT_ATTACHMENT, EXT_MESSAGE, as_json, as_text, read_value
+from levada.actors.aqueduct.halves import CODEC, Unreadable, give_up
+from levada.actors.explain.values import EXT_ATTACHMENT, EXT_MESSAGE, Tagged, as_json, as_text, read_value
 from levada.framework import ActorSystem, OneshotReceiver, Receiver, Sender, channel, oneshot
 from levada.framework.codec import AttachmentKind
 from levada.framework.errors import ChannelError, ConfigurationError, DecodeError, EndOfChannel
+from levada.framework.message import tag_of
+from levada.transports.text import printable
 
 from .octets import CallFailed, octets_of, print_octets, shown
 
@@ -57,7 +59,8 @@ async def call(args: argparse.Namespace) -> None:
             )
         kind = None
     payload = given if args.tag is None else message_octets(args.tag, _fields(given), kind)
-    config = PeerConfig(carrier=_carrier(args))
+    # What has a tag is a message of the codec, and so is the answer.
+    config = PeerConfig(carrier=_carrier(args), headers=() if args.tag is None else (CODEC,))
     async with ActorSystem("call") as system, connect(system, args.url, RawMessage, config=config) as peer:
         try:
             await (_exchange if args.lookup is None else _ask)(peer, payload, args)
@@ -127,6 +130,8 @@ def _print(message: RawMessage, args: argparse.Namespace) -> None:
         except ValueError:
             pass  # shown as octets
         else:
+            if isinstance(value, Tagged) and value.tag == tag_of(Unreadable):
+                raise CallFailed(f"the server could not read the message: {printable(str(value.fields[0]))}")
             print(json.dumps(as_json(value)) if args.json else shown(as_text(value)), flush=True)
             return
     print_octets(message.payload, as_json=args.json)
