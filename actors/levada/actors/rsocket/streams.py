@@ -292,9 +292,11 @@ class _Producing(Stream):
         Cancellation:
             what was sent stays sent; the source has been closed.
         """
-        connection, stream_id = self.connection, self.stream_id
+        connection, stream_id, scheduler = self.connection, self.stream_id, self.system.scheduler
         core = connection.core
         credit = items = octets = 0
+        if connection.line.locked():
+            await connection.turn()  # others have been waiting for longer
         async for item in source:
             payload = encode(item)
             while credit < 1:
@@ -306,7 +308,8 @@ class _Producing(Stream):
             if items >= FLUSH_ITEMS or octets >= FLUSH_OCTETS:
                 items = octets = 0
                 connection.flush()
-                await (connection.room() if connection.crowded else self.system.scheduler.breathe())
+                if connection.crowded or scheduler.clock() > scheduler.end:
+                    await connection.turn()
             if self.stream_id != stream_id:
                 return False
             core.send_payload(stream_id, payload)
