@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from _thread import get_ident
 from collections import deque
 from typing import Any
@@ -13,15 +12,12 @@ from ._routees import Resize, RouterBase
 from .ask import Ask
 from .cell import RUNNING, Cell
 from .dispatch import RUNTIME_ENTRIES
-from .errors import AskCycle
+from .errors import AskCycle, ConfigurationError
 from .loop import Inbox
 from .ref import Ref
 from .tokens import TURN, Stop, Take
 
 __all__ = ["PullRouter"]
-
-logger = logging.getLogger("levada.framework.router")
-
 
 class PullRouter(RouterBase):
     """Lets its routees take messages, see `pull`. Sleeps; its inbox does the work."""
@@ -29,11 +25,15 @@ class PullRouter(RouterBase):
     def begin(self) -> None:
         self._inbox: _PullInbox = self._bound()._more().inbox
 
-    def add(self, ref: Ref[Any], label: str) -> None:
-        if isinstance(ref, Cell):
-            self._inbox.add(ref)
-        else:
-            logger.warning("%s is not of this system and cannot pull from %s", ref.path, self.ref.path)
+    def check(self, ref: Ref[Any]) -> None:
+        if not isinstance(ref, Cell):
+            raise ConfigurationError(
+                f"{ref.path} is in another system and cannot pull from {self.ref.path}: use round_robin() or another "
+                "routing that hands messages on"
+            )
+
+    def add(self, ref: Any, label: str) -> None:
+        self._inbox.add(ref)
 
     def remove(self, ref: Ref[Any]) -> None:
         self._inbox.remove(ref)

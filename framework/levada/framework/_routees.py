@@ -106,6 +106,8 @@ class GroupMembers:
 
     def begin(self, router: RouterBase) -> None:
         self._router = router
+        for ref in router.system.groups.members(self._topic):
+            router.check(ref)
         router.system.groups.subscribe(self._topic, self)  # type: ignore[arg-type]
 
     def end(self, router: RouterBase) -> None:
@@ -115,6 +117,9 @@ class GroupMembers:
         router.unhandled(Resize(size))
 
     # What `Groups` asks of a subscriber.
+
+    def check(self, ref: Ref[Any]) -> None:
+        self._router.check(ref)
 
     def tell(self, event: Joined | Left) -> None:
         if isinstance(event, Joined):
@@ -146,6 +151,13 @@ class RouterBase(Actor[Any]):
 
     def begin(self) -> None:
         """Get ready for routees."""
+
+    def check(self, ref: Ref[Any]) -> None:
+        """Refuse a member that this router cannot route to.
+
+        Raises:
+            ConfigurationError: `ref` cannot be a routee.
+        """
 
     def add(self, ref: Ref[Any], label: str) -> None:
         """Route to this one too from now on."""

@@ -9,9 +9,9 @@ import attrs
 
 from .errors import ActorStopped, MailboxFull, NameTaken
 from .links import SHUTDOWN
+from .ref import Ref
 
 if TYPE_CHECKING:
-    from .ref import Ref
     from .system import ActorSystem
 
 __all__ = ["Groups", "Joined", "Left", "Registry"]
@@ -91,9 +91,16 @@ class Groups:
         self._subscribers: dict[Hashable, dict[Ref[Any], None]] = {}
 
     def join(self, topic: Hashable, ref: Ref[Any]) -> None:
-        """Add a member; twice changes nothing; one that has ended is not added."""
+        """Add a member; twice changes nothing; one that has ended is not added.
+
+        Raises:
+            ConfigurationError: a router of the topic cannot route to `ref`: it uses `pull`, and `ref` is in another system.
+        """
         self._system.check_thread("groups.join()")
         if ref.is_alive and ref not in self._members.get(topic, ()):
+            for subscriber in self._subscribers.get(topic, ()):
+                if not isinstance(subscriber, Ref):  # a router's own
+                    subscriber.check(ref)
             self._members.setdefault(topic, {})[ref] = None
             self._announce(topic, Joined(topic, ref))
             ref._add_watcher((self, "member", topic), lambda _: self.leave(topic, ref))  # type: ignore[attr-defined]
