@@ -315,7 +315,7 @@ async def test_at_shutdown_dead_letters_are_counted_and_not_logged(caplog: pytes
         system.spawn(Tells, last)
         assert first.is_alive
     assert [r.getMessage() for r in caplog.records if "dead letter" in r.getMessage()] == [
-        "counted ended with 20 dead letters"
+        "counted ended with 0 unsupervised failures and 20 dead letters"
     ]
 
 
@@ -341,6 +341,7 @@ async def test_statistics_count_what_happened(system: ActorSystem) -> None:
         "spawned": 3,
         "stopped": 2,
         "failures": 1,
+        "unsupervised": 1,
         "restarts": 0,
         "dead_letters": 1,
         "unhandled": 0,

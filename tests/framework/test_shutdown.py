@@ -258,7 +258,7 @@ async def test_what_was_not_handled_at_the_end_is_counted_and_logged_once(
             raise ZeroDivisionError
     assert system.statistics().dead_letters == 100
     assert [record.getMessage() for record in caplog.records if "dead letter" in record.getMessage()] == [
-        "app ended with 100 dead letters"
+        "app ended with 0 unsupervised failures and 100 dead letters"
     ]
 
 

@@ -19,6 +19,7 @@ from .tokens import TURN, Stop, Take
 
 __all__ = ["PullRouter"]
 
+
 class PullRouter(RouterBase):
     """Lets its routees take messages, see `pull`. Sleeps; its inbox does the work."""
 

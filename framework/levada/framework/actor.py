@@ -43,6 +43,7 @@ from .handlers import Behaviour, build_table, find_handler, flatten, handles, un
 from .host import Host
 from .links import NORMAL, Down, Reason
 from .loop import Inbox
+from .message import check_defaults
 from .ref import Ref
 from .supervision import one_for_one
 from .timers import Timers
@@ -110,6 +111,7 @@ class Actor(Generic[M]):
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         attrs.define(cls, slots=False, eq=False, repr=False)
+        check_defaults(cls)
         cls._table = build_table(cls)
         for name in ("started", "stopping", "restarting", "undelivered", "unhandled", "run"):
             if name in vars(cls):

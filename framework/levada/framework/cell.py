@@ -744,13 +744,16 @@ class _Nobody:
 
 
 class StrictCell(Cell):
-    """Checks what a test wants to know of each `tell`; see `levada.framework.testing`."""
+    """Checks what a test wants to know of each `tell` and of each answer; see `levada.framework.testing`."""
 
     __slots__ = ()
 
     def tell(self, message: Any) -> None:
         self._system.strict_check(self, message)
         super().tell(message)
+
+    async def ask(self, message: Any, *, timeout: float | None = DEFAULT_TIMEOUT) -> Any:
+        return self._system.strict_answer(self, message, await super().ask(message, timeout=timeout))
 
 
 class StrictBoundedCell(BoundedCell):
@@ -762,6 +765,9 @@ class StrictBoundedCell(BoundedCell):
         self._system.strict_check(self, message)
         super().tell(message)
 
+    async def ask(self, message: Any, *, timeout: float | None = DEFAULT_TIMEOUT) -> Any:
+        return self._system.strict_answer(self, message, await super().ask(message, timeout=timeout))
+
 
 class StrictStoreCell(StoreCell):
     """The same for a mailbox that drops or conflates."""
@@ -771,6 +777,9 @@ class StrictStoreCell(StoreCell):
     def tell(self, message: Any) -> None:
         self._system.strict_check(self, message)
         super().tell(message)
+
+    async def ask(self, message: Any, *, timeout: float | None = DEFAULT_TIMEOUT) -> Any:
+        return self._system.strict_answer(self, message, await super().ask(message, timeout=timeout))
 
 
 _DEAD: dict[type[Cell], type[Cell]] = {

@@ -286,6 +286,9 @@ class Lifecycle:
         message = _content(cell, entry)
         self._report(cell, error, message)
         if not _resumes(cell, error):
+            extras = cell._extras
+            if (extras is None or extras.supervised is None) and not _ends_system(error):
+                self._system.counters.unsupervised += 1
             ending = Ending(Failed(error), final=_ends_system(error))
             ending.message = message
             self._begin(cell, ending, queued=queued)

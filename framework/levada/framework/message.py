@@ -17,13 +17,25 @@ import sys
 import types
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
-from typing import Any, Generic, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints, overload
+from typing import (
+    Annotated,
+    Any,
+    Generic,
+    Literal,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
 
 import attrs
 
 from .errors import ConfigurationError
 
-__all__ = ["Asks", "class_of", "field_types", "message", "reply_type", "tag_of"]
+__all__ = ["Asks", "check_defaults", "class_of", "field_types", "fits", "message", "reply_type", "tag_of"]
 
 T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
@@ -63,7 +75,8 @@ def message(cls: type[Any] | str | None = None, /, *, frozen: bool = False) -> A
         frozen: fields cannot be set again, and instances are hashable if their fields are.
 
     Raises:
-        ConfigurationError: another class has this tag, the tag is empty or too long, or the class has an ``__init__`` of its own.
+        ConfigurationError: another class has this tag, the tag is empty or too long, the class has an ``__init__`` of its own, or a
+            field has a default that all messages would share, such as ``[]``.
         TypeError: used on something that is not a class.
 
     Example:
@@ -147,6 +160,41 @@ def reply_type(cls: type[Asks[Any]]) -> Any:
     return cls.__dict__["__message_reply__"]
 
 
+def fits(value: Any, annotation: Any) -> bool:
+    """Tell whether a value can be of a type, as far as its outermost class shows: the items of a list are not looked at."""
+    origin = get_origin(annotation)
+    if origin is Literal:
+        return value in get_args(annotation)
+    if origin is Annotated:
+        return fits(value, get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        return any(fits(value, member) for member in get_args(annotation))
+    if annotation is None:
+        return value is None
+    kind = origin or annotation
+    if kind is float:
+        return isinstance(value, (float, int))  # as PEP 484 has it
+    if kind is Any or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
+        return True
+    return isinstance(value, kind)
+
+
+def check_defaults(cls: type) -> None:
+    """Refuse a default that all instances would share and change.
+
+    Raises:
+        ConfigurationError: names the field, and what to write instead.
+    """
+    for attribute in attrs.fields(cls):
+        default = attribute.default
+        if default is not attrs.NOTHING and type(default).__hash__ is None:
+            factory = type(default).__name__ if not default else f"lambda: {default!r}"
+            raise ConfigurationError(
+                f"{cls.__qualname__}.{attribute.name}: all instances would share the default {default!r}; "
+                f"use {attribute.name} = attrs.field(factory={factory})"
+            )
+
+
 def _define(cls: type[T], tag: str | None, frozen: bool, local_names: Mapping[str, Any]) -> type[T]:
     if "__init__" in cls.__dict__:
         raise ConfigurationError(
@@ -164,6 +212,7 @@ def _define(cls: type[T], tag: str | None, frozen: bool, local_names: Mapping[st
             f"tag {tag!r} is taken by {taken.__module__}.{taken.__qualname__}; {cls.__module__}.{cls.__qualname__} needs another: @message('…')"
         )
     defined: Any = attrs.define(cls, slots=True, frozen=frozen)
+    check_defaults(defined)
     defined.__message_tag__ = tag
     # A class inside a function or class may refer to its neighbours there. Only names that annotations mention are kept, not the frame.
     if "." in cls.__qualname__:

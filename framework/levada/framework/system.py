@@ -21,12 +21,13 @@ from .actor import Actor
 from .actor import actor as function_actor
 from .ask import Ask, WaitGraph, stopped_error
 from .cell import RUNNING, STOPPED, Cell, make_cell
-from .errors import ActorStopped, ConfigurationError, LevadaError, MailboxFull, NameTaken, wrong_thread
+from .errors import ActorError, ActorStopped, ConfigurationError, LevadaError, MailboxFull, NameTaken, wrong_thread
 from .events import DeadLetters, EventStream
 from .host import split_cancelled
 from .lifecycle import Lifecycle
 from .links import CANCELLED, KILLED, SHUTDOWN
 from .mailbox import MailboxPolicy, unbounded
+from .message import Asks, fits, reply_type
 from .observe import Observer
 from .registry import Groups, Registry
 from .scheduler import RunQueue
@@ -45,6 +46,10 @@ M = TypeVar("M")
 Ts = TypeVarTuple("Ts")
 
 Phase = Literal["accept", "drain", "close", "flush"]
+_SET_ON_ENTERING: Final = frozenset(
+    ["scheduler", "lifecycle", "waits", "inbox", "_around", "_outer", "_nursery", "_body", "_root", "_root_gone"]
+)
+
 PHASES: Final[tuple[Phase, ...]] = ("accept", "drain", "close", "flush")
 """The end of a system, in this order: take nothing new; let actors finish; close what is open; write out what is buffered."""
 
@@ -54,6 +59,7 @@ class _Counters:
     spawned: int = 0
     stopped: int = 0
     failures: int = 0
+    unsupervised: int = 0
     restarts: int = 0
     unhandled: int = 0
     late_replies: int = 0
@@ -70,6 +76,8 @@ class Statistics:
     stopped: int
     failures: int
     """Exceptions out of handlers, hooks and tasks."""
+    unsupervised: int
+    """Actors that a failure ended without a supervisor: they were spawned with ``supervise="stop"``, the default."""
     restarts: int
     dead_letters: int
     unhandled: int
@@ -165,12 +173,25 @@ class ActorSystem:
         self._root: Cell
         self._root_gone: trio.Event
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name in _SET_ON_ENTERING:
+                raise ConfigurationError(
+                    f"the system {self.name!r} was not entered: async with ActorSystem() as system"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
     # ------------------------------------------------------------ the block
 
     @enable_ki_protection
     async def __aenter__(self) -> ActorSystem:
         if self._phase != "new":
             raise ConfigurationError(f"the system {self.name!r} was entered before; make a new one")
+        if not trio.lowlevel.in_trio_run():
+            raise ConfigurationError(
+                "an actor system runs on trio, and nothing here does: start the program by trio.run(main)"
+            )
         self._phase = "running"
         # Two nurseries: cancellation from around reaches the block's body, which is inside the outer one; the actors are in
         # the inner one, which is shielded, so the end comes to them through `__aexit__` and in order.
@@ -224,8 +245,16 @@ class ActorSystem:
             await self._around.__aexit__(None, None, None)
         except BaseException as late:
             second = second or late  # all tasks have ended all the same
-        if self._dead_letters.count:
-            logger.info("%s ended with %d dead letters", self.name, self._dead_letters.count, extra={"event": "ended"})
+        failed, letters = self.counters.unsupervised, self._dead_letters.count
+        if failed or letters:
+            logger.log(
+                logging.WARNING if failed else logging.INFO,
+                "%s ended with %d unsupervised failures and %d dead letters",
+                self.name,
+                failed,
+                letters,
+                extra={"event": "ended"},
+            )
         return self._raise_what_ended(error, second)
 
     def _raise_what_ended(self, error: BaseException | None, second: BaseException | None) -> bool:
@@ -383,12 +412,14 @@ class ActorSystem:
             family = parent._more()
             family.children = {}
         if name is not None:
-            if not name or "/" in name or name.startswith("$"):
+            if not isinstance(name, str) or not name or "/" in name or name.startswith("$"):
                 raise ConfigurationError(f"a name is text without '/' that does not begin with '$', not {name!r}")
             if family.names is None:
                 family.names = {}
             if name in family.names:
                 raise NameTaken(f"{parent.path.rstrip('/')}/{name} lives already", actor=parent.path, name=name)
+        if mailbox is not None and not isinstance(mailbox, MailboxPolicy):
+            raise ConfigurationError(f"a mailbox is bounded(…) or unbounded(), not {mailbox!r}")
         number = next(self._numbers)
         if mailbox is None and not self._strict:
             cell = Cell(self.scheduler, actor, parent, name, number)
@@ -426,6 +457,7 @@ class ActorSystem:
             spawned=counters.spawned,
             stopped=counters.stopped,
             failures=counters.failures,
+            unsupervised=counters.unsupervised,
             restarts=counters.restarts,
             dead_letters=self._dead_letters.count,
             unhandled=counters.unhandled,
@@ -488,6 +520,19 @@ class ActorSystem:
         if get_ident() != self.scheduler.thread:
             raise cell._wrong_thread("tell")
         self.observe.count_tell(cell)
+
+    def strict_answer(self, cell: Cell, question: Any, answer: Any) -> Any:
+        """Give an answer back if it is what the class of its question promises."""
+        if isinstance(question, Asks):
+            wanted = reply_type(type(question))
+            if not fits(answer, wanted):
+                promise = f"Asks[{getattr(wanted, '__name__', wanted)}]"
+                kind = type(question).__name__
+                raise ActorError(
+                    f"{cell.path} answered {kind} with a {type(answer).__name__}, but {kind} is {promise}",
+                    actor=cell.path,
+                )
+        return answer
 
 
 async def _wait_patiently(event: trio.Event) -> KeyboardInterrupt | None:
