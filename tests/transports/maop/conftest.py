@@ -17,6 +17,7 @@ from levada.transports.maop import (
     Operation,
     Output,
     ResetStream,
+    RoomWanted,
     SetPriority,
     StopStream,
     StreamData,
@@ -44,6 +45,15 @@ def authentication(**changes: Any) -> Authentication:
         "vendor": "acme",
     }
     return Authentication(**fields | changes)
+
+
+def give_room(core: MaopCore, events: list[Event], now: float) -> bool:
+    """Give the streams room that the core waits for; say whether there were any."""
+    wanted = [event for event in events if isinstance(event, RoomWanted)]
+    events[:] = [event for event in events if not isinstance(event, RoomWanted)]
+    for event in wanted:
+        events += core.has_room(event.stream_id, now=now)
+    return bool(wanted)
 
 
 class Wire:
@@ -106,7 +116,12 @@ class Wire:
         return self._next["bidi"] - 4
 
     def flush(self) -> None:
-        """End a turn."""
+        """End a turn; streams have room at once."""
+        self._write()
+        while give_room(self.core, self.events, self.now):
+            self._write()
+
+    def _write(self) -> None:
         self.events += self.core.take_events()
         outs: list[Output] = self.core.data_to_send(self.now)
         self.events += self.core.take_events()
@@ -200,7 +215,12 @@ class Pair:
             events.clear()
 
     def flush(self, side: int) -> None:
-        """End a turn of one side."""
+        """End a turn of one side; its streams have room at once."""
+        self._write(side)
+        while give_room(self.cores[side], self.events[side], self.now):
+            self._write(side)
+
+    def _write(self, side: int) -> None:
         core, wires = self.cores[side], self.wires[1 - side]
         self.events[side].extend(core.take_events())
         outs = core.data_to_send(self.now)

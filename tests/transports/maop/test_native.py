@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from levada.transports.maop import Completed, Failed, TestPlan, check_test, success_header
+from levada.transports.maop import (
+    Completed,
+    Failed,
+    MaopConfig,
+    ResetStream,
+    RoomWanted,
+    StreamData,
+    TestPlan,
+    check_test,
+    success_header,
+)
 from levada.transports.maop.frames import (
     UNDEFINED,
     Block,
@@ -90,19 +100,74 @@ def test_ma102_ma103_ma104_ma106_what_a_test_transfers(mode: int, multi: bool, e
     assert stream in wire.finished
 
 
+def ask(wire: Wire, *plans: TestPlan) -> list[int]:
+    """Send Tests, and give no room to the streams of the answers."""
+    streams = [wire.bidi() for _ in plans]
+    for stream in streams:
+        wire.give(stream, Request(1, 2))
+    for stream, plan in zip(streams, plans, strict=True):
+        octets = Block(plan.encode()).encode() + BlockEnd(2).encode()
+        wire.events += wire.core.receive_stream_data(stream, octets, now=0.0)
+    return streams
+
+
+def queued(wire: Wire, stream: int) -> int:
+    """Take what the core has for a stream; count it."""
+    return sum(
+        len(out.data) for out in wire.core.data_to_send(0.0) if isinstance(out, StreamData) and out.stream_id == stream
+    )
+
+
 @pytest.mark.rule("MA-103")
-def test_ma103_the_largest_block_takes_no_memory() -> None:
-    """32 MiB in one Block are views of one megabyte."""
+def test_ma103_an_answer_is_written_at_the_pace_of_its_stream() -> None:
+    """32 MiB in one Block take 64 KiB here at any time, and their turn comes with the room."""
     wire = Wire()
+    [stream] = ask(wire, TestPlan(mode=1, exp=15))
+    octets, turns = queued(wire, stream), 0
+    while wire.events == [RoomWanted(stream)]:
+        assert wire.core.quota.buffered == 65_536
+        wire.events = wire.core.has_room(stream, now=0.0)
+        more = queued(wire, stream)
+        assert more < 65_536 + 64
+        octets, turns = octets + more, turns + 1
+    assert (octets, turns) == (21 + 5 + 32 * 2**20 + 9, 511)
+    assert (wire.events, wire.core.quota.buffered, wire.core.quota.operations) == ([], 0, 0)
+    assert wire.core.has_room(stream, now=0.0) == []
+
+
+@pytest.mark.rule("MA-54c")
+@pytest.mark.rule("MA-103")
+def test_ma54c_answers_to_tests_count_in_the_quota() -> None:
+    """When the quota of buffers is used up a Test fails by CAPACITY_LIMIT (14), like any body."""
+    wire = Wire(config=MaopConfig(max_buffer_bytes=200_000))
+    streams = ask(wire, *[TestPlan(mode=1, exp=15)] * 4)
+    outs = [out for out in wire.core.data_to_send(0.0) if isinstance(out, StreamData)]
+    assert sum(len(out.data) for out in outs) < 200_000 + 1000
+    assert wire.events == [RoomWanted(stream) for stream in streams[:3]]
+    assert b"no room for the body" in b"".join(bytes(out.data) for out in outs)
+
+
+@pytest.mark.rule("MA-61")
+def test_ma61_an_answer_that_is_not_wanted_any_more_stops() -> None:
+    """The requester stops the stream, or reads nothing for too long: what is left is not written."""
+    wire = Wire(config=MaopConfig(transfer_idle_timeout=3.0))
+    one, two = ask(wire, TestPlan(mode=1, exp=15), TestPlan(mode=2, exp=15))
+    wire.core.data_to_send(0.0)
+    wire.core.stream_stopped(one, 0, now=0.0)
+    wire.core.handle_timeout(3.0)
+    assert (wire.core.operations, wire.core.quota.buffered) == (0, 0)
+    assert wire.core.has_room(one, now=3.0) == wire.core.has_room(two, now=3.0) == []
+    resets = {out.stream_id for out in wire.core.data_to_send(3.0) if isinstance(out, ResetStream)}
+    assert resets == {one, two}
+
+
+@pytest.mark.rule("MA-112")
+def test_ma112_the_native_test_can_be_switched_off() -> None:
+    """Then it is a msg_id like any other without a handler: INCOMPATIBLE_MESSAGE (16)."""
+    wire = Wire(config=MaopConfig(native_test=False))
     stream = wire.bidi()
     wire.give(stream, Request(1, 2))
-    wire.core.receive_stream_data(
-        stream, Block(TestPlan(mode=1, exp=15).encode()).encode() + BlockEnd(2).encode(), now=0.0
-    )
-    outs = [out for out in wire.core.data_to_send(0.0) if getattr(out, "stream_id", None) == stream]
-    views = [out.data for out in outs if isinstance(getattr(out, "data", None), memoryview)]  # type: ignore[union-attr] # just looked
-    assert sum(map(len, views)) + 25 == 32 * 2**20
-    assert len({id(view.obj) for view in views if isinstance(view, memoryview)}) == 1
+    assert wire.signals() == [Refuse(((stream, 0, 16),))]
 
 
 @pytest.mark.rule("MA-100")

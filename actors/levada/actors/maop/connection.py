@@ -54,6 +54,7 @@ from levada.transports.maop import (
     OperationOffered,
     ResponseRejected,
     ResponseStarted,
+    RoomWanted,
     StreamUnblocked,
     code_name,
 )
@@ -313,6 +314,16 @@ class Connection(Actor[Any]):
         if self.streams is not None:
             self.streams.resume(event.stream_id)
 
+    def _on_room_wanted(self, event: RoomWanted) -> None:
+        self.tasks.start_soon(self._make_room, event.stream_id)
+
+    async def _make_room(self, stream_id: int) -> None:
+        try:
+            await self.room(stream_id)
+        except CarrierError:
+            return  # the core hears of it
+        self.feed(self.core.has_room(stream_id, now=trio.current_time()))
+
     def _on_approved(self, event: Approved) -> None:
         self.approval = event
         self.journal.say("approved", f"{event.identifier}, version {'.'.join(map(str, event.version))}")
@@ -375,6 +386,7 @@ class Connection(Actor[Any]):
         RefusedEvent: _on_outcome,
         ResponseRejected: _on_rejected,
         ResponseStarted: _on_response,
+        RoomWanted: _on_room_wanted,
         StreamUnblocked: _on_unblocked,
     }
 

@@ -142,6 +142,10 @@ class MaopConfig:
     stream_window: int = _number(MIB)
     """Octets of a streamed body that the application has not consumed before `MaopCore.is_blocked`."""
 
+    native_test: bool = True
+    """Whether the peer may use the native Test, of which two octets ask for an answer of up to 32 MiB, sent as fast as the peer takes it.
+    Source: section 13.2, MA-112."""
+
     # Transfer.
     max_block_chunk_size: int = _number(131_072, 1, 2**32 - 1)
     """Octets of a Block that is sent. Source: section 7."""

@@ -90,8 +90,11 @@ class MaopCore(Ending):
         replay: ReplayWindow | None = None,
     ) -> None:
         super().__init__(client=client, config=config or MaopConfig(), random_bytes=random_bytes, now=now)
-        self.specs: Mapping[int, HandlerSpec] = {1: TEST_SPEC, **(handlers or {})}
-        """What the peer may ask for, by msg_id; the native Test is always there. Source: MA-41, MA-112."""
+        self.specs: Mapping[int, HandlerSpec] = {
+            **({1: TEST_SPEC} if self.config.native_test else {}),
+            **(handlers or {}),
+        }
+        """What the peer may ask for, by msg_id; the native Test too, unless it is switched off. Source: MA-41, MA-112."""
         if any(not 1 < msg_id < 65_536 for msg_id in handlers or ()):
             raise ValueError("handlers have msg_ids from 2 to 65535; 0 and 1 are native [MA-41]")
         self.wall_offset = wall_offset
@@ -591,6 +594,13 @@ class MaopCore(Ending):
             if blocked and not self.is_blocked(stream_id):
                 self.unblock(stream_id)
             self.gate.pump(now)
+        return self.take_events()
+
+    def has_room(self, stream_id: int, *, now: float) -> list[Event]:
+        """Say that a stream has room again, as `RoomWanted` asked; for one that has ended it does nothing."""
+        operation = self._theirs(stream_id)
+        if operation is not None:
+            operation.has_room(now)
         return self.take_events()
 
     def is_blocked(self, stream_id: int) -> bool:

@@ -40,6 +40,7 @@ __all__ = [
     "ResetStream",
     "ResponseRejected",
     "ResponseStarted",
+    "RoomWanted",
     "SetPriority",
     "StopStream",
     "StreamData",
@@ -137,6 +138,14 @@ class Audited:
 @attrs.define
 class StreamUnblocked:
     """A stream for which `MaopCore.is_blocked` was true is read again."""
+
+    stream_id: int
+    """Which."""
+
+
+@attrs.define
+class RoomWanted:
+    """The core has more for a stream than should be queued there: say `MaopCore.has_room` once the stream has room again."""
 
     stream_id: int
     """Which."""
@@ -293,6 +302,7 @@ Event: TypeAlias = (
     | ConnectionEnded
     | Audited
     | StreamUnblocked
+    | RoomWanted
     | OperationOffered
     | Execute
     | OperationCancelled

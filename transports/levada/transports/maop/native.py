@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Final
 
 import attrs
 
 from .errors import ErrorCode, Fault
-from .events import Completed, Output, StreamData
+from .events import Completed, Octets
 from .frames import BLOCK, UNDEFINED
 
 __all__ = ["OCTET_STREAM", "TestPlan", "check_test", "success_header", "test_payload"]
@@ -18,8 +19,10 @@ TEST: Final = 1
 OCTET_STREAM: Final = "application/octet-stream"
 """Content type of plain octets. Source: MA-97."""
 _MEDIA_TYPE: Final = re.compile(r"[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+")
-_ZEROS: Final = memoryview(bytes(2**20))
-"""Content of all Test bodies: shared, so that 32 MiB on the way cost nothing here."""
+TEST_WINDOW: Final = 65_536
+"""Octets of a Test's Response that are queued before the stream has to have room again; they count in the quota of bodies."""
+_ZEROS: Final = memoryview(bytes(TEST_WINDOW))
+"""Content of all Test bodies."""
 
 
 def success_header(content_type: str) -> bytes:
@@ -112,18 +115,18 @@ class TestPlan:
         """Return the payload of the Test."""
         return bytes((0, self.mode << 6 | self.multi << 5 | self.exp))
 
-    def write(self, out: list[Output], stream_id: int) -> None:
-        """Queue the Blocks; they ignore the limit on chunks. Source: MA-103."""
+    def pieces(self) -> Iterator[Octets]:
+        """Yield the Blocks in pieces; the Blocks ignore the limit on chunks. Source: MA-103."""
         header = success_header(OCTET_STREAM)
         left = self.length
         size = -(-left // self.blocks)
         while left:
             chunk = min(size, left)
-            out.append(StreamData(stream_id, BLOCK.pack(5, chunk) + header, False))
+            yield BLOCK.pack(5, chunk) + header
             todo = chunk - len(header)
             while todo:
                 piece = _ZEROS[: min(todo, len(_ZEROS))]
-                out.append(StreamData(stream_id, piece, False))
+                yield piece
                 todo -= len(piece)
             header = b""
             left -= chunk

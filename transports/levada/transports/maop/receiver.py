@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from levada.framework.errors import LocalProtocolError
@@ -16,12 +17,13 @@ from .events import (
     Octets,
     OperationCancelled,
     ResetStream,
+    RoomWanted,
     SetPriority,
     StopStream,
     StreamData,
 )
 from .frames import BLOCK, BLOCK_END, MESSAGE, REQUEST, RESPONSE, UNDEFINED, check_key
-from .native import OPAQUE, SUCCESS, TEST, success_header, test_payload
+from .native import OPAQUE, SUCCESS, TEST, TEST_WINDOW, success_header, test_payload
 from .shared import Key, StoredDone, StoredResponse
 from .state import RECEIVER, UNARMED, ReceiverInput, ReceiverState
 
@@ -42,6 +44,7 @@ class Incoming:
         "_body",
         "_core",
         "_head",
+        "_pieces",
         "_stored",
         "_written",
         "approved_at",
@@ -120,6 +123,7 @@ class Incoming:
         self._announced = 0
         self._written = 0
         self._stored: list[Octets] | None = None
+        self._pieces: Iterator[Octets] | None = None
 
     def _go(self, what: ReceiverInput) -> None:
         self.state = RECEIVER[self.state, what]
@@ -330,10 +334,32 @@ class Incoming:
         elif not plan.mode:
             self._respond(b"", now)
         else:
+            quota = self._core.quota
+            if quota.buffered + TEST_WINDOW > quota.max_octets:
+                raise Fault(ErrorCode.CAPACITY_LIMIT, "no room for the body", "MA-54c")
+            self.reserved = TEST_WINDOW
+            quota.buffered += TEST_WINDOW
             self._begin_response(plan.announced, now)
-            plan.write(self._core.out, self.stream_id)
-            write_end(self._core.out, self.stream_id, plan.length)
-            self._responded(now)
+            self._stored = None  # MA-123: too large to be kept
+            self._written = plan.length
+            self._pieces = plan.pieces()
+            self.has_room(now)
+
+    def has_room(self, now: float) -> None:
+        """Write more of the answer to a Test; the initiator sets the pace."""
+        if self.state is not _RESPONDING or self._pieces is None:
+            return
+        core = self._core
+        octets = 0
+        for piece in self._pieces:
+            core.out.append(StreamData(self.stream_id, piece, False))
+            octets += len(piece)
+            if octets >= TEST_WINDOW:
+                core.timers.set(self, now + core.config.transfer_idle_timeout)
+                core.emit(RoomWanted(self.stream_id))
+                return
+        write_end(core.out, self.stream_id, self._written)
+        self._responded(now)
 
     def finish(self, now: float) -> None:
         """Say Done for a Message. Source: MA-74."""
