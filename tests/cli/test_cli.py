@@ -93,7 +93,7 @@ def test_other_subcommands_are_not_imported(install: Install, monkeypatch: pytes
         ),
         (ConnectionLost(), "ConnectionLost"),
         (ExceptionGroup("nursery", [ConnectionLost("refused")]), "refused"),
-        (ConnectionLost("the query failed\nbecause of\nmuch"), "the query failed"),
+        (ConnectionLost("the query failed\nbecause of\nmuch"), r"the query failed\nbecause of\nmuch"),
     ],
 )
 def test_our_errors_are_one_line(

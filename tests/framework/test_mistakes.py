@@ -70,7 +70,8 @@ async def test_a_mailbox_that_is_none_is_refused(system: ActorSystem, mailbox: A
 
 async def test_a_name_that_is_no_text_is_refused(system: ActorSystem) -> None:
     with pytest.raises(ConfigurationError, match=r"a name is text .* not 5"):
-        system.spawn(Idle, name=5)  # type: ignore[call-arg]
+        wrong: Any = 5
+        system.spawn(Idle, name=wrong)
 
 
 async def test_failures_without_a_supervisor_are_counted_and_said_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
