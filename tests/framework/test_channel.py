@@ -12,6 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from levada.framework.channel import (
     Mode,
+    Outcome,
     Sender,
     TerminalState,
     channel,
@@ -184,7 +185,7 @@ async def test_a_full_unreliable_channel_drops_the_oldest_and_says_how_many() ->
     sender.unreliable(buffer=3)
     receipts = [await sender.send(n, receipt=True) for n in range(5)]
     sender.send_nowait(5)
-    assert [receipt.delivered for receipt in receipts] == [False, False, False, None, None]
+    assert [receipt.outcome for receipt in receipts] == [Outcome.NOT_PROCESSED] * 3 + [None] * 2
     async with background() as run:
         finish = await run.start(sender.finish)
         assert await rest(receiver) == [3, 4, 5]
@@ -324,7 +325,7 @@ async def test_cancel_discards_and_everybody_learns_of_it() -> None:
         sender.cancel()
         await wait_all_tasks_blocked()
         assert [task.result for task in tasks] == [SenderFinished, ChannelCancelled, CANCELLED, CANCELLED]
-    assert (receipt.delivered, sender.state, receiver.state) == (False, CANCELLED, CANCELLED)
+    assert (receipt.outcome, sender.state, receiver.state) == (Outcome.NOT_PROCESSED, CANCELLED, CANCELLED)
     for _ in range(2):
         with pytest.raises(ChannelCancelled):
             await receiver.receive()
@@ -370,7 +371,7 @@ async def test_close_discards_and_everybody_learns_of_it() -> None:
         receiver.close()
         await wait_all_tasks_blocked()
         assert [task.result for task in tasks] == [ReceiverClosed, ReceiverClosed, RECEIVER_CLOSED, RECEIVER_CLOSED]
-    assert (receipt.delivered, sender.state, receiver.state) == (False, RECEIVER_CLOSED, RECEIVER_CLOSED)
+    assert (receipt.outcome, sender.state, receiver.state) == (Outcome.NOT_PROCESSED, RECEIVER_CLOSED, RECEIVER_CLOSED)
     for _ in range(2):
         for handle in (sender, twin):
             with pytest.raises(ReceiverClosed):
@@ -505,6 +506,7 @@ async def test_leaving_async_with_waits_for_the_receiver() -> None:
 
 
 async def test_a_receipt_tells_what_became_of_its_message() -> None:
+    done, dropped = Outcome.PROCESSED, Outcome.NOT_PROCESSED
     sender, receiver = channel(int)
     first = await sender.send(1, receipt=True)
     second = await sender.send(2, receipt=True)
@@ -513,12 +515,13 @@ async def test_a_receipt_tells_what_became_of_its_message() -> None:
         waiting = [await run.start(partial(_of, r)) for r in (first, first, second, third)]
         assert await receiver.receive() == 1
         await wait_all_tasks_blocked()
-        assert [task.result for task in waiting] == [True, True, "waiting", "waiting"]
+        assert [task.result for task in waiting] == [done, done, "waiting", "waiting"]
         assert receiver.receive_nowait() == 2
         receiver.close()
         await wait_all_tasks_blocked()
-        assert [task.result for task in waiting] == [True, True, True, False]
-    assert [await first, await third] == [True, False]
+        assert [task.result for task in waiting] == [done, done, done, dropped]
+    assert [await first, await third] == [done, dropped]
+    assert [bool(outcome) for outcome in Outcome] == [True, False, False]
 
 
 async def _of(awaitable: Awaitable[T]) -> T:
@@ -531,13 +534,13 @@ async def test_a_receipt_of_a_message_handed_to_a_waiting_task_or_from_a_waiting
     async with background() as run:
         taker = await run.start(receiver.receive)
         receipt = await sender.send(1, receipt=True)
-        assert await receipt is True
+        assert await receipt is Outcome.PROCESSED
         assert taker.result == 1
         queued(sender, 2)
         waiting = await run.start(lambda: sender.send(3, receipt=True))
         assert [receiver.receive_nowait(), receiver.receive_nowait()] == [2, 3]
         await wait_all_tasks_blocked()
-        assert waiting.result.delivered is True
+        assert waiting.result.outcome is Outcome.PROCESSED
     sender.finish_nowait()
 
 
@@ -619,7 +622,7 @@ async def test_cancelled_waits_for_an_end_change_nothing() -> None:
             sender.send_nowait(2)
         assert receiver.receive_nowait() == 1
         await wait_all_tasks_blocked()
-        assert [task.result for task in patient] == [None, FINISHED, FINISHED, True]
+        assert [task.result for task in patient] == [None, FINISHED, FINISHED, Outcome.PROCESSED]
 
 
 async def test_cancelled_waits_leave_nothing_in_the_channel() -> None:

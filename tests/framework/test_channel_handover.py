@@ -19,7 +19,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from levada.framework.channel import OneshotReceiver, OneshotSender, Receiver, Sender, TerminalState, channel, oneshot
-from levada.framework.channel_core import ChannelCore, Envelope
+from levada.framework.channel_core import ChannelCore, Envelope, Outcome
 from levada.framework.errors import (
     ActorStopped,
     ChannelCancelled,
@@ -105,7 +105,7 @@ async def test_a_full_mailbox_holds_the_window_back() -> None:
     ended: list[TerminalState] = []
     receiver.on_terminated(lambda state, error: ended.append(state))
     receipt = await sender.send(0, receipt=True)
-    assert receipt.delivered is True
+    assert receipt.outcome is Outcome.PROCESSED
     queued(sender, 1, 2)  # one in the mailbox, two in the window: one of these is held by the feed
     with pytest.raises(trio.WouldBlock):
         sender.send_nowait(3)
@@ -130,7 +130,7 @@ async def test_an_actor_that_stops_closes_the_receiver() -> None:
     receiver.to_mailbox(inbox)
     receipts = [await sender.send(n, receipt=True) for n in range(3)]
     inbox.stop()
-    assert [receipt.delivered for receipt in receipts] == [True, False, False]
+    assert [bool(receipt.outcome) for receipt in receipts] == [True, False, False]
     with pytest.raises(ReceiverClosed, match="the actor that received has stopped"):
         sender.send_nowait(3)
     with pytest.raises(Undelivered) as caught:
@@ -151,7 +151,7 @@ async def test_a_message_held_for_a_full_mailbox_is_discarded_with_the_channel(e
     receiver.to_mailbox(inbox)
     receipts = [await sender.send(n, receipt=True) for n in range(3)]
     (sender.cancel if end == "cancel" else receiver.close)()
-    assert [receipt.delivered for receipt in receipts] == [True, False, False]
+    assert [bool(receipt.outcome) for receipt in receipts] == [True, False, False]
     assert (inbox.handle(), list(inbox.messages)) == (0, [])
 
 
@@ -253,7 +253,7 @@ class Wire:
             message = entry.open() if isinstance(entry, Envelope) else entry
             if self.home.offer(message, self.carry):
                 self.flying.popleft()
-                self.away.settle(entry, delivered=True)
+                self.away.settle(entry, outcome=Outcome.PROCESSED)
             else:
                 self.blocked = True
         self._finish()
@@ -282,10 +282,10 @@ async def test_a_moved_receiver_hands_over_what_was_queued_and_the_sender_works_
         sender.send_nowait(5)
     async with background() as run:
         waiting = await run.start(lambda: sender.send(5))
-        assert (waiting.result, receipt.delivered) == ("waiting", None)
+        assert (waiting.result, receipt.outcome) == ("waiting", None)
         wire.carry()
         await wait_all_tasks_blocked()
-        assert (waiting.result, receipt.delivered) == (None, True)
+        assert (waiting.result, receipt.outcome) == (None, Outcome.PROCESSED)
         finish = await run.start(sender.finish)
         wire.carry()
         assert [far.receive_nowait() for _ in range(4)] == [1, 2, 3, 4]
@@ -419,7 +419,7 @@ async def test_a_network_prepares_each_message_as_it_is_sent() -> None:
     async with background() as run:
         refused = await run.start(partial(cast("Any", sender.send), "three"))
         waits = await run.start(partial(sender.send, 4))
-        core.settle(core.take(), delivered=True)
+        core.settle(core.take(), outcome=Outcome.PROCESSED)
         await wait_all_tasks_blocked()
         assert (refused.result, waits.result) == (ChannelError, None)
     assert list(core.queue) == ["<2>", "<4>"]
@@ -464,15 +464,15 @@ class Undecoded(Envelope):
 
     def __init__(self, octets: bytes) -> None:
         self.octets = octets
-        self.settled: list[bool] = []
+        self.settled: list[Outcome] = []
 
     def open(self) -> int:
         if not self.octets.isdigit():
             raise DecodeError(f"{self.octets!r} is not a number")
         return int(self.octets)
 
-    def settle(self, delivered: bool) -> None:
-        self.settled.append(delivered)
+    def settle(self, outcome: Outcome) -> None:
+        self.settled.append(outcome)
 
 
 async def test_an_envelope_is_opened_when_it_is_taken_and_its_error_goes_to_that_receive() -> None:
@@ -493,9 +493,9 @@ async def test_an_envelope_is_opened_when_it_is_taken_and_its_error_goes_to_that
     with pytest.raises(DecodeError):
         await receiver.receive()
     assert await receiver.receive() == 3
-    assert [envelope.settled for envelope in envelopes] == [[True], [True], [True], []]
+    assert [envelope.settled for envelope in envelopes] == [[Outcome.PROCESSED]] * 3 + [[]]
     receiver.close()
-    assert envelopes[3].settled == [False]
+    assert envelopes[3].settled == [Outcome.NOT_PROCESSED]
 
 
 # ---------------------------------------------------------------- forgotten handles

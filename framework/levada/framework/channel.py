@@ -35,7 +35,7 @@ from typing import Any, ClassVar, Generic, Literal, NoReturn, Self, TypeVar, ove
 import trio
 from trio.lowlevel import checkpoint, enable_ki_protection, reschedule
 
-from .channel_core import ENDED, OPEN, ChannelCore, Half, Mode, Receipt, TerminalState, park
+from .channel_core import ENDED, OPEN, ChannelCore, Half, Mode, Outcome, Receipt, TerminalState, park
 from .channel_mailbox import Destination, MailboxFeed
 from .errors import (
     ChannelError,
@@ -53,6 +53,7 @@ __all__ = [
     "Mode",
     "OneshotReceiver",
     "OneshotSender",
+    "Outcome",
     "Receipt",
     "Receiver",
     "Sender",

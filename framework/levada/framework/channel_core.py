@@ -46,7 +46,7 @@ from .errors import (
     wrong_thread,
 )
 
-__all__ = ["ENDED", "ChannelCore", "Envelope", "Half", "Mode", "Receipt", "TerminalState", "park"]
+__all__ = ["ENDED", "ChannelCore", "Envelope", "Half", "Mode", "Outcome", "Receipt", "TerminalState", "park"]
 
 
 class TerminalState(enum.Enum):
@@ -156,40 +156,56 @@ class Half:
                 callback()
 
 
-class Receipt:
-    """What became of one message: ``delivered = await receipt``.
+class Outcome(enum.Enum):
+    """What became of one message. Only `PROCESSED` is true: ``if await receipt: …``."""
 
-    True: the receiver took it (over a network: the peer's runtime has processed it). False: it was discarded, dropped or lost.
+    PROCESSED = "processed"
+    """The receiver took it; over a network: the peer's runtime has put it before the receiver."""
+    NOT_PROCESSED = "not processed"
+    """It was discarded or dropped, and no receiver will ever get it."""
+    UNKNOWN = "not known"
+    """It was on its way when the connection, or the channel's other half, was lost: the peer may have processed it or not."""
+
+    def __bool__(self) -> bool:
+        return self is PROCESSED
+
+
+PROCESSED, NOT_PROCESSED = Outcome.PROCESSED, Outcome.NOT_PROCESSED
+
+
+class Receipt:
+    """What became of one message: ``outcome = await receipt``.
+
     Any number of tasks may wait, any number of times.
 
     Cancellation: only the waiting ends.
     """
 
-    __slots__ = ("_delivered", "_waiting")
+    __slots__ = ("_outcome", "_waiting")
 
     def __init__(self) -> None:
-        self._delivered: bool | None = None
+        self._outcome: Outcome | None = None
         self._waiting: dict[Task, None] = {}
 
     @property
-    def delivered(self) -> bool | None:
+    def outcome(self) -> Outcome | None:
         """What is known now; None while the message is under way."""
-        return self._delivered
+        return self._outcome
 
-    def __await__(self) -> Generator[Any, Any, bool]:
+    def __await__(self) -> Generator[Any, Any, Outcome]:
         return self._wait().__await__()
 
-    async def _wait(self) -> bool:
-        if self._delivered is None:
+    async def _wait(self) -> Outcome:
+        if self._outcome is None:
             await park(self._waiting)
         else:
             await trio.lowlevel.checkpoint()
-        assert self._delivered is not None
-        return self._delivered
+        assert self._outcome is not None
+        return self._outcome
 
-    def settle(self, delivered: bool) -> None:
+    def settle(self, outcome: Outcome) -> None:
         """Say what became of the message; for the channel and a network, once."""
-        self._delivered = delivered
+        self._outcome = outcome
         waiting, self._waiting = self._waiting, {}
         for task in waiting:
             reschedule(task, Value(None))
@@ -204,8 +220,8 @@ class Envelope:
         """Give the message; called once, in the task that receives it, and its errors are raised there."""
         raise NotImplementedError
 
-    def settle(self, delivered: bool) -> None:
-        """Called once: the receiver has the message, or never will."""
+    def settle(self, outcome: Outcome) -> None:
+        """Called once: what became of the message."""
         raise NotImplementedError
 
 
@@ -219,8 +235,8 @@ class Tracked(Envelope):
     def open(self) -> Any:
         return self.message
 
-    def settle(self, delivered: bool) -> None:
-        self.receipt.settle(delivered)
+    def settle(self, outcome: Outcome) -> None:
+        self.receipt.settle(outcome)
 
 
 @attrs.define(eq=False)
@@ -431,7 +447,7 @@ class ChannelCore:
         """Do what follows from a local receiver's ``queue.popleft()``; the message itself."""
         opened = self.enveloped and isinstance(entry, Envelope)
         if opened:
-            entry.settle(True)
+            entry.settle(PROCESSED)
         if self.putters:
             self._admit()
         if self.pending is not None and not self.queue:
@@ -443,7 +459,7 @@ class ChannelCore:
         self.settle_here()
         entry = await park(self.takers)
         if self.enveloped and isinstance(entry, Envelope):
-            entry.settle(True)
+            entry.settle(PROCESSED)
             return entry.open()
         return entry
 
@@ -467,15 +483,15 @@ class ChannelCore:
             self.limit -= 1
         return self.queue.popleft()
 
-    def settle(self, *entries: Any, delivered: bool) -> None:
+    def settle(self, *entries: Any, outcome: Outcome) -> None:
         """A consumer knows what became of entries; lets the next senders in."""
         if self.sender.state is OPEN and self.mode is not Mode.UNRELIABLE:
             self.limit += len(entries)
         for entry in entries:
-            if not delivered:
-                self._dropped(entry)
+            if outcome is not PROCESSED:
+                self._dropped(entry, outcome)
             elif isinstance(entry, Envelope):
-                entry.settle(True)
+                entry.settle(outcome)
         if self.putters:
             self._admit()
 
@@ -538,10 +554,10 @@ class ChannelCore:
         while self.takers:
             reschedule(self.takers.popitem(last=False)[0], Value(ENDED))
 
-    def _dropped(self, entry: Any) -> None:
+    def _dropped(self, entry: Any, outcome: Outcome = NOT_PROCESSED) -> None:
         self.undelivered += 1
         if isinstance(entry, Envelope):
-            entry.settle(False)
+            entry.settle(outcome)
             if not isinstance(entry, Tracked):
                 return  # it knows itself what is in it
             entry = entry.message

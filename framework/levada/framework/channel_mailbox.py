@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from .channel_core import OPEN, ChannelCore, Envelope, TerminalState
+from .channel_core import NOT_PROCESSED, OPEN, PROCESSED, ChannelCore, Envelope, TerminalState
 from .errors import ActorStopped, DecodeError
 
 __all__ = ["Destination", "MailboxFeed"]
@@ -85,7 +85,7 @@ class MailboxFeed:
                     message = self._wrap(message)
             except DecodeError as error:
                 logger.warning("channel %s: a message cannot be read: %s", core.name, error)
-                core.settle(entry, delivered=True)
+                core.settle(entry, outcome=PROCESSED)
                 return True
             except Exception:
                 logger.exception(
@@ -106,7 +106,7 @@ class MailboxFeed:
             self._leave_line = self._ref.on_room(self._room)
         elif self._held is not None:  # else the mailbox took it and then stopped its actor
             self._held = None
-            core.settle(entry, delivered=True)
+            core.settle(entry, outcome=PROCESSED)
         return fits
 
     def _room(self) -> None:
@@ -122,4 +122,4 @@ class MailboxFeed:
             self._leave_line()
         if self._held is not None:
             (entry, _), self._held = self._held, None
-            self._core.settle(entry, delivered=False)
+            self._core.settle(entry, outcome=NOT_PROCESSED)

@@ -229,7 +229,7 @@ async def test_the_window_holds_a_sender_back(start: Start, autojump_clock: trio
 async def test_receipts_tell_delivered_and_not(start: Start, autojump_clock: trio.testing.MockClock) -> None:
     async with start() as ends:
         receipt = await ends.peer.send(Parcel("seen"), receipt=True)
-        assert receipt.delivered is None
+        assert receipt.outcome is None
         assert await receipt
         sender, receiver = channel(int)
         await ends.peer.send(Parcel(receiver=receiver))

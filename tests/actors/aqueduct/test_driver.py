@@ -11,6 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.aqueduct.wires import AT_ONCE
 from levada.framework import TerminalState, channel
+from levada.framework.channel import Outcome
 from levada.framework.codec import AttachmentKind, Codec
 from levada.framework.errors import ChannelConnectionLost
 from levada.transports.aqueduct import AqueductConfig
@@ -174,6 +175,6 @@ async def test_aq23_plain_messages_do_not_overtake_others(start: Start, autojump
                 receiver.close()
             await sender.finish()
         assert got == [str(number) for number in range(200)]
-        assert [await receipt for receipt in receipts] == [True] * 67
+        assert [await receipt for receipt in receipts] == [Outcome.PROCESSED] * 67
         await settled()
         assert ends.left() == NOTHING

@@ -11,6 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.aqueduct import PeerConfig, connect, serve
 from levada.framework import Actor, ActorSystem, Down, TerminalState, channel, handles, oneshot
+from levada.framework.channel import Outcome
 from levada.framework.errors import (
     ChannelConnectionLost,
     ChannelLost,
@@ -139,7 +140,7 @@ async def test_a_message_that_is_dropped_before_it_leaves_loses_its_channels(
         sender, receiver = channel(int)
         receipt = await outer.send(Parcel(sender=sender), receipt=True)
         await settled()
-        assert receipt.delivered is None
+        assert receipt.outcome is None
         outer.cancel()
         assert not await receipt
         with pytest.raises(ChannelLost):
@@ -458,3 +459,13 @@ async def test_statistics(start: Start, autojump_clock: MockClock) -> None:
         assert numbers.carrier.octets_sent > 0
         with pytest.raises(SenderFinished):
             remote.send_nowait(6)
+
+
+async def test_a_receipt_says_what_nobody_can_know(start: Start, autojump_clock: MockClock) -> None:
+    """A message that the peer has processed and had not acked when the connection was lost is in doubt, not denied."""
+    slow = AqueductConfig(ack_delay=30.0)
+    async with start(core=slow) as ends:
+        acked, unacked = [await ends.peer.send(Parcel(text), receipt=True) for text in ("a", "b")]
+        assert [(await ends.got.receive()).text for _ in range(2)] == ["a", "b"]
+        ends.cut()
+        assert [await acked, await unacked] == [Outcome.UNKNOWN, Outcome.UNKNOWN]

@@ -37,7 +37,7 @@ def sending(wire: Callable[..., Wire], reliable: int = 0, unreliable: int = 0, *
     return w
 
 
-def settled(w: Wire) -> list[tuple[list[object], bool]]:
+def settled(w: Wire) -> list[tuple[list[object], bool | None]]:
     found = [(e.tokens, e.delivered) for e in w.events if isinstance(e, Settled)]
     w.events.clear()
     return found

@@ -474,3 +474,31 @@ def test_small_windows_still_finish(pair: Callable[..., Pair]) -> None:
     p.wait(3)
     assert p.sender.state is SenderState.FINISHED
     assert p.receiver.state is ReceiverState.FINISHED
+
+
+@pytest.mark.rule("AQ-50", "AQ-56")
+@pytest.mark.parametrize("end", ["closed", "nacked", "receiver lost", "cancelled, then lost", "connection lost"])
+def test_what_is_not_acked_is_only_denied_if_it_is_sure(wire: Callable[..., Wire], end: str) -> None:
+    """CloseReceiver and a nack say that a message was not processed; a receiver that is lost, or out of reach, may have processed it."""
+    w = attached(wire)
+    w.sender.send(b"", token="acked")
+    w.sender.send(b"", token="a")
+    w.sender.send(b"", mode=Mode.UNRELIABLE, token="b")
+    w.flush()
+    w.give(1, AckReliable((1,)))
+    match end:
+        case "closed":
+            w.give(1, CloseReceiver(), fin=True)
+        case "nacked":
+            w.give(1, AckNackUnreliable((0, 1)))
+        case "receiver lost":
+            w.reset(1, 2)
+        case "cancelled, then lost":
+            w.sender.cancel()
+            w.flush()
+            w.reset(1, 2)
+        case _:
+            w.events += w.core.connection_lost()
+    unknown = {"closed": False, "nacked": False}.get(end)
+    told = ["b"] if end == "nacked" else ["a", "b"]
+    assert [(e.tokens, e.delivered) for e in w.events if isinstance(e, Settled)] == [(["acked"], True), (told, unknown)]

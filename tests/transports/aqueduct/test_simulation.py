@@ -43,7 +43,8 @@ class Sent:
     half: SenderHalf
     mode: Mode
     serial: int
-    settled: bool | None = None
+    settled: bool = False
+    outcome: bool | None = None
     deliveries: list[Delivery] = attrs.Factory(list)
 
     @property
@@ -143,8 +144,8 @@ class Simulation:
                 if isinstance(event, Settled):
                     for token in event.tokens:
                         assert isinstance(token, Sent)
-                        assert token.settled is None, "I-1: settled once"
-                        token.settled = event.delivered
+                        assert not token.settled, "I-1: settled once"
+                        token.settled, token.outcome = True, event.delivered
                         if event.delivered:
                             assert len(token.deliveries) == 1, "I-2: acked, so processed by one receiver"
                 elif isinstance(event, Ended):
@@ -190,11 +191,11 @@ class Simulation:
     def check(self) -> None:
         assert not self.pair.leftovers(), "I-5, I-9"
         for record in self.sent.values():
-            assert record.settled is not None, "I-1: settled"
+            assert record.settled, "I-1: settled"
             assert len(record.deliveries) <= 1, "I-2: processed once"
-            if record.deliveries and not record.settled:
-                lost = (record.deliveries[0].half.state, record.half.state)
-                assert ReceiverState.LOST in lost or SenderState.LOST in lost, "I-2: processed, so not nacked"
+            assert not (record.deliveries and record.outcome is False), "I-2: processed, so never said not to be"
+            if record.outcome is None:
+                assert record.half.state is SenderState.LOST, "I-2: only a loss leaves it open"
         by_channel: dict[int, list[Sent]] = defaultdict(list)
         for record in self.sent.values():
             by_channel[record.half.id].append(record)

@@ -28,7 +28,7 @@ from levada.actors.resting import Resting
 from levada.framework import Actor, Lost, Reason, handles
 from levada.framework.cell import RUNNING
 from levada.framework.channel import WINDOW, Receiver, Sender, channel
-from levada.framework.channel_core import ChannelCore, TerminalState
+from levada.framework.channel_core import ChannelCore, Outcome, TerminalState
 from levada.framework.errors import (
     CarrierError,
     ConfigurationError,
@@ -80,6 +80,9 @@ Carrier = Callable[[], AbstractAsyncContextManager[carriers.Connection]]
 """Connects, or accepts; leaving the context closes."""
 
 RESTING = 256  # actors without a stream that are kept: 0.1 MB
+
+
+_OUTCOMES = {True: Outcome.PROCESSED, False: Outcome.NOT_PROCESSED, None: Outcome.UNKNOWN}
 
 
 class Due:
@@ -240,7 +243,7 @@ class Connection(Actor[Any]):
     def _on_settled(self, event: Settled) -> None:
         record = self.halves.outbound.get(event.half)
         if record is not None:
-            record.settled(event.tokens, delivered=event.delivered)
+            record.settled(event.tokens, _OUTCOMES[event.delivered])
         if self._resting:
             self._look_for_rest()
 

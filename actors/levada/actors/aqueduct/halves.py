@@ -21,7 +21,16 @@ import attrs
 
 from levada.framework import OneshotReceiver, OneshotSender, Reason, Receiver, Ref, Sender, Shutdown, message
 from levada.framework.channel import WINDOW
-from levada.framework.channel_core import ChannelCore, Envelope, Mode, TerminalState, Tracked
+from levada.framework.channel_core import (
+    NOT_PROCESSED,
+    PROCESSED,
+    ChannelCore,
+    Envelope,
+    Mode,
+    Outcome,
+    TerminalState,
+    Tracked,
+)
 from levada.framework.codec import AttachmentKind, Codec
 from levada.framework.errors import ChannelCancelled, ChannelError, DecodeError, HandleMoved, LocalProtocolError
 from levada.transports import aqueduct
@@ -103,7 +112,7 @@ class Record(Protocol):
 class SendingRecord(Record, Protocol):
     """What stands in for a peer's receiver."""
 
-    def settled(self, letters: list[Any], *, delivered: bool) -> None:
+    def settled(self, letters: list[Any], outcome: Outcome) -> None:
         """It is known what became of messages."""
         ...
 
@@ -231,12 +240,12 @@ class Letter(Envelope):
         self.attached = attached
         """Channels that travel with it; empty from when it has left, as the core knows of them then."""
 
-    def settle(self, delivered: bool) -> None:
+    def settle(self, outcome: Outcome) -> None:
         """See `Envelope.settle`."""
-        if not delivered:
+        if outcome is not PROCESSED:
             self.halves.undelivered += 1
         if self.tracked is not None:
-            self.tracked.settle(delivered)
+            self.tracked.settle(outcome)
         if self.attached:
             attached, self.attached = self.attached, []
             for channel, _ in attached:
@@ -324,11 +333,11 @@ class Arrival(Envelope):
             raise ChannelCancelled(f"the peer could not read the message that the sender was in: {cause}")
         return message
 
-    def settle(self, delivered: bool) -> None:
+    def settle(self, outcome: Outcome) -> None:
         """See `Envelope.settle`."""
         if self.delivery.release():
             self.halves.turn()
-        if not delivered:
+        if outcome is not PROCESSED:
             lost = self.delivery.half.state in (ReceiverState.CANCELLED, ReceiverState.LOST)
             self.delivery.discard(lost=lost)
             self.halves.turn()
@@ -512,14 +521,14 @@ class Outbound(HalfActor):
                 letter = self._letter(entry, self._encode(entry))
             except Exception:
                 logger.exception("channel %s: a message that was queued cannot travel", self.channel.name)
-                self.channel.settle(entry, delivered=False)
+                self.channel.settle(entry, outcome=NOT_PROCESSED)
                 return
         kinds = [kind for _, kind in letter.attached] if letter.attached else ()
         try:
             made = self.half.send(letter.payload, kinds, mode=mode, token=letter)
         except LocalProtocolError as error:
             logger.error("channel %s: a message was not sent: %s", self.channel.name, error)
-            self.channel.settle(letter, delivered=False)
+            self.channel.settle(letter, outcome=NOT_PROCESSED)
             return
         self.halves.sent += 1
         letter.payload = b""  # the core has it; this would keep it until the ack
@@ -530,11 +539,11 @@ class Outbound(HalfActor):
             for (channel, _), half in zip(attached, made, strict=True):
                 self.halves.bind(channel, half)
 
-    def settled(self, letters: list[Any], *, delivered: bool) -> None:
+    def settled(self, letters: list[Any], outcome: Outcome) -> None:
         """It is known what became of messages."""
         if self.channel.putters and self.half.ended:
             self.halves.end(self.channel, _SENDER_ENDS[self.half.state])  # what is settled by the end makes no room
-        self.channel.settle(*letters, delivered=delivered)
+        self.channel.settle(*letters, outcome=outcome)
 
     def ended(self) -> None:
         """The half is gone. Source: section 8 of the protocol."""
@@ -658,7 +667,7 @@ class Inbound(HalfActor):
         """The channel has ended: by its receiver, or as the half did."""
         if self._held is not None:
             held, self._held = self._held, None
-            held.settle(False)
+            held.settle(NOT_PROCESSED)
         self.half.close()
         self.halves.turn()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from levada.framework.channel_core import TerminalState
+from levada.framework.channel_core import NOT_PROCESSED, Outcome, TerminalState
 from levada.framework.errors import LocalProtocolError
 from levada.transports.aqueduct import Delivery, ReceiverHalf, ReceiverState, SenderHalf, SenderState
 
@@ -175,7 +175,7 @@ class Promise:
         try:
             made = half.send(letter.payload, [kind for _, kind in letter.attached], token=letter)
         except LocalProtocolError:
-            letter.settle(False)  # it ended meanwhile
+            letter.settle(NOT_PROCESSED)  # it ended meanwhile
             return
         self._halves.sent += 1
         if made:  # the connection stands for halves that are no actors
@@ -214,10 +214,10 @@ class Promise:
     def pump(self) -> None:
         """There is always room for one value."""
 
-    def settled(self, letters: list[Any], *, delivered: bool) -> None:
+    def settled(self, letters: list[Any], outcome: Outcome) -> None:
         """It is known what became of the value."""
         for letter in letters:
-            letter.settle(delivered)
+            letter.settle(outcome)
 
     def ended(self) -> None:
         """The half is gone."""
@@ -230,7 +230,7 @@ class Promise:
     def _over(self) -> None:
         letter, self._due = self._due, None
         if letter is not None:
-            letter.settle(False)
+            letter.settle(NOT_PROCESSED)
         gone, self._gone = self._gone, None
         if gone is not None:
             gone()

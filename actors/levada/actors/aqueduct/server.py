@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from levada.actors.listening import Acceptor, ListenerHandle
 from levada.framework import Actor, Reason, Receiver, Ref
-from levada.framework.channel_core import ChannelCore
+from levada.framework.channel_core import PROCESSED, ChannelCore
 from levada.framework.errors import ConfigurationError, LevadaError
 from levada.transports import carriers
 from levada.transports.text import printable
@@ -60,7 +60,7 @@ class Calls:
         while channel.queue and self._running < self._connection.config.max_handlers:
             self._running += 1
             arrival = channel.take()
-            channel.settle(arrival, delivered=True)  # a handler that runs takes no room in the window
+            channel.settle(arrival, outcome=PROCESSED)  # a handler that runs takes no room in the window
             self._connection.handlers.start_soon(self._call, arrival)
         if channel.pending is not None and not channel.queue and not self._running:
             channel.end_pending()

@@ -16,7 +16,7 @@ from outcome import Value
 from trio.lowlevel import reschedule
 
 from levada.framework import TerminalState
-from levada.framework.channel_core import ChannelCore, Envelope, Half
+from levada.framework.channel_core import ChannelCore, Envelope, Half, Outcome
 from levada.framework.errors import ChannelError, ConnectionLost, LevadaError
 
 __all__ = ["Decoded", "Inbound", "again"]
@@ -59,7 +59,7 @@ class Decoded(Envelope):
         """See `Envelope.open`."""
         return self._decode(self._payload)
 
-    def settle(self, delivered: bool) -> None:
+    def settle(self, outcome: Outcome) -> None:
         """See `Envelope.settle`; nobody waits for it."""
 
 
@@ -107,9 +107,9 @@ class Inbound(ChannelCore):
             if self.consumer is not None:
                 self.consumer()
 
-    def settle(self, *entries: Any, delivered: bool) -> None:
+    def settle(self, *entries: Any, outcome: Outcome) -> None:
         """Count what a mailbox takes; see `ChannelCore.settle`."""
-        super().settle(*entries, delivered=delivered)
+        super().settle(*entries, outcome=outcome)
         for _ in entries:
             self._count()
 

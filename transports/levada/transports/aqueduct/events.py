@@ -70,8 +70,8 @@ class Settled:
     """The sender that sent them."""
     tokens: list[object]
     """What was given to `SenderHalf.send` with each of them, in ascending order of their numbers; None is left out."""
-    delivered: bool
-    """Whether the peer has processed them, or never will."""
+    delivered: bool | None
+    """Whether the peer has processed them, or never will; None if that cannot be known, as the channel or the connection was lost."""
 
 
 @attrs.frozen(eq=False)

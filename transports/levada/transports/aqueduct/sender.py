@@ -484,7 +484,7 @@ class SenderHalf:
         else:
             self.acked_links = [*(self.acked_links or ()), *attached]
 
-    def _report(self, tokens: list[object], *, delivered: bool) -> None:
+    def _report(self, tokens: list[object], *, delivered: bool | None) -> None:
         told = [token for token in tokens if token is not None]
         if told:
             self.core.emit(Settled(self, told, delivered))
@@ -513,7 +513,8 @@ class SenderHalf:
             for attached in self.links.values():
                 self.core.links.lose(attached)
             self.links = None
-        self._report(tokens, delivered=False)
+        # A receiver that closes has acked all that it processed. One that is lost, or out of reach, may have processed what it never acked.
+        self._report(tokens, delivered=None if code is ResetCode.LOST else False)
         if self.control is not None:
             self.control.half = None
             if self.control.place is not Place.RECEIVER_DONE:
