@@ -90,10 +90,24 @@ def set_up(root: Path) -> None:
         say(start, "installing levada with its tools and extras into .venv" + (" (about a minute)" if reason else ""))
         # pip's progress bars are for people; a log gets only what goes wrong.
         quiet = [] if sys.stderr.isatty() else ["--quiet"]
-        if subprocess.call([str(root / PYTHON), *PIP_INSTALL, *quiet], cwd=root, stdout=sys.stderr):
+        if call_with_patience([str(root / PYTHON), *PIP_INSTALL, *quiet], root, start):
             raise Problem("pip could not install levada; it says above why. Run this again when that is mended")
         (root / STAMP).write_text("\n".join(fingerprint(root)), encoding="utf-8")
         say(start, "ready")
+
+
+def call_with_patience(command: list[str], root: Path, start: float, every: float = 10.0) -> int:
+    """Run a command that may take a minute; say `every` so many seconds that it still does. Return its exit code."""
+    with subprocess.Popen(command, cwd=root, stdout=sys.stderr) as process:
+        try:
+            while True:
+                try:
+                    return process.wait(every)
+                except subprocess.TimeoutExpired:
+                    say(start, "still installing")
+        except BaseException:
+            process.wait()  # Ctrl-C reached it as well
+            raise
 
 
 def broken(root: Path) -> str | None:

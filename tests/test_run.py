@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 import venv
@@ -198,13 +199,27 @@ def test_ctrl_c_during_an_update_is_started_anew(run: ModuleType, root: Path, mo
     run.set_up(root)
     (root / "pyproject.toml").write_text("# other\n")
     with monkeypatch.context() as patch:
-        # The probe of the interpreter is the first call, pip the second.
-        calls = iter([subprocess.call, subprocess.call, interrupt])
-        patch.setattr(run.subprocess, "call", lambda *args, **kwargs: next(calls)(*args, **kwargs))
+        patch.setattr(run, "call_with_patience", interrupt)
         assert run.main(["test"], root) == 130
     assert "never finished" in run.broken(root)
     run.set_up(root)
     assert not run.outdated(root)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no FIFOs")
+def test_a_long_installation_says_that_it_goes_on(run: ModuleType, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(root / "gate")
+    said: list[str] = []
+
+    def say(start: float, text: str) -> None:
+        if not said:
+            (root / "gate").write_text("go on")
+        said.append(text)
+
+    monkeypatch.setattr(run, "say", say)
+    waits = [sys.executable, "-c", "import sys; open('gate').read(); sys.exit(3)"]
+    assert run.call_with_patience(waits, root, 0.0, every=0.01) == 3
+    assert set(said) == {"still installing"}
 
 
 def test_two_at_once_install_once(run: ModuleType, root: Path) -> None:

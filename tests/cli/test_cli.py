@@ -165,3 +165,26 @@ def test_as_a_module() -> None:
         env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )
     assert re.fullmatch(r"levada \S.*\n", done.stdout)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_knows_every_command(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert all(command in script for command in cli.COMMANDS)
+    assert "--self-signed" in script
+
+
+def test_completion_without_shtab_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert cli.main(["completion", "bash"]) == 2
+    assert capsys.readouterr().err == "levada: completion needs shtab: pip install 'levada[cli]'\n"
+
+
+def test_the_help_of_explain_names_the_protocols(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["explain", "--help"])
+    listed = {line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("    ")}
+    assert {"aqueduct", "rsocket", "reactivesocket", "maop", "lumberjack"} <= listed

@@ -8,6 +8,7 @@ import os
 import pty
 import subprocess
 import sys
+import termios
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -63,6 +64,31 @@ async def start(*argv: str, stdout: int, stderr: int) -> trio.Process:
     return await trio.lowlevel.open_process(
         command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=environment
     )
+
+
+async def test_q_quits_and_the_terminal_is_as_before(console: str) -> None:
+    here, there = pty.openpty()
+    before = termios.tcgetattr(there)
+    try:
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        process = await trio.lowlevel.open_process(
+            [sys.executable, "-m", "levada.actors", "top", console],
+            stdin=there,
+            stdout=there,
+            stderr=there,
+            env=environment | {"TERM": "xterm", "COLUMNS": "120", "LINES": "20"},
+        )
+        shown = b""
+        with trio.fail_after(50):
+            while b"shelf" not in shown:
+                await trio.lowlevel.wait_readable(here)
+                shown += os.read(here, 65536)
+            os.write(here, b"xq")
+            assert await process.wait() == 0
+        assert termios.tcgetattr(there) == before
+    finally:
+        os.close(here)
+        os.close(there)
 
 
 async def test_one_picture(console: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,14 +19,25 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, TypeAlias, cast
 
-__all__ = ["COMMANDS", "Command", "Subparsers", "main"]
+__all__ = ["COMMANDS", "Command", "Subparsers", "main", "make_parser"]
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
-COMMANDS: tuple[str, ...] = ("demo", "serve", "call", "interop", "explain", "ship", "receive", "bench", "top")
+COMMANDS: tuple[str, ...] = (
+    "demo",
+    "serve",
+    "call",
+    "interop",
+    "explain",
+    "ship",
+    "receive",
+    "bench",
+    "top",
+    "completion",
+)
 """Names of the subcommands, which are also their modules' names, in the order of ``levada --help``."""
 
 
@@ -85,19 +96,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str]) -> int:
     names = argv[:1] if argv and argv[0] in COMMANDS else COMMANDS
-    commands = {name: cast("Command", importlib.import_module(f"{__name__}.{name}")) for name in names}
-    parser = _parser()
-    subparsers = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
-    for command in commands.values():
-        command.add_parser(subparsers)
+    parser = make_parser(names)
     args = parser.parse_args(argv)
     if args.command is None:
         parser.print_help(sys.stderr)
         return 2
-    return commands[args.command].run(args)
+    return _command(args.command).run(args)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _command(name: str) -> Command:
+    return cast("Command", importlib.import_module(f"{__name__}.{name}"))
+
+
+def make_parser(names: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
+    """Make the parser of these subcommands."""
     import importlib.metadata
 
     parser = argparse.ArgumentParser(
@@ -110,6 +122,9 @@ def _parser() -> argparse.ArgumentParser:
     except importlib.metadata.PackageNotFoundError:
         version = "from a source tree that is not installed"
     parser.add_argument("--version", action="version", version=f"levada {version}")
+    subparsers = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
+    for name in names:
+        _command(name).add_parser(subparsers)
     return parser
 
 

@@ -18,8 +18,14 @@ from . import Subparsers
 
 __all__ = ["PROTOCOLS", "Explainer", "add_parser", "run"]
 
-PROTOCOLS = ("aqueduct", "rsocket", "reactivesocket", "maop", "lumberjack")
-"""Protocols, which are also the modules of `levada.actors.explain`."""
+PROTOCOLS = {
+    "aqueduct": "frames of one stream of a QUIC connection",
+    "rsocket": "frames of RSocket 1.0, over TCP or one WebSocket message each",
+    "reactivesocket": "frames of ReactiveSocket, RSocket's predecessor",
+    "maop": "messages of one stream of a QUIC connection",
+    "lumberjack": "frames of Lumberjack, versions 1 and 2",
+}
+"""Protocols, which are also the modules of `levada.actors.explain`, and what their captures hold."""
 
 
 class Explainer(Protocol):
@@ -44,9 +50,9 @@ def add_parser(subparsers: Subparsers) -> None:
         epilog="Exit codes: 0 all is well-formed; 1 something in it is not; 2 a mistake.",
     )
     protocols = parser.add_subparsers(title="protocols", dest="protocol", metavar="PROTOCOL", required=True)
-    for name in PROTOCOLS:
+    for name, what in PROTOCOLS.items():
         explainer = _explainer(name)
-        own = protocols.add_parser(name)
+        own = protocols.add_parser(name, help=what)
         own.add_argument("file", metavar="FILE", help="the capture; - for standard input")
         own.add_argument("--hex", action="store_true", help="the file holds hexadecimal digits and white space")
         own.add_argument("--json", action="store_true", help="print a line of JSON for each frame")

@@ -272,7 +272,13 @@ class _Run:
 
     async def _serve(self) -> None:
         async with ActorSystem("serve", shutdown=self._args.drain) as self._system:
-            context = self._app(self._system)
+            try:
+                context = self._app(self._system)
+            except TypeError as error:
+                raise ConfigurationError(
+                    f"{self._args.target} is no app, as it does not take a system ({error}); "
+                    "an app is an async generator function of the system that yields its listeners"
+                ) from error
             if not hasattr(context, "__aenter__"):
                 raise ConfigurationError(
                     f"{self._args.target} gave {context!r}, expected an async context manager (is it decorated?)"

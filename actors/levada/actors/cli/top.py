@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import trio
 
@@ -27,7 +28,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "top",
         help="watch the actors of a running program",
         description="Show the tree of actors of a program that serves a console (levada.actors.console.serve_console), again and again "
-        "until Ctrl-C. On a terminal the picture is redrawn; elsewhere one follows the other.",
+        "until Ctrl-C or the key q. On a terminal the picture is redrawn; elsewhere one follows the other.",
     )
     parser.add_argument("path", metavar="PATH", help="socket of the program's console")
     parser.add_argument("--once", action="store_true", help="show one picture and end")
@@ -105,8 +106,45 @@ def _watch_live(args: argparse.Namespace) -> None:
         more = [Text(f"… {len(rows) - room:,} more (a taller window, --depth or --sort)")] if len(rows) > room else []
         live.update(Group(*head, grid, *more), refresh=True)
 
-    with Live(console=screen, screen=True, auto_refresh=False) as live:
-        trio.run(_watch, args, draw)
+    with Live(console=screen, screen=True, auto_refresh=False) as live, _keys() as keyboard:
+        trio.run(_watch_until_q, args, draw, keyboard)
+
+
+async def _watch_until_q(
+    args: argparse.Namespace, draw: Callable[[Snapshot, Snapshot | None], None], keyboard: int | None
+) -> None:
+    async with trio.open_nursery() as nursery:
+        if keyboard is not None:
+            nursery.start_soon(_read_keys, keyboard, nursery.cancel_scope)
+        await _watch(args, draw)
+
+
+async def _read_keys(keyboard: int, watching: trio.CancelScope) -> None:
+    while True:
+        await trio.lowlevel.wait_readable(keyboard)
+        keys = os.read(keyboard, 100)
+        if b"q" in keys.lower():
+            watching.cancel()
+        if not keys:  # the terminal is gone
+            return
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[int | None]:
+    """Let each key of the terminal be read at once, without an echo; give None where there is no such terminal."""
+    if sys.platform == "win32" or not sys.stdin.isatty():
+        yield None
+        return
+    import termios
+    import tty
+
+    keyboard = sys.stdin.fileno()
+    before = termios.tcgetattr(keyboard)
+    tty.setcbreak(keyboard)  # Ctrl-C still interrupts
+    try:
+        yield keyboard
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
 
 
 def _seconds(value: str) -> float:
