@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import attrs
 
 from levada.framework import Actor
+from levada.framework.errors import ActorStopped
 
 __all__ = ["Restful", "Resting"]
 
@@ -37,7 +38,7 @@ class Resting:
     def __init__(self, parent: Actor[Any], most: int) -> None:
         self.most = most
         """0: none rests any more."""
-        self._parent = parent
+        self._parent: Actor[Any] | None = parent
         self._kinds: defaultdict[type[Restful], list[Any]] = defaultdict(list)
 
     def of(self, kind: type[R]) -> list[R]:
@@ -57,10 +58,17 @@ class Resting:
                 return child
             child.fit = False
             child.ref.stop()
+        if self._parent is None:
+            raise ActorStopped("the parent has ended")
         made: Any = kind
         child = made(self._parent)
         self._parent.spawn(lambda: child)
         return child
+
+    def close(self) -> None:
+        """Let go of the parent, which is ending, and whose children have ended; without this they would wait for the collector."""
+        self._parent = None
+        self._kinds.clear()
 
     def put(self, child: Restful) -> None:
         """Keep one that has nothing to do, or let it end."""

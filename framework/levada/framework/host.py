@@ -120,10 +120,13 @@ class Host:
             await function(*args)
         except BaseException as error:
             cancelled, rest = split_cancelled(error)
-            if rest is not None:
-                self._cell._system.lifecycle.task_failed(self._cell, self, rest)
-            if cancelled is not None:
-                raise cancelled from None
+            try:
+                if rest is not None:
+                    self._cell._system.lifecycle.task_failed(self._cell, self, rest)
+                if cancelled is not None:
+                    raise cancelled from None
+            finally:
+                del cancelled, rest  # either keeps this frame by its traceback
 
 
 class _Entered:

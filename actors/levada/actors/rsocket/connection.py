@@ -670,6 +670,9 @@ class Connection(Actor[Any]):
         self.shut(f"its actor ended: {type(reason).__name__.lower()}")
         if self.main_task:
             await self.gone.wait()
+        # Whatever refers back to this object would keep it, and all that was never read, until the collector comes.
+        self.resting.close()
+        del self.peer
 
     async def main(self) -> None:
         """Run the carriers, as the task of this actor; then end it."""

@@ -70,12 +70,12 @@ class Inbound(ChannelCore):
         window: payloads that may be under way or queued.
         name: for logs and errors.
         item_type: as for `channel`.
-        grant: called with a number of payloads that were taken since the last call.
+        grant: called with this object and the number of payloads that were taken since the last call.
     """
 
     __slots__ = ("_convert", "_grant", "_taken", "_top_up", "ended_by")
 
-    def __init__(self, window: int, name: str, item_type: Any, grant: Callable[[int], None]) -> None:
+    def __init__(self, window: int, name: str, item_type: Any, grant: Callable[[Inbound, int], None]) -> None:
         super().__init__(item_type, window, name)
         self.receiver = self.ended_by = _EndedBy()
         self.enveloped = True  # so that `took` is called for each payload
@@ -117,7 +117,7 @@ class Inbound(ChannelCore):
         self._taken += 1
         if self._taken >= self._top_up:
             taken, self._taken = self._taken, 0
-            self._grant(taken)
+            self._grant(self, taken)
 
     def fail(self, error: LevadaError) -> None:
         """End behind what is queued: with the connection, if it was lost, else by `error` itself."""

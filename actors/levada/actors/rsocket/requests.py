@@ -70,7 +70,7 @@ class Request:
         """
         if self._receiver is None:
             if self._inbound is None:
-                self._inbound = Inbound(1, str(self.stream_id), Payload, lambda _: None)
+                self._inbound = Inbound(1, str(self.stream_id), Payload, lambda _, __: None)
                 self._inbound.put(self.payload)
                 self._inbound.finish_producer()
             if convert is not None:

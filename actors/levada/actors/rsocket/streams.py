@@ -69,6 +69,8 @@ def before_waiting(coroutine: Coroutine[Any, Any, None], function: Callable[[], 
                 value, step = error, coroutine.throw
     except StopIteration:
         pass
+    finally:
+        value = None  # a cancellation, whose traceback keeps this frame
 
 
 class Begin:
@@ -204,7 +206,7 @@ class Items(Stream):
 
     def begin(self, window: int, item_type: Any, convert: Callable[[Payload], Any] | None) -> Receiver[Any]:
         """Make the channel by which the payloads come; before `occupy`."""
-        inbound = Inbound(window, "answers", item_type, lambda n: self._grant(inbound, n))
+        inbound = Inbound(window, "answers", item_type, self._grant)
         if convert is not None:
             inbound.convert(convert)
         inbound.used = True
@@ -422,9 +424,7 @@ class Answer(_Producing):
         self._cell.tell(BEGIN)
 
     def _open_inbound(self, event: RequestReceived) -> None:
-        inbound = Inbound(
-            self.connection.config.window, f"stream {event.stream_id}", Payload, lambda n: self._grant(inbound, n)
-        )
+        inbound = Inbound(self.connection.config.window, f"stream {event.stream_id}", Payload, self._grant)
         self.inbound = inbound
         inbound.used = True
         inbound.put(event.payload)

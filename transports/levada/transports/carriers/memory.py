@@ -144,6 +144,8 @@ class MemoryByteStream:
 
     def _cut_off(self, told: ConnectionLost) -> None:
         """Whatever has not been sent by now is lost, and the peer is told so."""
+        if self in self.link.ends:
+            self.link.ends.remove(self)  # else the two would keep each other, and wait for the collector
         if not self._out.end_sent and self._out.send_error is None:
             self.link.post(self._out.fail_receiver, told)
         self._out.fail_sender(ConnectionClosed("this side closed the stream"))

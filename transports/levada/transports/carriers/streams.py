@@ -490,7 +490,8 @@ def lost(cause: BaseException) -> ConnectionLost:
     """Return the error that says what ended a connection; trio's own wrapper is looked through."""
     told = cause.__cause__ if isinstance(cause, trio.BrokenResourceError) and cause.__cause__ is not None else cause
     error = ConnectionLost(f"the connection was lost: {told}" if str(told) else "the connection was lost")
-    error.__cause__ = told
+    # The stream keeps the error; the frames of a traceback would keep the stream.
+    error.__cause__ = told.with_traceback(None)
     return error
 
 
