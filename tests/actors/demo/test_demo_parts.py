@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from contextlib import aclosing
 from typing import Any
 
@@ -198,4 +199,26 @@ async def test_a_report_draws_and_escapes() -> None:
     assert "a&amp;b.log" in text
     assert "Wrong: x &lt; y" in text
     assert '<rect class="b"' in text  # the one in four that was an error
-    assert "<title>2015-05-17 10:00: 25</title>" in text
+    assert "<title>2015-05-17 10:00: 25 %</title>" in text
+
+
+async def test_the_scale_of_a_chart_has_round_numbers_and_its_colours_a_legend() -> None:
+    results = taken([Count("access", "lines", "", 3)])
+    for hour, (requests, client, server) in enumerate([(136, 10, 2), (68, 0, 0), (5, 5, 0)]):
+        start = (MORNING + dt.timedelta(hours=hour)).isoformat()
+        results.take(
+            "rates",
+            {"start": start, "requests": requests, "client_errors": client, "server_errors": server, "octets": 9},
+        )
+    text = report(results, Facts(seconds=1.0, batches=2, shipped=3, files=["a.log"], mistakes=None))
+    by_hour, share = text.split('<div class="plot">')[1:3]
+    assert re.findall(r"<span>([\d,.% ]+)</span></div>", by_hour) == ["0", "50", "100", "150"]
+    assert re.findall(r"<span>([\d,.% ]+)</span></div>", share) == ["0 %", "20 %", "40 %", "60 %", "80 %", "100 %"]
+    assert re.findall(r"<i class=\"(.)\"></i>([^<]+)", text) == [
+        ("a", "answered"),
+        ("b", "client errors (4xx)"),
+        ("c", "server errors (5xx)"),
+    ]
+    # The first and the last column have their label, the last one's inside the page.
+    labels = re.findall(r"<span(?: class=\w+)?>(2015[^<]+)</span>", by_hour.partition('<div class="under">')[2])
+    assert labels == ["2015-05-17 10:00", "2015-05-17 11:00", "2015-05-17 12:00"]

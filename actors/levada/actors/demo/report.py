@@ -1,7 +1,11 @@
-"""The report: one HTML file with drawings in it, which needs nothing else and runs no scripts."""
+"""The report: one HTML file with charts in it, which needs nothing else and runs no scripts.
+
+A chart's shapes are SVG and stretch with the page; its text is HTML beside them and keeps its size, so that it can be read on a telephone too.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
@@ -11,20 +15,35 @@ from .live import Results
 
 __all__ = ["Facts", "report"]
 
-WIDTH, HEIGHT, LEFT, BOTTOM = 860, 220, 48, 34
-TOP = 12
-
 _STYLE = """
-:root { color-scheme: light dark; --ink: #1c2733; --faint: #68788a; --line: #d5dde5; --paper: #fff; --a: #2f7dc4; --b: #e0953a; --c: #c8403a; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e4eaf0; --faint: #93a3b3; --line: #37434f; --paper: #161c22; --a: #5aa5e8; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 900px; margin: 2em auto; padding: 0 1em; }
+:root {
+  color-scheme: light dark;
+  --ink: #1c2733; --faint: #566575; --line: #d5dde5; --paper: #fff; --a: #2f7dc4; --b: #c9780f; --c: #c8403a; --good: #217a3f
+}
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e4eaf0; --faint: #a3b1bf; --line: #37434f; --paper: #161c22; --a: #5aa5e8; --b: #e0953a; --c: #f07670; --good: #62c683 }
+}
+* { box-sizing: border-box }
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 1000px; margin: 2em auto; padding: 0 1em }
 h1 { font-size: 1.6em; margin-bottom: 0 } h2 { font-size: 1.15em; margin: 2em 0 .3em }
-p { margin: .3em 0; color: var(--faint) } .good { color: #2b8a4b } .bad { color: var(--c) }
+p { margin: .3em 0; color: var(--faint) } p.good { color: var(--good) } p.bad { color: var(--c) }
+.scroll { overflow-x: auto }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
-td, th { text-align: left; padding: .15em .8em .15em 0; border-bottom: 1px solid var(--line); vertical-align: top; overflow-wrap: anywhere }
-td.n, th.n { text-align: right; white-space: nowrap; overflow-wrap: normal }
-svg { width: 100%; height: auto } svg text { font-size: 11px; fill: var(--faint) }
-.a { fill: var(--a) } .b { fill: var(--b) } .c { fill: var(--c) } .axis { stroke: var(--line) }
+td, th { text-align: left; padding: .2em 1em .2em 0; border-bottom: 1px solid var(--line); vertical-align: top; overflow-wrap: anywhere }
+td.n, th.n, td.w, th.w { white-space: nowrap; overflow-wrap: normal } td.n, th.n { text-align: right; padding-right: 0; padding-left: 1em }
+.a { fill: var(--a); background: var(--a) } .b { fill: var(--b); background: var(--b) } .c { fill: var(--c); background: var(--c) }
+.chart { font-size: 13px; color: var(--faint); font-variant-numeric: tabular-nums; margin: .6em 0 }
+.legend { display: flex; flex-wrap: wrap; gap: .2em 1.4em; margin-bottom: .4em }
+.legend span { display: inline-flex; align-items: center; gap: .5em } .legend i { width: .8em; height: .8em; border-radius: 2px }
+.plot { position: relative; height: 200px; margin: .7em 0 0 4.5em }
+.plot svg { position: absolute; width: 100%; height: 100%; overflow: visible }
+.tick { position: absolute; left: 0; right: 0; border-top: 1px solid var(--line) }
+.tick span { position: absolute; right: 100%; transform: translateY(-50%); padding-right: .6em; white-space: nowrap }
+.under { display: flex; justify-content: space-between; margin: .3em 0 0 4.5em; gap: 1em } .under span { white-space: nowrap }
+.bars { display: grid; grid-template-columns: max-content 1fr max-content; gap: .25em .8em; align-items: center }
+.bars span:nth-child(3n) { text-align: right } .bars i { display: block; height: 1em; border-radius: 2px; min-width: 1px }
+@media (max-width: 600px) { .wide { display: none } }
+@media (max-width: 420px) { .middle { display: none } }
 """
 
 
@@ -56,10 +75,15 @@ def report(results: Results, facts: Facts) -> str:
         statuses, days = results.by_key("access", "status"), results.by_key("access", "day")
         parts += [
             "<h2>Web server: requests by hour</h2>",
-            "<p>Errors of clients (4xx) and of the server (5xx) are on top. An hour is here once the watermark is past it, the last one is not.</p>",
-            _columns([(_hour(row["start"]), _stack(row)) for row in rates]),
-            "<h2>Web server: share of errors by hour, in per cent</h2>",
-            _columns([(_hour(row["start"]), (0.0, _errors(row), 0.0)) for row in rates]),
+            "<p>An hour is here once the watermark is past it, the last one is not.</p>",
+            _columns(
+                [(_hour(row["start"]), _stack(row)) for row in rates],
+                "answered",
+                "client errors (4xx)",
+                "server errors (5xx)",
+            ),
+            "<h2>Web server: share of errors by hour</h2>",
+            _columns([(_hour(row["start"]), (0.0, _errors(row), 0.0)) for row in rates], unit=" %"),
             "<h2>Web server: answers by status</h2>",
             _bars(statuses),
             "<h2>Web server: lines by day</h2>",
@@ -72,7 +96,7 @@ def report(results: Results, facts: Facts) -> str:
             "<h2>Log-ins: attacks by guessing passwords</h2>",
             "<p>Sessions of failed log-ins from one address, with no ten minutes between two of them.</p>",
             _table(
-                ["address", "from", "until", "#users", "#failures"],
+                ["!address", "!from", "!until", "#users", "#failures"],
                 ([a["address"], _hour(a["start"]), _hour(a["end"]), a["users"], a["failures"]] for a in attacks[:15]),
             ),
             "<h2>Log-ins: lines by day</h2>",
@@ -80,7 +104,7 @@ def report(results: Results, facts: Facts) -> str:
             "<h2>Log-ins: hours that stand out</h2>",
             "<p>Kinds of lines that came far more often than in the hours before; the score is in standard deviations.</p>",
             _table(
-                ["hour", "line", "#expected", "#came", "#score"],
+                ["!hour", "line", "#expected", "#came", "#score"],
                 (
                     [_hour(a["start"]), a["template"], f"{a['expected']:.1f}", a["count"], f"{a['score']:.1f}"]
                     for a in anomalies[:15]
@@ -124,43 +148,63 @@ def _hour(moment: str) -> str:
     return moment[:16].replace("T", " ")
 
 
-def _columns(items: Sequence[tuple[str, tuple[float, float, float]]]) -> str:
-    """Draw upright columns of three parts each."""
+def _columns(items: Sequence[tuple[str, tuple[float, float, float]]], *legend: str, unit: str = "") -> str:
+    """Draw upright columns of up to three parts each; the legend names the parts, from the bottom."""
     if not items:
         return "<p>Nothing yet.</p>"
-    most = max(sum(parts) for _, parts in items) or 1.0
-    step = (WIDTH - LEFT) / len(items)
+    step = _tick_step(max(sum(parts) for _, parts in items))
+    steps = max(1, math.ceil(max(sum(parts) for _, parts in items) / step - 1e-9))
     drawn = []
     for at, (label, parts) in enumerate(items):
-        x, y = LEFT + at * step, float(HEIGHT - BOTTOM)
-        rectangles = []
+        y, rectangles = 100.0, []
         for kind, part in zip("abc", parts, strict=True):
-            height = part / most * (HEIGHT - BOTTOM - TOP)
+            height = part / (steps * step) * 100
             y -= height
             if height:
                 rectangles.append(
-                    f'<rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="{step * 0.85:.1f}" height="{height:.1f}"/>'
+                    f'<rect class="{kind}" x="{at + 0.08:.2f}" y="{y:.2f}" width=".84" height="{height:.2f}"/>'
                 )
-        drawn.append(f"<g><title>{escape(label)}: {sum(parts):,.6g}</title>{''.join(rectangles)}</g>")
-        if at % max(1, len(items) // 6) == 0:
-            drawn.append(f'<text x="{x:.1f}" y="{HEIGHT - 14}">{escape(label)}</text>')
-    for share in (0.0, 0.5, 1.0):
-        y = HEIGHT - BOTTOM - share * (HEIGHT - BOTTOM - TOP)
-        drawn.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH}" y1="{y}" y2="{y}"/>')
-        drawn.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{most * share:,.4g}</text>')
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{"".join(drawn)}</svg>'
+        drawn.append(f"<g><title>{escape(label)}: {sum(parts):,.6g}{unit}</title>{''.join(rectangles)}</g>")
+    ticks = "".join(
+        f'<div class="tick" style="bottom:{100 * n / steps:.2f}%"><span>{n * step:,.6g}{unit}</span></div>'
+        for n in range(steps + 1)
+    )
+    # At equal distances from the first to the last; fewer on a narrow page.
+    shown = sorted({round(n * (len(items) - 1) / 4) for n in range(5)})
+    marks = dict.fromkeys(shown[1:-1], " class=wide") | {shown[len(shown) // 2]: " class=middle"}
+    marks |= dict.fromkeys((shown[0], shown[-1]), "")
+    under = "".join(f"<span{marks[n]}>{escape(items[n][0])}</span>" for n in shown)
+    named = "".join(
+        f'<span><i class="{kind}"></i>{escape(name)}</span>' for kind, name in zip("abc", legend, strict=False)
+    )
+    return (
+        f'<div class="chart">{f"<div class=legend>{named}</div>" if named else ""}<div class="plot">{ticks}'
+        f'<svg viewBox="0 0 {len(items)} 100" preserveAspectRatio="none" role="img">{"".join(drawn)}</svg></div>'
+        f'<div class="under">{under}</div></div>'
+    )
+
+
+def _tick_step(most: float) -> float:
+    """Give the distance of a scale's ticks: 1, 2 or 5 times a power of ten, with at most five steps up to `most`.
+
+    Example:
+        >>> [_tick_step(most) for most in (0.4, 3, 136, 1000, 100)]
+        [0.1, 1.0, 50.0, 200.0, 20.0]
+    """
+    if most <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(most / 5))
+    return next(round(times * power, 12) for times in (1, 2, 5, 10) if most <= 5 * times * power * (1 + 1e-9))
 
 
 def _bars(counts: Mapping[str, int]) -> str:
     """Draw lying bars."""
     most = max(counts.values(), default=1)
-    drawn = []
-    for at, (key, count) in enumerate(counts.items()):
-        y, width = at * 22, count / most * (WIDTH - 240)
-        drawn.append(f'<text x="92" y="{y + 15}" text-anchor="end">{escape(key)}</text>')
-        drawn.append(f'<rect class="a" x="100" y="{y + 3}" width="{max(width, 1):.1f}" height="16"/>')
-        drawn.append(f'<text x="{108 + width:.1f}" y="{y + 15}">{count:,}</text>')
-    return f'<svg viewBox="0 0 {WIDTH} {max(len(counts), 1) * 22}" role="img">{"".join(drawn)}</svg>'
+    rows = (
+        f'<span>{escape(key)}</span><i class="a" style="width:{100 * count / most:.2f}%"></i><span>{count:,}</span>'
+        for key, count in counts.items()
+    )
+    return f'<div class="chart bars">{"".join(rows)}</div>'
 
 
 def _list(title: str, counts: Mapping[str, int], most: int = 12) -> list[str]:
@@ -169,10 +213,10 @@ def _list(title: str, counts: Mapping[str, int], most: int = 12) -> list[str]:
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Write a table; columns whose heading begins with ``#`` hold numbers."""
-    marks = [' class="n"' if heading.startswith("#") else "" for heading in headings]
+    """Write a table; columns whose heading begins with ``#`` hold numbers, with ``!`` what is not to be broken into lines."""
+    marks = [{"#": ' class="n"', "!": ' class="w"'}.get(heading[0], "") for heading in headings]
     head = "".join(
-        f"<th{mark}>{escape(heading.lstrip('#'))}</th>" for mark, heading in zip(marks, headings, strict=True)
+        f"<th{mark}>{escape(heading.lstrip('#!'))}</th>" for mark, heading in zip(marks, headings, strict=True)
     )
     lines = []
     for row in rows:
@@ -180,4 +224,4 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
         lines.append(
             "<tr>" + "".join(f"<td{mark}>{cell}</td>" for mark, cell in zip(marks, cells, strict=True)) + "</tr>"
         )
-    return f"<table><tr>{head}</tr>{''.join(lines)}</table>"
+    return f'<div class="scroll"><table><tr>{head}</tr>{"".join(lines)}</table></div>'
