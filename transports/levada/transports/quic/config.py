@@ -117,7 +117,8 @@ class QuicConfig:
     """Seconds at most that a dialled connection stays to repeat its close to a peer that missed it."""
 
     stream_window: int = attrs.field(default=1 << 20, validator=_size)
-    """Octets that a peer may send on one stream ahead of what the application took."""
+    """Octets that a peer may send on one stream ahead of what the application took; a stream that is read fast gets up to half of
+    `connection_window`."""
     connection_window: int = attrs.field(default=8 << 20, validator=_size)
     """The same for all streams of a connection together."""
     max_streams: int = attrs.field(default=128, validator=_count)

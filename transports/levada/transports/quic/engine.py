@@ -1,7 +1,7 @@
 """The QUIC state machine: aioquic's, seen through the few looks inside that a carrier needs, and whether it can be tuned.
 
-Only this module, `keys` and those of the overrides (`lean`, `ready`, `packets`, `recovery`, `overrides`) touch private names of aioquic.  At
-import the version and each name is checked:
+Only this module, `keys` and those of the overrides (`lean`, `ready`, `packets`, `ranges`, `congestion`, `recovery`, `overrides`) touch
+private names of aioquic.  At import the version and each name is checked:
 
 * `PlainEngine` is aioquic's `QuicConnection` as it is, plus read-only looks inside (how much is unsent, how much credit there is), and
   what it lacks so that nobody waits for ever when packets get lost around a Retry, new keys or a new address.  It works with any
@@ -403,10 +403,13 @@ def _missing(names: str) -> list[str]:
             builder,
             "_packet _buffer _packet_number _end_packet remaining_flight_space remaining_buffer_space packet_is_empty flush",
         ),
-        (QuicPacketRecovery, "_on_packets_lost _detect_loss on_ack_received get_probe_timeout"),
+        (
+            QuicPacketRecovery,
+            "_on_packets_lost _detect_loss _in_persistent_congestion on_ack_received get_probe_timeout",
+        ),
         (
             getattr(sample, "_loss", None),
-            "_pacer _cc _pto_count _rtt_smoothed _rtt_latest _rtt_min _rtt_variance _rtt_initialized _rtt_first_sample_time "
+            "_pacer _cc _pto_count _rtt_initial _rtt_smoothed _rtt_latest _rtt_min _rtt_variance _rtt_initialized _rtt_first_sample_time "
             "_time_of_last_sent_ack_eliciting_packet max_ack_delay peer_completed_address_validation",
         ),
         (CryptoPair(), "recv send _update_key _update_key_requested"),

@@ -22,10 +22,11 @@ from aioquic.quic.connection import (
 )
 from aioquic.quic.events import DatagramFrameReceived, StreamDataReceived
 from aioquic.quic.packet import QuicFrameType, decode_packet_number, pull_ack_frame
-from aioquic.quic.recovery import MAX_ACK_RANGES, QuicPacketSpace
+from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import QuicStream
 
 from .engine import EngineSettings, PlainEngine
+from .ranges import MAX_RANGES, Ranges, Received
 
 __all__ = ["LeanEngine"]
 
@@ -41,6 +42,7 @@ class LeanEngine(PlainEngine):
     """The overrides of receiving; `TunedEngine` adds all others."""
 
     _space: QuicPacketSpace
+    _received: Received
     _handshake_stream: QuicStream
 
     def __init__(self, *, configuration: QuicConfiguration, settings: EngineSettings, **rest: Any):
@@ -52,7 +54,9 @@ class LeanEngine(PlainEngine):
     def _initialize(self, peer_cid: bytes) -> None:
         super()._initialize(peer_cid)
         # Looking something up by an epoch costs 0.6 us, for the hash of an enumeration's member; and a packet needs a dozen of them.
-        self._space = self._spaces[_ONE_RTT]
+        self._space = space = self._spaces[_ONE_RTT]
+        space.ack_queue = Ranges()
+        space.received_packets = self._received = Received()  # type: ignore[assignment]  # has what is used of the class
         self._handshake_stream = self._crypto_streams[_ONE_RTT]
 
     def receive_datagram(self, data: bytes, addr: Any, now: float) -> None:
@@ -116,7 +120,11 @@ class LeanEngine(PlainEngine):
             pair.previous_opened(number)
         elif pair.previous is not None and number < pair.first:
             pair.first = number
-        if number in space.received_packets:
+        received = self._received
+        in_order = number == received.following
+        if in_order:
+            received.following = number + 1
+        elif not received.add(number):
             return True
         if number > space.expected_packet_number:
             space.expected_packet_number = number + 1
@@ -134,11 +142,15 @@ class LeanEngine(PlainEngine):
             space.largest_received_packet = number
             space.largest_received_time = now
         space.ack_queue.add(number)
-        space.received_packets.add(number)
-        if len(space.ack_queue) > MAX_ACK_RANGES:
+        if len(space.ack_queue) > MAX_RANGES:
             space.ack_queue.shift()
-        if eliciting and space.ack_at is None:
-            space.ack_at = now + self._ack_delay
+        if eliciting:
+            if not in_order:
+                space.ack_at = (
+                    now  # RFC 9000 section 13.2.1: the sooner the peer knows of a gap, the sooner it is filled
+                )
+            elif space.ack_at is None:
+                space.ack_at = now + self._ack_delay
         return True
 
     # ---------------------------------------------------------------- frames

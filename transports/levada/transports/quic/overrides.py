@@ -33,7 +33,7 @@ from .engine import EarlyDatagram, EngineSettings
 from .packets import ShortPacketBuilder
 from .pmtu import MtuSearch
 from .ready import ReadyEngine
-from .recovery import BurstPacer, LeanRecovery
+from .recovery import LeanRecovery
 
 __all__ = ["TunedEngine"]
 
@@ -54,7 +54,6 @@ class TunedEngine(ReadyEngine):
     def __init__(self, *, configuration: QuicConfiguration, settings: EngineSettings, **rest: Any):
         super().__init__(configuration=configuration, settings=settings, **rest)
         self._new_token = b""
-        self._now = 0.0  # of the last call that said what time it is
         self._cids_unsent = True
         self._short = ShortPacketBuilder(is_client=self._is_client)
         self._mtu = MtuSearch(configuration.max_datagram_size, settings.max_packet_size)
@@ -66,7 +65,6 @@ class TunedEngine(ReadyEngine):
             send_probe=self._send_probe,
             logger=self._logger,
         )
-        self._loss._pacer = BurstPacer(max_datagram_size=self._max_datagram_size)
         first = self._host_cids[0]
         first.cid = self.host_cid = self._local_initial_source_connection_id = settings.new_cid()
         if not self._is_client:
@@ -119,8 +117,7 @@ class TunedEngine(ReadyEngine):
         self._mtu = MtuSearch(self._mtu.base, self._mtu.ceiling)
         self._use_packet_size(self._mtu.size)
         if afresh:
-            algorithm = self._configuration.congestion_control_algorithm
-            self._loss.start_afresh(self._packet_number, algorithm=algorithm, size=self._mtu.size)
+            self._loss.start_afresh(self._packet_number, size=self._mtu.size)
 
     def change_connection_id(self) -> None:
         """Take the peer's next connection id; a client does so where its own address changes."""
@@ -562,7 +559,7 @@ class TunedEngine(ReadyEngine):
     def _use_packet_size(self, size: int) -> None:
         self._max_datagram_size = size
         self._loss._pacer._max_datagram_size = size
-        self._loss._cc._max_datagram_size = size  # type: ignore[attr-defined]  # both controllers have it, their base has not
+        self._loss._cc._max_datagram_size = size
 
     def handle_timer(self, now: float) -> None:
         """Do what was due by now."""

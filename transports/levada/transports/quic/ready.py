@@ -13,6 +13,7 @@ searches for finished streams.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -53,9 +54,14 @@ class ReadyEngine(LeanEngine):
         self._wanted: set[bool] = set()
         self._unacked = 0
         self._app_consumed = 0
+        self._now = 0.0  # of the last call that said what time it is
         self._consumed_by: dict[int, int] = {}
         self._window = configuration.max_stream_data
         self._connection_window = configuration.max_data
+        self._largest_window = max(self._window, self._connection_window // 2)
+        self._grants: dict[
+            int, tuple[int, float]
+        ] = {}  # windows of streams that have used a quarter, and when that was
         for limit, value in (
             (self._local_max_streams_bidi, settings.max_streams),
             (self._local_max_streams_uni, settings.max_streams_unidirectional),
@@ -161,6 +167,7 @@ class ReadyEngine(LeanEngine):
                     level.pop(stream, None)
                 self._priorities.pop(stream_id, None)
                 self._consumed_by.pop(stream_id, None)
+                self._grants.pop(stream_id, None)
                 self._owing.pop(stream, None)
                 self._stalled.pop(stream, None)
         self._done.clear()
@@ -237,8 +244,14 @@ class ReadyEngine(LeanEngine):
         stream = self._streams.get(stream_id)
         if stream is not None:
             taken = self._consumed_by[stream_id] = self._consumed_by.get(stream_id, 0) + octets
-            if not stream.receiver.is_finished and stream.max_stream_data_local - taken < self._window // 2:
-                stream.max_stream_data_local = taken + self._window
+            window, granted_at = self._grants.get(stream_id, (self._window, -math.inf))
+            if not stream.receiver.is_finished and stream.max_stream_data_local - taken < window * 3 // 4:
+                # A quarter within a round trip: one late packet, which holds back all that follow it, would exhaust the window. Of
+                # 4 MiB over a path that reorders, a third of the time was spent so.
+                if self._now - granted_at < self._loss._rtt_smoothed:
+                    window = self._largest_window
+                self._grants[stream_id] = (window, self._now)
+                stream.max_stream_data_local = taken + window
                 self._owing[stream] = None
                 return True
         return due

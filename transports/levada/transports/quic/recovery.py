@@ -1,18 +1,41 @@
-"""How fast packets leave, and what an acknowledgement means: aioquic's rules (RFC 9002) at a third of their cost, and its pacer replaced."""
+"""How fast packets leave, and what an acknowledgement means: aioquic's rules (RFC 9002) at a third of their cost, its pacer replaced.
+
+**Reordering.**  A packet counts as lost once a packet three numbers above it has been acknowledged, or one that was sent 9/8 of a round
+trip before.  On a path that reorders, packets given up like this arrive all the same: their loss was *spurious*.  Each packet is
+remembered for three probe time-outs after it was sent.  If its acknowledgement still comes:
+
+- packets are timed and no longer counted, and the time grows to what the late packet took (RFC 9002 section 6.1; RFC 8985, RACK);
+- once all the losses that the window was cut for have proved spurious, the cut is taken back; the pacer spreads what may leave then.
+
+After 16 cuts without a spurious loss the first thresholds are in force again.
+"""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from typing import Any
 
-from aioquic.quic.congestion.base import create_congestion_control
-from aioquic.quic.packet_builder import QuicDeliveryState
+from aioquic.quic.packet_builder import QuicDeliveryState, QuicSentPacket
 from aioquic.quic.rangeset import RangeSet
-from aioquic.quic.recovery import K_MICRO_SECOND, K_SECOND, QuicPacketPacer, QuicPacketRecovery, QuicPacketSpace
+from aioquic.quic.recovery import (
+    K_MICRO_SECOND,
+    K_PACKET_THRESHOLD,
+    K_SECOND,
+    K_TIME_THRESHOLD,
+    QuicPacketPacer,
+    QuicPacketRecovery,
+    QuicPacketSpace,
+)
 
-__all__ = ["BurstPacer", "LeanRecovery"]
+from .congestion import Reno, make_controller
+
+__all__ = ["BurstPacer", "LeanRecovery", "narrowed"]
 
 _ACKED = QuicDeliveryState.ACKED
 _SHORTEST_ROUND_TRIP = 0.001  # seconds; aioquic measures none shorter
+_ORDERLY_AFTER = 16  # cuts without a spurious loss
 
 
 class BurstPacer(QuicPacketPacer):
@@ -34,14 +57,29 @@ class BurstPacer(QuicPacketPacer):
 class LeanRecovery(QuicPacketRecovery):
     """aioquic's recovery that looks at the packets which an acknowledgement names, and not at all that are in flight, four times."""
 
+    _cc: Reno
     _first_on_path = 0  # packets of lower numbers went another way, and tell nothing about this one
 
-    def start_afresh(self, packet_number: int, *, algorithm: str, size: int) -> None:
+    def __init__(self, *, congestion_control_algorithm: str, max_datagram_size: int, **rest: Any) -> None:
+        super().__init__(
+            congestion_control_algorithm=congestion_control_algorithm, max_datagram_size=max_datagram_size, **rest
+        )
+        self._algorithm = congestion_control_algorithm
+        self._begin_path(max_datagram_size)
+
+    def _begin_path(self, size: int) -> None:
+        self._cc = make_controller(self._algorithm, max_datagram_size=size)
+        self._pacer = BurstPacer(max_datagram_size=size)
+        self._lateness = 0.0  # seconds beyond a round trip that packets may take; 0 until one has been late
+        self._given_up: dict[int, tuple[float, float]] = {}  # 1-RTT packets: when sent, and the cut that they belong to
+        self._cut_losses = 0  # packets that the last cut was made for and that have not arrived
+        self._cuts = 0  # since a loss was spurious
+
+    def start_afresh(self, packet_number: int, *, size: int) -> None:
         """Forget round trip and congestion window: packets go another way (RFC 9000 section 9.4).
 
         Args:
             packet_number: of the first one that does.
-            algorithm: of congestion control.
             size: octets of UDP payload at most.
         """
         self._first_on_path = packet_number
@@ -51,25 +89,28 @@ class LeanRecovery(QuicPacketRecovery):
         for space in self.spaces:
             for packet in space.sent_packets.values():
                 packet.in_flight = False
-        self._cc = create_congestion_control(algorithm, max_datagram_size=size)
-        self._pacer = BurstPacer(max_datagram_size=size)
+        self._begin_path(size)
+
+    # ---------------------------------------------------------------- acknowledgements
 
     def on_ack_received(self, *, ack_rangeset: RangeSet, ack_delay: float, now: float, space: QuicPacketSpace) -> None:
-        """Take an ACK frame: forget the packets, measure the round trip (RFC 9002 section 5), find losses (section 6)."""
+        """Take an ACK frame: forget the packets, measure the round trip (RFC 9002 section 5), find losses (section 6).
+
+        Replaces lines 242 to 329 of aioquic's `recovery.py`, which look at all packets in flight.
+        """
         sent = space.sent_packets
         largest = ack_rangeset[-1].stop - 1
         if largest > space.largest_acked_packet:
             space.largest_acked_packet = largest
+        if self._given_up and space.is_application_data:
+            self._look_for_spurious_losses(ack_rangeset, now)
         if not sent:
             return
-        # Packets are kept in the order of their numbers; those 3 below the largest acknowledged one are lost and gone, so that a range
-        # of a peer's, however long, is never longer here than what is in flight.
-        oldest, beyond = next(iter(sent)), next(reversed(sent)) + 1
         control = self._cc
         newest = None
         eliciting = False
-        for numbers in ack_rangeset:
-            for number in range(max(numbers.start, oldest), min(numbers.stop, beyond)):
+        for numbers in narrowed(ack_rangeset, sent):
+            for number in numbers:
                 packet = sent.pop(number, None)
                 if packet is None:
                     continue
@@ -110,3 +151,78 @@ class LeanRecovery(QuicPacketRecovery):
             self._rtt_smoothed = measured
         self._cc.on_rtt_measurement(now=now, rtt=measured)
         self._pacer.update_rate(congestion_window=self._cc.congestion_window, smoothed_rtt=self._rtt_smoothed)
+
+    # ---------------------------------------------------------------- losses
+
+    def _detect_loss(self, *, now: float, space: QuicPacketSpace) -> None:
+        """Give up the packets that others have overtaken, by number or by time, and set the timer for the next one.
+
+        Replaces lines 443 to 480 of aioquic's `recovery.py`, whose thresholds are fixed, and which look at all packets in flight.
+        """
+        round_trip = self._round_trip()
+        patience = max(K_TIME_THRESHOLD * round_trip, round_trip + self._lateness)
+        overtaken = -1 if self._lateness else space.largest_acked_packet - K_PACKET_THRESHOLD
+        lost = []
+        space.loss_time = None
+        for number, packet in space.sent_packets.items():
+            if number > space.largest_acked_packet:
+                break
+            at = (packet.sent_time or 0.0) + patience
+            if number > overtaken and at > now:
+                space.loss_time = at  # those behind it were sent later
+                break
+            lost.append(packet)
+        if lost:
+            self._give_up(lost, now, space)
+
+    def _give_up(self, lost: list[QuicSentPacket], now: float, space: QuicPacketSpace) -> None:
+        control = self._cc
+        cut_at = control.cut_at
+        persistent = self._in_persistent_congestion(packets=lost)
+        self._on_packets_lost(now=now, packets=lost, persistent_congestion=persistent, space=space)
+        if persistent:
+            self._rtt_min = self._rtt_latest  # RFC 9002 section 5.2: the path may be a longer one now
+        if control.cut_at != cut_at:
+            self._cut_losses = 0
+            self._cuts += 1
+            if self._cuts > _ORDERLY_AFTER:
+                self._lateness = 0.0
+        if space.is_application_data:
+            given_up, forgotten = self._given_up, now - 3 * self.get_probe_timeout()
+            while given_up and next(iter(given_up.values()))[0] < forgotten:
+                del given_up[next(iter(given_up))]
+            for packet in lost:
+                if packet.in_flight:
+                    self._cut_losses += 1
+                    given_up[packet.packet_number] = (packet.sent_time or 0.0, control.cut_at)
+
+    def _look_for_spurious_losses(self, acked: RangeSet, now: float) -> None:
+        """Learn from packets that were given up and have arrived after all."""
+        given_up = self._given_up
+        starts = [numbers.start for numbers in acked]
+        late = [number for number in given_up if number in acked[bisect_right(starts, number) - 1]]
+        round_trip, control = self._round_trip(), self._cc
+        for number in late:
+            sent_at, cut_at = given_up.pop(number)
+            self._cuts = 0
+            # A quarter more, as a later one may be later still; a round trip at most, as in RFC 8985 section 6.2.
+            lateness = max(1.25 * (now - sent_at - round_trip), round_trip / 4)
+            self._lateness = min(max(self._lateness, lateness), 1.25 * round_trip)
+            if cut_at == control.cut_at:
+                self._cut_losses -= 1
+                if not self._cut_losses:
+                    control.undo()
+                    self._pacer.update_rate(control.congestion_window, self._rtt_smoothed)
+
+    def _round_trip(self) -> float:
+        return max(self._rtt_latest, self._rtt_smoothed) if self._rtt_initialized else self._rtt_initial
+
+
+def narrowed(ranges: RangeSet, sent: dict[int, QuicSentPacket]) -> Iterable[Iterable[int]]:
+    """Narrow the ranges of a peer's, however long, to numbers that may be in flight; they are kept in their order."""
+    oldest, beyond = next(iter(sent)), next(reversed(sent)) + 1
+    if beyond - oldest <= 2 * len(sent) + 64:
+        return [range(max(numbers.start, oldest), min(numbers.stop, beyond)) for numbers in ranges]
+    # A few packets are late, and thousands sent after them have been acknowledged.
+    left = list(sent)
+    return [left[bisect_left(left, numbers.start) : bisect_left(left, numbers.stop)] for numbers in ranges]
