@@ -117,8 +117,8 @@ def test_an_error_of_the_responder_is_exit_code_1(url: str, capsys: pytest.Captu
 
 
 def test_no_answer_in_time_is_exit_code_1(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = call(capsys, url, "--route", "slow", "--timeout", "0.05")
-    assert (code, out, err) == (1, "", "levada: no answer, or not all of them, within 0.05 s\n")
+    code, out, err = call(capsys, url, "--route", "slow", "--timeout", "0.5")
+    assert (code, out, err) == (1, "", "levada: no answer, or not all of them, within 0.5 s\n")
 
 
 @pytest.mark.parametrize(

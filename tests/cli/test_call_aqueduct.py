@@ -226,10 +226,14 @@ def test_what_the_server_cannot_read_is_exit_code_1_and_says_why(
     assert said[0].exc_info is None
 
 
-def test_no_answer_in_time_is_exit_code_1(call: Call) -> None:
-    """Nobody is there, which QUIC cannot tell."""
-    code, out, err = call("aqueduct://127.0.0.1:9", "--timeout", "0.1")
-    assert (code, out, err) == (1, "", "levada: no answer, or not all of them, within 0.1 s\n")
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [("aqueduct://127.0.0.1:9", ()), ("rsocket+quic://127.0.0.1:9", ()), ("maop://127.0.0.1:9", ("--id", "1"))],
+)
+def test_no_connection_in_time_is_exit_code_2(call: Call, url: str, options: tuple[str, ...]) -> None:
+    """Nothing listens at this port. UDP does not say so, and QUIC would try for ten seconds."""
+    code, out, err = call(url, *options, "--timeout", "0.1")
+    assert (code, out, err) == (2, "", f"levada: no connection to {url} within 0.1 s\n")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from levada.framework import ActorSystem, Sender
 from levada.framework.errors import ConfigurationError, EndOfChannel, ReceiverClosed
 
 from . import Subparsers, stdin
-from .octets import CallFailed, named, octets_of, print_octets
+from .octets import CallFailed, in_time, named, octets_of, print_octets
 
 __all__ = ["add_parser", "run"]
 
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, name) is not None and dialect != "aqueduct":
             raise ConfigurationError(f"--{name} is not for {dialect}")
     try:
-        trio.run(_call_in_time, args)
+        trio.run(_call, args)
     except CallFailed as error:
         print(f"levada: {error}", file=sys.stderr)
         return 1
@@ -124,23 +124,20 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-async def _call_in_time(args: argparse.Namespace) -> None:
-    with trio.move_on_after(args.timeout if args.timeout is not None else float("inf")) as scope:
-        if args.url.startswith("aqueduct"):
-            from . import call_aqueduct
-
-            await call_aqueduct.call(args)
-        elif args.url.startswith("maop"):
-            from . import call_maop
-
-            await call_maop.call(args)
-        else:
-            await _call(args)
-    if scope.cancelled_caught:
-        raise CallFailed(f"no answer, or not all of them, within {args.timeout:g} s")
-
-
 async def _call(args: argparse.Namespace) -> None:
+    if args.url.startswith("aqueduct"):
+        from . import call_aqueduct
+
+        await call_aqueduct.call(args)
+    elif args.url.startswith("maop"):
+        from . import call_maop
+
+        await call_maop.call(args)
+    else:
+        await _call_rsocket(args)
+
+
+async def _call_rsocket(args: argparse.Namespace) -> None:
     from levada.actors.rsocket import COMPOSITE, ClientConfig, CoreConfig, Payload, RequestFailed, connect
 
     core = CoreConfig(
@@ -158,7 +155,7 @@ async def _call(args: argparse.Namespace) -> None:
     first = octets_of(data[0]) if data else b""
     print_answer = _print_json if args.json else _print_data
     try:
-        async with ActorSystem("call") as system, connect(system, args.url, config=config) as peer:
+        async with ActorSystem("call") as system, in_time(connect(system, args.url, config=config), args) as peer:
             match args.kind:
                 case "response":
                     print_answer(await peer.request_response(first, **where))

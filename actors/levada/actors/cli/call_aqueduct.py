@@ -24,7 +24,7 @@ from levada.framework.errors import ChannelError, ConfigurationError, DecodeErro
 from levada.framework.message import tag_of
 from levada.transports.text import printable
 
-from .octets import CallFailed, octets_of, print_octets, shown
+from .octets import CallFailed, in_time, octets_of, print_octets, shown
 
 __all__ = ["REPLY", "call", "message_octets"]
 
@@ -61,7 +61,10 @@ async def call(args: argparse.Namespace) -> None:
     payload = given if args.tag is None else message_octets(args.tag, _fields(given), kind)
     # What has a tag is a message of the codec, and so is the answer.
     config = PeerConfig(carrier=_carrier(args), headers=() if args.tag is None else (CODEC,))
-    async with ActorSystem("call") as system, connect(system, args.url, RawMessage, config=config) as peer:
+    async with (
+        ActorSystem("call") as system,
+        in_time(connect(system, args.url, RawMessage, config=config), args) as peer,
+    ):
         try:
             await (_exchange if args.lookup is None else _ask)(peer, payload, args)
         except ChannelError as error:

@@ -13,7 +13,7 @@ from levada.actors.maop import Body, ErrorCode, OperationFailed, Peer, PeerConfi
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
 
-from .octets import CallFailed, octets_of, print_octets, shown
+from .octets import CallFailed, in_time, octets_of, print_octets, shown
 
 __all__ = ["call"]
 
@@ -33,7 +33,7 @@ async def call(args: argparse.Namespace) -> None:
     token = None if args.token_file is None else octets_of(f"@{args.token_file}").rstrip(b"\r\n")
     who: dict[str, Any] = {"auth_type": "Basic"} if token is None else {"token": token}
     config = PeerConfig(carrier=_carrier(args))
-    async with ActorSystem("call") as system, connect(system, args.url, config=config, **who) as peer:
+    async with ActorSystem("call") as system, in_time(connect(system, args.url, config=config, **who), args) as peer:
         try:
             await (_message if args.message else _request)(peer, body, args)
         except Refused as refused:

@@ -1,20 +1,49 @@
-"""What `levada call` has in common for all protocols: octets that arguments stand for, octets that are printed, and failure."""
+"""What `levada call` has in common for all protocols: octets that arguments stand for, octets that are printed, time, and failure."""
 
 from __future__ import annotations
 
+import argparse
 import base64
 import json
+import math
 import sys
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
-from levada.framework.errors import ConfigurationError, LevadaError
+import trio
+
+from levada.framework.errors import ConfigurationError, ConnectionLost, LevadaError
 from levada.transports.text import printable
 
-__all__ = ["CallFailed", "named", "octets_of", "print_octets", "shown"]
+__all__ = ["CallFailed", "in_time", "named", "octets_of", "print_octets", "shown"]
 
 
 class CallFailed(LevadaError):
     """The responder answered with an error, or not in time."""
+
+
+PeerT = TypeVar("PeerT")
+
+
+@asynccontextmanager
+async def in_time(connecting: AbstractAsyncContextManager[PeerT], args: argparse.Namespace) -> AsyncIterator[PeerT]:
+    """Connect, and let the work with the peer go on, until ``--timeout`` is over.
+
+    Raises:
+        ConnectionLost: it was over before there was a connection.
+        CallFailed: it was over before the work was done.
+    """
+    connected = False
+    with trio.move_on_after(math.inf if args.timeout is None else args.timeout) as scope:
+        async with connecting as peer:
+            connected = True
+            yield peer
+    if scope.cancelled_caught:
+        if connected:
+            raise CallFailed(f"no answer, or not all of them, within {args.timeout:g} s")
+        raise ConnectionLost(f"no connection to {args.url} within {args.timeout:g} s")
 
 
 def octets_of(text: str) -> bytes:
