@@ -250,17 +250,20 @@ def test_damaged_files_are_kept_beside(journal: Path) -> None:
     assert last.with_name(last.name + ".damaged").read_bytes() == before
 
 
-@pytest.mark.ci
-@pytest.mark.timeout(600)
-def test_no_octet_of_any_segment_takes_rows_in_silence(original: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(17, marks=pytest.mark.ci),
+        pytest.param(1, marks=[pytest.mark.release, pytest.mark.timeout(1800)]),
+    ],
+)
+def test_no_octet_of_any_segment_takes_rows_in_silence(original: Path, tmp_path: Path, step: int) -> None:
     """Flipped or cut there, the journal is refused, or its reading is, or all rows are there."""
     journal = Path(shutil.copytree(original, tmp_path / "journal"))
     for number, path in enumerate(segments(original)):
-        octets, last = path.read_bytes(), path == segments(original)[-1]
-        damaged = [
-            octets[:at] + bytes([octets[at] ^ 1]) + octets[at + 1 :] for at in range(0, len(octets), 1 if last else 11)
-        ]
-        damaged += [octets[:at] for at in range(0, len(octets), 13)]
+        octets = path.read_bytes()
+        damaged = [octets[:at] + bytes([octets[at] ^ 1]) + octets[at + 1 :] for at in range(0, len(octets), step)]
+        damaged += [octets[:at] for at in range(0, len(octets), 3 * step)]
         for each in damaged:
             segments(journal)[number].write_bytes(each)
             try:
@@ -399,8 +402,10 @@ def positions(octets: bytes, step: int) -> Iterator[int]:
     [
         ("closed", "ledger.sqlite", 499),
         ("killed", "ledger.sqlite-wal", 997),
-        pytest.param("closed", "ledger.sqlite", 1, marks=[pytest.mark.ci, pytest.mark.timeout(600)]),
-        pytest.param("killed", "ledger.sqlite-wal", 7, marks=[pytest.mark.ci, pytest.mark.timeout(600)]),
+        pytest.param("closed", "ledger.sqlite", 29, marks=pytest.mark.ci),
+        pytest.param("killed", "ledger.sqlite-wal", 97, marks=pytest.mark.ci),
+        pytest.param("closed", "ledger.sqlite", 1, marks=[pytest.mark.release, pytest.mark.timeout(1800)]),
+        pytest.param("killed", "ledger.sqlite-wal", 7, marks=[pytest.mark.release, pytest.mark.timeout(1800)]),
     ],
 )
 def test_a_flipped_octet_of_the_ledger_changes_nothing_in_silence(

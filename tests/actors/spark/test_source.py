@@ -78,7 +78,7 @@ def source(actors: Actors, wanted: StructType = WANTED, **more: str) -> StreamSo
 
 
 def bounds(offset: dict[str, Any]) -> tuple[int, ...]:
-    return tuple(offset[number] for number in sorted(offset) if number != "epoch")
+    return tuple(offset[number] for number in sorted(offset) if number.isdigit())
 
 
 # ---------------------------------------------------------------- options

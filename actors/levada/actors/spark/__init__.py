@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .bridge import Bridge, BridgeConfig, Delivery, Mailbox, RowKey, serve_bridge
     from .columns import Columns, Envelope, columns_of
     from .errors import (
+        JournalBehind,
         JournalDamaged,
         JournalError,
         JournalFull,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         GetExtent,
         GetGroups,
         GetJournalStatistics,
+        GetReach,
         GetSchema,
         Journal,
         JournalStatistics,
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
         Read,
         StageRows,
     )
-    from .ledger import Delivered
+    from .ledger import Delivered, Reach
     from .protocol import ActorFailed, BridgeError, BridgeRefused, EpochChanged, UnknownName
     from .schema import check_growth, differences, fit
     from .segments import Block, Message
@@ -84,9 +86,11 @@ __all__ = [
     "GetExtent",
     "GetGroups",
     "GetJournalStatistics",
+    "GetReach",
     "GetSchema",
     "Java",
     "Journal",
+    "JournalBehind",
     "JournalConfig",
     "JournalDamaged",
     "JournalError",
@@ -98,6 +102,7 @@ __all__ = [
     "Message",
     "OffsetGone",
     "OffsetWithin",
+    "Reach",
     "Read",
     "RemoteActor",
     "RowKey",

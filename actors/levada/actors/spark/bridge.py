@@ -51,7 +51,7 @@ from levada.transports.rsocket.extensions import Authentication, BearerAuthentic
 from .asks import AskRows
 from .bridge_subscription import Delivery, RowKey, Subscription
 from .columns import Columns, Envelope, columns_of
-from .errors import JournalError
+from .errors import JournalBehind, JournalError
 from .journal import (
     Append,
     AwaitRows,
@@ -61,18 +61,22 @@ from .journal import (
     DiscardOlder,
     DiscardStaged,
     GetExtent,
+    GetReach,
     GetSchema,
     Journal,
     OffsetWithin,
     Read,
     StageRows,
 )
+from .ledger import Reach
 from .protocol import (
     REQUEST_ID,
     ActorFailed,
     AppendedRows,
     BlockHead,
     Commit,
+    Compare,
+    Compared,
     Declare,
     DeliverBatch,
     DeliveredBatch,
@@ -374,6 +378,7 @@ class Bridge:
         try:
             journal = await self._journal(name)
             await _require_epoch(journal, m.epoch)
+            await _require_rows(journal, m)
             start, schema = m.start, None
             while start < m.end:
                 blocks: list[Block] = await journal.ask(Read(m.partition, start, m.end, READ_OCTETS), timeout=None)
@@ -444,6 +449,27 @@ async def _require_epoch(journal: Ref[Any], wanted: str) -> None:
         )
 
 
+async def _require_rows(journal: Ref[Any], m: ReadRows) -> None:
+    """Require that the rows are those that were there when the task was planned."""
+    if m.opening is not None:
+        reach: Reach = await journal.ask(GetReach(m.opening), timeout=None)
+        kept = reach.ends.get(m.partition, m.end)
+        if not reach.known or kept < m.end:
+            raise JournalBehind(
+                f"partition {m.partition}: rows {m.start} to {m.end - 1} were asked for as they were when the journal was open as {m.opening}, "
+                f"and since then it was put back to row {kept}",
+                opening=m.opening,
+                partition=m.partition,
+                wanted=m.end,
+                kept=kept,
+            )
+
+
+async def _compare(journal: Ref[Any], m: Compare) -> Compared:
+    reach: Reach = await journal.ask(GetReach(m.opening), timeout=None)
+    return Compared(reach.known, dict(reach.ends))
+
+
 async def _describe(journal: Ref[Any], _: Describe) -> Description:
     extent: Extent = await journal.ask(GetExtent(), timeout=None)
     return await _description(journal, extent)
@@ -451,7 +477,9 @@ async def _describe(journal: Ref[Any], _: Describe) -> Description:
 
 async def _description(journal: Ref[Any], extent: Extent) -> Description:
     schema: pa.Schema = await journal.ask(GetSchema(), timeout=None)
-    return Description(extent.epoch, dict(extent.first), dict(extent.end), schema.serialize().to_pybytes())
+    return Description(
+        extent.epoch, dict(extent.first), dict(extent.end), schema.serialize().to_pybytes(), extent.opening
+    )
 
 
 async def _wait(journal: Ref[Any], m: WaitForRows) -> Description:
@@ -483,6 +511,7 @@ async def _discard(journal: Ref[Any], m: DiscardBatch) -> int:
 
 
 _ANSWERS: dict[type, Callable[[Ref[Any], Any], Awaitable[Any]]] = {
+    Compare: _compare,
     Describe: _describe,
     WaitForRows: _wait,
     Measure: _measure,

@@ -11,6 +11,7 @@ import trio
 from levada.framework import Actor, Asks, Ref, Sender, message
 from levada.framework.errors import ActorStopped, ChannelError
 
+from .errors import OffsetGone
 from .journal import AwaitRows, CommitGroup, DeclareGroup, Read
 from .segments import Block
 from .store import Extent
@@ -91,7 +92,16 @@ class Subscription(Actor[Any]):
             for partition, end in extent.end.items():
                 start = offsets.get(partition, 0)
                 while start < end:
-                    blocks: list[Block] = await journal.ask(Read(partition, start, end, READ_OCTETS), timeout=None)
+                    try:
+                        blocks: list[Block] = await journal.ask(Read(partition, start, end, READ_OCTETS), timeout=None)
+                    except OffsetGone as gone:
+                        # Nothing is deleted that a group has not read: these were lost, which was accepted when the journal was opened.
+                        logger.error(
+                            "%s goes on behind lost rows: %s", self.ref.path, gone, extra={"event": "rows_lost"}
+                        )
+                        offsets[partition] = start = gone.first
+                        await journal.ask(CommitGroup(self.group, {partition: start}), timeout=None)
+                        continue
                     for block in blocks:
                         await self._hand_over(block, extent.epoch)
                         start = block.end

@@ -7,6 +7,7 @@ import attrs
 from levada.framework.errors import LevadaError
 
 __all__ = [
+    "JournalBehind",
     "JournalDamaged",
     "JournalError",
     "JournalFull",
@@ -31,6 +32,19 @@ class JournalError(LevadaError):
 @attrs.define(eq=False, slots=False, str=False)
 class JournalLocked(JournalError):
     """Another process, or another store in this one, has the directory open."""
+
+
+@attrs.define(eq=False, slots=False, str=False)
+class JournalBehind(JournalError):
+    """Offsets come from rows that this journal does not have: an older copy was put in its place, or rows were lost that had been read."""
+
+    opening: str = ""
+    """The opening of the journal that the offsets are of; empty for a checkpoint of version 0.1."""
+    partition: int = 0
+    wanted: int = 0
+    """The offset that was given."""
+    kept: int = 0
+    """The offset up to which rows are still the same, as far as is known."""
 
 
 @attrs.define(eq=False, slots=False, str=False)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import os
 import time
 from collections import deque
@@ -27,8 +28,9 @@ from levada.framework import Actor, Asks, Failed, Killed, Reason, Reply, handles
 from levada.framework.errors import ActorError, ConfigurationError
 
 from .columns import Columns, columns_of
+from .ends import SYNC_EVERY
 from .errors import JournalError, JournalFull, JournalUnwritable, SchemaMismatch
-from .ledger import Delivered
+from .ledger import Delivered, Reach
 from .segments import Block
 from .store import Appended, Extent, JournalConfig, Stage, Store, StoreStatistics
 
@@ -44,6 +46,7 @@ __all__ = [
     "GetExtent",
     "GetGroups",
     "GetJournalStatistics",
+    "GetReach",
     "GetSchema",
     "Journal",
     "JournalStatistics",
@@ -179,6 +182,13 @@ class GetGroups(Asks[Mapping[str, Mapping[int, int]]]):
 @attrs.frozen
 class GetExtent(Asks[Extent]):
     """Ask what there is to read."""
+
+
+@attrs.frozen
+class GetReach(Asks[Reach]):
+    """Ask how far the rows that were there in an opening of the journal are still the same, as `Store.reach`."""
+
+    opening: str | None = attrs.field(validator=v.optional(_TEXT))
 
 
 @attrs.frozen
@@ -318,6 +328,7 @@ class Journal(
         | GetExtent
         | GetGroups
         | GetJournalStatistics
+        | GetReach
         | GetSchema
         | OffsetWithin
         | Read
@@ -335,7 +346,7 @@ class Journal(
         config: how it is kept.
         max_waiting: appends that wait while the journal is full.
         max_octets: octets that wait for the disk before the next append is looked at; the mailbox fills meanwhile, so give it a bound.
-        clean_every: seconds between looks at what retention may delete, and at whether a full disk has room again.
+        clean_every: seconds between looks at what retention may delete, whether a full disk has room again, and whether the files are there.
         clock: seconds since 1970.
 
     Raises:
@@ -468,7 +479,8 @@ class Journal(
 
     @handles
     def clean(self, _: _Clean) -> None:
-        """Delete what may go, and try again if it was full."""
+        """Look whether the files are still there, delete what may go, and try again if it was full."""
+        self._do_soon(self._store.look)
         if self._full or self.config.retain_time is not None or self.config.segment_time is not None:
             self._do_soon(self._store.retain)
 
@@ -495,7 +507,10 @@ class Journal(
                 self._tell_progress()
             elif not self._urgent:
                 self._wake = trio.Event()
-                await self._wake.wait()
+                with trio.move_on_after(SYNC_EVERY if self._store.unsynced else math.inf) as idle:
+                    await self._wake.wait()
+                if idle.cancelled_caught:
+                    await self._run(_Job(self._store.sync_ends, None))
 
     def _tell_progress(self) -> None:
         self._progress.set()
@@ -710,6 +725,11 @@ class Journal(
     def extent(self, m: GetExtent) -> Extent:
         """Say what there is."""
         return self._store.extent()
+
+    @handles
+    def reach(self, m: GetReach) -> Reach:
+        """Say how far rows are the same."""
+        return self._store.reach(m.opening)
 
     @handles
     def schema(self, m: GetSchema) -> pa.Schema:

@@ -52,6 +52,8 @@ __all__ = [
     "BridgeError",
     "BridgeRefused",
     "Commit",
+    "Compare",
+    "Compared",
     "Declare",
     "DeliverBatch",
     "DeliveredBatch",
@@ -183,6 +185,8 @@ class Description:
     """For each partition, the offset behind the newest row."""
     schema: bytes
     """Its columns, as an Arrow IPC message."""
+    opening: str
+    """See `levada.actors.spark.Extent`."""
 
     def columns(self) -> pa.Schema:
         """Read `schema`."""
@@ -192,6 +196,21 @@ class Description:
 @message("levada.spark.Describe", frozen=True)
 class Describe(Asks[Description]):
     """Ask for a `Description`."""
+
+
+@message("levada.spark.Compared", frozen=True)
+class Compared:
+    """See `levada.actors.spark.Reach`."""
+
+    known: bool
+    ends: dict[int, int]
+
+
+@message("levada.spark.Compare", frozen=True)
+class Compare(Asks[Compared]):
+    """Ask how far the rows of an opening are still the same; see `levada.actors.spark.GetReach`."""
+
+    opening: str | None
 
 
 @message("levada.spark.WaitForRows", frozen=True)
@@ -269,6 +288,8 @@ class ReadRows:
     start: int
     end: int
     epoch: str
+    opening: str | None = None
+    """The opening that the offsets are of; None: any."""
 
 
 @message("levada.spark.StageHead", frozen=True)

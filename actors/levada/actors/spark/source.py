@@ -1,8 +1,9 @@
 """Reading a mailbox: batches, and streams of micro-batches.
 
-An offset of a stream is ``{"epoch": …, "0": …, "1": …}``: which journal, and for each partition the offset behind the last row. Rows between
-two offsets are always the same rows, so a micro-batch that is run again is the same one; with the checkpoint that makes each row count once
-in Spark's state. Offsets of another journal are refused, whatever the numbers say.
+An offset of a stream is ``{"epoch": …, "opening": …, "0": …, "1": …}``: which journal, which time that it was open, and for each partition
+the offset behind the last row. Rows between two offsets are always the same rows, so a micro-batch that is run again is the same one; with the
+checkpoint that makes each row count once in Spark's state. Offsets of another journal are refused, and offsets of rows that the journal does not
+have any more, or never had because it is an older copy, whatever the numbers say. Version 0.1 wrote no ``opening``.
 
 What the reader holds in the driver is the bounds of one micro-batch. Rows go from the journal straight to the tasks, one for each partition, as
 the Arrow batches that they were written as; a task holds at most `levada.actors.spark.protocol.WINDOW` of them.
@@ -33,8 +34,8 @@ from pyspark.sql.types import StructField, StructType
 
 from levada.framework.errors import ConfigurationError
 
-from .errors import OffsetGone, SchemaMismatch
-from .protocol import Commit, Declare, Description, EpochChanged
+from .errors import JournalBehind, OffsetGone, SchemaMismatch
+from .protocol import Commit, Compare, Compared, Declare, Description, EpochChanged
 from .worker import RemoteMailbox
 
 __all__ = ["BatchSource", "Options", "StreamSource", "columns_for"]
@@ -197,12 +198,13 @@ def _mismatch(what: str, problems: list[str]) -> SchemaMismatch:
 class Rows(InputPartition):
     """Rows of one partition, for one task."""
 
-    def __init__(self, partition: int, start: int, end: int, epoch: str, schema: bytes) -> None:
+    def __init__(self, partition: int, start: int, end: int, epoch: str, opening: str, schema: bytes) -> None:
         super().__init__((partition, start, end))
         self.partition = partition
         self.start = start
         self.end = end
         self.epoch = epoch
+        self.opening = opening
         self.schema = schema
         """Columns of the mailbox when the batch was planned, as an Arrow IPC message."""
 
@@ -216,7 +218,12 @@ def rows_of(options: Options, wanted: StructType, partition: InputPartition) -> 
     while start < partition.end:
         try:
             for batch in options.remote.read(
-                partition.partition, start, partition.end, epoch=partition.epoch, schema=columns
+                partition.partition,
+                start,
+                partition.end,
+                epoch=partition.epoch,
+                opening=partition.opening,
+                schema=columns,
             ):
                 start += batch.num_rows
                 yield batch.select(target.names).cast(target) if batch.schema != target else batch
@@ -244,13 +251,16 @@ def begin(options: Options, found: Description) -> dict[int, int]:
         raise ConfigurationError(
             f"startingOffsets: the mailbox has partitions {sorted(found.end)}, not {sorted(unknown)}"
         )
+    beyond = {number: offset for number, offset in given.items() if offset > found.end[number]}
+    if beyond:
+        raise ConfigurationError(f"startingOffsets: the mailbox ends with {dict(found.end)}, not {beyond}")
     return {**found.first, **given}
 
 
 def tasks(start: Mapping[int, int], end: Mapping[int, int], found: Description) -> list[Rows]:
     """Make one task for each partition that has rows."""
     return [
-        Rows(number, start.get(number, 0), stop, found.epoch, found.schema)
+        Rows(number, start.get(number, 0), stop, found.epoch, found.opening, found.schema)
         for number, stop in sorted(end.items())
         if stop > start.get(number, 0)
     ]
@@ -293,11 +303,13 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: dict[int, int] | None = None
         """Where Trigger.AvailableNow ends."""
         self._last_batch = time.monotonic()
+        self._accepted = set[tuple[str, str]]()
+        """Openings whose rows are not all there, and those that it was found in."""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's names, here and below
         """Where a query without checkpoint begins."""
         found = self._describe()
-        return _offset(found.epoch, begin(self._options, found))
+        return _offset(found, begin(self._options, found))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """See option ``maxRowsPerBatch`` and ``maxBytesPerBatch``; with both, both count."""
@@ -316,10 +328,11 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Raises:
             EpochChanged: the checkpoint is of another journal.
+            JournalBehind: it is of rows that the journal does not have, and ``failOnDataLoss`` is true.
             SchemaMismatch: the mailbox has other columns than the query wants.
         """
         found = self._describe()
-        begun = _offsets(start, found)
+        begun = self._offsets(start, found)
         end = dict(found.end) if self._target is None else self._target
         end = {number: max(stop, begun.get(number, 0)) for number, stop in end.items()}
         rows = {number: stop - max(begun.get(number, 0), found.first[number]) for number, stop in end.items()}
@@ -327,21 +340,22 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         end = self._limited(begun, end, found, limit)
         self._last_batch = time.monotonic()
-        return _offset(found.epoch, end)
+        return _offset(found, end)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """Where the mailbox ends, for the query's progress."""
         found = self._options.remote.describe()
-        return _offset(found.epoch, found.end)
+        return _offset(found, found.end)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Rows]:
         """Plan the tasks of one micro-batch; the same rows for the same offsets.
 
         Raises:
             OffsetGone: retention has deleted some of them, and ``failOnDataLoss`` is true.
+            JournalBehind: see `latestOffset`.
         """
         found = self._describe()
-        begun, stops = _offsets(start, found), _offsets(end, found)
+        begun, stops = self._offsets(start, found), self._offsets(end, found)
         if self._options.fail_on_data_loss:
             for number, first in found.first.items():
                 if begun.get(number, 0) < min(first, stops.get(number, 0)):
@@ -361,9 +375,33 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         """Note how far the group has come: what lies before is never asked for again."""
         if self._options.group is not None:
-            self._describe()
-            offsets = {int(number): offset for number, offset in end.items() if number != "epoch"}
-            self._options.remote.ask(Commit(self._options.group, end["epoch"], offsets))
+            found = self._describe()
+            self._options.remote.ask(Commit(self._options.group, found.epoch, self._offsets(end, found)))
+
+    def _offsets(self, offset: Mapping[str, Any], found: Description) -> dict[int, int]:
+        """Read an offset. Where rows that it stands behind are gone, and that is accepted, it is put back to those that are left."""
+        if offset["epoch"] != found.epoch:
+            raise EpochChanged(
+                f"this checkpoint is of journal {offset['epoch']}, and now there is {found.epoch}: it was deleted and made anew, or this is another "
+                "mailbox. Start the query with a new checkpoint",
+                offset["epoch"],
+                found.epoch,
+            )
+        wanted = {int(name): value for name, value in offset.items() if name not in ("epoch", "opening")}
+        opening = offset.get("opening")
+        if opening == found.opening:
+            return wanted
+        compared = self._options.remote.ask(Compare(opening))
+        behind = {number: value for number, value in wanted.items() if value > compared.ends.get(number, value)}
+        if compared.known and not behind:
+            return wanted
+        error = _behind(self._options.remote.name, opening, wanted, behind, compared)
+        if self._options.fail_on_data_loss:
+            raise error
+        if (str(opening), found.opening) not in self._accepted:
+            self._accepted.add((str(opening), found.opening))
+            logger.warning("this query goes on: %s", error, extra={"event": "rows_lost"})
+        return {number: min(value, compared.ends.get(number, value)) for number, value in wanted.items()}
 
     def _describe(self) -> Description:
         """Ask what there is; the first time see to columns and group."""
@@ -399,7 +437,10 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
             busy = [number for number in ends if ends[number] > first[number]]
             for number in busy:
                 share = max(1, max_bytes // len(busy))
-                ends[number] = self._options.remote.measure(number, first[number], ends[number], share)
+                try:
+                    ends[number] = self._options.remote.measure(number, first[number], ends[number], share)
+                except OffsetGone as gone:
+                    ends[number] = min(ends[number], gone.first)  # what to say of it, `read` knows
         return ends
 
 
@@ -423,16 +464,33 @@ def shares(start: Mapping[int, int], end: Mapping[int, int], rows: int) -> dict[
     return {number: start[number] + given[number] for number in end}
 
 
-def _offset(epoch: str, offsets: Mapping[int, int]) -> dict[str, Any]:
-    return {"epoch": epoch, **{str(number): offset for number, offset in sorted(offsets.items())}}
+def _offset(found: Description, offsets: Mapping[int, int]) -> dict[str, Any]:
+    numbers = {str(number): offset for number, offset in sorted(offsets.items())}
+    return {"epoch": found.epoch, "opening": found.opening, **numbers}
 
 
-def _offsets(offset: Mapping[str, Any], found: Description) -> dict[int, int]:
-    if offset["epoch"] != found.epoch:
-        raise EpochChanged(
-            f"this checkpoint is of journal {offset['epoch']}, and now there is {found.epoch}: it was deleted and made anew, or this is another "
-            "mailbox. Start the query with a new checkpoint",
-            offset["epoch"],
-            found.epoch,
+def _behind(
+    name: str, opening: str | None, wanted: Mapping[int, int], behind: Mapping[int, int], compared: Compared
+) -> JournalBehind:
+    """Say which rows are at stake."""
+    ends = compared.ends
+    if compared.known:
+        gone = ", ".join(
+            f"rows {ends[number]} to {value - 1} of partition {number}" for number, value in behind.items()
         )
-    return {int(number): value for number, value in offset.items() if number != "epoch"}
+        what = f"{gone}, which this query has read, are gone from the journal, and other rows have their offsets or will get them"
+    else:
+        rows = ", ".join(f"row {end} of partition {number}" for number, end in sorted(ends.items()))
+        what = (
+            f"this checkpoint was written when the journal was open as {opening}, of which this journal knows nothing: it is an older copy. "
+            f"From {rows} on it may have other rows than this query has read, which stands at {dict(wanted)}"
+        )
+    number = next(iter(behind or wanted), 0)
+    return JournalBehind(
+        f"mailbox {name}: {what}. Put the newest copy of the journal back, start the query with a new checkpoint, or set option "
+        f"failOnDataLoss=false: it goes on with the rows that are there from {dict(ends)} on",
+        opening=opening or "",
+        partition=number,
+        wanted=wanted.get(number, 0),
+        kept=ends.get(number, 0),
+    )

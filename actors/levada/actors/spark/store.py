@@ -194,8 +194,8 @@ class Store:
         """Why this store can do no more until it is opened again; empty if it can."""
         self._files: dict[Path, int] = {}
         """Inodes of what must stay where it is."""
-        self._gone = ""
-        """Why nothing may be written: the files are not where they were."""
+        self.gone = ""
+        """Why nothing may be written: the files are not where they were; empty if they are. See `look`."""
         self._looked = time.monotonic()
         self._ahead: dict[Segment, float] = {}
         """Segments with stamps in the future, and when that was noticed."""
@@ -909,10 +909,10 @@ class Store:
     def _require_usable(self) -> None:
         if self.broken:
             raise JournalError(self.broken, path=str(self.directory))
-        if self._gone or time.monotonic() - self._looked >= LOOK_EVERY:
+        if self.gone or time.monotonic() - self._looked >= LOOK_EVERY:
             self.look()
-        if self._gone:
-            raise JournalUnwritable(self._gone, path=str(self.directory))
+        if self.gone:
+            raise JournalUnwritable(self.gone, path=str(self.directory))
 
     def look(self) -> None:
         """Look whether the files are where they were; if not, all that writes fails from now on. Done by itself each `LOOK_EVERY` seconds."""
@@ -920,13 +920,13 @@ class Store:
         files = {**self._files, **dict(partition.written_file() for partition in self._partitions)}
         missing = [path for path, inode in files.items() if _inode(path) != inode]
         if not missing:
-            self._gone = ""
-        elif not self._gone:
-            self._gone = (
+            self.gone = ""
+        elif not self.gone:
+            self.gone = (
                 f"{missing[0].relative_to(self.directory)} was deleted, moved or replaced while this journal is open, and what was appended since is "
                 "lost: nothing more is written. Put the directory back, or start again"
             )
-            logger.error("%s: %s", self.directory, self._gone, extra={"event": "journal_gone"})
+            logger.error("%s: %s", self.directory, self.gone, extra={"event": "journal_gone"})
 
 
 class _Undone:

@@ -283,7 +283,9 @@ class RemoteMailbox:
 
     # ------------------------------------------------------------ reading
 
-    def read(self, partition: int, start: int, end: int, *, epoch: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def read(
+        self, partition: int, start: int, end: int, *, epoch: str, schema: pa.Schema, opening: str | None = None
+    ) -> Iterator[pa.RecordBatch]:
         """Yield rows, with at most `WINDOW` blocks on their way; goes on where it was when the connection is lost.
 
         Args:
@@ -292,16 +294,17 @@ class RemoteMailbox:
             end: offset behind the last one.
             epoch: of the journal that the offsets belong to.
             schema: the columns wanted; older rows get defaults for those they do not have.
+            opening: of the journal that the offsets belong to; None: any.
 
         Raises:
-            OffsetGone, EpochChanged, JournalError: the rows are not there.
+            OffsetGone, EpochChanged, JournalBehind, JournalError: the rows are not there.
             SchemaMismatch: the columns do not fit.
         """
         waiting = _Patience(PATIENCE)
         while start < end:
             peer = _connected(self.address, self.token_file, waiting)
             try:
-                for head, batch in self._blocks(peer, ReadRows(partition, start, end, epoch)):
+                for head, batch in self._blocks(peer, ReadRows(partition, start, end, epoch, opening)):
                     if head.first != start:
                         raise BridgeError(f"rows from {head.first} on came, where those from {start} on were due")
                     start += head.rows
