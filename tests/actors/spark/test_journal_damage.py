@@ -306,7 +306,8 @@ def test_a_record_of_ends_that_is_damaged_is_refused_or_accepted(journal: Path, 
     if damage == "both flipped":
         octets[50] ^= 1
         octets[4096 + 50] ^= 1
-    path.write_bytes({"cut": octets[:30], "zeroed": bytes(len(octets)), "both flipped": octets}.get(damage, b""))
+    left = {"cut": bytes(octets[:30]), "zeroed": bytes(len(octets)), "both flipped": bytes(octets)}
+    path.write_bytes(left.get(damage, b""))
     if damage == "gone":
         path.unlink()
     with pytest.raises(JournalDamaged, match=r"the record of how far the partitions reach is .*accept_loss"):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import trio
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
@@ -18,7 +20,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes  # n
 from pyspark.sql.types import StructType  # noqa: E402
 
 from levada.actors.spark import (  # noqa: E402
+    Delivery,
     GetGroups,
+    GetSchema,
     JournalBehind,
     JournalConfig,
     JournalDamaged,
@@ -26,8 +30,10 @@ from levada.actors.spark import (  # noqa: E402
     Reach,
     Store,
 )
-from levada.actors.spark.ledger import KEPT_OPENINGS, Ledger  # noqa: E402
+from levada.actors.spark.bridge import serve_bridge  # noqa: E402
+from levada.actors.spark.ledger import Ledger  # noqa: E402
 from levada.actors.spark.source import Options, StreamSource  # noqa: E402
+from levada.framework import ActorSystem, channel, message  # noqa: E402
 from levada.framework.errors import ConfigurationError  # noqa: E402
 
 if TYPE_CHECKING:
@@ -100,11 +106,12 @@ def test_a_name_that_never_was_is_not_known(tmp_path: Path, name: str) -> None:
     assert found.ends[0] <= 5
 
 
-def test_the_history_has_a_bound(tmp_path: Path) -> None:
+def test_the_history_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("levada.actors.spark.ledger.KEPT_OPENINGS", 8)
     ledger = Ledger.open(tmp_path / "ledger.sqlite", partitions=1)
     ledger.begin({0: 1})
     oldest = ledger.opening
-    for end in range(2, KEPT_OPENINGS + 1):
+    for end in range(2, 9):
         ledger.begin({0: end})
     assert ledger.reach(oldest, {0: 9999}).known
     ledger.begin({0: 9999})
@@ -224,24 +231,34 @@ def test_rows_that_a_restored_copy_gets_are_not_skipped_in_silence(mailboxes: Ma
     assert stream.latestOffset(end, ReadAllAvailable()) == end
 
 
-def test_a_checkpoint_of_the_first_version_is_read(mailboxes: Mailboxes) -> None:
-    """It names no opening, so it is good as long as no opening began before its rows."""
-    mailboxes.append(0, 20)
-    stream = mailboxes.source()
-    mailboxes.restart()
+def first_version(directory: Path) -> None:
+    """Put a journal there as version 0.1.0 left it; ``data/README.md`` says what is in it."""
+    with tarfile.open(Path(__file__).parent / "data" / "journals-0.1.tar.xz") as archive:
+        archive.extractall(directory.parent, filter="data")
+    (directory.parent / "closed").rename(directory)
+
+
+def test_a_checkpoint_of_the_first_version_is_read(make_actors: Callable[..., Actors]) -> None:
+    """It names no opening, and is good up to where the journal ended when it got its first one."""
+    actors = make_actors()
+    (actors.directory / "mailboxes").mkdir()
+    first_version(actors.directory / "mailboxes" / "old")
+    made = actors.mailbox("old", None, partitions=2)
+    stream = StreamSource(Options.read({"address": actors.bridge.address, "mailbox": "old"}), WANTED)
     epoch = stream.initialOffset()["epoch"]
-    stream = mailboxes.source()
-    mailboxes.append(20, 30)
-    with pytest.raises(JournalBehind):  # written by nobody: the journal began with openings
-        stream.latestOffset({"epoch": epoch, "0": 10}, ReadAllAvailable())
-    start = {"epoch": epoch, "0": 0}
-    assert read(stream, start, stream.latestOffset(start, ReadAllAvailable())) == list(range(30))
+    checkpoint = {"epoch": epoch, "0": 103, "1": 13}
+    batch = pa.record_batch([pa.array([7], pa.int64()), pa.array(["new"])], schema=actors.ask(made, GetSchema()))
+    actors.do(lambda: made.append(batch, partition=0))
+    end = stream.latestOffset(checkpoint, ReadAllAvailable())
+    assert read(stream, checkpoint, end) == [5001, 5002, 5003, 7, 5001, 5002, 5003]
+    with pytest.raises(JournalBehind, match="rows 106 to 106 of partition 0, which this query has read, are gone"):
+        stream.latestOffset({"epoch": epoch, "0": 107, "1": 13}, ReadAllAvailable())
 
 
 def test_rows_are_lost_and_none_is_skipped_that_comes_after(mailboxes: Mailboxes) -> None:
     """The tail is cut off, which is refused, and accepted: the next rows come behind the lost ones, where the checkpoint stands."""
-    for start in range(0, 2000, 100):
-        mailboxes.append(start, start + 100)
+    for at in range(0, 2000, 100):
+        mailboxes.append(at, at + 100)
     stream = mailboxes.source(group="job")
     start = stream.initialOffset()
     checkpoint = stream.latestOffset(start, ReadAllAvailable())
@@ -273,13 +290,26 @@ def test_rows_are_lost_and_none_is_skipped_that_comes_after(mailboxes: Mailboxes
     assert found == [*range(1500), *range(5000, 6500)]
 
 
-def test_a_subscriber_goes_on_behind_rows_whose_loss_was_accepted(mailboxes: Mailboxes) -> None:
-    mailboxes.append(0, 10)
-    [path] = (mailboxes.journal / "partition-0000").glob("*.segment")
-    mailboxes.actors.stop()
-    path.unlink()
-    mailboxes.actors.start()
-    from levada.actors.spark import Envelope  # noqa: F401 - the class of rows is of no matter here
+@message("history.Row")
+class Row:
+    n: int
+
+
+async def test_a_subscriber_goes_on_behind_rows_whose_loss_was_accepted(tmp_path: Path) -> None:
+    async with ActorSystem() as system:
+        async with serve_bridge(system, tmp_path / "b") as bridge:
+            made = await bridge.mailbox("rows", Row)
+            await made.append([Row(n) for n in range(10)])
+        [path] = (tmp_path / "b" / "mailboxes" / "rows" / "partition-0000").glob("*.segment")
+        path.unlink()
+        async with serve_bridge(system, tmp_path / "b") as bridge:
+            made = await bridge.mailbox("rows", Row, config=JournalConfig(accept_loss=True))
+            await made.append([Row(50)])
+            sender, receiver = channel(Delivery)
+            bridge.subscribe("rows", sender, group="g")
+            with receiver, trio.fail_after(20):
+                got = await receiver.receive()
+            assert (got.message, got.key.offset) == (Row(50), 10)
 
 
 def test_a_start_beyond_the_end_is_refused(mailboxes: Mailboxes) -> None:
@@ -297,8 +327,6 @@ def test_a_start_beyond_the_end_is_refused(mailboxes: Mailboxes) -> None:
 def test_a_query_says_that_an_older_copy_was_put_in_place(
     spark: SparkSession, mailboxes: Mailboxes, tmp_path: Path
 ) -> None:
-    """After a new start from a checkpoint of the first version, which names no opening."""
-
     def run(**more: str) -> Any:
         stream = spark.readStream.format("mailbox").options(**mailboxes.options(**more)).load()
         to = stream.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
@@ -311,11 +339,6 @@ def test_a_query_says_that_an_older_copy_was_put_in_place(
 
     mailboxes.append(0, 15)
     run()
-    [last] = (tmp_path / "checkpoint" / "offsets").glob("0")
-    lines = last.read_text().splitlines()
-    offset = json.loads(lines[-1])
-    assert offset.pop("opening")
-    assert (sorted(offset), offset["0"]) == (["0", "epoch"], 15)
     mailboxes.restart(mailboxes.keep)
     mailboxes.append(15, 20)
     run()
@@ -328,3 +351,32 @@ def test_a_query_says_that_an_older_copy_was_put_in_place(
     assert total() == 20
     run(failOnDataLoss="false")
     assert total() == 30
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(300)
+def test_a_query_goes_on_from_a_checkpoint_of_the_first_version(
+    spark: SparkSession, make_actors: Callable[..., Actors], tmp_path: Path
+) -> None:
+    actors = make_actors()
+    (actors.directory / "mailboxes").mkdir()
+    first_version(actors.directory / "mailboxes" / "old")
+    made = actors.mailbox("old", None, partitions=2)
+
+    def run() -> int:
+        stream = spark.readStream.format("mailbox").options(address=actors.bridge.address, mailbox="old").load()
+        to = stream.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
+        assert to.trigger(availableNow=True).start(str(tmp_path / "out")).awaitTermination(120)
+        found: Any = spark.read.parquet(str(tmp_path / "out"))
+        return int(found.count())
+
+    assert run() == 66 + 16
+    offsets = tmp_path / "checkpoint" / "offsets"
+    *lines, last = (offsets / "0").read_text().splitlines()
+    offset = json.loads(last)
+    assert offset.pop("opening")
+    (offsets / "0").write_text("\n".join([*lines, json.dumps(offset)]))
+    (offsets / ".0.crc").unlink()
+    batch = pa.record_batch([pa.array([7], pa.int64()), pa.array(["new"])], schema=actors.ask(made, GetSchema()))
+    actors.do(lambda: made.append(batch, partition=0))
+    assert run() == 66 + 16 + 1

@@ -157,8 +157,10 @@ class StoreStatistics:
 
 LOOK_EVERY = 1.0
 """Seconds between looks at whether the files are still there; one costs 2 µs a partition and 5 µs."""
-JUMP = 60.0
+JUMP = 3600.0
 """Seconds by which the clock may differ from the time that has passed, before it is called a jump."""
+SETTLE = 600.0
+"""Seconds for which nothing is deleted for its age after the clock has jumped ahead, unless it jumps back: time to put it right."""
 
 
 def partition_of(key: str | bytes, partitions: int) -> int:
@@ -199,8 +201,10 @@ class Store:
         self._looked = time.monotonic()
         self._ahead: dict[Segment, float] = {}
         """Segments with stamps in the future, and when that was noticed."""
-        self._told_time: tuple[float, float] | None = None
-        """The clock's and the monotonic time of the last block."""
+        self._told = clock(), time.monotonic()
+        """What the clock said the last time, and when that was."""
+        self._trusted_from = 0.0
+        """The monotonic time from which on the clock tells what is old."""
         self._appends = self._rows = self._octets = self._syncs = 0
         self._delivered = self._repeated = self._deleted = self._cut = self._lost = 0
 
@@ -496,16 +500,16 @@ class Store:
             self._octets += sum(message.size for message in messages)
 
     def _now(self) -> float:
-        """The time to stamp blocks with. A clock that jumps is named, as stamps are what `JournalConfig.retain_time` goes by."""
+        """Ask the clock. If it has jumped, that is named, and nothing is deleted for its age right after a jump ahead."""
         now, passed = self._clock(), time.monotonic()
-        if self._told_time is not None:
-            jump = (now - self._told_time[0]) - (passed - self._told_time[1])
-            if abs(jump) > JUMP:
-                way = "ahead" if jump > 0 else "back"
-                logger.warning(
-                    "%s: the clock has jumped %s by %.0f s", self.directory, way, abs(jump), extra={"event": "clock"}
-                )
-        self._told_time = now, passed
+        jump = (now - self._told[0]) - (passed - self._told[1])
+        if abs(jump) > JUMP:
+            way = "ahead" if jump > 0 else "back"
+            logger.warning(
+                "%s: the clock has jumped %s by %.0f s", self.directory, way, abs(jump), extra={"event": "clock"}
+            )
+            self._trusted_from = passed + SETTLE if jump > 0 else passed
+        self._told = now, passed
         return now
 
     def _promise(self) -> Promise:
@@ -724,7 +728,7 @@ class Store:
             JournalUnwritable: a file cannot be made or deleted.
         """
         self._require_usable()
-        now, deleted = self._clock(), 0
+        now, deleted = self._now(), 0
         try:
             for partition in self._partitions:
                 last = partition.segments[-1]
@@ -761,7 +765,8 @@ class Store:
                 continue
             large = config.retain_bytes is not None and self.size - oldest.size >= config.retain_bytes
             written = self._written(partition, now)
-            aged = config.retain_time is not None and now - written >= config.retain_time
+            trusted = time.monotonic() >= self._trusted_from
+            aged = trusted and config.retain_time is not None and now - written >= config.retain_time
             if (large or aged) and (found is None or written < found[0]):
                 found = written, partition
         return found[1] if found is not None else None
