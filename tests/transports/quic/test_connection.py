@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from levada.framework.errors import (
 )
 from levada.transports.carriers.contracts import CloseReason
 from levada.transports.carriers.simnet import SimNet, SimPacket
-from levada.transports.quic import QuicConfig, QuicConnection, QuicStream, dial, listen
+from levada.transports.quic import QuicConfig, QuicConnection, QuicListener, QuicStream, dial, listen
 from levada.transports.quic.tokens import reset_token
 
 
@@ -31,6 +32,29 @@ async def read_all(stream: QuicStream) -> bytes:
     while data := await stream.receive_some():
         parts.append(data)
     return b"".join(parts)
+
+
+# ---------------------------------------------------------------- failed handshakes
+
+
+async def test_a_failed_handshake_is_in_the_error_and_not_on_stderr(
+    lab: Any, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Aioquic logs why a connection fails. Without handlers, as in a program that configures no logging, Python prints that."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    net = SimNet(1)
+    served: list[CloseReason] = []
+
+    async def accept(listener: QuicListener) -> None:
+        served.append(await (await listener.accept()).accept().closed())
+
+    async with lab.listening(net, alpn=("one",)) as listener, trio.open_nursery() as nursery:
+        nursery.start_soon(accept, listener)
+        with pytest.raises(ConnectionLost, match="0x178: No common ALPN protocols"):
+            async with lab.dialling(net, alpn=("another",)):
+                pass
+    assert served == [CloseReason(0x178, "No common ALPN protocols", lost=True)]
+    assert capsys.readouterr() == ("", "")
 
 
 # ---------------------------------------------------------------- datagrams

@@ -238,7 +238,7 @@ async def test_waiting_clients_are_forgotten_and_dropped_above_the_limit(lab: An
     async with lab.listening(net, retry="never", max_handshakes=5, handshake_timeout=3.0) as listener:
         stranger = net.port("stranger")
         for n in range(9):
-            stranger.send([(first[:6] + bytes([n]) + first[7:], SERVER)])
+            stranger.send([(first[:6] + bytes([first[6] ^ (n + 1)]) + first[7:], SERVER)])
         await trio.sleep(0.1)
         assert (listener.unfinished, listener.endpoint.counters["dropped"]) == (5, 4)
         await trio.sleep(4)

@@ -375,7 +375,54 @@ async def test_no_common_version(lab: Any, autojump_clock: MockClock) -> None:
                 pass
 
 
+@pytest.mark.parametrize("lost", range(2, 8))
+async def test_a_token_that_got_lost_is_sent_again(lab: Any, autojump_clock: MockClock, tuned: None, lost: int) -> None:
+    """One of the server's packets after its handshake carries NEW_TOKEN, whichever it is."""
+    net, sessions = SimNet(1), ClientSessions()
+    numbers: list[int] = []
+
+    def is_the_one(packet: SimPacket) -> bool:
+        if packet.source[0] == "server":
+            numbers.append(packet.n)
+        return len(numbers) == lost and numbers[-1] == packet.n
+
+    net.drop(is_the_one)
+    async with lab.connected(net, client={"sessions": sessions}) as ends:
+        for n in range(10):
+            assert ends.server.send_datagram_nowait(b"%d" % n)
+            await trio.sleep(0.1)
+        assert net.lost == 1
+    assert sessions.take_token("server:4433")
+
+
 # ---------------------------------------------------------------- stateless reset
+
+
+async def test_resets_are_smaller_than_their_cause_and_bounded_in_number(
+    lab: Any, autojump_clock: MockClock, tuned: None
+) -> None:
+    """Two endpoints without state would otherwise answer each other for ever (RFC 9000 section 10.3.3)."""
+    net = SimNet(1)
+    async with lab.listening(net) as listener:
+        stranger = net.port("stranger")
+
+        def answers() -> list[int]:
+            return [size for _, source, _, size in net.trace if source[0] == "server"]
+
+        async def get(datagrams: list[bytes]) -> list[int]:
+            before = len(answers())
+            stranger.send([(data, ("server", 4433)) for data in datagrams])
+            await trio.sleep(0.05)
+            return answers()[before:]
+
+        for size in range(10, 60):
+            (*got,) = await get([b"\x40" + bytes(size - 1)])
+            assert got == ([min(size - 1, 43)] if size > 21 else []), size
+        await trio.sleep(10)
+        assert len(await get([b"\x40" + bytes(50)] * 500)) == 100
+        await trio.sleep(0.45)
+        assert len(await get([b"\x40" + bytes(50)] * 500)) == 50
+        assert listener.endpoint.counters["stateless resets sent"] == len(answers())
 
 
 async def test_a_server_that_lost_its_state_resets(lab: Any, autojump_clock: MockClock, tuned: None) -> None:

@@ -13,6 +13,7 @@ private names of aioquic.  At import the version and each name is checked:
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 import os
 import warnings
 from collections import deque
@@ -37,6 +38,10 @@ __all__ = ["OVERRIDES_FIT", "EarlyDatagram", "EngineSettings", "PlainEngine", "e
 
 SUPPORTED: Final = "1.7"
 """Versions of aioquic, by their first two numbers, whose inside the overrides were written for."""
+
+# aioquic logs why a connection fails. That is in our errors, and a program without handlers should not print it. A program that
+# configures logging still gets it.
+logging.getLogger("quic").addHandler(logging.NullHandler())
 
 _ONE_RTT = tls.Epoch.ONE_RTT
 _PING = 0  # nobody waits for its acknowledgement
