@@ -299,6 +299,13 @@ def test_without_syncs_nothing_is_promised_that_was_not_synced(tmp_path: Path) -
 # ---------------------------------------------------------------- the record of ends
 
 
+def test_a_record_of_ends_of_another_journal_is_refused(journal: Path, tmp_path: Path) -> None:
+    Store.open(tmp_path / "other", SCHEMA, SMALL).close()
+    shutil.copy(tmp_path / "other" / "ends", journal / "ends")
+    with pytest.raises(JournalDamaged, match="is of another journal"):
+        Store.open(journal, SCHEMA, SMALL)
+
+
 @pytest.mark.parametrize("damage", ["gone", "empty", "cut", "zeroed", "both flipped"])
 def test_a_record_of_ends_that_is_damaged_is_refused_or_accepted(journal: Path, damage: str) -> None:
     path = journal / "ends"
@@ -320,7 +327,7 @@ def test_a_record_of_ends_that_is_damaged_is_refused_or_accepted(journal: Path, 
 def test_one_damaged_copy_of_the_record_of_ends_is_named(journal: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A journal that was closed says the same in both."""
     octets = (journal / "ends").read_bytes()
-    for at in range(0, 52, 3):
+    for at in range(0, 68, 3):
         for copy in (0, 4096):
             damaged = bytearray(octets)
             damaged[copy + at] ^= 1
@@ -331,7 +338,7 @@ def test_one_damaged_copy_of_the_record_of_ends_is_named(journal: Path, caplog: 
 
 
 def test_a_later_record_of_ends_is_refused_by_name(tmp_path: Path) -> None:
-    Ends.create(tmp_path / "ends", Promise([0], [1], 0)).close(Promise([0], [1], 0))
+    Ends.create(tmp_path / "ends", Promise(bytes(16), [0], [1], 0)).close(0)
     octets = bytearray((tmp_path / "ends").read_bytes())
     octets[8] = octets[4096 + 8] = 2
     (tmp_path / "ends").write_bytes(octets)

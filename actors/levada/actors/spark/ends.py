@@ -8,8 +8,8 @@ On the disk
     Two copies at octets 0 and `_copy_size`. The one that is written is not the one that was synced last, so a power failure leaves that one.
     Numbers are little-endian.
 
-    copy: ``levadaE1``, version (4), partitions (4), number of this copy (8), commits of the ledger (8), for each partition its first and its end
-    offset (8 each), crc32 of all of it (4).
+    copy: ``levadaE1``, version (4), partitions (4), journal id (16), number of this copy (8), commits of the ledger (8), for each partition its
+    first and its end offset (8 each), crc32 of all of it (4).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SYNC_EVERY = 0.2
 
 _MAGIC = b"levadaE1"
 _VERSION = 1
-_HEAD = struct.Struct("<8sIIQQ")
+_HEAD = struct.Struct("<8sII16sQQ")
 _PARTITION = struct.Struct("<QQ")
 _CRC = struct.Struct("<I")
 
@@ -45,6 +45,8 @@ _CRC = struct.Struct("<I")
 class Promise:
     """What must be there."""
 
+    journal: bytes
+    """Sixteen octets, as in `levada.actors.spark.ledger.Ledger.journal`."""
     first: Sequence[int]
     """For each partition, the offset of the oldest row."""
     end: Sequence[int]
@@ -56,9 +58,14 @@ class Promise:
 class Ends:
     """The file, open for writing. Made by `Ends.create`; methods belong to one thread at a time."""
 
-    def __init__(self, path: Path, descriptor: int) -> None:
+    def __init__(self, path: Path, descriptor: int, promise: Promise) -> None:
         self._path = path
         self._descriptor = descriptor
+        # One copy, changed in place: made anew for each group commit it takes 17 µs with 64 partitions, and this 1 µs.
+        self._copy = bytearray(_pack(promise, 2))
+        self._journal = promise.journal
+        self._partitions = len(promise.end)
+        self._size = _copy_size(self._partitions)
         self._number = 2
         self._place = 0
         self._synced_at = time.monotonic()
@@ -107,12 +114,19 @@ class Ends:
         except BaseException:
             os.close(descriptor)
             raise
-        return cls(path, descriptor)
+        return cls(path, descriptor, promise)
 
-    def write(self, promise: Promise) -> None:
+    def set(self, partition: int, first: int, end: int) -> None:
+        """Have the next `write` say how far this partition reaches."""
+        _PARTITION.pack_into(self._copy, _HEAD.size + partition * _PARTITION.size, first, end)
+
+    def write(self, commits: int) -> None:
         """Note what is promised from now on, and sync it if the last time is long enough ago."""
         self._number += 1
-        os.pwrite(self._descriptor, _pack(promise, self._number), self._place * _copy_size(len(promise.end)))
+        octets = memoryview(self._copy)
+        _HEAD.pack_into(octets, 0, _MAGIC, _VERSION, self._partitions, self._journal, self._number, commits)
+        _CRC.pack_into(octets, len(octets) - _CRC.size, zlib.crc32(octets[: -_CRC.size]))
+        os.pwrite(self._descriptor, octets, self._place * self._size)
         self.pending = True
         if time.monotonic() - self._synced_at >= SYNC_EVERY:
             self.sync()
@@ -124,11 +138,11 @@ class Ends:
         self.pending = False
         self._synced_at = time.monotonic()
 
-    def close(self, promise: Promise) -> None:
-        """Note this in both copies, so that either may be lost from now on, and let go of the file."""
+    def close(self, commits: int) -> None:
+        """Note what is promised in both copies, so that either may be lost from now on, and let go of the file."""
         try:
             for _ in range(2):
-                self.write(promise)
+                self.write(commits)
                 self.sync()
         except OSError as error:
             logger.warning("%s: it is left as it was: %s", self._path, error, extra={"event": "ends_unwritable"})
@@ -141,7 +155,7 @@ def _copy_size(partitions: int) -> int:
 
 
 def _pack(promise: Promise, number: int) -> bytes:
-    octets = _HEAD.pack(_MAGIC, _VERSION, len(promise.end), number, promise.commits)
+    octets = _HEAD.pack(_MAGIC, _VERSION, len(promise.end), promise.journal, number, promise.commits)
     octets += b"".join(_PARTITION.pack(*each) for each in zip(promise.first, promise.end, strict=True))
     return octets + _CRC.pack(zlib.crc32(octets))
 
@@ -150,11 +164,11 @@ def _parse(octets: bytes) -> tuple[int, Promise] | None:
     """Read the number of a copy and what it says; None if it is not whole, or of another version."""
     if len(octets) < _HEAD.size:
         return None
-    magic, version, partitions, number, commits = _HEAD.unpack_from(octets)
+    magic, version, partitions, journal, number, commits = _HEAD.unpack_from(octets)
     size = _HEAD.size + partitions * _PARTITION.size
     if (magic, version) != (_MAGIC, _VERSION) or _CRC.pack(zlib.crc32(octets[:size])) != octets[
         size : size + _CRC.size
     ]:
         return None
     offsets = list(_PARTITION.iter_unpack(octets[_HEAD.size : size]))
-    return number, Promise([first for first, _ in offsets], [end for _, end in offsets], commits)
+    return number, Promise(journal, [first for first, _ in offsets], [end for _, end in offsets], commits)

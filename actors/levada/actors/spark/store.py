@@ -300,7 +300,9 @@ class Store:
                 partition.roll()
                 partition.publish()
         # Before the history has its first line, nobody asks for this file.
-        self._ends = Ends.create(self.directory / "ends", self._promise())
+        first, end = [partition.first for partition in partitions], [partition.end for partition in partitions]
+        promise = Promise(ledger.journal, first, end, ledger.commits)
+        self._ends = Ends.create(self.directory / "ends", promise)
         with self._ledger_errors():
             ledger.begin({partition.number: partition.end for partition in partitions})
         for name in ("lock", "ends", "ledger.sqlite"):
@@ -336,6 +338,9 @@ class Store:
     def _find(self, promised: Promise | JournalDamaged) -> dict[int, list[tuple[int, int]]]:
         """Look for all that was promised; return the ranges of rows that are gone, which is accepted."""
         ledger = self._ledger
+        if isinstance(promised, Promise) and promised.journal != ledger.journal:
+            text = "this record of how far the partitions reach is of another journal: restore the right one"
+            promised = JournalDamaged(text, path=str(self.directory / "ends"))
         promise = promised if ledger.begun and isinstance(promised, Promise) else None
         problems = [promised] if ledger.begun and isinstance(promised, JournalDamaged) else []
         if promise is not None and ledger.commits < promise.commits:
@@ -370,7 +375,7 @@ class Store:
             for stage in stages.values():
                 stage.close()
         if hasattr(self, "_ends") and self._lock >= 0:
-            self._ends.close(self._promise())
+            self._ends.close(self._ledger.commits)
         for partition in self._partitions:
             partition.close()
         if hasattr(self, "_ledger"):
@@ -512,17 +517,12 @@ class Store:
         self._told = now, passed
         return now
 
-    def _promise(self) -> Promise:
-        return Promise(
-            [partition.first for partition in self._partitions],
-            [min(partition.synced_end, partition.end) for partition in self._partitions],
-            self._ledger.commits,
-        )
-
-    def _note(self) -> None:
+    def _note(self, touched: Iterable[Partition]) -> None:
         """Write into the record of ends what is on the disk now."""
+        for partition in touched:
+            self._ends.set(partition.number, partition.first, min(partition.synced_end, partition.end))
         try:
-            self._ends.write(self._promise())
+            self._ends.write(self._ledger.commits)
         except OSError as error:
             # What was written is there all the same; but nothing more is promised that cannot be noted.
             self.broken = (
@@ -542,9 +542,9 @@ class Store:
         except OSError as error:
             raise _refused(error, self.directory) from error
 
-    def _publish(self, touched: Iterable[Partition]) -> None:
+    def _publish(self, touched: Sequence[Partition]) -> None:
         sealed = [partition.publish() for partition in touched]
-        self._note()
+        self._note(touched)
         if any(sealed):
             try:
                 self.retain()
@@ -704,7 +704,7 @@ class Store:
         with self._ledger_errors():
             self._sync(self._partitions[number] for number in offsets if self.config.sync == "never")
             self._ledger.set_group(name, offsets)
-        self._note()
+        self._note(self._partitions)
 
     @contextmanager
     def _ledger_errors(self) -> Iterator[None]:
@@ -718,7 +718,7 @@ class Store:
         self._require_usable()
         with self._ledger_errors():
             self._ledger.forget_group(name)
-        self._note()
+        self._note(self._partitions)
         self.retain()
 
     def retain(self) -> int:
@@ -739,7 +739,8 @@ class Store:
                     partition.publish()
             while (leaving := self._next_to_go(now)) is not None:
                 path = leaving.drop_oldest()
-                self._ends.write(self._promise())
+                self._ends.set(leaving.number, leaving.first, min(leaving.synced_end, leaving.end))
+                self._ends.write(self._ledger.commits)
                 self._ends.sync()
                 path.unlink()
                 deleted += 1
