@@ -32,7 +32,10 @@ ATTEMPTS, PAUSE = 5, 0.2  # of a subscription at the same rows, and seconds befo
 
 @message("levada.spark.RowKey", frozen=True)
 class RowKey:
-    """Tells a row from all others, for ever; the same at each delivery, so it serves to recognise a repetition."""
+    """Tells a row from all others; the same at each delivery, so it serves to recognise a repetition.
+
+    Two rows have the same key only if an older copy of the journal was put in its place and went on from there: forget the keys then.
+    """
 
     epoch: str
     """Of the journal."""
