@@ -79,6 +79,11 @@ class Resting:
             child.fit = False
             child.ref.stop()
 
+    def release(self) -> None:
+        """The parent has ended, and so have all of them: let go of it."""
+        self._kinds.clear()
+        del self._parent
+
     def forget(self, child: Restful) -> None:
         """One has ended."""
         resting = self.of(type(child))

@@ -490,7 +490,8 @@ class Connection(Actor[Any]):
                         await self._idle.wait()
                     self.closing = True
                     # What ended the channels is still on its way to the peer.
-                    await self._carrier.aclose(CloseCode.ORDERLY, "", drain=scope.deadline - trio.current_time())
+                    left = max(0.0, scope.deadline - trio.current_time())
+                    await self._carrier.aclose(CloseCode.ORDERLY, "", drain=left)
         finally:
             self.shut()
         await self.ref.terminated()
@@ -523,6 +524,11 @@ class Connection(Actor[Any]):
         if self._begun:
             self.handlers.cancel_scope.cancel()
             await self._gone.wait()
+        # What a `Peer` may still be asked stays, and nothing waits for the collector.
+        self.core.entrypoint = None
+        self.halves.release()
+        self.wires.release()
+        self.resting.release()
 
     @property
     def streams(self) -> int:

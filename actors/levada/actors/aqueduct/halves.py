@@ -12,8 +12,9 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -129,6 +130,10 @@ class Passenger(Protocol):
         ...
 
 
+def _nothing() -> None:
+    """Take nothing from a core that has nothing to say any more."""
+
+
 class Halves:
     """The channels of one connection that have a half at the peer.
 
@@ -140,7 +145,7 @@ class Halves:
     def __init__(self, connection: Connection, codec: Codec) -> None:
         self.connection = connection
         self.core = connection.core
-        self.turn = connection.turn
+        self.turn: Callable[[], None] = connection.turn
         self.codec = codec
         self.peer = "peer"
         """Name of the peer, for errors."""
@@ -158,11 +163,18 @@ class Halves:
         self.reason: Reason = Shutdown()
         """Why the actors of halves end that end with it."""
         self.sent = self.received = self.undelivered = 0
-        self.packing = Packing(self)
-        self.plain = Letter(self, b"", None, [])
+        itself: Halves = weakref.proxy(self)
+        self.packing = Packing(itself)
+        self.plain = Letter(itself, b"", None, [])
         """Stands for every message that nobody wants to hear of."""
         self._starting: deque[Record] = deque()
         self._busy = False
+
+    def release(self) -> None:
+        """The connection's actor has ended: let go of it."""
+        del self.connection
+        self.turn = _nothing
+        self.refs.release()
 
     def bind(self, channel: ChannelCore | Passenger, half: Half) -> None:
         """Let a channel go on at the peer."""

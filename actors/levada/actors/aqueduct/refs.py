@@ -59,11 +59,17 @@ class Refs:
         self.answers = ChannelCore(Any, 1, "for an answer")
         """Names the place of handles in answers."""
         self._remote: weakref.WeakValueDictionary[int, RemoteRef] = weakref.WeakValueDictionary()
+        self._peer = ""
 
     @property
     def peer(self) -> str:
         """Name of the peer."""
-        return self.halves.peer
+        return self._peer or self.halves.peer
+
+    def release(self) -> None:
+        """The connection's actor has ended: let go of what may hold this."""
+        self._peer = self.halves.peer
+        self.halves = weakref.proxy(self.halves)
 
     def attach(self, handle: Any, packing: Packing) -> tuple[AttachmentKind, int] | tuple[AttachmentKind, int, bytes]:
         """Put a ref, or a oneshot of one, into a message.

@@ -96,6 +96,8 @@ class Wire(Restful):
         self.fit = False
         if not (self.over or connection.ending):
             connection.wires.give_up(self)
+        self.over = True
+        del self.connection  # the carrier's stream still holds this
 
 
 class Wires:
@@ -140,7 +142,15 @@ class Wires:
         """Forget all streams."""
         for wire in self._table.values():
             wire.over = True
+            wire.stream = wire.backlog = None
         self._table.clear()
+        for line in self._opening:
+            line.clear()
+
+    def release(self) -> None:
+        """The connection's actor has ended: let go of it."""
+        self.line.clear()
+        del self._connection, self._feed, self.wake
 
     def _add(self, stream_id: int, priority: int = USUAL) -> Wire:
         try:

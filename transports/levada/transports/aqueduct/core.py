@@ -731,14 +731,21 @@ class AqueductCore:
         if self.state is ConnectionState.CLOSED:
             return
         self._go(ConnectionInput.CLOSED)
-        for half in list(self.halves.values()):
-            half.connection_lost()
+        halves = [*self.halves.values(), *self.unclaimed.values()]
+        for half in halves:
+            if not half.ended:
+                half.connection_lost()
+            if isinstance(half, ReceiverHalf) and not half.claimed:
+                half.mailbox.clear()  # the message that names it will never come
         self.unclaimed.clear()
-        self.links.todo.clear()
-        self.links.tombstones.clear()
+        self.links.close()
+        self._timers.close()
+        self.streams.close()
         self.streams = Streams(client=self.client, early=False)
         self._waiting.clear()
         self._datagrams.clear()
+        self.ack_now.clear()
+        self.crowded.clear()
         if tell:
             self._close = CloseConnection(code, reason)
         self.emit(ConnectionEnded(code, reason, error))

@@ -66,6 +66,12 @@ class Links:
                 item()
         self._running = False
 
+    def close(self) -> None:
+        """The connection is over: there is nothing to reach or to lose any more, and the core need not wait for the collector."""
+        self.todo.clear()
+        self.tombstones.clear()
+        del self._core
+
     def bury(self, half: SenderHalf | ReceiverHalf) -> None:
         """Keep what must be known of a half that ended in its own way. Source: AQ-56 (`end`)."""
         if half.minted_here and not half.reachable:

@@ -165,6 +165,12 @@ class Streams:
         """Streams that are over, which the owner does not know yet."""
         self.next_ids = [0, 2] if client else [1, 3]
 
+    def close(self) -> None:
+        """Forget all streams, which hold this in turn."""
+        self.table.clear()
+        self.dirty.clear()
+        self.commands.clear()
+
     def accept(self, stream_id: int) -> Stream:
         """Make the record of a stream that the peer opened."""
         if stream_id & 2:

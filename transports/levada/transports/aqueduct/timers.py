@@ -65,6 +65,19 @@ class Timers:
         self._unstopped: list[SenderHalf] = []
         self._stops: list[tuple[float, SenderHalf]] = []
 
+    def close(self) -> None:
+        """Forget everything that is to be done."""
+        for waiting in (
+            self._acking,
+            self._acking_next,
+            self._declaring,
+            self._undated,
+            self._nacks,
+            self._unstopped,
+            self._stops,
+        ):
+            waiting.clear()
+
     def ack(self, receiver: ReceiverHalf) -> None:
         """Have a receiver ack within the ack delay, and after half of it at the earliest."""
         receiver.acking = True

@@ -126,7 +126,8 @@ class MemoryStream:
     def on_readable(self, tell: Callable[[], None]) -> None:
         """See `Stream.on_readable`."""
         pipe = self._receiving
-        pipe.tell_readable = tell
+        if not (pipe.ended or pipe.receive_error is not None):
+            pipe.tell_readable = tell
         if pipe.arrived or pipe.ended or pipe.receive_error is not None:
             tell()
 
@@ -184,8 +185,9 @@ class MemoryStream:
     def on_stopped(self, tell: Callable[[int], None]) -> None:
         """See `Stream.on_stopped`."""
         pipe = self._sending
-        pipe.tell_stopped = tell
-        if isinstance(pipe.send_error, StreamWasStopped):
+        if pipe.send_error is None and not pipe.delivered:
+            pipe.tell_stopped = tell
+        elif isinstance(pipe.send_error, StreamWasStopped):
             tell(pipe.send_error.code)
 
     async def acked(self) -> bool:

@@ -353,6 +353,7 @@ class Pipe:
     def _end_acked(self) -> None:
         if self.send_error is None:
             self.delivered = True
+            self.tell_stopped = None
             self._tell_progress()
             self.sender_over()
 
@@ -366,8 +367,9 @@ class Pipe:
         self.sender.wake()
         self._tell_progress()
         self.sender_over()
-        if self.tell_stopped is not None and isinstance(error, StreamWasStopped):
-            self.tell_stopped(error.code)
+        tell_stopped, self.tell_stopped = self.tell_stopped, None  # it may hold this pipe
+        if tell_stopped is not None and isinstance(error, StreamWasStopped):
+            tell_stopped(error.code)
 
     def reset(self, error: CarrierError) -> None:
         """Give up sending; receiving raises `error` at the other end."""
@@ -427,7 +429,7 @@ class Pipe:
         if self.receive_error is None:
             self.ended = True
             self.receiver.wake()
-            self.tell_readable()
+            self._tell_the_last()
             if not self.arrived:
                 self.receiver_over()
         self.link.post(self._end_acked)
@@ -482,7 +484,7 @@ class Pipe:
         if not self.ended and self.receive_error is None:
             self.receive_error = error
             self.receiver.wake()
-            self.tell_readable()
+            self._tell_the_last()
 
     def refuse(self, error: ConnectionClosed, told: CarrierError) -> None:
         """Take nothing more: receiving raises `error` here, sending raises `told` at the other end."""
@@ -504,7 +506,12 @@ class Pipe:
             self.link.post(self._granted, len(self.arrived))
             self.arrived.clear()
         self.receiver.wake()
-        self.tell_readable()
+        self._tell_the_last()
+
+    def _tell_the_last(self) -> None:
+        """Say that there is something to take, as nothing more will come; whoever is told may hold this pipe."""
+        tell_readable, self.tell_readable = self.tell_readable, nothing
+        tell_readable()
 
 
 def pipe_statistics(sending: Pipe | None, receiving: Pipe | None) -> CarrierStatistics:
