@@ -304,6 +304,7 @@ class Connection(Actor[Any]):
         """
         scheduler = self.system.scheduler
         async with self.line:  # a checkpoint
+            self.flush()  # what the one before has produced since counts, too
             if self.crowded:
                 await self.room()
             scheduler.end = scheduler.clock() + scheduler.slice

@@ -307,6 +307,7 @@ class _Producing(Stream):
                 credit = core.credit(stream_id)
                 if credit < 1:
                     await self._wait_for_credit()
+            octets += len(payload.data)
             if items >= FLUSH_ITEMS or octets >= FLUSH_OCTETS:
                 items = octets = 0
                 connection.flush()
@@ -317,7 +318,6 @@ class _Producing(Stream):
             core.send_payload(stream_id, payload)
             credit -= 1
             items += 1
-            octets += len(payload.data)
         return self.stream_id == stream_id
 
 

@@ -30,8 +30,9 @@ import logging
 import os
 import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, cast, overload
@@ -41,17 +42,30 @@ import attrs
 import pyarrow as pa
 import trio
 
-from levada.actors.rsocket import Request, RequestFailed, RequestInvalid, ServerConfig, SetupRejected, serve
+from levada.actors.rsocket import (
+    COMPOSITE,
+    ConnectedPeer,
+    CoreConfig,
+    Request,
+    RequestFailed,
+    RequestInvalid,
+    RequestRejected,
+    ServerConfig,
+    SetupRejected,
+    serve,
+)
 from levada.framework import Actor, ActorSystem, Codec, Ref, Sender, bounded, handles, restart
 from levada.framework.errors import ActorStopped, ConfigurationError, DecodeError, LevadaError
 from levada.transports.carriers import TlsConfig, UnixConfig
 from levada.transports.rsocket import Payload
 from levada.transports.rsocket.extensions import Authentication, BearerAuthentication
+from levada.transports.text import printable
 
 from .asks import AskRows
 from .bridge_subscription import Delivery, RowKey, Subscription
 from .columns import Columns, Envelope, columns_of
-from .errors import JournalBehind, JournalError
+from .errors import JournalBehind, JournalError, JournalUnwritable
+from .ipc import rows_of_stream
 from .journal import (
     Append,
     AwaitRows,
@@ -74,6 +88,7 @@ from .protocol import (
     ActorFailed,
     AppendedRows,
     BlockHead,
+    BridgeError,
     Commit,
     Compare,
     Compared,
@@ -93,7 +108,6 @@ from .protocol import (
     failed,
     head_of,
     names,
-    rows_of_stream,
     stream_of,
 )
 from .segments import Block
@@ -102,6 +116,7 @@ from .store import Appended, Extent, JournalConfig, Store
 __all__ = ["Bridge", "BridgeConfig", "Delivery", "Mailbox", "RowKey", "serve_bridge"]
 
 M = TypeVar("M")
+T = TypeVar("T")
 
 logger = logging.getLogger("levada.actors.spark")
 
@@ -109,6 +124,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _CERTIFICATES = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----\n?", re.DOTALL)
 
 CLEAN_EVERY = 60.0  # seconds
+LONGEST_WAIT = 3600.0  # seconds that a process may wait for rows
+MAX_PAYLOAD = 64 << 20
+"""Bytes of one request."""
+MAX_SETUP = 1 << 16
+"""Bytes of what a process may send before it has been let in."""
 OPENING = 30.0
 """Seconds that a bridge which starts again has for opening the mailboxes that it had."""
 READ_OCTETS = 4 << 20
@@ -127,6 +147,15 @@ class BridgeConfig:
     """Users whose processes may use the Unix socket; ``None``: whoever gets at it and has the token."""
     max_connections: int = 1024
     """Processes of Spark at once."""
+    max_requests: int = 1024
+    """Requests of one process at once; one more is refused before anything was done, and the process sends it again a little later."""
+    max_reads: int = 64
+    """Of these, streams of rows; each has a block in hand."""
+    max_pending_bytes: int = 64 << 20
+    """Bytes of rows and messages of one process that wait for the disk or for an actor. What would be more is refused in the same way, but for
+    a single request, which may have 64 MiB."""
+    max_items: int = 1 << 18
+    """Values in a message; see `Codec.max_items`."""
     max_staged_age: float = 6 * 3600.0
     """Seconds after which a batch is dropped that no task has added to and no driver has delivered, as its job was killed."""
     drain: float = 5.0
@@ -189,7 +218,7 @@ class _Home(Actor[_Clean]):
 class Bridge:
     """What `serve_bridge` gives."""
 
-    def __init__(self, home: _Home, directory: Path, token: Token) -> None:
+    def __init__(self, home: _Home, directory: Path, token: Token, config: BridgeConfig) -> None:
         self.directory = directory
         self.address = ""
         """What the option ``address`` of a Spark source or sink takes: one URL or several, joined by commas."""
@@ -205,6 +234,10 @@ class Bridge:
         """Set, and made anew, when there is one more mailbox or actor."""
         self._opened_by = trio.current_time() + OPENING
         self._codec = Codec()
+        self._config = config
+        self._pending: Counter[ConnectedPeer] = Counter()
+        """Bytes of each process that wait."""
+        self._reads: Counter[ConnectedPeer] = Counter()
 
     # ------------------------------------------------------------ for the application
 
@@ -354,19 +387,32 @@ class Bridge:
             case "mailbox", "read":
                 return self._read(name, request)
             case "mailbox", "":
-                return _telling(self._question(name, request))
+                return self._telling(self._question, name, request)
             case "mailbox", "stage" | "append":
-                return _telling(self._take(name, request))
+                return self._telling(self._take, name, request)
             case "ask", "":
-                return _telling(self._ask(name, request.message()))
+                return self._telling(self._ask_message, name, request)
             case "ask", "batch":
-                return _telling(self._ask_rows(name, request))
+                return self._telling(self._ask_rows, name, request)
             case "hello", "":
                 return Payload(b"")
-        raise RequestInvalid(f"no route {request.route!r}")
+        raise RequestInvalid(f"no route {printable(request.route)!r}")
+
+    async def _telling(self, answer: Callable[[str, Request], Awaitable[Any]], name: str, request: Request) -> Any:
+        """Let errors travel with their class and fields, while the request counts as one that waits."""
+        size = len(request.data) + len(request.metadata or b"")
+        with _counted(self._pending, request.connection, size, self._config.max_pending_bytes, "bytes"):
+            try:
+                return await answer(name, request)
+            except (RequestFailed, DecodeError):
+                raise
+            except LevadaError as error:
+                raise failed(error) from error
+            except OSError as error:
+                raise failed(JournalUnwritable(str(error))) from error
 
     async def _question(self, name: str, request: Request) -> Any:
-        question = request.message()
+        question = _message_of(request)
         answer = _ANSWERS.get(type(question))
         if answer is None:
             raise RequestInvalid(f"no question for a mailbox: {type(question).__name__}")
@@ -375,32 +421,39 @@ class Bridge:
 
     async def _read(self, name: str, request: Request) -> AsyncIterator[Payload]:
         m: ReadRows = request.message(ReadRows)
-        try:
-            journal = await self._journal(name)
-            await _require_epoch(journal, m.epoch)
-            await _require_rows(journal, m)
-            start, schema = m.start, None
-            while start < m.end:
-                blocks: list[Block] = await journal.ask(Read(m.partition, start, m.end, READ_OCTETS), timeout=None)
-                if not blocks:
-                    raise JournalError(f"rows {start} to {m.end} of partition {m.partition} of {name} are not there")
-                for block in blocks:
-                    columns = b"" if block.schema is schema else block.schema.serialize().to_pybytes()
-                    head = BlockHead(block.first, block.rows, block.skip, columns)
-                    yield Payload(block.octets.to_pybytes(), head.encode())
-                    schema, start = block.schema, block.end
-        except LevadaError as error:
-            raise failed(error) from error
+        with _counted(self._reads, request.connection, 1, self._config.max_reads, "streams of rows"):
+            try:
+                journal = await self._journal(name)
+                await _require_epoch(journal, m.epoch)
+                await _require_rows(journal, m)
+                start, schema = m.start, None
+                while start < m.end:
+                    question = Read(m.partition, start, m.end, READ_OCTETS)
+                    blocks: list[Block] = await journal.ask(question, timeout=None)
+                    if not blocks:
+                        raise JournalError(
+                            f"rows {start} to {m.end} of partition {m.partition} of {name} are not there"
+                        )
+                    for block in blocks:
+                        columns = b"" if block.schema is schema else block.schema.serialize().to_pybytes()
+                        head = BlockHead(block.first, block.rows, block.skip, columns)
+                        yield Payload(block.octets.to_pybytes(), head.encode())
+                        schema, start = block.schema, block.end
+            except LevadaError as error:
+                raise failed(error) from error
 
     async def _take(self, name: str, request: Request) -> Payload:
         journal = await self._journal(name)
         head = head_of(request.entries)
         batch = rows_of_stream(request.data)
         if isinstance(head, StageHead):
-            rows = StageRows(head.query, head.batch, head.part, head.attempt, batch, head.at)
+            rows = _made(StageRows, head.query, head.batch, head.part, head.attempt, batch, head.at)
             return Payload(self._codec.encode(await journal.ask(rows, timeout=None)))
-        done: Appended = await journal.ask(Append(batch, head.partition, head.key), timeout=None)
+        done: Appended = await journal.ask(_made(Append, batch, head.partition, head.key), timeout=None)
         return Payload(self._codec.encode(AppendedRows(done.partition, done.first, done.count)))
+
+    async def _ask_message(self, name: str, request: Request) -> Any:
+        return await self._ask(name, _message_of(request))
 
     async def _ask(self, name: str, question: Any) -> Any:
         await self._until_named(name, self._exposed)
@@ -425,14 +478,32 @@ class Bridge:
         return Payload(stream_of(answer))
 
 
-async def _telling(answer: Awaitable[Any]) -> Any:
-    """Let errors travel with their class and fields."""
+@contextmanager
+def _counted(count: Counter[ConnectedPeer], peer: ConnectedPeer, more: int, most: int, what: str) -> Iterator[None]:
+    """Count something of a peer while the block runs; refuse it where there would be too much, unless it is the only one."""
+    if count[peer] and count[peer] + more > most:
+        raise RequestRejected(f"{count[peer]} {what} of this connection wait, at most {most}; send it again later")
+    count[peer] += more
     try:
-        return await answer
-    except (RequestFailed, DecodeError):
-        raise
-    except LevadaError as error:
-        raise failed(error) from error
+        yield
+    finally:
+        count[peer] -= more
+        if not count[peer]:
+            del count[peer]
+
+
+def _message_of(request: Request) -> Any:
+    if not request.holds_message:
+        raise RequestInvalid("what is asked here is a message; its MIME type is missing")
+    return request.message()
+
+
+def _made(kind: Callable[..., T], *args: Any) -> T:
+    """Make a question of what came; a value that it does not take is the peer's fault."""
+    try:
+        return kind(*args)
+    except (TypeError, ValueError) as error:
+        raise BridgeError(f"no such question: {error.args[0]}") from error
 
 
 # ---------------------------------------------------------------- questions of a mailbox
@@ -483,31 +554,31 @@ async def _description(journal: Ref[Any], extent: Extent) -> Description:
 
 
 async def _wait(journal: Ref[Any], m: WaitForRows) -> Description:
-    with trio.move_on_after(m.seconds):
+    with trio.move_on_after(m.seconds if 0 <= m.seconds <= LONGEST_WAIT else LONGEST_WAIT):
         await journal.ask(AwaitRows(m.after, m.rows), timeout=None)
     return await _describe(journal, Describe())
 
 
 async def _measure(journal: Ref[Any], m: Measure) -> int:
-    return cast("int", await journal.ask(OffsetWithin(m.partition, m.start, m.end, m.max_bytes), timeout=None))
+    return cast("int", await journal.ask(_made(OffsetWithin, m.partition, m.start, m.end, m.max_bytes), timeout=None))
 
 
 async def _declare(journal: Ref[Any], m: Declare) -> dict[int, int]:
-    return dict(await journal.ask(DeclareGroup(m.group, "end" if m.at_end else "first"), timeout=None))
+    return dict(await journal.ask(_made(DeclareGroup, m.group, "end" if m.at_end else "first"), timeout=None))
 
 
 async def _commit(journal: Ref[Any], m: Commit) -> None:
     await _require_epoch(journal, m.epoch)
-    await journal.ask(CommitGroup(m.group, m.offsets), timeout=None)
+    await journal.ask(_made(CommitGroup, m.group, m.offsets), timeout=None)
 
 
 async def _deliver(journal: Ref[Any], m: DeliverBatch) -> DeliveredBatch:
-    done = await journal.ask(Deliver(m.query, m.batch, m.winners, m.rows), timeout=None)
+    done = await journal.ask(_made(Deliver, m.query, m.batch, m.winners, m.rows), timeout=None)
     return DeliveredBatch(done.already, {number: list(between) for number, between in done.ranges.items()})
 
 
 async def _discard(journal: Ref[Any], m: DiscardBatch) -> int:
-    return cast("int", await journal.ask(DiscardStaged(m.query, m.batch, m.part, m.attempt), timeout=None))
+    return cast("int", await journal.ask(_made(DiscardStaged, m.query, m.batch, m.part, m.attempt), timeout=None))
 
 
 _ANSWERS: dict[type, Callable[[Ref[Any], Any], Awaitable[Any]]] = {
@@ -564,9 +635,20 @@ async def serve_bridge(
     token = _token(folder / "bridge.token", settings)
     home = _Home(settings.max_staged_age)
     ref: Ref[Any] = system.spawn(lambda: home, supervise="escalate")
-    bridge = Bridge(home, folder, token)
+    bridge = Bridge(home, folder, token, settings)
     common = ServerConfig(
-        authenticate=bridge.authenticate, drain=settings.drain, max_connections=settings.max_connections
+        authenticate=bridge.authenticate,
+        drain=settings.drain,
+        max_connections=settings.max_connections,
+        max_fire_and_forget=1,  # nothing here is asked so
+        codec=Codec(max_items=settings.max_items),
+        core=CoreConfig(
+            metadata_mime_type=COMPOSITE,
+            max_streams=settings.max_requests,
+            max_reassembly=MAX_PAYLOAD,
+            max_payload_size=MAX_PAYLOAD,
+            max_setup_backlog=MAX_SETUP,
+        ),
     )
     try:
         async with AsyncExitStack() as stack:

@@ -141,7 +141,10 @@ class Columns(Generic[M]):
         """
         columns = []
         for field, column in zip(self._fields, fit(batch, self.schema).columns, strict=True):
-            values = column.to_pylist()
+            try:
+                values = column.to_pylist()
+            except (ValueError, OverflowError) as error:  # a date of the year 20,000, a zone that is unknown here
+                raise _mismatch(f"{field.name}: Python has no such value: {error}") from error
             columns.append(values if field.kind.lift is None else list(map(field.kind.lift, values)))
         cls: Any = self.message
         try:

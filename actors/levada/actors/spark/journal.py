@@ -72,8 +72,10 @@ READERS = 4
 # ---------------------------------------------------------------- questions
 
 # What is wrong is wrong where it is made: a question of the wrong types must not end the journal.
-_INT, _TEXT, _MAP = v.instance_of(int), v.instance_of(str), v.instance_of((Mapping,))
+_INT, _MAP = v.instance_of(int), v.instance_of((Mapping,))
 _ROWS = v.instance_of((pa.RecordBatch, Sequence))
+_NUMBER = v.and_(v.instance_of(int), v.ge(0), v.lt(1 << 63))
+_NAME = v.and_(v.instance_of(str), v.max_len(1000))
 
 
 @attrs.frozen
@@ -103,11 +105,11 @@ class StageRows(Asks[int]):
     `Append`.
     """
 
-    query: str = attrs.field(validator=_TEXT)
-    batch: int = attrs.field(validator=_INT)
-    part: int = attrs.field(validator=_INT)
+    query: str = attrs.field(validator=_NAME)
+    batch: int = attrs.field(validator=_NUMBER)
+    part: int = attrs.field(validator=_NUMBER)
     """Which part of the batch: for Spark the task's partition."""
-    attempt: int = attrs.field(validator=_INT)
+    attempt: int = attrs.field(validator=_NUMBER)
     """Which try at this part; each has rows of its own."""
     rows: pa.RecordBatch | Sequence[Any] = attrs.field(validator=_ROWS)
     at: int | None = attrs.field(default=None, validator=v.optional(_INT))
@@ -122,8 +124,8 @@ class Deliver(Asks[Delivered]):
     the batch is larger than the journal can ever take, with `JournalUnwritable` as `Append`.
     """
 
-    query: str = attrs.field(validator=_TEXT)
-    batch: int = attrs.field(validator=_INT)
+    query: str = attrs.field(validator=_NAME)
+    batch: int = attrs.field(validator=_NUMBER)
     winners: Mapping[int, int] = attrs.field(factory=dict[int, int], validator=_MAP)
     """For each part that has rows, the attempt that counts. Part n goes to partition n modulo the number of partitions."""
     rows: Mapping[int, int] = attrs.field(factory=dict[int, int], validator=_MAP)
@@ -134,8 +136,8 @@ class Deliver(Asks[Delivered]):
 class DiscardStaged(Asks[int]):
     """Drop what was staged and not delivered; answered with the number of parts dropped."""
 
-    query: str = attrs.field(validator=_TEXT)
-    batch: int = attrs.field(validator=_INT)
+    query: str = attrs.field(validator=_NAME)
+    batch: int = attrs.field(validator=_NUMBER)
     part: int | None = None
     """None: all parts."""
     attempt: int | None = None
@@ -153,7 +155,7 @@ class DiscardOlder(Asks[list[tuple[str, int]]]):
 class DeclareGroup(Asks[Mapping[int, int]]):
     """Have nothing deleted that this group has not read; answered with how far it has come."""
 
-    group: str = attrs.field(validator=_TEXT)
+    group: str = attrs.field(validator=_NAME)
     at: Literal["first", "end"] = attrs.field(default="first", validator=v.in_(("first", "end")))
     """Where a group begins that was not known."""
 
@@ -162,7 +164,7 @@ class DeclareGroup(Asks[Mapping[int, int]]):
 class CommitGroup(Asks[None]):
     """Note how far a group has come. Fails with `JournalError` for an unknown group or an offset beyond the end."""
 
-    group: str = attrs.field(validator=_TEXT)
+    group: str = attrs.field(validator=_NAME)
     offsets: Mapping[int, int] = attrs.field(validator=_MAP)
     """For some partitions, the offset behind the last row done with."""
 
@@ -171,7 +173,7 @@ class CommitGroup(Asks[None]):
 class ForgetGroup(Asks[None]):
     """Let a group hold up no retention any more."""
 
-    group: str = attrs.field(validator=_TEXT)
+    group: str = attrs.field(validator=_NAME)
 
 
 @attrs.frozen
@@ -188,7 +190,7 @@ class GetExtent(Asks[Extent]):
 class GetReach(Asks[Reach]):
     """Ask how far the rows that were there in an opening of the journal are still the same, as `Store.reach`."""
 
-    opening: str | None = attrs.field(validator=v.optional(_TEXT))
+    opening: str | None = attrs.field(validator=v.optional(_NAME))
 
 
 @attrs.frozen

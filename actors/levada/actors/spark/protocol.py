@@ -72,7 +72,6 @@ __all__ = [
     "host_id",
     "names",
     "raised",
-    "rows_of_stream",
     "rows_payload",
     "stream_of",
 ]
@@ -331,27 +330,12 @@ def rows_payload(route: str, head: Head, batch: pa.RecordBatch) -> Payload:
 
 
 def stream_of(batch: pa.RecordBatch) -> bytes:
-    """Make an Arrow IPC stream of one batch, which says what its columns are."""
+    """Make an Arrow IPC stream of one batch, which says what its columns are; `levada.actors.spark.ipc` reads it."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
     octets: bytes = sink.getvalue().to_pybytes()
     return octets
-
-
-def rows_of_stream(octets: bytes) -> pa.RecordBatch:
-    """Read what `stream_of` wrote, without copying it.
-
-    Raises:
-        BridgeError: it is no Arrow IPC stream of one batch.
-    """
-    try:
-        with pa.ipc.open_stream(pa.py_buffer(octets)) as stream:
-            [batch] = stream
-        batch.validate()
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise BridgeError(f"these octets are no rows: {error}") from error
-    return batch
 
 
 def head_of(entries: CompositeMetadata) -> Head:

@@ -979,14 +979,18 @@ class Stage:
     def create(cls, store: Store, number: int, key: tuple[str, int, int, int]) -> Stage:
         """Make the file."""
         metadata = {**(store.schema.metadata or {}), _STAGE: json.dumps([_STAGE_FORMAT, *key]).encode()}
-        segment = Segment.create(
-            store.directory / "staging",
-            partition=0,
-            first=number,
-            schema=store.schema.with_metadata(metadata),
-            journal=store._ledger.journal,
-            durable=False,
-        )
+        folder = store.directory / "staging"
+        try:
+            segment = Segment.create(
+                folder,
+                partition=0,
+                first=number,
+                schema=store.schema.with_metadata(metadata),
+                journal=store._ledger.journal,
+                durable=False,
+            )
+        except OSError as error:
+            raise _refused(error, folder) from error
         return cls(store, segment, key)
 
     @classmethod

@@ -112,7 +112,7 @@ class CoreConfig:
     max_streams: int = attrs.field(default=100_000, validator=_COUNT)
     """Streams of the peer open at once; a request above is answered by REJECTED."""
     max_setup_backlog: int = attrs.field(default=1024 * 1024, validator=_COUNT)
-    """Octets that a client may send behind SETUP while the server decides."""
+    """Server: octets of the first frame, SETUP or RESUME, and of what a client may send behind SETUP while the server decides."""
 
     # Times, in seconds.
     setup_timeout: float = attrs.field(default=10.0, validator=v.ge(0))

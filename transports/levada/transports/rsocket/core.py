@@ -139,7 +139,8 @@ class RSocketCore(RSocketConnection):
         # RS-86: `fragment_size` counts the length field on every carrier. RS-3.
         self._fragment = min((config.fragment_size or CUT_INTO) - _PREFIX, LARGEST_SENT)
         self._max_sent = LARGEST_SENT if config.fragment_size is None else self._fragment
-        self._max_taken = config.max_frame_size
+        # RS-5. Before a client is let in, a frame has no more than all that it may send by then.
+        self._max_taken = config.max_frame_size if client else min(config.max_frame_size, config.max_setup_backlog)
 
     # ---------------------------------------------------------------- octets in
 
@@ -267,6 +268,7 @@ class RSocketCore(RSocketConnection):
                     return
                 if state in _HELD_BACK:
                     break
+                max_taken = self._max_taken
                 streams = self._streams if state is _OPEN else _NO_STREAMS
         self._received = received
         self._offset += at
@@ -292,6 +294,7 @@ class RSocketCore(RSocketConnection):
         """Act on one frame, whose octets behind the header are `at` to `end` of `data`."""
         state = self._state
         if state is _AWAITING_SETUP:
+            self._max_taken = self._config.max_frame_size
             self._first_frame(data[at - _SMALLEST : end], events)
             return
         try:

@@ -13,6 +13,8 @@ from levada.transports.rsocket.extensions.mime import check_mime_type, decode_mi
 __all__ = ["CompositeMetadata", "Entry", "Extension"]
 
 MAX_METADATA = 2**24 - 1  # EXT-1: 24-bit length
+MAX_ENTRIES = 1000
+"""Entries that are read: a frame full of empty ones would be 4 million, which take 1.5 GB and 10 s."""
 
 
 class Extension(Protocol):
@@ -97,12 +99,14 @@ class CompositeMetadata:
         """Read all entries; what is in them is read by `first` and `all`.
 
         Raises:
-            DecodeError: the last entry is cut off, or a MIME type is not ASCII.
+            DecodeError: the last entry is cut off, a MIME type is not ASCII, or there are more than `MAX_ENTRIES`.
         """
         entries: list[Entry] = []
         at = 0
         while at < len(data):
             path = f"entries[{len(entries)}]"
+            if len(entries) >= MAX_ENTRIES:
+                raise DecodeError(f"more than {MAX_ENTRIES} entries", path=path)
             mime_type, at = decode_mime_type(data, at, path)
             start = at + 3
             end = start + int.from_bytes(data[at:start], "big")
