@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
@@ -9,6 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from levada.framework import ActorSystem, channel
+from levada.framework.errors import ChannelCancelled
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "tutorial" / "index.md").read_text("utf-8")
@@ -37,6 +41,19 @@ def test_a_program_prints_what_the_tutorial_says(path: str, output: str) -> None
     command = [sys.executable, "-W", "error", str(ROOT / path)]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, encoding="utf-8", check=False, timeout=50)
     assert (done.stdout, done.stderr, done.returncode) == (output, "", 0)
+
+
+async def test_a_follower_of_a_station_that_crashes_gets_an_error_that_says_so() -> None:
+    step = importlib.import_module("examples.tutorial.step4_channels")
+    async with ActorSystem() as system:
+        station = system.spawn(step.Station, {})
+        sender, receiver = channel(step.Reading)
+        station.tell(step.Follow(sender))
+        station.tell(step.Mean())  # of no readings
+        with pytest.raises(ChannelCancelled) as caught:
+            async for _ in receiver:
+                pass
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
 @pytest.mark.ci

@@ -23,8 +23,10 @@ __all__ = ["PullRouter"]
 class PullRouter(RouterBase):
     """Lets its routees take messages, see `pull`. Sleeps; its inbox does the work."""
 
-    def begin(self) -> None:
-        self._inbox: _PullInbox = self._bound()._more().inbox
+    @property
+    def _inbox(self) -> _PullInbox:
+        inbox: _PullInbox = self._bound()._more().inbox  # which holds this router, so it is no field
+        return inbox
 
     def check(self, ref: Ref[Any]) -> None:
         if not isinstance(ref, Cell):

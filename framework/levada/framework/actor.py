@@ -107,6 +107,8 @@ class Actor(Generic[M]):
     _has_stopping: ClassVar[bool] = False
     _has_restarting: ClassVar[bool] = False
     _has_undelivered: ClassVar[bool] = False
+    _slots: ClassVar[tuple[str, ...]] = ()
+    """Fields that are not in the object's dictionary."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -129,6 +131,13 @@ class Actor(Generic[M]):
         cls._has_stopping = cls.stopping is not Actor.stopping
         cls._has_restarting = cls.restarting is not Actor.restarting
         cls._has_undelivered = cls.undelivered is not Actor.undelivered
+        cls._slots = tuple(
+            name
+            for base in cls.__mro__
+            if base is not Actor
+            for name, value in vars(base).items()
+            if isinstance(value, types.MemberDescriptorType)
+        )
         cls._check_cover()
 
     @classmethod

@@ -167,7 +167,11 @@ class Cell(Ref[Any]):
             if scheduler.now > scheduler.end:
                 await scheduler.rest()
             if question.settled:
-                return question.result()
+                del message  # a log record of the failure may keep this frame
+                try:
+                    return question.result()
+                finally:
+                    del question
         else:
             if self._state is STOPPED:
                 raise stopped_error(self, self._reason, message)
@@ -180,9 +184,9 @@ class Cell(Ref[Any]):
             self._system.waits.end(edge)
 
     def stop(self, *, now: bool = False) -> None:
-        if get_ident() != self._scheduler.thread:
-            raise self._wrong_thread("stop")
         if now:
+            if get_ident() != self._scheduler.thread:
+                raise self._wrong_thread("stop")
             self._system.lifecycle.request(self, SHUTDOWN)
         else:
             self._admit(STOP)
@@ -526,9 +530,9 @@ class BoundedCell(Cell):
             self.tell(message)
 
     def _admit(self, message: Any) -> None:
+        Cell.tell(self, message)
         self._admitted += 1
         self._stops += type(message) is Stop
-        Cell.tell(self, message)
 
     def _admit_first(self, entry: Any) -> None:
         self._admitted += 1

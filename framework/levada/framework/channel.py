@@ -78,6 +78,9 @@ class _Handle:
     attachment_kind: ClassVar[str]
     """How the message codec marks a handle of this class inside a message."""
 
+    _given_up: ClassVar[tuple[TerminalState, str]]
+    """How the channel ends when nobody uses this handle any more, and what its owner did with it."""
+
     def __init__(self, core: ChannelCore) -> None:
         self._core = core
         self._live = True
@@ -200,6 +203,17 @@ class _Handle:
                 # What a lost sender had sent is still there for the receiver that stayed.
                 core.end_soon(partial(core.end, TerminalState.LOST, discard=self._half is core.receiver))
 
+    def disown(self, how: str, cause: BaseException | None) -> None:
+        """The actor that held this handle has ended: so does the channel, unless the handle has gone elsewhere or was finished.
+
+        Args:
+            how: the actor ended, for the error of the other side.
+            cause: what it failed with.
+        """
+        if self._live and self._half.state is OPEN:
+            state, role = self._given_up
+            self._core.end(state, detail=f"the actor that {role} {how}", cause=cause)
+
     def _check_here(self) -> None:
         if self._moved is not None:
             raise HandleMoved(f"channel {self.name}: this handle went away with {self._moved}", channel=self.name)
@@ -229,6 +243,7 @@ class _SendingHalf(_Handle):
     """What `Sender` and `OneshotSender` have in common."""
 
     __slots__ = ("_waiting",)
+    _given_up = TerminalState.CANCELLED, "sent"
 
     def __init__(self, core: ChannelCore) -> None:
         super().__init__(core)
@@ -503,6 +518,7 @@ class _ReceivingHalf(_Handle, Generic[T_co]):
     """What `Receiver` and `OneshotReceiver` have in common."""
 
     __slots__ = ("_bound",)
+    _given_up = TerminalState.RECEIVER_CLOSED, "received"
 
     def __init__(self, core: ChannelCore) -> None:
         super().__init__(core)

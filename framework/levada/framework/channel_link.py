@@ -13,6 +13,7 @@ from .cell import Cell
 from .channel_core import TerminalState
 from .errors import ChannelError
 from .links import NORMAL, Failed, Lost, Normal, Reason
+from .remains import how_it_ended
 
 __all__ = ["ChannelLink"]
 
@@ -73,8 +74,8 @@ class ChannelLink:
         """The actor has ended: nobody will use the handle, unless it has gone elsewhere."""
         self._forget()
         handle = self.handle
-        if not isinstance(reason, Normal) and handle._moved is None:
-            handle.close() if hasattr(handle, "receive") else handle.cancel()
+        if not isinstance(reason, Normal):
+            handle.disown(how_it_ended(reason), reason.error if isinstance(reason, Failed) else None)
 
 
 _OWN = {False: TerminalState.CANCELLED, True: TerminalState.RECEIVER_CLOSED}

@@ -111,6 +111,7 @@ class MailboxFeed:
 
     def _room(self) -> None:
         self._waiting = False
+        self._leave_line = _nothing  # it holds this feed
         self._pump()
 
     def _stopped(self) -> None:
@@ -120,6 +121,11 @@ class MailboxFeed:
         if self._waiting:
             self._waiting = False
             self._leave_line()
+            self._leave_line = _nothing
         if self._held is not None:
             (entry, _), self._held = self._held, None
             self._core.settle(entry, outcome=NOT_PROCESSED)
+
+
+def _nothing() -> None:
+    """Nobody stands in line."""

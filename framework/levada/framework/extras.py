@@ -28,6 +28,7 @@ class Extras:
     __slots__ = (
         "children",
         "ending",
+        "failure",
         "host",
         "inbox",
         "links",
@@ -52,6 +53,8 @@ class Extras:
     def __init__(self) -> None:
         self.children: dict[Cell, None] | None = None
         self.ending: Ending | None = None
+        self.failure: BaseException | None = None
+        """What the actor object failed with, traceback and all, until it is known whether the parent is to fail with it."""
         self.host: Host | None = None
         self.inbox: Any = None
         self.links: dict[Cell, None] | None = None

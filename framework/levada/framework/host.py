@@ -78,11 +78,15 @@ class Host:
                 self._contexts.remove(entered)
             raise
 
+    def cancel_tasks(self) -> None:
+        """Cancel the tasks; the contexts stay."""
+        if self._nursery is not None:
+            self._nursery.cancel_scope.cancel()
+
     async def close(self) -> None:
         """Cancel the tasks, wait for them, then leave the contexts in reverse order."""
         self._closing = True
-        if self._nursery is not None:
-            self._nursery.cancel_scope.cancel()
+        self.cancel_tasks()
         if self._gone is not None:
             await self._gone.wait()
         while self._contexts:
@@ -96,8 +100,7 @@ class Host:
     def cancel(self) -> None:
         """Cancel everything, the leaving of contexts included."""
         self._closing = True
-        if self._nursery is not None:
-            self._nursery.cancel_scope.cancel()
+        self.cancel_tasks()
         for entered in self._contexts:
             entered.scope.cancel()
 

@@ -34,7 +34,8 @@ from .cell import NO_HANDLERS, PAUSED, RUNNING, STOPPED, Cell, RoomCall
 from .errors import ActorError, MailboxFull
 from .events import ActorFailed, ActorRestarted, ActorTerminated
 from .host import Host, split_cancelled
-from .links import CANCELLED, KILLED, NORMAL, SHUTDOWN, Exit, Failed, Normal, Reason, weightier
+from .links import CANCELLED, KILLED, NORMAL, SHUTDOWN, Exit, Failed, Normal, Reason, Shutdown, weightier
+from .remains import drop_frames, end_handles
 from .scheduler import Begun
 from .supervision import RestartPolicy, Strategy, delay, members, record, resumes, wants_restart
 from .timers import Tick
@@ -232,10 +233,14 @@ class Lifecycle:
         """Something that belongs to the actor failed beside its handlers."""
         if cell._state is RUNNING and cell._worker is None:
             self._failed(cell, error, None, queued=not cell._idle)
-        elif cell._state is not STOPPED:
+        elif cell._state is STOPPED:
+            self._forget(error)
+        else:
             self._report(cell, error, None)
             if cell._state is PAUSED or not _resumes(cell, error):
                 self._request(cell, Failed(error), True, False)
+            else:
+                self._forget_failure(cell)
 
     def _request(self, cell: Cell, reason: Reason, cancel: bool, final: bool) -> None:
         if cell._state is STOPPED:
@@ -292,6 +297,8 @@ class Lifecycle:
             ending = Ending(Failed(error), final=_ends_system(error))
             ending.message = message
             self._begin(cell, ending, queued=queued)
+        else:
+            self._forget_failure(cell)
 
     def _report(self, cell: Cell, error: BaseException, message: Any) -> None:
         what = f" while it handled {type(message).__name__}" if message is not None else ""
@@ -306,6 +313,23 @@ class Lifecycle:
         self._system.events.publish(ActorFailed(cell, error, message))
         if _ends_system(error):
             self._system.crash(error)
+        extras = cell._more()
+        if extras.failure is None:
+            extras.failure = error
+        elif extras.failure is not error:
+            self._forget(error)  # of two failures the first one is the reason
+
+    def _forget_failure(self, cell: Cell) -> None:
+        """Whatever becomes of the actor, nobody else fails with its error."""
+        extras = cell._extras
+        if extras is not None and extras.failure is not None:
+            error, extras.failure = extras.failure, None
+            self._forget(error)
+
+    def _forget(self, error: BaseException) -> None:
+        """Let the frames go that an error passed; not those of the error that comes out of the system's block."""
+        if error is not self._system.fatal:
+            drop_frames(error)
 
     def _fail_question_stopped(self, cell: Cell, reason: Reason) -> None:
         question = cell._asking
@@ -442,6 +466,11 @@ class Lifecycle:
         ending = extras.ending
         assert ending is not None
         ending.closed = True
+        if cell._actor is not None and not isinstance(ending.reason, Normal | Shutdown):
+            # Before the hook, which may finish them as if all had gone well; and before they see that, the tasks end that use them.
+            if extras.host is not None:
+                extras.host.cancel_tasks()
+            end_handles(cell._actor, ending.reason)
         hook, arguments = self._hook(cell._actor, ending)
         if extras.host is None and not inspect.iscoroutinefunction(hook):
             waiting = None
@@ -527,6 +556,8 @@ class Lifecycle:
             self._terminate(cell, ending.reason)
             return
         ending.concluded = True
+        end_handles(cell._actor, ending.reason)
+        self._forget_failure(cell)
         parent = cell._parent
         assert parent is not None
         group = parent._more().group
@@ -644,6 +675,10 @@ class Lifecycle:
             if extras.ending is not None and extras.ending.escalate and parent is not None:
                 error = getattr(reason, "error", None) or ActorError(f"{cell.path} ended too often", actor=cell.path)
                 self._signal(self._escalated, parent, error)
+            elif extras.failure is not None:
+                self._forget(extras.failure)
+        if actor is not None and (actor.__dict__ or type(actor)._slots):
+            end_handles(actor, reason)
         if system.events.wants(ActorTerminated):
             system.events.publish(ActorTerminated(cell, reason))
         if parent is not None:

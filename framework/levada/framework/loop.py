@@ -30,7 +30,6 @@ class Inbox(Generic[M]):
         self.scheduler = cell._scheduler
         self.system = self.scheduler.system
         self.thread = self.scheduler.thread
-        self.ready = self
         self.parked = True
         """Always: a cell that is idle while its loop waits calls `wake`."""
         self.stop: Stop | None = None
@@ -39,6 +38,11 @@ class Inbox(Generic[M]):
         self._ended = False
 
     # What a cell asks of its scheduler.
+
+    @property
+    def ready(self) -> Inbox[M]:
+        """The queue that a cell appends itself to."""
+        return self
 
     @property
     def now(self) -> float:

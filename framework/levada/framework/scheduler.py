@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RunQueue", "Worker"]
 
-_IDLE, _SLICE_OVER, _WAITS, _OWN_CONTEXT, _CONTEXT_SET = range(5)
+_IDLE, _SLICE_OVER, _WAITS, _OWN_CONTEXT, _CONTEXT_SET, _FAILED = range(6)
 
 SLICE: Final = 0.0005
 """Seconds between checkpoints. From 0.2 to 10 ms it costs the same; a timer of others is late by one to one and a half slices."""
@@ -330,6 +330,8 @@ class RunQueue:
                 self.end = self.clock() + self.slice
             elif what == _CONTEXT_SET:
                 self._give_context(worker)
+            elif what == _FAILED:
+                continue
             elif what == _SLICE_OVER:
                 await trio.lowlevel.checkpoint()
                 self.end = self.clock() + self.slice
@@ -436,6 +438,15 @@ class RunQueue:
                         continue
                 except BaseException as error:
                     self.system.lifecycle.raised(cell, message, error)
+                    self.settle(cell)
+                    now = self.now = clock()
+                    if now > end:
+                        self._note_turn(cell, message, then, count)
+                    # A log record keeps the error, and the error this frame: nothing of the actor may stay in it.
+                    cell = actor = batch = table = message = handler = result = None  # type: ignore[assignment]
+                    if scratch != base:
+                        return _CONTEXT_SET
+                    return _SLICE_OVER if now > end else _FAILED
                 spare = []
                 self.settle(cell)
                 then = now
@@ -482,6 +493,9 @@ class RunQueue:
         if self.ready and self.parked:
             self.wake(cell)
         swallowed = 0
+        # What the handler is sent is no variable of this frame: an error among it has the handler's frames in its traceback, and this one
+        # is where they were called from.
+        values: list[Any] = []
         error: BaseException | None = None
         clock = self.clock
         began = clock()
@@ -493,12 +507,17 @@ class RunQueue:
                     began = clock()
                     trap = step(coroutine.throw, thrown)
                 else:
+                    # Without the first condition, a handler whose own timeouts expire often would look like one that will not die.
+                    cancelled = (
+                        worker.spent and type(value) is outcome.Error and isinstance(value.error, trio.Cancelled)
+                    )
+                    values.append(value)
+                    del value
                     began = clock()
-                    trap = step(coroutine.send, value)
+                    trap = step(coroutine.send, values.pop())
                     if clock() - began > SLICE:
                         self.system.observe.took_long(cell, message, clock() - began, 1)
-                    # Without the first condition, a handler whose own timeouts expire often would look like one that will not die.
-                    if worker.spent and type(value) is outcome.Error and isinstance(value.error, trio.Cancelled):
+                    if cancelled:
                         swallowed += 1
                         if swallowed >= _SWALLOWS and not current_task().child_nurseries:
                             coroutine.close()
@@ -522,10 +541,15 @@ class RunQueue:
             self.parked = False
         if own is None and worker.context != self._base:
             self._give_context(worker)
-        cancelled = self.system.lifecycle.waited(cell, message, error)
+        rest = self.system.lifecycle.waited(cell, message, error)
         self.settle(cell)
-        if cancelled is not None:
-            raise cancelled
+        # As in `_slice`: this frame may be kept.
+        del cell, coroutine, trap, message, own, step, error
+        if rest is not None:
+            try:
+                raise rest
+            finally:
+                del rest
 
 
 class Begun:

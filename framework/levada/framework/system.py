@@ -159,7 +159,7 @@ class ActorSystem:
         self._numbers = itertools.count(1)
         self._phase_calls: dict[Phase, dict[object, Callable[[], Awaitable[object]]]] = {phase: {} for phase in PHASES}
         self._phase: Phase | Literal["new", "running", "over"] = "new"
-        self._fatal: BaseException | None = None
+        self.fatal: BaseException | None = None
         # Set on entering: they belong to the task and the run that do it.
         self.scheduler: RunQueue
         self.lifecycle: Lifecycle
@@ -259,11 +259,11 @@ class ActorSystem:
 
     def _raise_what_ended(self, error: BaseException | None, second: BaseException | None) -> bool:
         errors: list[BaseException] = []
-        for one in (error, second, self._fatal):
+        for one in (error, second, self.fatal):
             if (
                 one is not None
                 and one not in errors
-                and (not isinstance(one, trio.Cancelled) or not (self._fatal or errors))
+                and (not isinstance(one, trio.Cancelled) or not (self.fatal or errors))
             ):
                 errors.append(one)
         if not errors:
@@ -295,8 +295,8 @@ class ActorSystem:
             await function()
         except Exception as error:
             logger.error("%s: a call in phase %s failed", self.name, phase, exc_info=error)
-            if self._fatal is None:
-                self._fatal = error
+            if self.fatal is None:
+                self.fatal = error
 
     def at_end(self, phase: Phase, function: Callable[[], Awaitable[object]]) -> Callable[[], None]:
         """Call an async function in a phase of the end, beside the others of that phase; its error comes out of the block.
@@ -382,7 +382,7 @@ class ActorSystem:
         mailbox: MailboxPolicy | None,
         supervise: Supervision,
     ) -> Any:
-        if get_ident() != self.scheduler.thread:
+        if self.scheduler.parked and get_ident() != self.scheduler.thread:
             raise wrong_thread(f"spawn below {parent.path}")
         if parent._state is not RUNNING:
             raise ActorStopped(f"{parent.path} is ending: it spawns no more", actor=parent.path, reason=SHUTDOWN)
@@ -503,9 +503,9 @@ class ActorSystem:
 
     def crash(self, error: BaseException) -> None:
         """End the system because of an error that nobody below could deal with; the first one comes out of the block."""
-        if self._fatal is None:
-            self._fatal = error
-        elif self._fatal is not error:
+        if self.fatal is None:
+            self.fatal = error
+        elif self.fatal is not error:
             logger.error("%s: one more error while it ends", self.name, exc_info=error)
         self._body.cancel()
         if self._phase in PHASES and not isinstance(error, Exception):

@@ -50,7 +50,12 @@ class Timer:
         """Make sure that it does not fire; harmless if it has."""
         if not self.cancelled:
             self.cancelled = True
+            self.action = _nothing  # the heap keeps the entry for a while; what it would have called need not stay
             self.heap.forget()
+
+
+def _nothing() -> None:
+    """What a cancelled timer does."""
 
 
 class TimerHeap:

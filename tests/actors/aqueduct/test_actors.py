@@ -454,7 +454,7 @@ async def test_halves_end_with_their_connection_and_leave_it_the_word(
 class Late(Actor[Parcel]):
     """Sends one more channel when it is to end."""
 
-    seen: list[Any]
+    show: Callable[[list[Any]], None]
 
     @handles
     def parcel(self, m: Parcel) -> None:
@@ -465,7 +465,7 @@ class Late(Actor[Parcel]):
         sender, there = channel(int)
         await self.out.send(Parcel(receiver=there))
         connection: Any = self._cell._parent._actor
-        self.seen += [dict(halves(connection)), sender, self.out]
+        self.show([dict(halves(connection)), sender, self.out])
 
 
 async def test_halves_that_come_while_the_connection_ends_are_records(autojump_clock: MockClock) -> None:
@@ -473,7 +473,7 @@ async def test_halves_that_come_while_the_connection_ends_are_records(autojump_c
     seen: list[Any] = []
     async with (
         ActorSystem() as system,
-        serve(system, "aqueduct+memory://late", partial(Late, seen)) as listener,
+        serve(system, "aqueduct+memory://late", partial(Late, seen.extend)) as listener,
         connect(system, listener.url, Parcel) as peer,
     ):
         theirs, receiver = channel(Parcel)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
+import trio
 from trio.testing import MockClock
 
-from levada.framework import Down, Exit, channel
+from levada.actors.aqueduct import connect, serve
+from levada.framework import Actor, ActorSystem, Down, Exit, channel, handles
 from levada.framework.errors import ChannelCancelled, ChannelConnectionLost, ChannelLost, ReceiverClosed
 from levada.transports.carriers import MemoryConfig
 
@@ -105,3 +108,37 @@ async def test_the_end_of_a_linked_actor_is_seen_over_there(start: Start, autoju
         await settled()
         with pytest.raises(ReceiverClosed):
             await got.sender.send(1)
+
+
+class Fragile(Actor[Parcel]):
+    """Keeps the sender it gets, and fails at the next message."""
+
+    out: Any = None
+
+    @handles
+    def parcel(self, m: Parcel) -> None:
+        assert self.out is None, "broken"
+        self.out = m.sender
+
+
+async def test_the_end_of_an_actor_that_holds_a_handle_is_told_over_the_network(autojump_clock: MockClock) -> None:
+    kept: list[Any] = []
+    gc.collect()
+    gc.disable()
+    try:
+        async with (
+            ActorSystem() as system,
+            serve(system, "aqueduct+memory://fragile", Fragile) as listener,
+            connect(system, listener.url, Parcel) as peer,
+        ):
+            (connection,) = listener._actor.connections
+            sender, receiver = channel(int)
+            await peer.send(Parcel(sender=sender))
+            await settled()
+            kept += connection.children
+            await peer.send(Parcel())
+            with trio.fail_after(20), pytest.raises(ChannelCancelled):
+                await receiver.receive()
+    finally:
+        gc.enable()
+    assert kept

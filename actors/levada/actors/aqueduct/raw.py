@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 
@@ -43,6 +43,7 @@ class RawMessage:
 
     payload: bytes = attrs.field(default=b"", validator=attrs.validators.instance_of(bytes))
     """The octets."""
+    carries_attachments: ClassVar[bool] = True
     attachments: tuple[Any, ...] = attrs.field(default=(), converter=_handles)
     """Handles that travel with them, by index: senders and receivers, oneshots too. Those that arrive are of `RawMessage` again.
     Whoever gets a message finishes or closes all of them."""

@@ -1,0 +1,114 @@
+"""What an actor object leaves behind: the channel handles in its fields, and the frames that its failure passed through.
+
+Neither may wait for the garbage collector.  A kept error keeps its traceback, the traceback keeps frames, a frame keeps the actor, and the
+actor keeps its handles: so a reader at the other end of a channel would wait for as long as anything keeps the error.  Hence
+
+* the handles in the fields of an actor that ends or starts again are ended by `end_handles`;
+* an error that was logged and goes no further keeps the lines of its traceback, not the frames (`drop_frames`).
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import types
+from collections.abc import Iterator
+from traceback import walk_tb
+from typing import Any
+
+from .channel_core import handles_in
+from .links import Failed, Normal, Reason, Shutdown
+
+__all__ = ["drop_frames", "end_handles", "how_it_ended"]
+
+
+def end_handles(actor: Any, reason: Reason) -> None:
+    """End the channels whose handles an actor held when it ended: senders cancel, receivers close.
+
+    Handles that were moved, finished or bound to a mailbox are left as they are.
+    """
+    fields: list[Any] = list(vars(actor).values())
+    for name in type(actor)._slots:
+        fields.append(getattr(actor, name, None))
+    if not fields:
+        return
+    cause = reason.error if isinstance(reason, Failed) else None
+    for handle in handles_in(fields):
+        handle.disown(how_it_ended(reason), cause)
+
+
+def how_it_ended(reason: Reason) -> str:
+    """Say it for the error of the other side."""
+    if isinstance(reason, Failed):
+        return f"failed: {reason.error!r}"
+    if isinstance(reason, Normal | Shutdown):
+        return "has stopped"
+    return f"has stopped ({type(reason).__name__.lower()})"
+
+
+def drop_frames(error: BaseException) -> None:
+    """Let an error, and those that it stands on, keep the lines of their tracebacks without the frames.
+
+    Two steps, as either leaves something.  A cleared frame still holds its caller, so the error of an ask would hold the asker's variables;
+    hence the traceback is made anew, of frames without callers.  Log records may hold the old one; hence its frames are cleared too.
+    """
+    todo: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while todo:
+        one = todo.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        todo += (one.__cause__, one.__context__)
+        if isinstance(one, BaseExceptionGroup):
+            todo += one.exceptions
+        if one.__traceback__ is not None and one.__traceback__.tb_frame.f_globals is not _NOWHERE:
+            old, one.__traceback__ = one.__traceback__, _without_frames(one.__traceback__)
+            for frame, _ in walk_tb(old):
+                _clear(frame)
+
+
+def _clear(frame: types.FrameType) -> None:
+    # On Python 3.11 and 3.12 `clear` would close a generator or coroutine that waits; later ones refuse.
+    if not frame.f_code.co_flags & _GENERATES or frame.f_code.co_code[frame.f_lasti] != _YIELD:
+        try:
+            frame.clear()
+        except RuntimeError:
+            pass  # it runs
+
+
+_YIELD = dis.opmap["YIELD_VALUE"]
+_GENERATES = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+_NOWHERE: dict[str, Any] = {}
+"""The globals of every frame that `_without_frames` makes."""
+
+
+def _nothing() -> Iterator[None]:
+    yield
+
+
+@functools.lru_cache(256)
+def _name_only(code: types.CodeType) -> types.CodeType:
+    """Make code that does nothing and shows in a traceback as `code` does."""
+    return _nothing.__code__.replace(
+        co_filename=code.co_filename,
+        co_name=code.co_name,
+        co_qualname=code.co_qualname,
+        co_firstlineno=code.co_firstlineno,
+    )
+
+
+def _without_frames(traceback: types.TracebackType) -> types.TracebackType | None:
+    """Make a traceback of the same lines, of frames that hold nothing: those of generators that never run."""
+    entries: list[types.TracebackType] = []
+    entry: types.TracebackType | None = traceback
+    while entry is not None:
+        entries.append(entry)
+        entry = entry.tb_next
+    made: types.TracebackType | None = None
+    for entry in reversed(entries):
+        frame = types.FunctionType(_name_only(entry.tb_frame.f_code), _NOWHERE)().gi_frame
+        made = types.TracebackType(made, frame, -1, entry.tb_lineno)
+    return made
