@@ -24,7 +24,7 @@ from importlib.resources import files
 import attrs
 import trio
 
-from levada.framework import Actor, ActorSystem, Asks, Receiver, Ref, Sender, bounded, channel, handles, message
+from levada.framework import Actor, ActorSystem, Asks, Reason, Receiver, Ref, Sender, bounded, channel, handles, message
 from levada.framework.router import pool, pull
 
 PARSERS = 4
@@ -85,6 +85,11 @@ class Parser(Actor[Line]):
             )
             return
         await self.statuses.send(rest[1])
+
+    def stopping(self, reason: Reason) -> None:
+        """Finish in order; after a failure the channels are cancelled already."""
+        self.statuses.finish_nowait()
+        self.days.finish_nowait()
 
 
 class Tally(Actor[Counts]):
@@ -171,7 +176,8 @@ async def summarise(lines: Iterable[str]) -> Summary:
             status_tally = system.spawn(Tally, by_status, name="statuses")
             day_tally = system.spawn(Tally, by_day, name="days")
             clerk = system.spawn(Clerk, name="clerk")
-            crew = pool(Parser, statuses, days, clerk, size=PARSERS, routing=pull())
+            # Channels end with the actors that hold their handles, so each parser gets senders of its own.
+            crew = pool(lambda: Parser(statuses.clone(), days.clone(), clerk), size=PARSERS, routing=pull())
             parsers = system.spawn(crew, name="parsers", mailbox=bounded(QUEUE))
             number = 0
             for number, text in enumerate(lines, 1):

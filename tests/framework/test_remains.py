@@ -73,6 +73,16 @@ def no_collector() -> Iterator[None]:
         gc.enable()
 
 
+@pytest.fixture
+def no_records() -> Iterator[None]:
+    """Pytest keeps log records, which keep the traceback of a failure, and its last frame the callers of the actor."""
+    log = logging.getLogger("levada")
+    level = log.level
+    log.setLevel(logging.CRITICAL + 1)
+    yield
+    log.setLevel(level)
+
+
 class Source(Actor[Any]):
     """Holds what it is given, and fails, hangs or ends as it is told."""
 
@@ -522,7 +532,7 @@ class Carries(Source):
 @pytest.mark.parametrize("supervise", ["stop", restart()])
 @pytest.mark.parametrize("how", ["inline", "queued", "waiting"])
 async def test_a_failed_actor_keeps_nothing_alive(
-    system: ActorSystem, no_collector: None, how: str, supervise: Any
+    system: ActorSystem, no_collector: None, no_records: None, how: str, supervise: Any
 ) -> None:
     watched: list[weakref.ref[Any]] = []
     objects: list[weakref.ref[Any]] = []

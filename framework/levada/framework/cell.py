@@ -39,7 +39,7 @@ from .extras import Extras
 from .links import KILLED, NORMAL, SHUTDOWN, Reason
 from .mailbox import Conflate, MailboxPolicy
 from .ref import DEFAULT_TIMEOUT, FromThread, Ref
-from .tokens import ROOM, STOP, TAKE, TURN, Hear, Start, Stop, Turn
+from .tokens import ROOM, START, STOP, TAKE, TURN, Hear, Start, Stop, Turn
 
 if TYPE_CHECKING:
     import contextvars
@@ -167,11 +167,7 @@ class Cell(Ref[Any]):
             if scheduler.now > scheduler.end:
                 await scheduler.rest()
             if question.settled:
-                del message  # a log record of the failure may keep this frame
-                try:
-                    return question.result()
-                finally:
-                    del question
+                return question.result()
         else:
             if self._state is STOPPED:
                 raise stopped_error(self, self._reason, message)
@@ -259,6 +255,18 @@ class Cell(Ref[Any]):
     def _admit_first(self, entry: Any) -> None:
         """Put in an entry of the runtime before everything else; the caller sees to it that somebody runs it."""
         self._take_over().append(entry)
+
+    def _take_out_start(self) -> None:
+        """Forget a start that has not begun: a paused cell holds none, and the next object gets one of its own."""
+        batch = self._take_over()
+        at = len(batch) - 1
+        while at >= 0 and batch[at] is TURN:
+            at -= 1
+        if at >= 0 and batch[at] is START:
+            del batch[at]
+            self._came_up(START)
+            if not batch:
+                batch.append(TURN)  # it may be in the run queue, where nobody is whose mailbox is empty
 
     def _came_up(self, entry: Any) -> None:
         """An entry of the runtime has left the mailbox; only a mailbox with a capacity counts them."""

@@ -203,6 +203,11 @@ class _Handle:
                 # What a lost sender had sent is still there for the receiver that stayed.
                 core.end_soon(partial(core.end, TerminalState.LOST, discard=self._half is core.receiver))
 
+    @property
+    def in_use(self) -> bool:
+        """Whether its owner would be missed: not moved, finished, closed or bound to a mailbox, and its half is open."""
+        return self._live and self._half.state is OPEN
+
     def disown(self, how: str, cause: BaseException | None) -> None:
         """The actor that held this handle has ended: so does the channel, unless the handle has gone elsewhere or was finished.
 
@@ -210,7 +215,7 @@ class _Handle:
             how: the actor ended, for the error of the other side.
             cause: what it failed with.
         """
-        if self._live and self._half.state is OPEN:
+        if self.in_use:
             state, role = self._given_up
             self._core.end(state, detail=f"the actor that {role} {how}", cause=cause)
 

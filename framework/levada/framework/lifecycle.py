@@ -35,7 +35,7 @@ from .errors import ActorError, MailboxFull
 from .events import ActorFailed, ActorRestarted, ActorTerminated
 from .host import Host, split_cancelled
 from .links import CANCELLED, KILLED, NORMAL, SHUTDOWN, Exit, Failed, Normal, Reason, Shutdown, weightier
-from .remains import drop_frames, end_handles
+from .remains import drop_frames, end_handles, open_handles
 from .scheduler import Begun
 from .supervision import RestartPolicy, Strategy, delay, members, record, resumes, wants_restart
 from .timers import Tick
@@ -347,6 +347,7 @@ class Lifecycle:
         self._system.scheduler.claim_context(cell)
         extras = cell._more()
         cell._state = PAUSED
+        cell._take_out_start()
         cell._table = NO_HANDLERS
         cell._idle = False
         extras.queued = queued
@@ -466,7 +467,8 @@ class Lifecycle:
         ending = extras.ending
         assert ending is not None
         ending.closed = True
-        if cell._actor is not None and not isinstance(ending.reason, Normal | Shutdown):
+        actor = cell._actor
+        if actor is not None and not isinstance(ending.reason, Normal | Shutdown) and open_handles(actor):
             # Before the hook, which may finish them as if all had gone well; and before they see that, the tasks end that use them.
             if extras.host is not None:
                 extras.host.cancel_tasks()
@@ -637,9 +639,7 @@ class Lifecycle:
         cell._table = type(actor)._table
         cell._state = RUNNING
         if actor._has_start:
-            batch = cell._take_over()
-            if not batch or batch[-1] is not START:  # it may have been stopped before it ever started
-                cell._admit_first(START)
+            cell._admit_first(START)
         self._system.counters.restarts += 1
         self._system.events.publish(ActorRestarted(cell, extras.restarts))
         if extras.queued:

@@ -20,22 +20,22 @@ from typing import Any
 from .channel_core import handles_in
 from .links import Failed, Normal, Reason, Shutdown
 
-__all__ = ["drop_frames", "end_handles", "how_it_ended"]
+__all__ = ["drop_frames", "end_handles", "how_it_ended", "open_handles"]
 
 
 def end_handles(actor: Any, reason: Reason) -> None:
-    """End the channels whose handles an actor held when it ended: senders cancel, receivers close.
+    """End the channels whose handles an actor held when it ended: senders cancel, receivers close."""
+    cause = reason.error if isinstance(reason, Failed) else None
+    for handle in open_handles(actor):
+        handle.disown(how_it_ended(reason), cause)
 
-    Handles that were moved, finished or bound to a mailbox are left as they are.
-    """
+
+def open_handles(actor: Any) -> list[Any]:
+    """List the handles in an actor's fields that were not moved, finished or bound to a mailbox, and whose channels are open."""
     fields: list[Any] = list(vars(actor).values())
     for name in type(actor)._slots:
         fields.append(getattr(actor, name, None))
-    if not fields:
-        return
-    cause = reason.error if isinstance(reason, Failed) else None
-    for handle in handles_in(fields):
-        handle.disown(how_it_ended(reason), cause)
+    return [handle for handle in handles_in(fields) if handle.in_use] if fields else []
 
 
 def how_it_ended(reason: Reason) -> str:
