@@ -533,10 +533,19 @@ async def plain_nursery() -> AsyncIterator[trio.Nursery]:
             finally:
                 nursery.cancel_scope.cancel()
     except BaseExceptionGroup as group:
-        own = [raised for raised in group.exceptions if not isinstance(raised, trio.Cancelled)] or [group.exceptions[0]]
-        error = own[0] if len(own) == 1 else group
+        error = _essence(group)
     if error is not None:
-        raise error  # out here, so that its context is not the group
+        try:
+            raise error  # out here, so that its context is not the group
+        finally:
+            del (
+                error
+            )  # or the frames that the error came through would hold it, and it them, and all that they have made
+
+
+def _essence(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    own = [raised for raised in group.exceptions if not isinstance(raised, trio.Cancelled)] or [group.exceptions[0]]
+    return own[0] if len(own) == 1 else group
 
 
 class Ready(Generic[T]):

@@ -11,6 +11,7 @@ The rules of this file:
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import deque
 from collections.abc import Callable
@@ -443,16 +444,16 @@ class QuicConnection:
     def fail(self, why: str, *, code: int = 1) -> None:
         """End it as lost, telling the peer only that there was an error."""
         if not self.is_over:
-            self._end(
-                CloseReason(code, why, lost=True), lambda: ConnectionLost(f"connection to {self._info.peer}: {why}")
-            )
+            said = f"connection to {self._info.peer}: {why}"
+            self._end(CloseReason(code, why, lost=True), lambda: ConnectionLost(said))
             self.engine.close(error_code=code, frame_type=0)
             self.mark_dirty()
 
     def abandon(self, why: str) -> None:
         """End it as lost, without a word: the peer has no state for it, or the state here is no good."""
         if not self.is_over:
-            self._end(CloseReason(1, why, lost=True), lambda: ConnectionLost(f"connection to {self._info.peer}: {why}"))
+            said = f"connection to {self._info.peer}: {why}"
+            self._end(CloseReason(1, why, lost=True), lambda: ConnectionLost(said))
         self.engine.terminate(1, why)
         self._endpoint.forget(self)
 
@@ -503,6 +504,18 @@ class QuicConnection:
         if self._drained is not None and not self._undelivered():
             self._drained.set()
             self._drained = None
+        if engine.terminated:
+            self._endpoint.forget(self)
+
+    def forgotten(self) -> None:
+        """Let go of the engine's state and of streams, which hold the connection; those that wait to be accepted stay."""
+        self.engine.release()
+        self.streams.clear()
+        # They come with a copy that does not hold them.
+        ended = copy.copy(self)
+        ended._waiting = deque()
+        for stream in self._waiting:
+            stream.outlive(ended)
 
     def _handle(self, event: events.QuicEvent) -> None:
         match event:
@@ -523,8 +536,6 @@ class QuicConnection:
                 self._endpoint.retire_route(event.connection_id, self)
             case events.HandshakeCompleted():
                 self._handshake_completed(event)
-            case events.ConnectionTerminated():
-                self._endpoint.forget(self)
             case _:
                 pass
 

@@ -122,6 +122,11 @@ class QuicEndpoint:
                 await self._manager.__aexit__(kind, error, traceback)
             finally:
                 self._port.close()
+                for connection in self.connections:
+                    self.forget(connection)
+                self._manager = self.listener = None
+                self._timers.clear()
+                self._dirty.clear()
 
     async def _linger(self) -> None:
         """Stay until the closing periods are over, as far as the configuration allows."""
@@ -212,13 +217,16 @@ class QuicEndpoint:
 
     def forget(self, connection: QuicConnection) -> None:
         """Drop all trace of a connection."""
-        self._connections.pop(connection, None)
+        if connection not in self._connections:
+            return
+        del self._connections[connection]
         for cid in connection.cids:
             self._routes.pop(cid, None)
         connection.cids.clear()
         for token in connection.reset_tokens:
             self._reset_tokens.pop(token, None)
         connection.reset_tokens.clear()
+        connection.forgotten()
         self._drop_stale_timers()
         if not self._connections:
             self._deserted.set()
@@ -329,6 +337,8 @@ class QuicEndpoint:
 
     def _transmit(self, connection: QuicConnection, now: float) -> list[tuple[bytes, Address]]:
         datagrams: list[tuple[bytes, Address]] = []
+        if connection not in self._connections:
+            return datagrams
         try:
             datagrams = connection.transmit(now)
         except Exception as error:  # noqa: BLE001 - an engine that fails ends its own connection only
@@ -337,9 +347,11 @@ class QuicEndpoint:
         return datagrams
 
     def _set_timer(self, connection: QuicConnection) -> None:
+        if connection not in self._connections:
+            return
         at = connection.next_deadline()
         timers = self._timers
-        if at == connection.timer_at or connection not in self._connections:
+        if at == connection.timer_at:
             return
         if at > connection.timer_at and timers[0][2] is not connection:
             return  # looked at when it fires; the first one is moved, as it would fire soon
@@ -421,7 +433,7 @@ class QuicEndpoint:
             connection.settle()
         except Exception as error:  # noqa: BLE001 - as in feed
             self._engine_failed(connection, error)
-        if connection.engine.has_something_to_send(now):
+        if connection in self._connections and connection.engine.has_something_to_send(now):
             connection.mark_dirty()
         else:
             self._set_timer(connection)

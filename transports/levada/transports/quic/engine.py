@@ -22,17 +22,27 @@ from typing import Any, Final
 
 import attrs
 from aioquic import tls
+from aioquic._buffer import Buffer
 from aioquic._crypto import HeaderProtection
 from aioquic.quic import events
 from aioquic.quic.configuration import QuicConfiguration
-from aioquic.quic.connection import QuicConnection, QuicConnectionError, QuicConnectionState, QuicNetworkPath
+from aioquic.quic.connection import (
+    QuicConnection,
+    QuicConnectionError,
+    QuicConnectionState,
+    QuicNetworkPath,
+    QuicReceiveContext,
+)
 from aioquic.quic.crypto import CryptoPair
+from aioquic.quic.packet import QuicErrorCode
 from aioquic.quic.packet_builder import QuicPacketBuilder
+from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.recovery import QuicPacketRecovery, QuicPacketSpace
 from aioquic.quic.stream import QuicStream
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from .keys import RollingKeys
+from .ranges import Ranges
 
 __all__ = ["OVERRIDES_FIT", "EarlyDatagram", "EngineSettings", "PlainEngine", "engine_class"]
 
@@ -47,6 +57,9 @@ _ONE_RTT = tls.Epoch.ONE_RTT
 _PING = 0  # nobody waits for its acknowledgement
 _PACKET_OVERHEAD = 3 + 16  # short header less the connection id, and the AEAD's tag
 _LONG_HEADER = 11
+
+MAX_GAPS: Final = 4_096
+"""Gaps in what has come of all streams of a connection; half of the packets that fill a window of 8 MiB."""
 
 
 @attrs.frozen(kw_only=True)
@@ -100,6 +113,8 @@ class PlainEngine(QuicConnection):
         self._key_sending: Any = None
         self._key_start = 0  # number of the first packet, or a later one, under these keys
         self._key_wanted = False
+        self._gaps: dict[QuicStream, int] = {}  # in what came of a stream
+        self._gap_count = 0
         self.early_streams: set[int] = set()
         """Streams that carried 0-RTT data; the reader of the events empties it."""
         self.reset_tokens_changed = False
@@ -184,6 +199,24 @@ class PlainEngine(QuicConnection):
             if self._close_event is None:
                 self._close_event = events.ConnectionTerminated(error_code=code, frame_type=0, reason_phrase=text)
             self._close_end()
+
+    def release(self) -> None:
+        """Let go of everything that nobody asks a connection for that is over for good.
+
+        aioquic's connection holds its own methods, as handlers of frames, keys, handshakes and deliveries, and would stay until the
+        garbage collector comes.
+        """
+        self._loss._send_probe = _nothing
+        for space in self._spaces.values():
+            space.sent_packets.clear()
+        for name in ("_QuicConnection__frame_handlers", "_cryptos", "_cryptos_initial", "_crypto", "tls"):
+            vars(self).pop(name, None)
+        for stream in self._streams.values():  # which still tell how much was not sent
+            stream.sender._buffer.clear()
+            stream.receiver._buffer.clear()
+        self._gaps.clear()
+        self._crypto_streams.clear()
+        self._datagrams_pending.clear()
 
     # ---------------------------------------------------------------- streams
 
@@ -290,6 +323,62 @@ class PlainEngine(QuicConnection):
         if before and self._network_paths[0] is not before[0]:
             self._path_changed(afresh=before[0].addr[0] != self._network_paths[0].addr[0])
 
+    def _handle_crypto_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
+        try:
+            super()._handle_crypto_frame(context, frame_type, buf)
+        except QuicConnectionError as error:
+            if error.__context__ is not None:
+                # aioquic's `negotiate` keeps the alert in a local variable, so that the alert would hold itself, and its frames us.
+                error.__context__.__traceback__ = None
+            raise
+
+        self._bound_gaps(self._crypto_streams[context.epoch], frame_type)
+
+    def _handle_stream_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
+        start = buf.tell()
+        stream_id = buf.pull_uint_var()
+        buf.seek(start)
+        super()._handle_stream_frame(context, frame_type, buf)
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            self._bound_gaps(stream, frame_type)
+
+    def _bound_gaps(self, stream: QuicStream, frame_type: int) -> None:
+        """Bound what it costs to put together what comes in pieces (RFC 9000 section 21.7).
+
+        A gap costs 100 octets, and aioquic looks at all of them for each piece: packets full of single octets took 40 ms each after
+        thirty of them, and ever longer.
+        """
+        receiver = stream.receiver
+        ranges = receiver._ranges
+        gaps = 0 if receiver.is_finished else len(ranges)
+        known = self._gaps.pop(stream, 0)
+        self._gap_count += gaps - known
+        if not gaps:
+            return
+        self._gaps[stream] = gaps
+        if type(ranges) is RangeSet:
+            receiver._ranges = Ranges(ranges)
+        if self._gap_count > MAX_GAPS:
+            raise QuicConnectionError(
+                error_code=QuicErrorCode.PROTOCOL_VIOLATION,
+                frame_type=frame_type,
+                reason_phrase="Too many gaps in what was sent",
+            )
+
+    def _handle_retire_connection_id_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
+        start = buf.tell()
+        number = buf.pull_uint_var()
+        buf.seek(start)
+        if any(cid.sequence_number == number and not cid.was_sent for cid in self._host_cids):
+            # aioquic allows it, and makes another id at once, which may be retired in the same packet: 3 us for each octet.
+            raise QuicConnectionError(
+                error_code=QuicErrorCode.PROTOCOL_VIOLATION,
+                frame_type=frame_type,
+                reason_phrase="Cannot retire a connection ID that was not sent",
+            )
+        super()._handle_retire_connection_id_frame(context, frame_type, buf)
+
     def _send_probe(self) -> None:
         super()._send_probe()
         if self._is_client and self._handshake_complete and not self._handshake_confirmed:
@@ -366,13 +455,19 @@ class PlainEngine(QuicConnection):
         return []
 
 
+def _nothing() -> None:
+    pass
+
+
 # ---------------------------------------------------------------- does it fit?
 
 _PLAIN_NAMES = """
     _close_event _close_end _state _handshake_complete _loss _max_datagram_size _packet_number _peer_cid
     _remote_max_streams_bidi _remote_max_streams_uni _get_or_create_stream_for_send _streams
+    _QuicConnection__frame_handlers _crypto_streams
     _datagrams_pending _remote_max_datagram_frame_size _network_paths _events
-    _cryptos _spaces _handshake_confirmed _initialize _send_probe _is_client _ping_pending _probe_pending
+    _cryptos _spaces _handshake_confirmed _initialize _send_probe _handle_crypto_frame
+    _handle_stream_frame _handle_retire_connection_id_frame _host_cids _is_client _ping_pending _probe_pending
 """
 _TUNED_NAMES = """
     _streams_queue _streams_blocked_bidi _streams_blocked_uni _streams_blocked_pending _unblock_streams
@@ -403,7 +498,7 @@ def _missing(names: str) -> list[str]:
             stream.sender,
             "_buffer _buffer_start _buffer_stop _pending _pending_eof _reset_error_code highest_offset reset_pending",
         ),
-        (stream.receiver, "_buffer _buffer_start _final_size highest_offset stop_pending is_finished"),
+        (stream.receiver, "_buffer _buffer_start _final_size _ranges highest_offset stop_pending is_finished"),
         (
             builder,
             "_packet _buffer _packet_number _end_packet remaining_flight_space remaining_buffer_space packet_is_empty flush",

@@ -177,6 +177,7 @@ class QuicListener:
         self._closed = True
         for incoming in list(self._pending.values()):
             incoming.refuse()
+        self._queue.clear()
         self._waiters.unpark_all()
         await trio.lowlevel.checkpoint()
 

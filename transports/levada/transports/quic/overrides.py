@@ -70,6 +70,11 @@ class TunedEngine(ReadyEngine):
         if not self._is_client:
             first.stateless_reset_token = settings.reset_token(first.cid)
 
+    def release(self) -> None:
+        """Let go of everything that nobody asks a connection for that is over for good."""
+        super().release()
+        self._short = ShortPacketBuilder(is_client=self._is_client)  # the old one has the keys
+
     # ---------------------------------------------------------------- frames from the peer
 
     def _handle_datagram_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:

@@ -8,7 +8,7 @@ else a binary search.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from typing import Any, Final
 
@@ -26,8 +26,9 @@ _stop = attrgetter("stop")
 class Ranges(RangeSet):
     """aioquic's set of ranges, with its methods, searched from the end."""
 
-    def __init__(self) -> None:
-        self._sorted: list[range] = []
+    def __init__(self, ranges: Iterable[range] = ()) -> None:
+        """Make a set of `ranges`, which are in order and do not touch."""
+        self._sorted = list(ranges)
 
     def add(self, start: int, stop: int | None = None) -> None:
         """Add the numbers from `start` to before `stop`, or `start` alone."""

@@ -68,6 +68,14 @@ class ReadyEngine(LeanEngine):
         ):
             limit.value = limit.sent = value
 
+    def release(self) -> None:
+        """Let go of everything that nobody asks a connection for that is over for good."""
+        super().release()
+        self._levels.clear()
+        self._stalled.clear()
+        self._owing.clear()
+        self._done.clear()
+
     # ---------------------------------------------------------------- readiness
 
     def _ready(self, stream: QuicStream) -> None:
@@ -211,6 +219,7 @@ class ReadyEngine(LeanEngine):
                 self._consumed_by[event.stream_id] = stream.receiver.highest_offset
                 self._credit(stream.receiver.highest_offset - taken)
                 stream.receiver._buffer.clear()
+                self._bound_gaps(stream, frame_type)
                 self._owing.pop(stream, None)
                 if stream.is_finished:
                     self._done.append(stream)

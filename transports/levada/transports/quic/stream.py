@@ -436,6 +436,10 @@ class QuicStream:
         self._waiting = False
         return self._forgotten
 
+    def outlive(self, ended: QuicConnection) -> None:
+        """The connection is over for good, and `ended` tells how."""
+        self._connection = ended
+
     def forgotten(self) -> bool:
         """The engine has dropped it; true if its credit is due: it is the peer's and was accepted."""
         self._forgotten = True
