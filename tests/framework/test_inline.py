@@ -357,3 +357,21 @@ async def test_inline_messages_that_came_meanwhile_are_handled_in_order(system: 
     await wait_all_tasks_blocked()
     assert seen == [0, 1, 2]
     assert await ref.ask(Get()) == 3
+
+
+async def test_a_sync_handler_sees_its_askers_deadline_and_an_async_one_does_not(
+    system: ActorSystem, autojump_clock: trio.testing.MockClock
+) -> None:
+    class Looks(Actor[Set | Read]):
+        @handles
+        def sync(self, m: Set) -> str:
+            return str(trio.current_effective_deadline())
+
+        @handles
+        async def waits(self, m: Read) -> str:
+            return str(trio.current_effective_deadline())
+
+    ref = system.spawn(Looks)
+    with trio.fail_at(1000.0):
+        assert await ref.ask(Set("")) == "1000.0"
+        assert await ref.ask(Read()) == "inf"
