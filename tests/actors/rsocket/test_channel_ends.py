@@ -25,7 +25,7 @@ from levada.actors.rsocket import (
 )
 from levada.actors.rsocket.blocking import connect as connect_blocking
 from levada.framework import ActorSystem, Receiver, Sender
-from levada.framework.errors import ChannelCancelled, ReceiverClosed
+from levada.framework.errors import ChannelCancelled, ChannelConnectionLost, ReceiverClosed
 from levada.transports.rsocket.frames import CancelFrame, PayloadFrame
 
 Channel = tuple[Sender[Any], Receiver[Payload]]
@@ -299,3 +299,58 @@ def test_a_blocking_channel_that_is_stopped_and_completed_in_two_messages(peer_f
                         for _ in range(1000):
                             channel.send(b"", timeout=5.0)
             assert peer._streams == {}
+
+
+async def taken_never(request: Request) -> None:
+    """Grant a window of credit, and take nothing."""
+    await trio.sleep_forever()
+
+
+async def fill(peer: ConnectedPeer) -> Channel:
+    """Open a channel whose producer waits for credit."""
+    sender, answers = await peer.request_channel(b"")
+    with trio.move_on_after(0.0):
+        while True:
+            await sender.send(b"more")
+    await wait_all_tasks_blocked()
+    return sender, answers
+
+
+@both_dialects
+async def test_a_producer_that_is_killed_while_it_waits_for_credit(dialect: str) -> None:
+    async with pair(dialect, taken_never) as (peer, listener):
+        sender, answers = await fill(peer)
+        for stream in list(peer._connection.streams.values()):
+            stream.ref.kill()
+        with pytest.raises(ChannelConnectionLost, match="was ended"):
+            await answers.receive()
+        with pytest.raises(ReceiverClosed):
+            await sender.send(b"more")
+        assert await left(peer, listener) == (0, 0)
+
+
+@both_dialects
+async def test_a_producer_that_waits_for_credit_is_free_when_its_channel_is_over(dialect: str) -> None:
+    """The same actor serves one channel after another."""
+    gates: list[trio.Event] = []
+
+    async def handler(request: Request) -> None:
+        gates.append(trio.Event())
+        await gates[-1].wait()
+
+    async with (
+        ActorSystem() as system,
+        serve(system, f"{dialect}+memory://desk", handler) as listener,
+        connect(system, listener.url) as peer,
+    ):
+        actors: list[int] = []
+        for _ in range(4):
+            sender, answers = await fill(peer)
+            gates[-1].set()
+            assert [payload async for payload in answers] == []
+            await wait_all_tasks_blocked()
+            with pytest.raises(ReceiverClosed):
+                await sender.send(b"more")
+            await wait_all_tasks_blocked()
+            actors.append(system.statistics().actors)
+        assert max(actors) <= min(actors) + 1

@@ -720,3 +720,44 @@ async def test_answers_of_one_moment_share_a_write_and_a_lonely_one_goes_at_once
         await wait_all_tasks_blocked()
         assert listener.peers[0].statistics().requests_received == 12
         assert writes() == before + 2
+
+
+# ---------------------------------------------------------------- credit of streams that follow one another
+
+
+@pytest.mark.parametrize("into_mailbox", [False, True])
+async def test_what_is_taken_of_an_old_stream_grants_nothing_to_a_new_one(into_mailbox: bool) -> None:
+    """The payloads of a stream that is over are taken while the actor that it had has another one."""
+    produced: list[int] = []
+
+    async def numbers(count: int) -> AsyncIterator[bytes]:
+        for number in range(count):
+            produced.append(number)
+            yield b"%d" % number
+
+    async def handler(request: Request) -> Any:
+        return numbers(int(request.data))
+
+    async with pair(handler) as (peer, _, system):
+        old = await peer.request_stream(b"8", window=8)
+        await wait_all_tasks_blocked()
+        produced.clear()
+        new = await peer.request_stream(b"100", window=4)
+        await wait_all_tasks_blocked()
+        assert len(produced) == 5  # the fifth waits for credit
+        with old, new:
+            if into_mailbox:
+                probe = Probe(system)
+                old.to_mailbox(probe.ref, lambda payload: payload.data)
+                for number in range(8):
+                    await probe.expect(b"%d" % number)
+            else:
+                assert [payload.data async for payload in old] == [b"%d" % number for number in range(8)]
+            await wait_all_tasks_blocked()
+            assert len(produced) == 5
+            for _ in range(2):
+                await new.receive()
+            await wait_all_tasks_blocked()
+            assert len(produced) == 7
+        if into_mailbox:
+            probe.ref.stop()

@@ -524,6 +524,10 @@ class Answer(_Producing):
                     result = connection.encoding.reply(result, messages=request.holds_message)
             if not self.answered and connection.crowded:
                 await connection.room()
+            if request.kind is not RESPONSE and result is not None and not self.answered:
+                # ReactiveSocket's streams may begin without any (RX-63).
+                while self.stream_id == stream_id and connection.core.credit(stream_id) < 1:
+                    await self._wait_for_credit()
             if not self.answered and self.stream_id == stream_id:
                 if result is None:
                     connection.core.send_complete(stream_id)
