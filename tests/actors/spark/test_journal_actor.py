@@ -98,6 +98,26 @@ async def test_rows_are_on_the_disk_when_the_answer_comes(system: ActorSystem, t
     assert (await journal.ask(GetExtent())).end == {0: 3}
 
 
+async def test_the_record_of_ends_is_synced_soon_after_the_last_append(
+    system: ActorSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    """No later append does it. What asks for the groups waits for what is being done before."""
+    journal = spawn(system, tmp_path)
+    await journal.ask(Append(lines(1)), timeout=None)
+    synced: list[int] = []
+    real = os.fdatasync
+
+    def sync(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_ino)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    await journal.ask(Append(lines(2)), timeout=None)
+    await trio.sleep(0.5)
+    await journal.ask(GetGroups(), timeout=None)
+    assert synced[-1] == (tmp_path / "ends").stat().st_ino
+
+
 async def test_tasks_that_never_stop_staging_hold_up_no_append(system: ActorSystem, tmp_path: Path) -> None:
     """Two of them are enough for one to be waiting at any time."""
     journal = spawn(system, tmp_path, config=JournalConfig(max_staged_bytes=2 << 20))

@@ -242,6 +242,14 @@ def test_a_row_that_was_lost_is_not_said_to_have_been_deleted(journal: Path) -> 
         assert store.offset_within(0, last - 1, COUNT, max_bytes=1 << 20) == last
 
 
+def test_the_columns_are_those_of_what_is_left(journal: Path) -> None:
+    """Opened by somebody who leaves them to the journal."""
+    remove(-1)(journal)
+    with Store.open(journal, None, ACCEPTING) as store:
+        assert store.schema == SCHEMA
+        assert store.append([(0, rows(1))]) == [Appended(0, COUNT, 1)]
+
+
 def test_damaged_files_are_kept_beside(journal: Path) -> None:
     flip(-1, 1, 60)(journal)
     last = segments(journal)[-1]

@@ -169,6 +169,11 @@ class Partition:
             text = f"ends with offset {last.end}, but rows up to {self._wanted} were promised: restore the segments"
             yield Loss(last.end, self._wanted, JournalDamaged(text, path=str(self.folder)))
 
+    @property
+    def newest_schema(self) -> pa.Schema | None:
+        """Columns of the last segment that `find` found; None if there is none."""
+        return self._found[-1].schema if self._found else None
+
     def settle(self, losses: Mapping[int, int]) -> int:
         """Put in order what `find` found: cut off what is torn or was never committed, and go on behind all rows that should be there.
 

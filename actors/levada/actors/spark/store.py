@@ -281,20 +281,19 @@ class Store:
             for partition in partitions:
                 partition.create()
         losses = self._find(promise)
+        schemas = [schema for partition in partitions if (schema := partition.newest_schema) is not None]
+        if not grown:
+            # Partitions may differ if the last attempt to add columns was cut short: the one with most columns is the truth.
+            self.schema = max(schemas, key=len, default=self.schema)
+        for schema in schemas:
+            check_growth(schema, self.schema, where=str(self.directory))
         if any(losses.values()):
             with self._ledger_errors():
                 ledger.add_losses(losses)
-        for partition in partitions:
-            self._cut += partition.settle(ledger.losses(partition.number))
-        # Partitions may differ if the last attempt to add columns was cut short: the one with most columns is the truth.
-        newest = max((partition.segments[-1].schema for partition in partitions), key=len)
-        if not grown:
-            self.schema = newest
-        for partition in partitions:
-            check_growth(partition.segments[-1].schema, self.schema, where=str(self.directory))
         mark = fingerprint(self.schema)
         for partition in partitions:
             partition.schema = self.schema
+            self._cut += partition.settle(ledger.losses(partition.number))
             last = partition.segments[-1]
             if last.fingerprint != mark or last.version < VERSION:
                 partition.roll()
