@@ -22,6 +22,8 @@ EXT_MESSAGE = 2
 COPIES = 8
 # Octets from which a scan for completeness precedes building: below, the worst claim of nested headers is 3 MB.
 SCAN_FROM = 1024
+# Handles of one message: each takes some µs to make.
+MAX_HANDLES = 16_384
 # Octets from which a message is unpacked field by field: below, what is made in vain before a misfit is found is 6 MB.
 PIECEMEAL_FROM = 1 << 16
 NAMES = reprlib.Repr()
@@ -334,19 +336,23 @@ class Out:
 class In:
     """One call of `Codec.decode`."""
 
-    __slots__ = ("budget", "detach", "max_depth", "max_items", "root", "seen")
+    __slots__ = ("budget", "detach", "handles", "max_depth", "max_items", "root", "seen")
 
     def __init__(self, codec: Codec, detach: Detach | None) -> None:
         self.detach = detach
         self.max_depth = codec.max_depth
         self.max_items = codec.max_items
         self.budget = codec.max_bytes * COPIES
+        self.handles = MAX_HANDLES
         self.root = ""
         self.seen: set[int] = set()
 
     def take(self, wire: tuple[int, bytes], item: Any) -> Any:
         """The handle of an attachment."""
         kind, number, note = read_attachment(wire[1])
+        self.handles -= 1
+        if self.handles < 0:
+            raise Misfit(f"more than {MAX_HANDLES} handles")
         if self.detach is None:
             raise Misfit("an attachment where none can be")
         if kind is not AttachmentKind.RETURNED_REF:

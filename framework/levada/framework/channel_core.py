@@ -216,6 +216,11 @@ class Envelope:
 
     __slots__ = ()
 
+    @property
+    def large(self) -> bool:
+        """Whether to open it may take so long that others run for as long before the next one is opened."""
+        return False
+
     def open(self) -> Any:
         """Give the message; called once, in the task that receives it, and its errors are raised there."""
         raise NotImplementedError

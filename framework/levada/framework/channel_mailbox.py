@@ -6,6 +6,9 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
+from trio import current_time, sleep
+from trio.lowlevel import spawn_system_task
+
 from .channel_core import NOT_PROCESSED, OPEN, PROCESSED, ChannelCore, Envelope, TerminalState
 from .errors import ActorStopped, DecodeError
 
@@ -72,7 +75,7 @@ class MailboxFeed:
 
     def _move_one(self) -> bool:
         """Move a message, if there is one and the mailbox has room; whether to go on."""
-        core = self._core
+        core, began = self._core, 0.0
         if self._held is None:
             if not core.queue:
                 if core.pending is not None:
@@ -80,6 +83,8 @@ class MailboxFeed:
                 return False
             entry = core.take()
             try:
+                if isinstance(entry, Envelope) and entry.large:
+                    began = current_time()
                 message = entry.open() if isinstance(entry, Envelope) else entry
                 if self._wrap is not None:
                     message = self._wrap(message)
@@ -107,12 +112,21 @@ class MailboxFeed:
         elif self._held is not None:  # else the mailbox took it and then stopped its actor
             self._held = None
             core.settle(entry, outcome=PROCESSED)
+            if began and not self._waiting:
+                self._waiting, self._leave_line = True, _nothing
+                spawn_system_task(self._rest, current_time() - began)
+                return False
         return fits
 
+    async def _rest(self, seconds: float) -> None:
+        await sleep(seconds)
+        self._room()
+
     def _room(self) -> None:
-        self._waiting = False
-        self._leave_line = _nothing  # it holds this feed
-        self._pump()
+        if self._waiting:
+            self._waiting = False
+            self._leave_line = _nothing  # it holds this feed
+            self._pump()
 
     def _stopped(self) -> None:
         self._core.end(TerminalState.RECEIVER_CLOSED, detail="the actor that received has stopped")

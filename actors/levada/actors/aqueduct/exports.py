@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import trio
 
 from levada.framework import Failed
 from levada.framework.ask import Ask
@@ -24,7 +25,7 @@ from levada.transports.aqueduct import Delivery, ReceiverHalf, SenderHalf
 from levada.transports.text import printable
 
 from . import envelopes
-from .halves import open_delivery, read_unreadable
+from .halves import LARGE, open_delivery, read_unreadable
 from .links import HalfActor
 from .oneshots import Promise
 
@@ -47,6 +48,8 @@ class Export(HalfActor):
     """Whether the mailbox will call when it has room, or has ended."""
     _forget: Callable[[], None] = attrs.field(init=False)
     _busy: bool = attrs.field(default=False, init=False)
+    _pausing: bool = attrs.field(default=False, init=False)
+    """Whether it goes on when others have run for as long as a large message took."""
 
     # What a message that is being packed asks of it.
 
@@ -92,9 +95,10 @@ class Export(HalfActor):
         self._busy = True
         half, halves = self.half, self.halves
         try:
-            while not self._waiting and half.mailbox:
+            while not (self._waiting or self._pausing) and half.mailbox:
                 delivery = half.take()
                 halves.received += 1
+                began = trio.current_time() if len(delivery.payload) > LARGE else 0.0
                 try:
                     self._open(delivery)
                 except DecodeError as error:
@@ -103,9 +107,17 @@ class Export(HalfActor):
                     logger.warning("%s: an envelope for %s: %s", halves.peer, self.target.path, printable(str(cause)))
                     delivery.discard()
                     half.close()
+                if began:
+                    self._pausing = True
+                    trio.lowlevel.spawn_system_task(self._pause, trio.current_time() - began)
         finally:
             self._busy = False
         halves.turn()
+
+    async def _pause(self, seconds: float) -> None:
+        await trio.sleep(seconds)
+        self._pausing = False
+        self.pump()
 
     # ------------------------------------------------ envelopes
 

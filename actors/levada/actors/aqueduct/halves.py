@@ -77,6 +77,8 @@ _SENDING: Final = (SenderState.OPEN, SenderState.UNATTACHED)
 CODEC: Final = ("levada-codec", b"1")
 """Connection header: which messages this side writes, and that it knows `Unreadable`. A peer that says nothing about it is taken at its
 word when it sends any."""
+LARGE = 2**15
+"""Octets of a message that is decoded alone: others run before the next one. Those below take 0.05 s at worst."""
 MAX_CAUSE = 1000
 """Characters of the cause in an `Unreadable`."""
 MAX_EXPLAINED = 8
@@ -318,6 +320,11 @@ class Arrival(Envelope):
         self.item_type = item_type
         self.handles: tuple[Any, ...] = ()
         """What was in the message, once it is open."""
+
+    @property
+    def large(self) -> bool:
+        """See `Envelope.large`."""
+        return len(self.delivery.payload) > LARGE
 
     def open(self) -> Any:
         """See `Envelope.open`.

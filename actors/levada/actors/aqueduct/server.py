@@ -8,6 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeAlias
 
+import attrs
+import trio
+
 from levada.actors.listening import Acceptor, ListenerHandle
 from levada.framework import Actor, Reason, Receiver, Ref
 from levada.framework.channel_core import PROCESSED, ChannelCore
@@ -47,7 +50,7 @@ class Calls:
     """Calls an async function for each message of a channel, several at a time."""
 
     def __init__(
-        self, function: Callable[[Any], Awaitable[None]], channel: ChannelCore, connection: Connection
+        self, function: Callable[[Any], Awaitable[None]], channel: ChannelCore, connection: ServerConnection
     ) -> None:
         self._function = function
         self._channel = channel
@@ -69,7 +72,13 @@ class Calls:
         path, halves = self._connection.ref.path, self._connection.halves
         try:
             try:
-                message = arrival.open()
+                if arrival.large:
+                    async with self._connection.listener.decoding:
+                        began = trio.current_time()
+                        message = arrival.open()
+                        await trio.sleep(trio.current_time() - began)
+                else:
+                    message = arrival.open()
             except LevadaError as error:
                 logger.warning("%s: a message from %s cannot be read: %s", path, halves.peer, printable(str(error)))
                 return
@@ -116,6 +125,8 @@ class ListenerActor(Acceptor[ServerConnection]):
     item_type: Any
     handler: Handler
     expose: Expose = ()
+    decoding: trio.Lock = attrs.field(factory=trio.Lock, init=False)
+    """Large messages of all clients are decoded one after the other; for as long as one took, others run."""
 
     @property
     def max_connections(self) -> int:

@@ -1,0 +1,136 @@
+"""What a peer can cost: the worst messages that the default limits let through, and those that they do not."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+import pytest
+import trio
+
+from levada.actors.aqueduct import RawMessage, connect, serve
+from levada.framework import Actor, ActorSystem, OneshotSender, handles, message, oneshot
+
+pytestmark = pytest.mark.usefixtures("no_traceback")
+
+
+@message("tests.cost.Load")
+class Load:
+    value: Any
+
+
+@message("tests.cost.Echo")
+class Echo:
+    answer: OneshotSender[int]
+
+
+def load(items: bytes, count: int) -> bytes:
+    """The octets of a `Load` with a list of so many items."""
+    header = b"\xdd" + count.to_bytes(4, "big")
+    return msgpack.packb(msgpack.ExtType(2, b"\x92\xaftests.cost.Load" + header + items * count))
+
+
+NESTED = msgpack.packb(msgpack.ExtType(2, b"\x92\xaftests.cost.Load\xc0"))
+WORST = {
+    "empty maps": load(b"\x80", 116_000),
+    "small maps": load(b"\x81\x01\x01", 95_000),
+    "texts": load(b"\xa2ab", 1_040_000),
+    "messages": load(NESTED, 40_000),
+    "refs": load(b"\xd5\x01\x05\x05", 16_384),
+    "too many maps": load(b"\x80", 15_000_000),
+    "too many refs": load(b"\xd5\x01\x05\x05", 120_000),
+    "octets": load(b"\xc6\x00\xfe\x00\x00" + bytes(0xFE0000), 1),
+}
+
+
+class Handler:
+    """Counts what it gets, as a function or as an actor."""
+
+    def __init__(self) -> None:
+        self.loads = 0
+
+    def take(self, m: Load | Echo) -> None:
+        if isinstance(m, Echo):
+            m.answer.send(self.loads)
+        else:
+            self.loads += 1
+
+    def function(self) -> Callable[..., Any]:
+        async def handler(m: Load | Echo) -> None:
+            self.take(m)
+
+        return handler
+
+    def actor(self) -> Callable[..., Any]:
+        outer = self
+
+        class Taker(Actor[Load | Echo]):
+            @handles
+            def take(self, m: Load | Echo) -> None:
+                outer.take(m)
+
+        return Taker
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("octets", WORST.values(), ids=WORST)
+async def test_one_message_costs_at_most_two_seconds_and_150_mb(octets: bytes) -> None:
+    """Measured on two cores: 0.45 s and 80 MB; CPU time, so that a busy machine does not decide."""
+    async with (
+        ActorSystem() as system,
+        serve(system, "aqueduct+memory://desk", Handler().function()) as listener,
+        connect(system, listener.url, RawMessage) as peer,
+    ):
+        for measure in (time.process_time, lambda: tracemalloc.get_traced_memory()[1]):
+            if measure is not time.process_time:
+                tracemalloc.start()
+            before = measure()
+            await peer.send(RawMessage(octets))
+            await (await peer.send(RawMessage(NESTED), receipt=True))
+            await trio.testing.wait_all_tasks_blocked()
+            cost = measure() - before
+            assert cost < (2.0 if measure is time.process_time else 150_000_000)
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", ["function", "actor"])
+async def test_others_are_served_between_large_messages(kind: str) -> None:
+    """An echo of an honest client does not wait until all that a hostile one has sent is decoded."""
+    handler = Handler()
+    async with (
+        ActorSystem() as system,
+        serve(system, "aqueduct+memory://desk", getattr(handler, kind)()) as listener,
+        connect(system, listener.url, RawMessage) as hostile,
+        connect(system, listener.url, object) as honest,
+    ):
+        for _ in range(20):
+            await hostile.send(RawMessage(load(b"\x81\x01\x01", 12_000)))
+        sender, answer = oneshot(int)
+        await honest.send(Echo(sender))
+        assert await answer < 15
+        hostile.abort()
+
+
+@pytest.mark.parametrize("levels", [50, 5000])
+async def test_messages_that_are_refused_cost_their_sender_only_them(levels: int) -> None:
+    """Whatever cannot be decoded is one line in the log; the connection goes on."""
+    handler = Handler()
+    async with (
+        ActorSystem() as system,
+        serve(system, "aqueduct+memory://desk", handler.function()) as listener,
+        connect(system, listener.url, RawMessage) as peer,
+    ):
+        for octets in (
+            b"\x91" * levels,
+            b"\xdd\xff\xff\xff\xff" * levels,
+            msgpack.packb({bytes([7]): 1}) * levels,
+            load(b"\xd5\x01\x00\x07", levels),
+        ):
+            await peer.send(RawMessage(octets))
+        await (await peer.send(RawMessage(NESTED), receipt=True))
+        await trio.testing.wait_all_tasks_blocked()
+        assert handler.loads == 1
+        assert len(listener.peers) == 1
