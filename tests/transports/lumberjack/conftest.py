@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -126,3 +127,12 @@ def hexed() -> Callable[[str], bytes]:
 def vectors() -> dict[str, Any]:
     assert isinstance(VECTORS, dict)
     return VECTORS
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """What is freed is freed by reference counting."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()

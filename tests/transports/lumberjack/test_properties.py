@@ -36,7 +36,7 @@ class Wire(RuleBasedStateMachine):
         window=st.integers(1, 5),
         compression=st.sampled_from([0, 3]),
         partial=st.sampled_from([None, 1, 2]),
-        max_cost=st.sampled_from([1, 600, 10**6]),
+        max_cost=st.sampled_from([1_000, 2_500, 10**6]),
         max_window=st.sampled_from([2, 1000]),
     )
     def begin(

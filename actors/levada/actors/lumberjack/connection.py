@@ -14,6 +14,7 @@ import ssl
 import uuid
 from collections.abc import Callable
 from math import inf
+from time import perf_counter
 from typing import Any
 
 import attrs
@@ -33,6 +34,7 @@ from levada.transports.lumberjack import (
 )
 
 from .load import Load
+from .turns import Share
 from .unit import Origin, Unit
 
 __all__ = ["Connection"]
@@ -65,6 +67,8 @@ class Connection(Actor[Any]):
     _open_asks: int = attrs.field(init=False, default=0)
     _wait: trio.CancelScope | None = attrs.field(init=False, default=None)  # what the loop waits in
     _reading: bool = attrs.field(init=False, default=False)  # it waits for octets
+    _data: bytes | None = attrs.field(init=False, default=None)  # came, and was not looked at
+    _share: Share = attrs.field(init=False, factory=Share)
     _paused: bool = attrs.field(init=False, default=False)
     _finished: Finished | None = attrs.field(init=False, default=None)
     _closed: bool = attrs.field(init=False, default=False)
@@ -121,13 +125,47 @@ class Connection(Actor[Any]):
     async def _read_loop(self) -> None:
         core = self.core
         while self._finished is None:
-            if core.has_work and not self._paused:
-                self._take(core.work(trio.current_time()))
-                await trio.lowlevel.checkpoint()  # LJ-35: others have a turn between steps
+            if (self._data is not None or core.has_work) and not self._paused:
+                await self._step()
             elif self.stream.unsent > self.load.config.send_buffer:
                 await self._wait_for_room()
             else:
                 await self._wait_for_something()
+
+    async def _step(self) -> None:
+        """Take what came, or go on with what is here, when it is this connection's turn (LJ-35)."""
+        core, share, turns = self.core, self._share, self.load.turns
+        large = core.large
+        alone = large or share.spent
+        if alone and not await self._turn_came():
+            return
+        began = perf_counter()
+        try:
+            data, self._data = self._data, None
+            now = trio.current_time()
+            if data is None:
+                self._take(core.work(now))
+            elif core.state is ReaderState.OPEN:  # else it ended in the moment in which they came
+                self.load.octets_received += len(data)
+                self._take(core.receive_data(data, now))
+        finally:
+            took = perf_counter() - began
+            share.use(took)
+            if alone:
+                await turns.rest(took, large=large)
+            elif core.has_work:
+                await trio.lowlevel.checkpoint()
+
+    async def _turn_came(self) -> bool:
+        """Wait for this connection's turn; false if something else is to be looked at first."""
+        core = self.core
+        with trio.CancelScope(deadline=_deadline(core)) as self._wait:
+            await self.load.turns.wait(self._share, large=core.large)
+            self._wait = None
+            return True
+        self._wait = None
+        self._take(core.handle_timeout(trio.current_time()))
+        return False
 
     async def _wait_for_something(self) -> None:
         """Wait for octets if they are wanted, until the core's deadline, or a nudge."""
@@ -135,11 +173,10 @@ class Connection(Actor[Any]):
         self._reading = core.wants_data and not self._paused
         if self._reading:
             core.reading(trio.current_time())
-        data: bytes | None = None
         with trio.CancelScope(deadline=_deadline(core)) as self._wait:
             try:
                 if self._reading:
-                    data = await self.stream.receive_some()
+                    self._data = await self.stream.receive_some()
                 else:
                     await trio.sleep_forever()
             except CarrierError as error:
@@ -151,12 +188,9 @@ class Connection(Actor[Any]):
                 self._reading = False
                 self._wait = None
         now = trio.current_time()
-        if data is None:
+        if self._data is None:
             self._take(core.handle_timeout(now))
-            core.stop_reading(now)
-        elif core.state is ReaderState.OPEN:  # else it ended in the moment in which they came
-            self.load.octets_received += len(data)
-            self._take(core.receive_data(data, now))
+        core.stop_reading(now)
 
     async def _wait_for_room(self) -> None:
         """The writer leaves its acks unread: wait, but not for ever (LJ-27)."""

@@ -1,7 +1,8 @@
 """What all connections of one reader share: counters, and the bound on what they hold together (LJ-42b).
 
-A connection reports what it holds after each step.  When all together hold too much, all are paused but the oldest that holds
-anything: that one can always go on until its events are committed.  As the sum falls the others are let on, one at each report, the
+A connection reports what it holds after each step.  When all together hold too much, all that hold anything are paused but the oldest:
+that one can always go on until its events are committed, and room is kept for what it may still come to hold.  Once that room is used
+too, those that hold nothing are paused as well.  As the sum falls the others are let on, one at each report, the
 oldest first, so the newest wait longest; below half of the bound all of them, since those that go on may have nothing to report.
 A paused connection neither reads nor unpacks.
 """
@@ -16,6 +17,8 @@ import attrs
 import trio
 
 from levada.transports.lumberjack import ReaderConfig, ReaderCore
+
+from .turns import Turns
 
 __all__ = ["Load", "Pausable", "ReaderStatistics"]
 
@@ -81,6 +84,8 @@ class Load:
         self.octets_received = 0
         self.late_log_at = -inf  # when the next log line about late commits may come
         self.protocol_errors: Counter[str] = Counter()
+        self.turns = Turns()
+        self._bound = config.max_inflight_bytes - min(config.max_cost, config.max_inflight_bytes // 4)
         self._held: dict[Pausable, int] = {}
         self._total = 0
         self._paused: dict[Pausable, None] = {}
@@ -123,15 +128,20 @@ class Load:
         held = connection.core.held
         self._total += held - self._held[connection]
         self._held[connection] = held
-        if self._paused or self._total > self.config.max_inflight_bytes:
+        if self._paused or self._total > self._bound:
             self._balance()
 
     def _balance(self) -> None:
         first = next((each for each, held in self._held.items() if held), None)
         if first in self._paused:
             self._resume(first)
-        if self._total > self.config.max_inflight_bytes:
-            paused = [each for each in self._held if each is not first and each not in self._paused]
+        if self._total > self._bound:
+            full = self._total > self.config.max_inflight_bytes
+            paused = [
+                each
+                for each, held in self._held.items()
+                if each is not first and each not in self._paused and (held or full)
+            ]
             self._paused.update(dict.fromkeys(paused))
             for each in paused:
                 if each in self._paused:  # what one hands on may end it, and let others go on

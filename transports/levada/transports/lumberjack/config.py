@@ -73,8 +73,9 @@ class ReaderConfig:
     max_unpacked: int = attrs.field(default=64 * 2**20, validator=_size)
     """Octets that one envelope may unpack to, those inside it included (LJ-41)."""
     max_cost: int = attrs.field(default=64 * 2**20, validator=_size)
-    """Cost of the events that one connection holds before it hands them on as a slice: their octets, 256 for each event and 128
-    for each pair; four times the octets for JSON (LJ-42)."""
+    """Cost of the events that one connection holds before it hands them on as a slice: four times their octets, 256 for each event
+    and 128 for each pair; for JSON also 72 for each comma and each list, 256 for each object and 128 for each field, counted before
+    it is parsed. JSON that alone costs more is refused (LJ-42)."""
     max_depth: int = attrs.field(default=2, validator=_size)
     """Envelopes one in another (LJ-32)."""
     max_json_depth: int = attrs.field(default=500, validator=_size)

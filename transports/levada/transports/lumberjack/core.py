@@ -86,6 +86,8 @@ class ReaderCore:
         self.state = ReaderState.OPEN
         self.version: int | None = None
         """Fixed by the first octet (LJ-3); ``None`` before it."""
+        self.large = False
+        """Whether the next `work` takes long, as it builds an event of very many octets."""
         self.units = 0
         """Units and slices made."""
         self.events = 0
@@ -240,9 +242,14 @@ class ReaderCore:
 
     def _step(self, now: float, events: list[ReaderEvent]) -> None:
         steps = 1
+        self.large = False
         while not self._blocked:
             if self._envelope is not None:
-                if not self._parse_envelope(self._envelope):
+                inner = self._parse_envelope(self._envelope)
+                if inner is Stop.LARGE:
+                    self.large = True
+                    return
+                if inner is Stop.NEED_DATA:
                     if not steps:
                         return
                     steps -= 1
@@ -251,7 +258,10 @@ class ReaderCore:
                     self.octets_unpacked += self._envelope.unpacked - before
                 continue
             stop = self._parser.parse(self._open, self._room(), self._cost_room())
-            self._count(self._parser)
+            self._count(self._parser, stop)
+            if stop is Stop.LARGE:
+                self.large = True
+                return
             if stop is Stop.WINDOW:
                 self._take_window(self._parser.window)
             elif stop is Stop.ENVELOPE:
@@ -282,8 +292,8 @@ class ReaderCore:
 
     # ------------------------------------------------------------ envelopes
 
-    def _parse_envelope(self, envelope: Unpacker) -> bool:
-        """Look at what was unpacked; false if more has to be unpacked first."""
+    def _parse_envelope(self, envelope: Unpacker) -> Stop | None:
+        """Look at what was unpacked, as `Unpacker.parse`."""
         stop: Stop | None
         if self._phase is _Phase.CHECK:
             stop = envelope.parse(None, _UNBOUNDED, _UNBOUNDED)
@@ -295,10 +305,11 @@ class ReaderCore:
                 self._built_windows -= 1
             if not self._built and not self._built_windows:
                 self._phase = _Phase.REST
-                return True
+                return Stop.FULL
         else:
+            building = self._phase is _Phase.BUILD
             try:
-                stop = envelope.parse(self._open, self._room(), self._cost_room())
+                stop = envelope.parse(self._open, self._room(), self._cost_room(), cut=not building)
             except RemoteProtocolError as error:
                 if error.rule != "LJ-12" or self._phase is _Phase.REST:
                     raise
@@ -307,15 +318,15 @@ class ReaderCore:
             if envelope.count:
                 self._built += envelope.count
                 self._built_windows = 0
-                self._count(envelope)
+            self._count(envelope, stop)
             if stop is Stop.WINDOW:
                 self._built_windows += 1
                 self._take_window(envelope.window)
-            if self._phase is _Phase.BUILD and (self._bad_json is not None or self._cost_room() <= 0):
+            if building and (self._bad_json is not None or stop is Stop.COST or self._cost_room() <= 0):
                 self._phase = _Phase.CHECK
         if stop is None:
             self._end_envelope()
-        return stop is not Stop.NEED_DATA
+        return stop
 
     def _end_envelope(self) -> None:
         """It is right: let go what was held back, and build what was only checked."""
@@ -348,14 +359,15 @@ class ReaderCore:
     def _cost_room(self) -> int:
         return self._config.max_cost - self._open_cost - self._held_cost
 
-    def _count(self, found: FrameParser | Unpacker) -> None:
+    def _count(self, found: FrameParser | Unpacker, stop: Stop | None) -> None:
         """Count events that were parsed, and close what is full (LJ-16, LJ-23, LJ-42)."""
         count = found.count
-        if not count:
+        if not count and stop is not Stop.COST:
             return
         config = self._config
         self.events += count
-        self._sequence = found.sequence
+        if count:
+            self._sequence = found.sequence
         self._since += count
         self._left -= count
         self._open_count += count
@@ -367,7 +379,7 @@ class ReaderCore:
             self._close_unit()
         elif (
             self._open_count >= config.max_window
-            or (self._open_cost >= config.max_cost and (self._envelope is None or self._phase is _Phase.REST))
+            or (stop is Stop.COST and (self._envelope is None or self._phase is _Phase.REST))
             or (self.version == 2 and self._open_count == config.partial_ack_every)
         ):
             self._slice()
@@ -386,7 +398,7 @@ class ReaderCore:
 
     def _slice(self) -> None:
         """Hand on what there is of the open unit (LJ-42a); acked only if the settings say so (LJ-19)."""
-        if self._open_count:
+        if self._open_count or self._open:
             partial = self.version == 2 and self._config.partial_ack_every is not None
             self._close_piece(self._sequence if partial else None, partial=partial)
 
@@ -526,6 +538,8 @@ class ReaderCore:
         self._move(ReaderInput.LOST if lost else ReaderInput.PEER_ENDED)
 
     def _refuse(self, error: RemoteProtocolError, head: bytes, now: float, events: list[ReaderEvent]) -> None:
+        # Its traceback holds what was being parsed, and this event.
+        error.__traceback__ = error.__context__ = None
         self._drop_input()
         self._move(ReaderInput.BROKEN_RULE)
         self._grace_ends = now + self._config.close_grace

@@ -56,7 +56,7 @@ class Unpacker:
         """Octets and costs kept for unfinished frames, and what is still packed."""
         return sum(len(layer.payload) + layer.parser.held for layer in self._layers)
 
-    def parse(self, out: list[dict[str, Any]] | None, room: int, cost_room: int) -> Stop | None:
+    def parse(self, out: list[dict[str, Any]] | None, room: int, cost_room: int, *, cut: bool = True) -> Stop | None:
         """As `FrameParser.parse`; NEED_DATA asks for `unpack`, ``None`` is the end of the envelope.
 
         Raises:
@@ -67,11 +67,11 @@ class Unpacker:
             layer = self._layers[-1]
             parser = layer.parser
             try:
-                stop = parser.parse(out, room - self.count, cost_room - self.cost)
+                stop = parser.parse(out, room - self.count, cost_room - self.cost, cut=cut)
             finally:
+                self.cost += parser.cost
                 if parser.count:
                     self.count += parser.count
-                    self.cost += parser.cost
                     self.sequence = parser.sequence
             if stop is Stop.ENVELOPE:
                 self._layers.append(
@@ -81,7 +81,7 @@ class Unpacker:
             elif stop is Stop.WINDOW:
                 self.window = parser.window
                 return stop
-            elif stop is Stop.FULL or not self._ended(layer):
+            elif stop is not Stop.NEED_DATA or not self._ended(layer):
                 return stop
             elif parser.in_frame:
                 raise RemoteProtocolError("an envelope ends inside a frame", rule="LJ-30")

@@ -19,13 +19,14 @@ from typing import Any
 
 from levada.framework.errors import RemoteProtocolError
 from levada.transports.lumberjack.config import ReaderConfig
-from levada.transports.lumberjack.json_text import parse_json
+from levada.transports.lumberjack.json_text import OCTET_COST, exact_cost, parse_json, structure_cost
 
 __all__ = ["EVENT_COST", "PAIR_COST", "FrameParser", "Stop"]
 
 EVENT_COST = 256  # LJ-42: what an event takes beside its octets
 PAIR_COST = 128
-_JSON_COST = 4
+_LARGE = 64 * 1024  # octets of a J frame from which on it is a step of its own: at worst 160 ns an octet
+_PIECE = 4 * 1024  # octets; smaller pieces of an unfinished item are joined as they come
 _HEAD = struct.Struct(">2sI")
 _EVENT_HEAD = struct.Struct(">2sII")
 _U32 = struct.Struct(">I")
@@ -39,7 +40,11 @@ class Stop(Enum):
 
     NEED_DATA = auto()
     FULL = auto()
-    """`room` events were found, or their cost reached `cost_room`."""
+    """`room` events were found."""
+    COST = auto()
+    """The cost has reached `cost_room`, or the next event would bring it above."""
+    LARGE = auto()
+    """The next event takes so long to build that others should have a turn first; the next call builds it."""
     WINDOW = auto()
     """A W frame: `FrameParser.window`."""
     ENVELOPE = auto()
@@ -62,15 +67,20 @@ class FrameParser:
         "_data",
         "_depth",
         "_fields",
+        "_item_cost",
+        "_items",
         "_keys",
         "_left",
         "_need",
         "_number",
         "_pairs",
+        "_rate",
         "_tail",
+        "_tail_size",
         "_types",
         "_used",
         "_version",
+        "_warned",
         "cost",
         "count",
         "payload",
@@ -86,7 +96,9 @@ class FrameParser:
         self._data = b""
         self._at = 0
         self._base = 0  # octets before `_data`
-        self._tail = bytearray()  # an unfinished item
+        # An unfinished item. It is joined once: of fifty buffers that grew to 9 MiB side by side, the heap kept 700 MB of holes.
+        self._tail: list[bytes | bytearray] = []
+        self._tail_size = 0
         self._need = 1  # octets that it needs
         self._left = -1  # pairs of an unfinished D frame; -1 at its header
         self._number = 0
@@ -94,6 +106,10 @@ class FrameParser:
         self._used = 0  # octets of it that are done with
         self._fields: dict[str, str] = {}
         self._keys: dict[bytes, str] = {}
+        self._rate = 0.0  # cost of an octet of JSON in `_data`; 0 if it is not known yet
+        self._items: list[Any] = []  # of an array in version 1, the last one first, that are still to be handed on
+        self._item_cost = 0
+        self._warned = False  # `LARGE` was returned for the next frame
         self.count = 0
         """Events that the last `parse` found."""
         self.cost = 0
@@ -112,8 +128,8 @@ class FrameParser:
 
     @property
     def has_data(self) -> bool:
-        """Whether `parse` has octets that it has not looked at."""
-        return self._at < len(self._data)
+        """Whether `parse` can go on without more octets."""
+        return self._at < len(self._data) or bool(self._items)
 
     @property
     def announced(self) -> int:
@@ -123,7 +139,8 @@ class FrameParser:
     @property
     def held(self) -> int:
         """Octets and costs kept for an unfinished frame."""
-        return len(self._tail) + len(self._data) - self._at + self._used + PAIR_COST * len(self._fields)
+        pairs = OCTET_COST * self._used + PAIR_COST * len(self._fields)
+        return self._tail_size + len(self._data) - self._at + pairs + self._item_cost * len(self._items)
 
     @property
     def frame_offset(self) -> int:
@@ -133,25 +150,37 @@ class FrameParser:
     def head(self) -> bytes:
         """Return what there is of the first 32 octets at the place where `parse` stopped."""
         start = max(0, self._at - self._used)
-        return self._data[start : start + 32] or bytes(self._tail[:32])
+        return self._data[start : start + 32] or b"".join(self._tail[:1])[:32]
 
     def feed(self, data: bytes) -> None:
         """Give octets, after `parse` has asked for them."""
         if self._tail:
-            self._tail += data
-            if len(self._tail) < self._need:
+            last = self._tail[-1]
+            if len(data) >= _PIECE:
+                self._tail.append(data)
+            elif isinstance(last, bytearray) and len(last) < _LARGE:
+                last += data
+            else:
+                self._tail.append(bytearray(data))
+            self._tail_size += len(data)
+            if self._tail_size < self._need:
                 return
-            data = bytes(self._tail)
-            self._tail = bytearray()
+            data = b"".join(self._tail)
+            self._tail = []
+            self._tail_size = 0
         self._data = data
+        self._rate = 0.0
 
-    def parse(self, out: list[dict[str, Any]] | None, room: int, cost_room: int) -> Stop:
+    def parse(self, out: list[dict[str, Any]] | None, room: int, cost_room: int, *, cut: bool = True) -> Stop:
         """Find events until there is a reason to stop.
 
         Args:
             out: where events go; ``None`` checks their frames, but not the JSON in them, and counts.
             room: events at most.
-            cost_room: stop after the event that brings the cost to this.
+            cost_room: stop at the event that brings the cost to this; JSON that would bring it above is left for the next call,
+                unless this is all of `ReaderConfig.max_cost`.
+            cut: whether the items of an array (LJ-11) may come in parts, the event being counted with the last of them; else an
+                array that does not fit is left.
 
         Raises:
             RemoteProtocolError: a frame breaks a rule; `head` is its beginning. For JSON, and only for that (LJ-12), parsing
@@ -165,7 +194,7 @@ class FrameParser:
         end = len(data)
         data_type, json_type = self._types
         config = self._config
-        max_frame, max_key = config.max_frame, config.max_key
+        max_frame, max_key, max_cost = config.max_frame, config.max_key, config.max_cost
         keys = self._keys
         event_head, u32 = _EVENT_HEAD.unpack_from, _U32.unpack_from
         count = cost = 0
@@ -174,8 +203,15 @@ class FrameParser:
         fields, number, pairs, left = self._fields, self._number, self._pairs, self._left
         start = at - self._used
         stop = Stop.FULL
+        if self._items and out is not None:
+            cost = self._hand_on(out, cost_room)
+            if not self._items:
+                count, sequence = 1, number
         try:
-            while count < room and cost < cost_room:
+            while count < room:
+                if cost >= cost_room:
+                    stop = Stop.COST
+                    break
                 if left < 0:
                     start = at
                     kind, number, length = event_head(data, at) if end - at >= 10 else (b"", 0, 0)
@@ -187,10 +223,39 @@ class FrameParser:
                             self._need = 10 + length
                             stop = Stop.NEED_DATA
                             break
+                        if length > _LARGE and not self._warned:
+                            self._warned = True
+                            stop = Stop.LARGE
+                            break
+                        # One scan for all of `data`, not one for each frame: 0.35 instead of 0.85 us for an event of 400 octets.
+                        rate = self._rate or self._find_rate()
+                        price = int((frame_end - at) * rate)
+                        if price > max_cost:
+                            price = self._exact_price(data[at + 10 : frame_end], at)
+                        price += EVENT_COST
+                        if cost + price > cost_room and (cost or cost_room < max_cost):
+                            stop = Stop.COST
+                            break
+                        self._warned = False
                         if out is not None:
-                            self._json(data[at + 10 : frame_end], out, at)
+                            value = self._json(data[at + 10 : frame_end], at)
+                            if isinstance(value, dict):
+                                out.append(value)
+                            elif not cut and cost + price + EVENT_COST * len(value) > cost_room:
+                                stop = Stop.COST
+                                break
+                            else:
+                                at = frame_end
+                                self._items, self._number = value[::-1], number
+                                self._item_cost = EVENT_COST + price // max(1, len(value))
+                                del value
+                                cost += self._hand_on(out, cost_room - cost)
+                                if self._items:
+                                    stop = Stop.COST
+                                    break
+                                price = 0
                         sequence = number
-                        cost += _JSON_COST * length + EVENT_COST
+                        cost += price
                         count += 1
                         at = frame_end
                         continue
@@ -235,7 +300,7 @@ class FrameParser:
                     if out is not None:
                         out.append(fields)
                     sequence = number
-                    cost += at - start + EVENT_COST + PAIR_COST * pairs
+                    cost += OCTET_COST * (at - start) + EVENT_COST + PAIR_COST * pairs
                     count += 1
                     left = -1
                     continue
@@ -248,7 +313,8 @@ class FrameParser:
             self._used = at - start if left >= 0 else 0
             self._at = at
         if stop is Stop.NEED_DATA:
-            self._tail = bytearray(memoryview(data)[at:])
+            self._tail = [data[at:]] if at < end else []
+            self._tail_size = end - at
             self._base += at
             self._data = b""
             self._at = 0
@@ -305,20 +371,42 @@ class FrameParser:
             self._keys[octets] = key
         return key
 
-    def _json(self, octets: bytes, out: list[dict[str, Any]], at: int) -> None:
-        """Append what a J frame holds (LJ-11)."""
+    def _find_rate(self) -> float:
+        """Return what an octet of JSON in `_data` costs, all its frames taken together; never 0."""
+        data = self._data
+        self._rate = rate = OCTET_COST + structure_cost(data) / len(data)
+        return rate
+
+    def _exact_price(self, octets: bytes, at: int) -> int:
+        """Return what a J frame costs of which the rate says that it costs too much: there may be a long text in it."""
+        limit = self._config.max_cost
+        price = exact_cost(octets, limit)
+        if price > limit:
+            raise self._large("cost of the JSON of an event", price, "max_cost", "LJ-42", at)
+        return price
+
+    def _json(self, octets: bytes, at: int) -> dict[str, Any] | list[Any]:
+        """Return the event that a J frame holds, or the items of an array in version 1 (LJ-11)."""
         try:
             value = parse_json(octets, self._config.max_json_depth)
         except ValueError as error:
-            if self._config.on_bad_json == "close":
-                raise self._broken(f"a J frame without JSON: {error}", "LJ-12", at) from None
-            value = {"message": str(octets, "utf-8", "surrogateescape"), "tags": ["_jsonparsefailure"]}
-        if isinstance(value, dict):
-            out.append(value)
-        elif isinstance(value, list) and self._version == 1:
-            out += [item if isinstance(item, dict) else {"value": item} for item in value]
+            wrong = str(error)  # the error itself holds all of the text
         else:
-            out.append({"value": value})
+            if isinstance(value, dict) or (isinstance(value, list) and self._version == 1):
+                return value
+            return {"value": value}
+        if self._config.on_bad_json == "close":
+            raise self._broken(f"a J frame without JSON: {wrong}", "LJ-12", at)
+        return {"message": str(octets, "utf-8", "surrogateescape"), "tags": ["_jsonparsefailure"]}
+
+    def _hand_on(self, out: list[dict[str, Any]], cost_room: int) -> int:
+        """Hand on items of an array until their cost reaches `cost_room`; return what they cost."""
+        items = self._items
+        count = min(len(items), -(-cost_room // self._item_cost))
+        for _ in range(count):
+            item = items.pop()
+            out.append(item if isinstance(item, dict) else {"value": item})
+        return count * self._item_cost
 
     def _large(self, what: str, size: int, limit: str, rule: str, at: int) -> RemoteProtocolError:
         allowed = getattr(self._config, limit)

@@ -1,0 +1,104 @@
+"""Whose turn it is to unpack and parse, so that no number of connections that make much work delays one that makes little.
+
+A step takes 10 ms at worst, or 300 ms if it is large (one very long text of JSON), and an envelope of 9 kB can ask for a thousand steps.
+A connection has `_FREE` seconds of work whenever it likes, and earns more at a rate of `_EARNED`.  One that has used more, and every
+large step, takes turns with all others of that kind, those first that have used least.  Between two such steps the scheduler runs all
+other tasks once, and between two large ones there is as much time as the first of them took.
+"""
+
+from __future__ import annotations
+
+import heapq
+from itertools import count
+from time import perf_counter
+from typing import Final
+
+import attrs
+import trio
+
+__all__ = ["Share", "Turns"]
+
+_FREE: Final = 0.01
+_EARNED: Final = 1 / 64
+_LARGE: Final = 0.25
+_MOST: Final = 0.5  # seconds that are remembered: who has worked for hours is not last for hours
+
+
+@attrs.define(eq=False)
+class Share:
+    """What one connection has used of the processor."""
+
+    used: float = 0.0
+    """Seconds, less what was earned since."""
+    at: float = attrs.field(factory=perf_counter)
+
+    @property
+    def spent(self) -> bool:
+        """Whether its steps need `Turns`."""
+        return self.used > _FREE
+
+    def use(self, seconds: float) -> None:
+        """Add the time of a step."""
+        now = perf_counter()
+        self.used = min(_MOST, max(0.0, self.used - (now - self.at) * _EARNED) + seconds)
+        self.at = now
+
+
+@attrs.define(eq=False)
+class _Waiting:
+    event: trio.Event = attrs.field(factory=trio.Event)
+    gone: bool = False
+
+
+class Turns:
+    """Steps of the connections of one reader, one after another where they are not small."""
+
+    def __init__(self) -> None:
+        self._busy = False
+        self._resting = False  # no large step may begin
+        self._lines: tuple[list[tuple[float, int, _Waiting]], ...] = ([], [])  # of steps, and of large ones
+        self._numbers = count()
+
+    async def wait(self, share: Share, *, large: bool) -> None:
+        """Wait until a connection may make a step; call `rest` after it, whatever happens.
+
+        Cancellation:
+            it may not.
+        """
+        if not self._busy and not (large and self._resting):
+            self._busy = True
+            return
+        place = _Waiting()
+        heapq.heappush(self._lines[large], (share.used + _LARGE * large, next(self._numbers), place))
+        try:
+            await place.event.wait()
+        except trio.Cancelled:
+            place.gone = True
+            if place.event.is_set():
+                self._pass_on()
+            raise
+
+    async def rest(self, took: float, *, large: bool) -> None:
+        """Give others a turn after a step, and then the next one that waits."""
+        self._resting = self._resting or large
+        try:
+            await trio.lowlevel.checkpoint()
+        finally:
+            self._pass_on()
+            if large:
+                try:
+                    await trio.sleep(took)
+                finally:
+                    self._resting = False
+                    if not self._busy:
+                        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Let the next one begin."""
+        for line in self._lines:
+            while line and line[0][-1].gone:
+                heapq.heappop(line)
+        lines = [line for line in (self._lines[:1] if self._resting else self._lines) if line]
+        self._busy = bool(lines)
+        if lines:
+            heapq.heappop(min(lines))[-1].event.set()

@@ -1,0 +1,116 @@
+"""What a peer can cost: memory and time of the worst messages, and how long an honest writer beside them waits."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+import zlib
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+import trio
+import trio.testing
+
+from levada.actors.lumberjack import ReaderConfig, Unit, serve
+from levada.framework import ActorSystem
+from levada.framework.errors import CarrierError
+from levada.transports.carriers import ByteStream, dial
+from levada.transports.lumberjack import encode_data, encode_envelope, encode_window
+
+MIB = 2**20
+
+
+def json_frame(version: int, text: bytes) -> bytes:
+    return b"%dJ\0\0\0\1" % version + len(text).to_bytes(4, "big") + text
+
+
+def array(item: bytes, octets: int) -> bytes:
+    return b"[" + b",".join([item] * (octets // (len(item) + 1))) + b"]"
+
+
+def envelope(version: int, *frames: bytes) -> bytes:
+    return encode_window(version, 1) + encode_envelope(version, zlib.compress(b"".join(frames), 9))
+
+
+SCALE = 32
+FRAME, COST = 9 * MIB // SCALE, 64 * MIB // SCALE
+
+WORST: dict[str, Callable[[], bytes]] = {
+    "numbers": lambda: envelope(1, json_frame(1, array(b"1", FRAME))),
+    "numbers in version 2": lambda: envelope(2, json_frame(2, array(b"1", FRAME)) * 6),
+    "as many numbers as are allowed": lambda: envelope(1, json_frame(1, array(b"1", COST // 42))),
+    "lists": lambda: envelope(2, json_frame(2, array(b"[]", COST // 55))),
+    "lists, and no JSON": lambda: envelope(2, json_frame(2, array(b"[]", COST // 55)[:-1])),
+    "very many lists of lists": lambda: envelope(2, json_frame(2, array(b"[]", 60_000)) * (1000 // SCALE)),
+    "quotes": lambda: envelope(2, json_frame(2, b'["' + b"," * (COST // 100) + b'"' + b'""' * (FRAME // 3) + b"]")),
+    "wide characters": lambda: envelope(1, encode_data(1, 1, {"k": "a" * FRAME + "\U0001f600"}) * 6),
+    "events": lambda: envelope(1, encode_data(1, 1, {}) * (6_000_000 // SCALE)),
+    "windows of nothing": lambda: envelope(2, encode_window(2, 0) * (1_000_000 // SCALE)),
+    "zeros": lambda: envelope(1, bytes(64 * MIB // SCALE)),
+}
+"""Small messages that ask for much, for limits that are a part of the default."""
+
+
+async def attack(name: str, data: bytes) -> None:
+    async with dial(f"memory://{name}") as dialled:
+        stream = cast("ByteStream", dialled)
+        try:
+            await stream.send_all(data)
+            await stream.send_eof()
+            while await stream.receive_some():
+                pass
+        except CarrierError:
+            pass
+
+
+async def take(unit: Unit) -> None:
+    pass
+
+
+async def ship(name: str, stop: trio.Event, waits: list[float]) -> None:
+    """Be an honest writer; note the processor's time that each small window takes until its ack."""
+    window = encode_window(2, 50) + envelope(2, json_frame(2, b'{"message":"hello"}') * 50)[6:]
+    async with dial(f"memory://{name}") as dialled:
+        stream = cast("ByteStream", dialled)
+        while not stop.is_set():
+            began = time.process_time()
+            await stream.send_all(window)
+            while await stream.receive_some() == b"2A\0\0\0\0":
+                pass
+            waits.append(time.process_time() - began)
+            await trio.sleep(0.01)
+
+
+@pytest.mark.ci
+@pytest.mark.rule("LJ-35")
+@pytest.mark.rule("LJ-42b")
+@pytest.mark.rule("LJ-47")
+@pytest.mark.parametrize("message", WORST)
+async def test_lj47_the_worst_messages_of_many_peers(message: str, autojump_clock: trio.testing.MockClock) -> None:
+    """LJ-47: a 32nd: fifty at a time grow memory by LJ-41 + 3 x LJ-42 + 16 MiB at most, and an honest writer goes on."""
+    config = ReaderConfig(
+        max_frame=10 * MIB // SCALE,
+        max_unpacked=64 * MIB // SCALE,
+        max_envelope=MIB,
+        max_cost=COST,
+        max_inflight_bytes=256 * MIB // SCALE,
+    )
+    data = WORST[message]()
+    waits: list[float] = []
+    stop = trio.Event()
+    async with ActorSystem() as system, serve(system, "lumberjack+memory://cost", take, config=config) as reader:
+        tracemalloc.start()
+        before, _ = tracemalloc.get_traced_memory()
+        async with trio.open_nursery() as honest:
+            honest.start_soon(ship, "cost", stop, waits)
+            async with trio.open_nursery() as nursery:
+                for _ in range(50):
+                    nursery.start_soon(attack, "cost", data)
+            stop.set()
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak - before < 4 * COST + 16 * MIB
+        assert max(waits) < 1.0
+        await trio.sleep(10.0)
+        assert (reader.statistics().octets_held, reader.statistics().connections) == (0, 0)
