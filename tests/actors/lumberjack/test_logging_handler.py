@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -234,3 +236,49 @@ async def test_an_absent_reader_delays_the_end_for_the_time_allowed_only() -> No
     code = "handler._close_timeout = 0.3\nlogging.warning('x')\n"
     done = await in_thread(program, code, "lumberjack://127.0.0.1:9")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.loopback
+@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
+async def test_a_process_of_multiprocessing_that_ends_at_once_loses_nothing(
+    small_reader: Readers, method: str, tmp_path: Path
+) -> None:
+    """It ends by `os._exit`, which runs nothing of what `logging` does at the end of a program."""
+    program = (
+        "import logging, multiprocessing, sys\n"
+        "from levada.actors.lumberjack import LumberjackHandler\n"
+        "def child(url):\n"
+        "    if not logging.getLogger().handlers:\n"
+        "        logging.getLogger().addHandler(LumberjackHandler(url))\n"
+        "    for number in range(5): logging.warning('child %s', number)\n"
+        "if __name__ == '__main__':\n"
+        "    logging.getLogger().addHandler(LumberjackHandler(sys.argv[1]))\n"
+        "    logging.warning('parent')\n"
+        "    process = multiprocessing.get_context(sys.argv[2]).Process(target=child, args=sys.argv[1:2])\n"
+        "    process.start()\n"
+        "    process.join()\n"
+        "    sys.exit(process.exitcode)\n"
+    )
+    async with small_reader("tcp://127.0.0.1:0") as reader:
+        file = tmp_path / "program.py"
+        file.write_text(program)
+        done = await trio.run_process([sys.executable, file, reader.url, method], capture_stderr=True, check=False)
+        assert (done.returncode, done.stderr) == (0, b"")
+        lines = sorted(event["line"] for event in await reader.has(6))
+        assert lines == [*(f"child {number}" for number in range(5)), "parent"]
+
+
+def test_what_is_lost_at_the_end_is_counted_and_said() -> None:
+    program = (
+        "import logging, multiprocessing\n"
+        "from levada.actors.lumberjack import LumberjackHandler\n"
+        "handlers = [LumberjackHandler('lumberjack+memory://nobody', close_timeout=0.1), logging.StreamHandler()]\n"
+        "logging.basicConfig(handlers=handlers)\n"
+        "def child():\n"
+        "    for number in range(5): logging.warning('child')\n"
+        "process = multiprocessing.get_context('fork').Process(target=child)\n"
+        "process.start()\n"
+        "process.join()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "5 log records were not acknowledged, 0 were dropped" in done.stderr

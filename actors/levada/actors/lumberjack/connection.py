@@ -170,13 +170,15 @@ class Connection(Actor[Any]):
     async def _wait_for_something(self) -> None:
         """Wait for octets if they are wanted, until the core's deadline, or a nudge."""
         core = self.core
-        self._reading = core.wants_data and not self._paused
+        self._reading = core.wants_data and self._data is None and not self._paused
         if self._reading:
             core.reading(trio.current_time())
+        came = False
         with trio.CancelScope(deadline=_deadline(core)) as self._wait:
             try:
                 if self._reading:
                     self._data = await self.stream.receive_some()
+                    came = True
                 else:
                     await trio.sleep_forever()
             except CarrierError as error:
@@ -188,7 +190,7 @@ class Connection(Actor[Any]):
                 self._reading = False
                 self._wait = None
         now = trio.current_time()
-        if self._data is None:
+        if not came:
             self._take(core.handle_timeout(now))
         core.stop_reading(now)
 

@@ -7,6 +7,7 @@ a thread of its own, with its own trio and `ActorSystem`, or in a system that wa
 * A full queue makes it wait `block` seconds at most; then the record is dropped and counted.  In the sender's own thread it never waits.
 * Records of levada itself are not taken: each of them would be the cause of another.
 * After a fork the child has none of the parent's records, which the parent sends, and starts a thread of its own when it logs.
+* A process of `multiprocessing` may end by `os._exit`, so there the handler is closed by one of its finalizers, and not only by `logging`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import contextlib
 import logging
 import os
 import socket
+import sys
 import threading
 import weakref
 from collections import deque
@@ -33,6 +35,8 @@ from .disk_spool import SpoolConfig, check_spool
 from .writer import Writer, connect
 
 __all__ = ["LumberjackHandler"]
+
+logger = logging.getLogger("levada.actors.lumberjack.logging_handler")
 
 _OURS = "levada"
 
@@ -172,6 +176,7 @@ class LumberjackHandler(logging.Handler):
             self._system.spawn(_Sender, self)
         else:
             threading.Thread(target=self._run, name="lumberjack log handler", daemon=True).start()
+            _close_at_end_of_child(self)
 
     def _wake_sender(self) -> None:
         if self._asleep:
@@ -190,9 +195,13 @@ class LumberjackHandler(logging.Handler):
                 self._changed.wait_for(lambda: self._flushed >= wanted or self._ended, self._close_timeout)
 
     def close(self) -> None:
-        """Take no more records, and wait for acks, `close_timeout` seconds at most; in the sender's own thread, do not wait."""
+        """Take no more records, and wait for acks, `close_timeout` seconds at most; in the sender's own thread, do not wait.
+
+        What is not acked then is lost, and one warning of levada's own says how much.
+        """
+        waited = False
         with self._changed:
-            self._closed = True
+            first, self._closed = not self._closed, True
             self._changed.notify_all()
             if self._token is not None:
                 with contextlib.suppress(trio.RunFinishedError):
@@ -200,7 +209,10 @@ class LumberjackHandler(logging.Handler):
             if self._started and threading.get_ident() != self._thread:
                 # The sender keeps to its time by itself; the second more is for what it does afterwards.
                 self._changed.wait_for(lambda: self._ended, self._close_timeout + 1.0)
+                waited = True
         super().close()
+        if first and waited and (self.unacked or self.dropped):
+            logger.warning("%d log records were not acknowledged, %d were dropped", self.unacked, self.dropped)
 
     async def aclose(self) -> int:
         """Close in the thread of the system that was given; return the records that are not acked.
@@ -319,6 +331,12 @@ class _Sender(Actor[Any]):
     async def send(self) -> None:
         await self.handler.send_in(self.system)
         self.stop()
+
+
+def _close_at_end_of_child(handler: LumberjackHandler) -> None:
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None and sys.modules["multiprocessing.process"].parent_process() is not None:
+        util.Finalize(handler, handler.close, exitpriority=0)
 
 
 _handlers: weakref.WeakSet[LumberjackHandler] = weakref.WeakSet()
