@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -174,6 +175,35 @@ async def test_a_receiver_whose_output_nobody_reads_ends_and_acks_nothing_more(t
 
 
 # ---------------------------------------------------------------- ends
+
+
+async def test_what_is_left_at_the_end_is_told_and_an_exit_code(tmp_path: Path) -> None:
+    log = tmp_path / "app.log"
+    log.write_text("a line of a log\n" * 50_000)
+    size = log.stat().st_size
+    code, _, err = await levada("ship", str(log), "--to", "lumberjack://127.0.0.1:9", "--once", "--timeout", "0.5")
+    assert code == 1
+    assert f"0 lines acknowledged, {size:,} octets behind" in err
+    assert "dead letter" not in err
+    async with trio.open_nursery() as nursery:
+        process: trio.Process = await nursery.start(
+            partial(
+                trio.run_process,
+                command("ship", str(log), "--to", "lumberjack://127.0.0.1:9", "--drain", "0.1", "--interval", "0.05"),
+                env=ENVIRONMENT,
+                stderr=subprocess.PIPE,
+                check=False,
+            )
+        )
+        assert process.stderr is not None
+        first = b""
+        while b"octets behind" not in first:
+            first += await process.stderr.receive_some()
+        process.send_signal(signal.SIGTERM)
+        err = (first + b"".join([part async for part in process.stderr])).decode()
+    assert process.returncode == 1
+    assert f"0 lines acknowledged, {size:,} octets behind" in err
+    assert "dead letter" not in err
 
 
 async def test_ctrl_c_ends_in_order_and_says_what_is_missing(tmp_path: Path) -> None:

@@ -482,3 +482,85 @@ async def test_key_updates_survive_cancelled_receives(serving: TlsConfig, author
             assert await server.receive_some() == b"yes\n"
             server.abort()
             process.kill()
+
+
+def shake(client: ssl.SSLContext, server_name: str) -> tuple[ssl.MemoryBIO, ssl.MemoryBIO, ssl.SSLObject]:
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    return incoming, outgoing, client.wrap_bio(incoming, outgoing, server_hostname=server_name)
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_a_client_is_told_why_a_listener_refuses_it(
+    version: ssl.TLSVersion, serving: TlsConfig, authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Here: it shows no certificate; the alert is the last that comes, and whole."""
+    serving = attrs.evolve(serving, client_certificates="required", ca=authority.ca)
+    context = ssl.create_default_context(cafile=str(authority.ca))
+    context.check_hostname = False
+    context.maximum_version = version
+    incoming, outgoing, client = shake(context, "server")
+    async with tls.listen(ANY, serving) as listener, tcp.dial(listener.url.replace("tls", "tcp")) as stream:
+        told = ""
+        while not told:
+            try:
+                client.do_handshake()
+                client.read()
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLError as error:
+                told = str(error)
+                break
+            if outgoing.pending:
+                await stream.send_all(outgoing.read())
+            data = await stream.receive_some()
+            assert data, "it ended without an alert"
+            incoming.write(data)
+        assert re.search("CERTIFICATE_REQUIRED|HANDSHAKE_FAILURE", told)
+        assert await stream.receive_some() == b""
+        await stream.aclose()
+        await settle()
+        assert listener.admission.refused == 1
+        assert "peer did not return a certificate" in caplog.text
+
+
+async def test_a_listener_is_told_why_a_client_refuses_it(serving: TlsConfig, stranger: Authority) -> None:
+    """The client does not know who signed the certificate."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    assert serving.certificate is not None
+    context.load_cert_chain(serving.certificate)
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = context.wrap_bio(incoming, outgoing, server_side=True)
+    told: list[str] = []
+
+    async def serve(listener: TcpListener) -> None:
+        async with await listener.accept() as stream:
+            while not told:
+                try:
+                    server.do_handshake()
+                    server.read()
+                except ssl.SSLWantReadError:
+                    pass
+                except ssl.SSLError as error:
+                    told.append(str(error))
+                    break
+                if outgoing.pending:
+                    await stream.send_all(outgoing.read())
+                data = await stream.receive_some()
+                assert data, "it ended without an alert"
+                incoming.write(data)
+
+    async with tcp.listen("tcp://127.0.0.1:0") as listener, trio.open_nursery() as nursery:
+        nursery.start_soon(serve, listener)
+        with pytest.raises(ConnectionLost, match=r"self-signed|unable to get local issuer"):
+            async with tls.dial(listener.url.replace("tcp", "tls"), TlsConfig(ca=stranger.ca)):
+                pass
+    assert "UNKNOWN_CA" in told[0]
+
+
+@needs_openssl
+async def test_openssl_shows_the_alert(serving: TlsConfig, authority: Authority) -> None:
+    serving = attrs.evolve(serving, client_certificates="required", ca=authority.ca)
+    async with tls.listen(ANY, serving) as listener:
+        client = ["openssl", "s_client", "-connect", listener.url.removeprefix("tls://"), "-CAfile", str(authority.ca)]
+        done = await trio.run_process(client, stdin=b"", capture_stdout=True, capture_stderr=True, check=False)
+    assert b"alert certificate required" in done.stderr + done.stdout

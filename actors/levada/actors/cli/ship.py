@@ -190,7 +190,7 @@ class _Report:
         left = status.lines_read - status.lines_acked
         if left and not self.json:
             print(f"levada: {left:,} lines are not acknowledged", file=sys.stderr)
-        return bool(left or status.failures)
+        return bool(left or status.failures or status.octets_behind)
 
     def show(self, state: str) -> None:
         status, writer = self.followed.status(), self.writer.statistics()
@@ -222,14 +222,16 @@ class _OnStderr(logging.Handler):
 
 @contextmanager
 def warnings_on_stderr() -> Iterator[None]:
-    """Show warnings about Lumberjack on stderr while the block lasts."""
+    """Show warnings about Lumberjack, and about peers that were turned away, on stderr while the block lasts."""
     handler = _OnStderr(logging.WARNING)
-    ours = logging.getLogger("levada.actors.lumberjack")
-    ours.addHandler(handler)
+    ours = [logging.getLogger(name) for name in ("levada.actors.lumberjack", "levada.transports.carriers")]
+    for logger in ours:
+        logger.addHandler(handler)
     try:
         yield
     finally:
-        ours.removeHandler(handler)
+        for logger in ours:
+            logger.removeHandler(handler)
 
 
 def _field(text: str) -> tuple[str, str]:

@@ -38,7 +38,7 @@ class Tail:
     def status(self) -> TailStatus:
         """Return the counters as they are now, or as they were at the end."""
         shared = self._shared
-        behind = sum(max(0, size - entry.offset) for entry, size in shared.sizes.values())
+        behind = shared.octets_waiting + sum(max(0, size - entry.offset) for entry, size in shared.sizes.values())
         return TailStatus(
             files=shared.files, waiting=shared.waiting, octets_behind=behind, **attrs.asdict(shared.counters)
         )
@@ -59,6 +59,7 @@ async def tail(
 ) -> AsyncIterator[Tail]:
     """Follow files while the block lasts, and hand their lines to `deliver`: each line at least once.
 
+    Entering the block means that files have been looked for.
     Leaving the block reads no more, gives what is under way `TailConfig.drain_timeout` seconds to be delivered, and writes the registry.
 
     Args:
@@ -78,6 +79,7 @@ async def tail(
         shared = Shared(config, entries, deliver)
         scanner = system.spawn(Scanner, tuple(patterns), shared, finished, supervise="escalate")
         try:
+            await shared.looked.wait()  # from now on it is known what there is to do
             yield Tail(shared, finished)
             with trio.move_on_after(config.drain_timeout):
                 await scanner.ask(Drain(), timeout=None)

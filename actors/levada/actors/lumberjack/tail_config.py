@@ -84,7 +84,7 @@ class TailStatus:
     """Lines or records of which a part was left out."""
     octets_acked: int
     octets_behind: int
-    """Octets of the files being read that are not acknowledged."""
+    """Octets of files that are not acknowledged: of those being read, those that wait for a place, and, at the end, those that were let go."""
     replacements: int
     """Files truncated or written over."""
     failures: int

@@ -52,10 +52,14 @@ class Shared:
     counters: Counters = attrs.field(factory=Counters)
     files: int = 0
     waiting: int = 0
+    looked: trio.Event = attrs.field(factory=trio.Event)
+    """Set once files have been looked for."""
+    octets_waiting: int = 0
+    """In files that wait for a place."""
     crowded: bool = False
     """Whether files wait for a place."""
     sizes: dict[Key, tuple[FileEntry, int]] = attrs.field(factory=dict)
-    """Entry and last known size of the files being read."""
+    """Entry and last known size of the files being read, and of those that were let go before they were delivered."""
     left: dict[Key, int] = attrs.field(factory=dict)
     """Size of files that were let go, at that time."""
 

@@ -56,7 +56,8 @@ class FileReader(Actor[Located | Drain]):
 
     def stopping(self, reason: Reason) -> None:
         """See `Actor.stopping`."""
-        self.shared.sizes.pop(self.key, None)
+        if not self.delivery.draining:  # else it tells what is left
+            self.shared.sizes.pop(self.key, None)
         if not self.reads:
             self.file.close()
 

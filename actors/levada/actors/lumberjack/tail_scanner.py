@@ -32,10 +32,10 @@ class Scanner(Actor[Drain | Down]):
     shared: Shared
     finished: trio.Event
     """Set when, with `TailConfig.once`, everything has been read and delivered."""
+    readers: dict[Key, Ref[Located | Drain]] = attrs.field(init=False, factory=dict)
 
     def started(self) -> None:
         """See `Actor.started`."""
-        self.readers: dict[Key, Ref[Located | Drain]] = {}
         self.done: set[Key] = set()  # files of a single run that are not taken up again
         self.unripe: dict[Key, int] = {}  # sizes of what may be copies under way
         # Files that are not read to their end; renamed to a name without a pattern they must be looked for.
@@ -50,7 +50,12 @@ class Scanner(Actor[Drain | Down]):
 
     async def stopping(self, reason: Reason) -> None:
         """See `Actor.stopping`."""
+        for key, reader in self.readers.items():
+            self.unwatch(reader, key)
         await self.write_registry()
+
+    def undelivered(self, messages: list[Any]) -> None:
+        """Leave it: which actors of files have ended is of no interest any more, and no dead letter."""
 
     @handles
     def drain(self, m: Drain) -> None:
@@ -126,6 +131,7 @@ class Scanner(Actor[Drain | Down]):
             await self.take_in(here | moved)
             self.unfinished |= moved.keys() - self.readers.keys() - self.done  # there was no place for them
             self.looked = True
+            self.shared.looked.set()
             self.look_whether_done()
             with trio.move_on_after(config.scan):
                 await self.freed.wait()
@@ -171,11 +177,17 @@ class Scanner(Actor[Drain | Down]):
                 reader.tell(Drain())
         shared.files = len(self.readers)
         shared.waiting = len(missing) - looked_at  # not before the actors are there, see `look_whether_done`
+        shared.octets_waiting = sum(self.behind(key, file) for key, file in missing[looked_at:])
         now = time.time()
         for entry in registry.entries:
             if (entry.device, entry.inode) in here:
                 entry.seen = now
         registry.forget_old(now)
+
+    def behind(self, key: Key, file: Found) -> int:
+        """Return how much of a file was not shipped, as far as its entry is known without opening it."""
+        entry = self.shared.registry.by_inode(*key)
+        return max(0, file.size - (0 if entry is None else entry.offset))
 
     async def take_in_file(
         self, key: Key, file: Found, originals: list[FileEntry]

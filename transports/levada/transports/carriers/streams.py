@@ -198,6 +198,14 @@ class JoinedStream:
         self._last_straight = 0.0
         self._unyielded = 0  # octets written straight since this stream let other tasks run
         self._octets_sent = self._octets_received = self._writes = self._reads = 0
+        self._leave: Callable[[], None] | None = None
+
+    def at_end(self, leave: Callable[[], None]) -> None:
+        """Have something called once, when the socket is closed; at once if it is."""
+        if self._fd < 0:
+            leave()
+        else:
+            self._leave = leave
 
     @property
     def info(self) -> CarrierInfo:
@@ -466,6 +474,9 @@ class JoinedStream:
         self._socket.close()
         self._drop_queue()
         self._work.wake()
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            leave()
 
     def statistics(self) -> CarrierStatistics:
         """Return the counters as they are now."""

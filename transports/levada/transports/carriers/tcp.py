@@ -6,7 +6,7 @@ URLs are ``tcp://host:port``.  A listener of port 0 takes a free one, which `Tcp
 from __future__ import annotations
 
 import socket as stdlib_socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import attrs
@@ -14,6 +14,7 @@ import trio
 from attrs import validators as v
 
 from levada.framework.errors import ConfigurationError, ConnectionLost, IdleTimeout
+from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.contracts import CarrierInfo
 from levada.transports.carriers.streams import JoinedStream, Ready, StreamConfig, accept_from, plain_nursery, split_url
 
@@ -48,6 +49,11 @@ class TcpConfig(StreamConfig):
     """Octets of the kernel's buffer for receiving; ``None`` leaves it to the kernel."""
     backlog: int = attrs.field(default=1024, validator=[v.instance_of(int), v.ge(1)])
     """Peers that wait in the kernel, and again here, until they are accepted."""
+    max_connections_per_address: int | None = attrs.field(
+        default=None, validator=v.optional(v.and_(v.instance_of(int), v.ge(1)))
+    )
+    """Connections of one address (of IPv6: of one /64) that a listener lets in, those in their handshake included; one more is closed
+    at once. ``None``: no limit."""
 
 
 def set_options(socket: trio.socket.SocketType, config: TcpConfig) -> None:
@@ -131,6 +137,21 @@ def prepare(stream: trio.SocketStream, scheme: str, config: TcpConfig) -> Carrie
         raise ConnectionLost(f"the peer left as soon as it was connected: {error}") from error
 
 
+def let_in(raw: trio.SocketStream, admission: Admission) -> tuple[str, Callable[[], None]] | None:
+    """Count a connection that the kernel has accepted; return its peer and what takes the count back, or close it."""
+    try:
+        peer = raw.socket.getpeername()
+    except OSError:  # it is gone already
+        raw.socket.close()
+        return None
+    leave = admission.enter(str(peer[0]))
+    if leave is None:
+        admission.too_many(authority(peer))
+        raw.socket.close()
+        return None
+    return authority(peer), leave
+
+
 @asynccontextmanager
 async def dial(url: str, config: TcpConfig | None = None) -> AsyncIterator[JoinedStream]:
     """Connect to ``tcp://host:port``; leaving the block closes.
@@ -173,6 +194,8 @@ class TcpListener:
         self._config = config
         self._ready: Ready[JoinedStream] = Ready(config.backlog)
         self._url = f"tcp://{authority(sockets[0].socket.getsockname())}"
+        self.admission = Admission(self._url, config.max_connections_per_address)
+        """Who is let in, and how many were not."""
 
     @property
     def url(self) -> str:
@@ -185,12 +208,19 @@ class TcpListener:
 
     async def take_in(self, raw: trio.SocketStream) -> None:
         """Make a stream of what the kernel has accepted."""
+        entry = let_in(raw, self.admission)
+        if entry is None:
+            return
+        _, leave = entry
         await self._ready.reserve()
         try:
-            self._ready.put(JoinedStream(raw, raw.socket, prepare(raw, "tcp", self._config), self._config))
+            stream = JoinedStream(raw, raw.socket, prepare(raw, "tcp", self._config), self._config)
+            stream.at_end(leave)
+            self._ready.put(stream)
         except (ConnectionLost, trio.ClosedResourceError):
             self._ready.release()
             raw.socket.close()
+            leave()
 
     async def aclose(self) -> None:
         """See `Listener.aclose`; who was not accepted is cut off."""

@@ -7,6 +7,7 @@ that nobody on the way can cut a stream short unseen.  TLS here has no half-clos
 from __future__ import annotations
 
 import logging
+import socket as stdlib_socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -18,9 +19,10 @@ import trio
 from attrs import validators as v
 
 from levada.framework.errors import CarrierError, ConfigurationError, ConnectionLost, IdleTimeout
+from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.contracts import Octets
-from levada.transports.carriers.streams import JoinedStream, Ready, StreamConfig, accept_from, plain_nursery
-from levada.transports.carriers.tcp import TcpConfig, authority, bind, connect, host_and_port, prepare
+from levada.transports.carriers.streams import JoinedStream, Ready, StreamConfig, accept_from, discard, plain_nursery
+from levada.transports.carriers.tcp import TcpConfig, authority, bind, connect, host_and_port, let_in, prepare
 
 __all__ = ["TlsConfig", "TlsListener", "dial", "listen", "make_context"]
 
@@ -28,6 +30,7 @@ logger = logging.getLogger("levada.transports.carriers.tls")
 
 File = str | PathLike[str]
 
+_ALERT_LINGER = 1.0  # seconds in which a peer may take the alert before the connection is cut
 _SHORT = {"commonName": "CN", "organizationName": "O", "organizationalUnitName": "OU", "countryName": "C"}
 
 
@@ -131,6 +134,22 @@ def _subject(certificate: Mapping[str, Any]) -> str | None:
     return ",".join(parts) or None
 
 
+async def _send_alert(raw: trio.SocketStream, tls: trio.SSLStream[_Below]) -> None:
+    """Tell the peer why its handshake failed: OpenSSL has written that, and trio leaves it where it is."""
+    alert = tls._outgoing.read()
+    if not alert:
+        return
+    with trio.move_on_after(_ALERT_LINGER):
+        try:
+            await raw.send_all(alert)
+            raw.socket.shutdown(stdlib_socket.SHUT_WR)
+            # Closed with octets unread the socket would send a reset, which can overtake the alert.
+            while not discard(raw.socket):
+                await trio.lowlevel.wait_readable(raw.socket)
+        except (trio.BrokenResourceError, OSError):
+            pass  # the peer is gone
+
+
 async def _shake_hands(
     raw: trio.SocketStream, context: ssl.SSLContext, config: TlsConfig, *, server_name: str | None, serving: bool
 ) -> _TlsStream:
@@ -152,6 +171,7 @@ async def _shake_hands(
                 await tls.do_handshake()
         except trio.BrokenResourceError as error:
             cause = error.__cause__
+            await _send_alert(raw, tls)
             raise ConnectionLost(f"the TLS handshake with {info.peer} failed: {cause or 'cut off'}") from cause
         if scope.cancelled_caught:
             raise IdleTimeout(f"no TLS handshake with {info.peer} within {config.handshake_timeout} s")
@@ -220,6 +240,8 @@ class TlsListener:
         self._ready: Ready[JoinedStream] = Ready(config.backlog)
         self._handshakes: dict[trio.CancelScope, None] = {}  # the oldest first
         self._url = f"tls://{authority(sockets[0].socket.getsockname())}"
+        self.admission = Admission(self._url, config.tcp.max_connections_per_address)
+        """Who is let in, and how many were not."""
         self.reload(config.context)
 
     @property
@@ -250,12 +272,15 @@ class TlsListener:
 
     async def take_in(self, raw: trio.SocketStream) -> None:
         """Begin the handshake with what the kernel has accepted; at the bound the oldest handshake makes room."""
+        entry = let_in(raw, self.admission)
+        if entry is None:
+            return
         if self._ready.full and self._handshakes:
             next(iter(self._handshakes)).cancel()
         await self._ready.reserve()
-        self._nursery.start_soon(self._shake_hands, raw)
+        self._nursery.start_soon(self._shake_hands, raw, *entry)
 
-    async def _shake_hands(self, raw: trio.SocketStream) -> None:
+    async def _shake_hands(self, raw: trio.SocketStream, peer: str, leave: Callable[[], None]) -> None:
         task = trio.lowlevel.current_task()
         scope = trio.CancelScope()
         self._handshakes[scope] = None
@@ -265,13 +290,18 @@ class TlsListener:
                 stream = await _shake_hands(raw, self._context, self._config, server_name=None, serving=True)
                 stream.asked_for(_asked[task])
                 self._ready.put(stream)
+                stream.at_end(leave)
                 return
-        except (CarrierError, trio.ClosedResourceError) as error:
-            logger.info("a peer is dropped: %s", error, extra={"event": "handshake_failed"})
+            self.admission.turn_away(peer, "its handshake made room for others")
+        except CarrierError as error:
+            self.admission.turn_away(peer, error)
+        except trio.ClosedResourceError:
+            pass  # the listener is closed
         finally:
             del self._handshakes[scope], _asked[task]
         raw.socket.close()
         self._ready.release()
+        leave()
 
     async def aclose(self) -> None:
         """See `Listener.aclose`; who was not accepted is cut off."""

@@ -8,7 +8,6 @@ process could connect or take the name first.
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import socket as stdlib_socket
 import stat
@@ -23,6 +22,7 @@ import trio
 from attrs import validators as v
 
 from levada.framework.errors import ConfigurationError, ConnectionLost, IdleTimeout
+from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.contracts import CarrierInfo
 from levada.transports.carriers.streams import (
     JoinedStream,
@@ -35,8 +35,6 @@ from levada.transports.carriers.streams import (
 )
 
 __all__ = ["UnixConfig", "UnixListener", "dial", "listen"]
-
-logger = logging.getLogger("levada.transports.carriers.unix")
 
 _UCRED = struct.Struct("3i")  # struct ucred of Linux: pid, uid, gid
 
@@ -205,6 +203,8 @@ class UnixListener:
         self._config = config
         self._file = file
         self._ready: Ready[JoinedStream] = Ready(config.backlog)
+        self.admission = Admission(self.url)
+        """How many were not let in."""
 
     @property
     def url(self) -> str:
@@ -221,7 +221,7 @@ class UnixListener:
         try:
             self._ready.put(_stream(raw, self._path, self._config))
         except (ConnectionLost, OSError, trio.ClosedResourceError) as error:
-            logger.warning("a peer is dropped: %s", error, extra={"event": "peer_refused"})
+            self.admission.turn_away("a process", error)
             self._ready.release()
             raw.socket.close()
 

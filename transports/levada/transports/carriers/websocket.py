@@ -5,7 +5,6 @@ The stream itself is in `websocket_stream`, its frames in `websocket_frames`, th
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ import trio
 
 from levada.framework.errors import CarrierError, ConfigurationError, ConnectionClosed, ConnectionLost, IdleTimeout
 from levada.transports.carriers import tcp, tls
+from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.contracts import ByteStream, Listener
 from levada.transports.carriers.streams import Ready, plain_nursery
 from levada.transports.carriers.websocket_config import Refusal, UpgradeRequest, WebSocketConfig
@@ -39,8 +39,6 @@ __all__ = [
     "listen_over",
     "open_over",
 ]
-
-logger = logging.getLogger("levada.transports.websocket")
 
 _AUTHORITY = re.compile(rb"[0-9A-Za-z.:%_\[\]-]+")
 _REFUSED_LINGER = 1.0  # seconds in which a refused client may take its answer before the connection is cut
@@ -205,6 +203,8 @@ class WebSocketListener:
         self._config = config
         self._ready: Ready[WebSocketStream] = Ready(config.backlog)
         self._handshakes: dict[trio.CancelScope, None] = {}  # oldest first
+        self.admission = Admission(url)
+        """How many got no WebSocket; those that got no connection below are counted there."""
         self._serving = trio.CancelScope()
 
     async def accept(self) -> WebSocketStream:
@@ -250,8 +250,11 @@ class WebSocketListener:
             with scope:
                 self._ready.put(await accept_over(stream, self._config, path=self._path))
                 done = True
+            if not done:
+                self.admission.turn_away(stream.info.peer, "its handshake made room for others")
         except (CarrierError, trio.ClosedResourceError) as error:
-            logger.info("%s", error, extra={"protocol": "websocket", "event": "refused"})
+            if not isinstance(error, trio.ClosedResourceError):  # else the listener is closed
+                self.admission.turn_away(stream.info.peer, error)
         finally:
             del self._handshakes[scope]
             if not done:

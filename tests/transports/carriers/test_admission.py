@@ -1,0 +1,110 @@
+"""Peers that are turned away: the limit of an address, and what is said about them."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import trio
+import trio.testing
+
+from levada.framework.errors import CarrierError
+from levada.transports.carriers import tcp, tls, websocket
+from levada.transports.carriers.admission import Admission
+from levada.transports.carriers.tcp import TcpConfig
+from levada.transports.carriers.tls import TlsConfig
+from levada.transports.carriers.websocket_config import WebSocketConfig
+
+
+def test_addresses_of_one_host_count_together() -> None:
+    admission = Admission("tcp://here:1", 2)
+    first = admission.enter("2001:db8::1")
+    assert first is not None
+    assert admission.enter("2001:db8::ffff:2") is not None
+    assert admission.enter("2001:db8::3") is None
+    assert admission.enter("2001:db8:0:1::3") is not None
+    assert admission.enter("192.0.2.1") is not None
+    assert admission.enter("::ffff:192.0.2.1") is not None
+    assert admission.enter("192.0.2.1") is None
+    assert admission.enter("fe80::1%eth0") is not None
+    first()
+    assert admission.enter("2001:db8::3") is not None
+
+
+async def test_one_line_for_many_that_are_turned_away(
+    caplog: pytest.LogCaptureFixture, autojump_clock: trio.testing.MockClock
+) -> None:
+    """The first at once, then how many more there were; nothing that a peer writes can forge another line."""
+    admission = Admission("tls://here:1")
+    for _ in range(1000):
+        admission.turn_away("peer\n", "it said \x1b[31m\nERROR all is lost")
+    await trio.sleep(10.0)
+    admission.turn_away("peer", "plain octets")
+    lines = [record.getMessage() for record in caplog.records]
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
+    assert admission.refused == 1001
+    assert lines[1] == "tls://here:1 turned peer away: plain octets (999 more since the last such line)"
+    assert "\n" not in lines[0]
+    assert "\x1b" not in lines[0]
+
+
+@pytest.mark.loopback
+async def test_only_so_many_of_one_address(caplog: pytest.LogCaptureFixture) -> None:
+    async with (
+        tcp.listen("tcp://127.0.0.1:0", TcpConfig(max_connections_per_address=2)) as listener,
+        tcp.dial(listener.url) as first,
+        await listener.accept() as served,
+        tcp.dial(listener.url),
+        await listener.accept(),
+    ):
+        async with tcp.dial(listener.url) as third:
+            with pytest.raises(CarrierError):
+                while await third.receive_some():
+                    pass
+                raise CarrierError("it ended")
+        assert listener.admission.refused == 1
+        assert "2 connections of its address are open" in caplog.text
+        await first.aclose()
+        await served.aclose()
+        async with tcp.dial(listener.url) as fourth, await listener.accept() as server:
+            await server.send_all(b"hello")
+            assert await fourth.receive_some() == b"hello"
+
+
+@pytest.mark.loopback
+async def test_handshakes_that_stand_still_hold_places_of_their_own_address_only(authority: object) -> None:
+    """Half-open connections count from the first octet of TCP on; those that end give their places back."""
+    config = TlsConfig(
+        certificate=authority.issue("server"),  # type: ignore[attr-defined]  # the conftest's
+        tcp=TcpConfig(max_connections_per_address=3),
+        handshake_timeout=0.2,
+    )
+    async with tls.listen("tls://127.0.0.1:0", config) as listener:
+        port = int(listener.url.rsplit(":", 1)[1])
+        streams = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(5)]
+        for stream in streams:
+            try:
+                assert await stream.receive_some() == b""
+            except trio.BrokenResourceError:
+                pass
+            await stream.aclose()
+        assert listener.admission.refused == 5
+        trusting = TlsConfig(ca=authority.ca)  # type: ignore[attr-defined]
+        async with tls.dial(listener.url, trusting), await listener.accept():
+            pass
+
+
+@pytest.mark.loopback
+async def test_a_client_that_speaks_no_websocket_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    config = WebSocketConfig(tcp=TcpConfig(max_connections_per_address=1))
+    async with websocket.listen("ws://127.0.0.1:0/", config) as listener:
+        port = int(listener.url.rsplit(":", 1)[1].rstrip("/"))
+        stream = await trio.open_tcp_stream("127.0.0.1", port)
+        await stream.send_all(b"GET /nowhere\x1b HTTP/1.0\r\n\r\n")
+        while await stream.receive_some():
+            pass
+        await stream.aclose()
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert listener.admission.refused == 1
+        assert "got no WebSocket" in caplog.text
+        assert "\x1b" not in caplog.text

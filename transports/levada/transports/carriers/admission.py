@@ -1,0 +1,88 @@
+"""Who is let in by a listener: a limit for each address, and one warning, not thousands, about those turned away."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import Callable
+from functools import partial
+from math import inf
+from typing import Final
+
+import trio
+
+from levada.transports.text import printable
+
+__all__ = ["Admission"]
+
+logger = logging.getLogger("levada.transports.carriers")
+
+_QUIET: Final = 10.0  # seconds between two warnings of one listener
+
+
+class Admission:
+    """Counts the connections of each address, and the peers that a listener turned away.
+
+    Args:
+        url: of the listener, for its warnings.
+        limit: connections of one address; of one /64 of IPv6, as that is what one host is given. ``None``: no limit.
+    """
+
+    def __init__(self, url: str, limit: int | None = None) -> None:
+        self.url = url
+        self.refused = 0
+        """Peers that were turned away since the beginning."""
+        self._limit = limit
+        self._connections: dict[str, int] = {}
+        self._quiet_until = -inf
+        self._unsaid = 0
+
+    def enter(self, host: str) -> Callable[[], None] | None:
+        """Count a connection; return what takes it back, to be called once, or ``None`` if there are too many of its address."""
+        if self._limit is None:
+            return _nothing
+        network = _network(host)
+        count = self._connections.get(network, 0)
+        if count >= self._limit:
+            return None
+        self._connections[network] = count + 1
+        return partial(self._leave, network)
+
+    def _leave(self, network: str) -> None:
+        self._connections[network] -= 1
+        if not self._connections[network]:
+            del self._connections[network]
+
+    def turn_away(self, peer: str, why: object) -> None:
+        """Count a peer that was not let in, and warn, but not about each of many."""
+        self.refused += 1
+        now = trio.current_time()
+        if now < self._quiet_until:
+            self._unsaid += 1
+            return
+        self._quiet_until = now + _QUIET
+        more = f" ({self._unsaid} more since the last such line)" if self._unsaid else ""
+        self._unsaid = 0
+        extra = {"event": "peer_refused", "connection_id": printable(peer)}
+        text = "%s turned %s away: %s%s"
+        logger.warning(text, self.url, printable(peer), printable(str(why)), more, extra=extra)
+
+    def too_many(self, peer: str) -> None:
+        """Turn a peer away whose address has enough connections."""
+        self.turn_away(peer, f"{self._limit} connections of its address are open (max_connections_per_address)")
+
+
+def _nothing() -> None:
+    pass
+
+
+def _network(host: str) -> str:
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return str(address.ipv4_mapped)
+        return str(ipaddress.ip_network((int(address) >> 64 << 64, 64)))
+    return str(address)
