@@ -288,7 +288,7 @@ def run(*, rounds: int, quick: bool, only: str, progress: Callable[[str], None])
         server = QuicConfig(
             alpn=("aqueduct",),
             certificate=folder / "certificate.pem",
-            private_key=folder / "key.pem",
+            key=folder / "key.pem",
             max_packet_size=1_200,
         )
         client = QuicConfig(alpn=("aqueduct",), verify=False, max_packet_size=1_200)

@@ -177,7 +177,7 @@ async def serve_levada(folder: Path) -> None:
     config = QuicConfig(
         alpn=(ALPN,),
         certificate=folder / "certificate.pem",
-        private_key=folder / "key.pem",
+        key=folder / "key.pem",
         max_streams=4_096,
         max_packet_size=1_200,
         datagram_queue=65_536,

@@ -88,7 +88,7 @@ async def serve_both(folder: Path) -> None:
     quic = QuicConfig(
         alpn=("bench",),
         certificate=folder / "certificate.pem",
-        private_key=folder / "key.pem",
+        key=folder / "key.pem",
         max_streams=4_096,
         max_packet_size=1_200,
     )

@@ -356,7 +356,7 @@ async def test_lumberjack_a_writer_that_speaks_no_lumberjack(octets: bytes) -> N
 
 async def test_quic_a_peer_that_closes_with_a_reason(certificate: Path, autojump_clock: MockClock) -> None:
     net = SimNet(1, delay=0.01)
-    server = QuicConfig(alpn=("x",), certificate=certificate, private_key=certificate)
+    server = QuicConfig(alpn=("x",), certificate=certificate, key=certificate)
 
     async def close(listener: Any) -> None:
         connection = (await listener.accept()).accept()
@@ -455,7 +455,7 @@ def test_levada_call_of_a_maop_server_that_fails(
     listening = threading.Event()
 
     async def answer() -> None:
-        config = QuicConfig(alpn=("maop/1",), certificate=certificate, private_key=certificate)
+        config = QuicConfig(alpn=("maop/1",), certificate=certificate, key=certificate)
         async with maop_server(result, "quic://127.0.0.1:0", config) as server:
             url.append(server.url)
             listening.set()

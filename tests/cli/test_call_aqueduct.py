@@ -105,7 +105,7 @@ def _served(handler: Callable[..., Any], made: SelfSigned, **settings: Any) -> I
     stop: list[tuple[trio.lowlevel.TrioToken, trio.CancelScope]] = []
 
     async def main() -> None:
-        quic = QuicConfig(certificate=made.certificate, private_key=made.key)
+        quic = QuicConfig(certificate=made.certificate, key=made.key)
         config = PeerConfig(carrier=quic)
         with trio.CancelScope() as scope:
             async with (

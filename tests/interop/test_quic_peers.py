@@ -41,7 +41,7 @@ def config(request: pytest.FixtureRequest, made: SelfSigned) -> QuicConfig:
     return QuicConfig(
         engine=request.param,
         certificate=made.certificate,
-        private_key=made.key,
+        key=made.key,
         ca=made.ca,
         server_name="localhost",
     )

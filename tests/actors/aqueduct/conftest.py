@@ -139,7 +139,7 @@ def start() -> Start:
 @pytest.fixture(scope="session")
 def quic(certificate: Path) -> tuple[QuicConfig, QuicConfig]:
     """Settings of a server and of a client that trusts it."""
-    server = QuicConfig(alpn=("aqueduct",), certificate=certificate, private_key=certificate)
+    server = QuicConfig(alpn=("aqueduct",), certificate=certificate, key=certificate)
     return server, QuicConfig(alpn=("aqueduct",), ca=certificate)
 
 

@@ -49,6 +49,8 @@ async def test_a_unit_is_a_file_of_lines(tmp_path: Path) -> None:
         folder = tmp_path / "deep" / "spool"
         assert sorted(os.listdir(folder)) == [".writing", "0123-000007.jsonl"]
         assert os.listdir(folder / ".writing") == []
+        modes = [path.stat().st_mode & 0o777 for path in (folder, folder / ".writing", folder / "0123-000007.jsonl")]
+        assert modes == [0o700, 0o700, 0o600]
         assert lines(folder) == events
         assert (folder / "0123-000007.jsonl").read_bytes().count(b"\n") == 3
         line = (folder / "0123-000007.jsonl").read_text(encoding="ascii").splitlines()[0]

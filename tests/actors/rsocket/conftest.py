@@ -49,7 +49,7 @@ def settings(certificate: Path, tmp_path: Path) -> Callable[[str], CarrierSettin
             case "quic":
                 return CarrierSettings(
                     "quic://127.0.0.1:0",
-                    QuicConfig(certificate=certificate, private_key=certificate),
+                    QuicConfig(certificate=certificate, key=certificate),
                     QuicConfig(ca=certificate),
                 )
         return CarrierSettings("tcp://127.0.0.1:0")

@@ -78,7 +78,7 @@ async def test_websocket() -> None:
 @pytest.mark.loopback
 async def test_quic(authority: Authority) -> None:
     quic = pytest.importorskip("levada.transports.quic", exc_type=ImportError)
-    serving = quic.QuicConfig(certificate=str(authority.issue("server")), private_key=str(authority.issue("server")))
+    serving = quic.QuicConfig(certificate=str(authority.issue("server")), key=str(authority.issue("server")))
     async with listen("quic://127.0.0.1:0", serving) as listener, trio.open_nursery() as nursery:
 
         async def serve() -> None:

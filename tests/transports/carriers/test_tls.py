@@ -562,5 +562,6 @@ async def test_openssl_shows_the_alert(serving: TlsConfig, authority: Authority)
     serving = attrs.evolve(serving, client_certificates="required", ca=authority.ca)
     async with tls.listen(ANY, serving) as listener:
         client = ["openssl", "s_client", "-connect", listener.url.removeprefix("tls://"), "-CAfile", str(authority.ca)]
+        client.append("-ign_eof")
         done = await trio.run_process(client, stdin=b"", capture_stdout=True, capture_stderr=True, check=False)
     assert b"alert certificate required" in done.stderr + done.stdout

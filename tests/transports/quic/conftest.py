@@ -95,7 +95,7 @@ class Lab:
 
     def server(self, **changes: Any) -> QuicConfig:
         return attrs.evolve(
-            self.base, certificate=self.certificate.certificate, private_key=self.certificate.private_key, **changes
+            self.base, certificate=self.certificate.certificate, key=self.certificate.private_key, **changes
         )
 
     def client(self, **changes: Any) -> QuicConfig:

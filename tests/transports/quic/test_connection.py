@@ -266,11 +266,11 @@ async def test_files_and_addresses_that_cannot_be_had(certificate: Any, tmp_path
     )
     locked.write_bytes(secret)
     for wrong, words in (
-        (QuicConfig(certificate=tmp_path / "missing", private_key=key), "missing"),
-        (QuicConfig(certificate=other, private_key=key), "other.pem"),
-        (QuicConfig(certificate=file, private_key=other), "other.pem"),
-        (QuicConfig(certificate=file, private_key=locked), "locked.pem"),
-        (QuicConfig(certificate=file, private_key=key, key_password="too much"), "key.pem"),
+        (QuicConfig(certificate=tmp_path / "missing", key=key), "missing"),
+        (QuicConfig(certificate=other, key=key), "other.pem"),
+        (QuicConfig(certificate=file, key=other), "other.pem"),
+        (QuicConfig(certificate=file, key=locked), "locked.pem"),
+        (QuicConfig(certificate=file, key=key, key_password="too much"), "key.pem"),
         (QuicConfig(certificate=file), "holds no private key"),
     ):
         with pytest.raises(ConfigurationError, match=words):
@@ -279,7 +279,7 @@ async def test_files_and_addresses_that_cannot_be_had(certificate: Any, tmp_path
     with pytest.raises(ConfigurationError, match="missing"):
         async with dial("quic://server:1", QuicConfig(ca=tmp_path / "missing"), port=SimNet(1).port("client")):
             pass
-    good = QuicConfig(certificate=file, private_key=key)
+    good = QuicConfig(certificate=file, key=key)
     async with listen("quic://127.0.0.1:0", good) as listener:
         with pytest.raises(ConfigurationError, match="cannot listen"):
             async with listen(listener.url, good):

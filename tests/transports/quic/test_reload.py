@@ -23,7 +23,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> list[SelfSigned]:
 def put(made: SelfSigned, folder: Path) -> QuicConfig:
     for file in (made.certificate, made.key):
         shutil.copy(file, folder / file.name)
-    return QuicConfig(certificate=folder / "cert.pem", private_key=folder / "key.pem")
+    return QuicConfig(certificate=folder / "cert.pem", key=folder / "key.pem")
 
 
 async def accept_all(listener: QuicListener, nursery: trio.Nursery) -> None:

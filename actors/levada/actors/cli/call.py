@@ -14,6 +14,7 @@ import trio
 
 from levada.framework import ActorSystem, Sender
 from levada.framework.errors import ConfigurationError, EndOfChannel, ReceiverClosed
+from levada.transports.private_files import warn_if_others_can_read
 
 from . import Subparsers, stdin
 from .octets import CallFailed, in_time, named, octets_of, print_octets
@@ -223,6 +224,7 @@ def _metadata(args: argparse.Namespace) -> Any:
         if args.user is not None:
             raise ConfigurationError("--user needs --token-file FILE with the password")
         return None
+    warn_if_others_can_read(args.token_file, "a secret")
     secret = octets_of(f"@{args.token_file}").decode().rstrip("\r\n")
     return [SimpleAuthentication(args.user, secret) if args.user is not None else BearerAuthentication(secret)]
 

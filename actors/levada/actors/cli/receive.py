@@ -17,6 +17,7 @@ from levada.actors.lumberjack import Reader, SpoolSink, Unit, serve
 from levada.framework import ActorSystem, restart
 from levada.framework.errors import ConfigurationError
 from levada.transports.carriers import TlsConfig
+from levada.transports.private_files import make_private_folder
 
 from . import Subparsers
 from .ship import warnings_on_stderr
@@ -134,7 +135,7 @@ class _Spooler(_Output):
     def __init__(self, system: ActorSystem, folder: str) -> None:
         super().__init__()
         try:
-            Path(folder).mkdir(parents=True, exist_ok=True)
+            make_private_folder(Path(folder))
         except OSError as error:
             raise ConfigurationError(f"cannot write to {folder}: {error.strerror or error}") from error
         # While the disk refuses, writers are refused, again and again, and keep what they have.

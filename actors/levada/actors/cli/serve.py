@@ -215,7 +215,7 @@ def _carrier(url: str, carrier: str, tls: TlsConfig | None) -> Any:
     if carrier == "quic":
         from levada.transports.quic import QuicConfig  # an extra
 
-        return QuicConfig(certificate=tls.certificate, private_key=tls.key)
+        return QuicConfig(certificate=tls.certificate, key=tls.key)
     if carrier == "wss":
         from levada.transports.carriers.websocket_config import WebSocketConfig  # an extra
 

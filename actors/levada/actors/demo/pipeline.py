@@ -170,9 +170,7 @@ async def pipeline(settings: Settings, run: Pipeline) -> AsyncIterator[None]:
             from levada.transports.quic import QuicConfig  # an extra
 
             # One for both sides; the client checks for a name that is in the certificate, wherever the server listens.
-            carrier = QuicConfig(
-                certificate=pems.certificate, private_key=pems.key, ca=pems.ca, server_name="localhost"
-            )
+            carrier = QuicConfig(certificate=pems.certificate, key=pems.key, ca=pems.ca, server_name="localhost")
         channels = aqueduct.PeerConfig(carrier=carrier, drain=DRAIN)
         # From the files to Spark.
         logs: Mailbox[LogLine] = await bridge.mailbox("logs", LogLine, partitions=2)

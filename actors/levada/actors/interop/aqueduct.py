@@ -74,6 +74,6 @@ def serve(
     from levada.transports.quic import QuicConfig  # an extra
 
     assert tls is not None
-    quic = QuicConfig(certificate=tls.certificate, private_key=tls.key)
+    quic = QuicConfig(certificate=tls.certificate, key=tls.key)
     config = PeerConfig(carrier=quic, max_handlers=AT_ONCE)
     return serve_aqueduct(system, f"aqueduct://{where}", answer, message_type=RawMessage, config=config)

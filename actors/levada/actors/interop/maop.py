@@ -138,7 +138,5 @@ def serve(
 
     assert tls is not None
     # Testers connect from one address, as often as they like, and want no long good-bye.
-    config = PeerConfig(
-        carrier=QuicConfig(certificate=tls.certificate, private_key=tls.key), max_attempts=None, drain=1.0
-    )
+    config = PeerConfig(carrier=QuicConfig(certificate=tls.certificate, key=tls.key), max_attempts=None, drain=1.0)
     return serve_maop(system, f"maop://{where}", HANDLERS, authenticate=authenticate, config=config)

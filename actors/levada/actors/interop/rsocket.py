@@ -135,6 +135,6 @@ def serve(
         from levada.transports.quic import QuicConfig  # an extra
 
         assert tls is not None
-        settings = QuicConfig(certificate=tls.certificate, private_key=tls.key)
+        settings = QuicConfig(certificate=tls.certificate, key=tls.key)
     config = ServerConfig(carrier=settings, core=CORE)
     return serve_rsocket(system, f"{args.protocol}+{carrier}://{where}", Contract().answer, config=config)

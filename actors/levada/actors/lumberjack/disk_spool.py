@@ -35,6 +35,7 @@ from attrs import validators as v
 from levada.framework import Actor, Reason
 from levada.framework.errors import ConfigurationError
 from levada.transports.lumberjack import WriterConfig
+from levada.transports.private_files import private
 
 from .folder_lock import locked_folder
 from .writer_queue import Hub, Ticket
@@ -212,7 +213,7 @@ class Segments:
     def note_acked(self, place: Place) -> None:
         """Note that everything before `place` is acked, and remove the segments before it."""
         beside = self._folder / "acked.new"
-        with beside.open("w") as file:
+        with open(beside, "w", opener=private) as file:
             file.write(f"{place[0]} {place[1]}")
             file.flush()
             os.fsync(file.fileno())

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from levada.framework.errors import ConfigurationError
+from levada.transports.private_files import make_private_folder, private
 
 try:
     import fcntl
@@ -31,8 +32,8 @@ def locked_folder(folder: str | os.PathLike[str], what: str, user: str) -> Itera
     """
     path = Path(folder)
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        make_private_folder(path)
+        lock = private(str(path / "lock"), os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise ConfigurationError(f"cannot keep a {what} in {folder}: {error.strerror or error}") from error
     try:

@@ -33,6 +33,7 @@ from typing import Any
 import attrs
 
 from levada.framework.errors import ConfigurationError
+from levada.transports.private_files import private
 
 from .folder_lock import locked_folder
 
@@ -180,7 +181,7 @@ class Registry:
         # A line for each, so that C code writes it: with indents, and of all at once, it took 220 ms for 10,000 files, and not in a thread.
         files = ",\n".join(json.dumps(dict(zip(_FIELDS, values, strict=True))) for values in snapshot)
         beside = self._path.with_suffix(".new")
-        with beside.open("w") as file:
+        with open(beside, "w", opener=private) as file:
             file.write(f'{{"version": {_VERSION}, "files": [\n{files}\n]}}\n')
             file.flush()
             os.fsync(file.fileno())

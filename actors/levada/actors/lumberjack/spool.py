@@ -18,6 +18,7 @@ from typing import Any
 import trio
 
 from levada.framework import Actor, blocking, handles
+from levada.transports.private_files import make_private_folder, private
 
 from .unit import Unit
 
@@ -36,7 +37,7 @@ class SpoolSink(Actor[Unit]):
     becomes text.  Ignore ``.writing``: it holds files being written; those left by a crash are removed at the next start after an hour.
 
     Args:
-        folder: made if it is not there.
+        folder: made if it is not there, with mode 0700; the files in it have mode 0600.
     """
 
     folder: Path
@@ -48,7 +49,8 @@ class SpoolSink(Actor[Unit]):
         await trio.to_thread.run_sync(self._prepare)
 
     def _prepare(self) -> None:
-        self.writing.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self.folder)
+        make_private_folder(self.writing)
         # Others may be writing there now. Should one of them be that slow its rename fails, and with it the unit, which comes again.
         old = time.time() - _OLD
         for file in self.writing.glob("*.jsonl"):
@@ -63,7 +65,7 @@ class SpoolSink(Actor[Unit]):
         name = f"{unit.name}.jsonl"
         hidden = self.writing / name
         try:
-            with open(hidden, "xb") as file:
+            with open(hidden, "xb", opener=private) as file:
                 file.writelines(map(_line, unit.events))
                 file.flush()
                 os.fsync(file.fileno())

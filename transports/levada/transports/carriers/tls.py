@@ -23,6 +23,7 @@ from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.contracts import Octets
 from levada.transports.carriers.streams import JoinedStream, Ready, StreamConfig, accept_from, discard, plain_nursery
 from levada.transports.carriers.tcp import TcpConfig, authority, bind, connect, host_and_port, let_in, prepare
+from levada.transports.private_files import warn_if_others_can_read
 
 __all__ = ["TlsConfig", "TlsListener", "dial", "listen", "make_context"]
 
@@ -86,6 +87,7 @@ def make_context(config: TlsConfig, purpose: ssl.Purpose) -> ssl.SSLContext:
         if config.certificate is not None:
             # Without any password OpenSSL would ask for one on the terminal.
             context.load_cert_chain(config.certificate, config.key, config.key_password or "")
+            warn_if_others_can_read(config.key or config.certificate, "a private key")
         if config.alpn:
             context.set_alpn_protocols(config.alpn)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError

@@ -1,7 +1,7 @@
 """QUIC on trio: many streams and datagrams between two ends, over one UDP port.
 
 ```python
-async with listen("quic://127.0.0.1:0", QuicConfig(certificate="cert.pem", private_key="key.pem")) as listener:
+async with listen("quic://127.0.0.1:0", QuicConfig(certificate="cert.pem", key="key.pem")) as listener:
     incoming = await listener.accept()
     async with incoming.accept() as connection:
         stream = await connection.accept_stream()

@@ -15,6 +15,7 @@ from aioquic.quic.configuration import QuicConfiguration
 from aioquic.tls import SessionTicket
 
 from levada.framework.errors import ConfigurationError
+from levada.transports.private_files import warn_if_others_can_read
 
 __all__ = ["ClientSessions", "QuicConfig", "TicketStore"]
 
@@ -96,7 +97,7 @@ class QuicConfig:
     """Application protocols, the preferred one first; the two ends must have one in common."""
     certificate: str | PathLike[str] | None = None
     """PEM file with the server's certificate and its chain; required to listen."""
-    private_key: str | PathLike[str] | None = None
+    key: str | PathLike[str] | None = None
     """PEM file with its key; ``None`` if the certificate's file holds it."""
     key_password: str | None = attrs.field(default=None, repr=False)
     """Password of the key's file."""
@@ -232,17 +233,16 @@ class QuicConfig:
                 except OSError as error:
                     raise ConfigurationError(f"cannot use {self.ca}: {error}") from error
         elif self.certificate is None:
-            raise ConfigurationError(
-                "a QUIC server needs a certificate: QuicConfig(certificate=FILE, private_key=FILE)"
-            )
+            raise ConfigurationError("a QUIC server needs a certificate: QuicConfig(certificate=FILE, key=FILE)")
         else:
             try:
-                configuration.load_cert_chain(self.certificate, self.private_key, self.key_password)
+                configuration.load_cert_chain(self.certificate, self.key, self.key_password)
+                warn_if_others_can_read(self.key or self.certificate, "a private key")
             except (OSError, ValueError, TypeError, IndexError) as error:  # the third is a password missing or too much
-                files = ", ".join(str(file) for file in (self.certificate, self.private_key) if file is not None)
+                files = ", ".join(str(file) for file in (self.certificate, self.key) if file is not None)
                 raise ConfigurationError(f"cannot use {files}: {error}") from error
             if configuration.private_key is None:
-                raise ConfigurationError(f"{self.certificate} holds no private key: set `private_key`")
+                raise ConfigurationError(f"{self.certificate} holds no private key: set `key`")
             if configuration.private_key.public_key() != configuration.certificate.public_key():
-                raise ConfigurationError(f"{self.private_key or self.certificate} is not the key of {self.certificate}")
+                raise ConfigurationError(f"{self.key or self.certificate} is not the key of {self.certificate}")
         return configuration
