@@ -5,6 +5,10 @@ classes and on levada's carrier, in turns of a fraction of a second, over one co
 (client plus server) of all turns but the first, in which the interpreters warm up.  (One whole run after the other measured the machine's
 mood: 0.6 to 1.2 for one row within a minute.)
 The row of idle streams compares the carrier with itself: two connections between the same two processes, used in turn.
+
+The rows of paths count seconds and not CPU: one transfer of 4 MiB over a proxy (`_lossy.py`) that passes 40 Mbit/s, delays by 10 ms
+each way, and loses packets or lets them come late.  They compare the carrier with itself over a clean path.  Where Go is installed, they
+also compare it with quic-go over the same path (``quicgo/``; its module comes from the Go module proxy).
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import contextlib
 import datetime
 import json
 import resource
+import shutil
 import ssl
 import statistics
 import subprocess
@@ -266,6 +271,18 @@ TURNS = 6  # of each carrier in a round; the first one is not counted
 
 
 @attrs.frozen
+class Trouble:
+    """What happens on a path."""
+
+    loss: float = 0.0
+    late: float = 0.0
+
+
+CLEAN = Trouble()
+OVER_A_PATH = 4 << 20
+
+
+@attrs.frozen
 class Workload:
     """One row of the table."""
 
@@ -274,6 +291,10 @@ class Workload:
     budget: float | None
     run: Work | None
     """``None``: the row of idle streams, see `crowd`."""
+    trouble: Trouble | None = None
+    """Of a row that is about a path."""
+    beside_go: bool = False
+    """Whether it is compared with quic-go on the same path, and not with itself on a clean one."""
 
 
 async def bulk(client: Client) -> None:
@@ -282,6 +303,10 @@ async def bulk(client: Client) -> None:
 
 async def bulk_100(client: Client) -> None:
     await client.ask_many([SINK + bytes(65_535)] * 100, 100)
+
+
+async def over_a_path(client: Client) -> None:
+    await client.ask(SINK + bytes(OVER_A_PATH - 1))
 
 
 async def datagrams_large(client: Client) -> None:
@@ -308,12 +333,18 @@ WORKLOADS = (
     Workload("rr64", "requests of 64 octets, 64 at a time", 0.75, requests_64),
     Workload("rr1", "requests of 64 octets, 1 at a time", 0.9, requests_1),
     Workload("idle", "6 MiB on one stream beside 1,000 idle ones, to itself without", 1.2, None),
+    Workload("late1", "seconds of 4 MiB, 1 % late, to a clean path", 1.6, over_a_path, Trouble(late=0.01)),
+    Workload("late10", "seconds of 4 MiB, 10 % late, to a clean path", 2.0, over_a_path, Trouble(late=0.1)),
+    Workload("go-late1", "seconds of 4 MiB, 1 % late, to quic-go", 1.5, over_a_path, Trouble(late=0.01), True),
+    Workload("go-late10", "seconds of 4 MiB, 10 % late, to quic-go", 1.5, over_a_path, Trouble(late=0.1), True),
+    Workload("go-loss1", "seconds of 4 MiB, 1 % lost, to quic-go", 1.5, over_a_path, Trouble(loss=0.01), True),
+    Workload("go-loss5", "seconds of 4 MiB, 5 % lost, to quic-go", 1.5, over_a_path, Trouble(loss=0.05), True),
 )
 
 
 @contextlib.asynccontextmanager
-async def levada_client(port: int) -> AsyncIterator[Client]:
-    config = QuicConfig(alpn=(ALPN,), verify=False, max_packet_size=1_200)
+async def levada_client(port: int, *, max_packet_size: int = 1_200) -> AsyncIterator[Client]:
+    config = QuicConfig(alpn=(ALPN,), verify=False, max_packet_size=max_packet_size)
     async with dial(f"quic://127.0.0.1:{port}", config) as connection:
         yield LevadaClient(connection)
 
@@ -360,6 +391,10 @@ async def crowd(port: int) -> list[dict[str, float]]:
 
 def compare(workload: Workload, folder: Path) -> tuple[float, float]:
     """Return the CPU seconds of the carrier divided by those of what it is compared with, and how many times as fast it is."""
+    if workload.trouble is not None:
+        other = seconds_of("quic-go" if workload.beside_go else "levada", workload, folder)
+        ratio = seconds_of("levada", workload, folder, workload.trouble) / other
+        return ratio, 1 / ratio
     with contextlib.ExitStack() as stack:
         if workload.run is None:
             base, mine = json.loads(stack.enter_context(pair("levada", workload, folder))())
@@ -397,6 +432,46 @@ def pair(carrier: str, workload: Workload, folder: Path) -> Iterator[Callable[[]
                 server.kill()
 
 
+def seconds_of(carrier: str, workload: Workload, folder: Path, trouble: Trouble | None = None) -> float:
+    """Return the seconds of one transfer over a path with the trouble that the workload says, or with another one."""
+    if trouble is None:
+        assert workload.trouble is not None
+        trouble = workload.trouble if workload.beside_go else CLEAN
+    here = Path(__file__).parent
+    if carrier == "quic-go":
+        program = str(folder / "quicgo")
+        if not (folder / "quicgo").exists():
+            subprocess.run(["go", "build", "-o", program, "."], cwd=here / "quicgo", check=True)
+        server = [program, "serve", str(folder)]
+    else:
+        server = [sys.executable, __file__, "--folder", str(folder), "--carrier", carrier, "--role", "server"]
+    with contextlib.ExitStack() as stack:
+
+        def start(*command: str) -> subprocess.Popen[str]:
+            process = stack.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            )
+            stack.callback(process.kill)
+            return process
+
+        def line(process: subprocess.Popen[str]) -> str:
+            assert process.stdout is not None
+            return process.stdout.readline().strip()
+
+        port = line(start(*server))
+        path = (str(1), str(trouble.loss), str(trouble.late))
+        port = line(start(sys.executable, str(here / "_lossy.py"), port, *path))
+        if carrier == "quic-go":
+            client = start(program, "call", port, str(OVER_A_PATH))
+        else:
+            client = start(*server[:-1], "client", "--port", port, "--workload", workload.key)
+        assert client.stdin is not None
+        client.stdin.write("go\n")
+        client.stdin.flush()
+        answer = json.loads(line(client))
+        return float(answer if carrier == "quic-go" else answer["wall"])
+
+
 def _role(options: argparse.Namespace) -> None:
     folder = Path(options.folder)
     if options.role == "server":
@@ -410,7 +485,8 @@ def _role(options: argparse.Namespace) -> None:
     if workload.run is None:
         print(json.dumps(trio.run(crowd, options.port)), flush=True)
     elif options.carrier == "levada":
-        trio.run(drive, levada_client(options.port), workload.run, lambda: trio.to_thread.run_sync(sys.stdin.readline))
+        dialled = levada_client(options.port, max_packet_size=1_452 if workload.trouble else 1_200)
+        trio.run(drive, dialled, workload.run, lambda: trio.to_thread.run_sync(sys.stdin.readline))
     else:
         asyncio.run(drive(asyncio_client(options.port), workload.run, lambda: asyncio.to_thread(sys.stdin.readline)))
 
@@ -443,7 +519,9 @@ class Report:
 
     def text(self) -> str:
         """Lay it out as a table."""
-        lines = [f"{'CPU seconds of client and server':62} {'ratio':>8} {'best':>6} {'budget':>7}        times as fast"]
+        lines = [
+            f"{'CPU seconds of client and server, unless it says seconds':62} {'ratio':>8} {'best':>6} {'budget':>7}        times as fast"
+        ]
         lines += [
             f"{row.workload.title:62} {statistics.median(row.ratios):6.2f} × {min(row.ratios):6.2f} {row.workload.budget or '':>7} "
             f"{'MISS' if row.missed else 'pass':6} {statistics.median(row.wall):6.1f}"
@@ -469,7 +547,8 @@ class Report:
 
 def run(*, rounds: int, quick: bool, only: str, progress: Callable[[str], None]) -> Report:
     """Measure all workloads whose title contains `only`; `quick`: the first of them, to show that it runs."""
-    workloads = [workload for workload in WORKLOADS if only in workload.title]
+    go = shutil.which("go") is not None
+    workloads = [workload for workload in WORKLOADS if only in workload.title and (go or not workload.beside_go)]
     rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
