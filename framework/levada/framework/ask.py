@@ -33,7 +33,7 @@ def stopped_error(cell: Cell, reason: Reason, message: Any) -> ActorStopped:
     """Build the error for somebody whose message `cell` did not handle; a handler's exception becomes its cause."""
     error = getattr(reason, "error", None)
     why = f"failed: {error!r}" if error is not None else f"has stopped ({type(reason).__name__.lower()})"
-    stopped = ActorStopped(f"{cell.path} {why}", actor=cell.path, reason=reason, message=message)
+    stopped = ActorStopped(f"{cell._where} {why}", actor=cell.path, reason=reason, message=message)
     stopped.__cause__ = error
     return stopped
 
@@ -81,7 +81,10 @@ class Ask:
         path = self.target.path
         question = type(self.message).__name__
         return AskTimeout(
-            f"{path} did not answer {question} in {seconds:g} s", actor=path, seconds=seconds, message=self.message
+            f"{self.target._where} did not answer {question} in {seconds:g} s",
+            actor=path,
+            seconds=seconds,
+            message=self.message,
         )
 
     def withdraw(self) -> None:

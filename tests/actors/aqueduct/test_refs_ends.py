@@ -27,6 +27,7 @@ from levada.framework import (
 )
 from levada.framework.errors import (
     ActorStopped,
+    AskTimeout,
     RemoteFailure,
 )
 from levada.transports.carriers.simnet import SimNet
@@ -466,3 +467,26 @@ async def test_a_network_that_falls_silent(start_on_network: Start, autojump_clo
         assert [type(note.reason) for note in mine._actor.notes] == [Lost]
         assert isinstance(clerk._actor.notes[-1].reason, Lost)
         net.heal()
+
+
+async def test_a_connection_that_closes_waits_for_all_that_was_told(two: Any, autojump_clock: MockClock) -> None:
+    """A ref that rests is not waited for; messages that its window still holds back are."""
+    core = AqueductConfig(window=2)
+    async with two(core=core) as both:
+        clerk = both.clerk
+        await both.ref.ask(Do("count"))
+        for number in range(50):
+            both.ref.tell(Note(str(number)))
+    assert [note.text for note in clerk.notes] == [str(number) for number in range(50)]
+
+
+async def test_errors_say_at_which_peer_the_actor_is(two: Any, autojump_clock: MockClock) -> None:
+    """A path alone could be that of an actor here."""
+    async with two() as both:
+        with pytest.raises(AskTimeout, match=r"^/clerk at office/server did not answer Do in 0\.1 s$"):
+            await both.ref.ask(Do("wait"), timeout=0.1)
+        both.cut()
+        await both.ref.terminated()
+        with pytest.raises(ActorStopped, match=r"^/clerk at office/server has stopped \(lost\)$"):
+            await both.ref.ask(Do("count"))
+        both.clerk.gate.set()

@@ -383,3 +383,33 @@ def test_long_unreliable_ranges_are_cut_into_frames(wire: Callable[..., Wire]) -
     frames = [f for f in w.sent(1) if isinstance(f, AckNackUnreliable)]
     assert [len(f.runs) for f in frames] == [1, 4096, 4096, 1808]
     assert sum(sum(f.runs) for f in frames) == 10_000
+
+
+@pytest.mark.rule("AQ-20a", "AQ-35", "AQ-36", "AQ-37")
+def test_deadlines_are_exact(wire: Callable[..., Wire]) -> None:
+    """Not a moment before or after: acks, declarations, nacks, and the end of a channel whose stream was stopped."""
+
+    def due(w: Wire, seconds: float, done: Callable[[], bool]) -> None:
+        """Nothing is done just before, and all of it at the deadline."""
+        w.wait(seconds - 0.001)
+        assert not done()
+        w.wait(0.001 + 1e-9)
+        assert done()
+
+    w = wire(client=False)
+    control = 1
+    w.give(w.uni(), Message(0, 0))
+    w.take_sent(control)
+    due(w, 0.05, lambda: AckReliable((1,)) in w.sent(control))
+    w = wire(client=False)
+    w.give(control, SentUnreliable(1))
+    due(w, 1.125, lambda: AckNackUnreliable((0, 1)) in w.sent(control))
+    w = wire(client=True)
+    w.give(w.bidi(), ChannelControl(0))
+    w.sender.send(b"", mode=Mode.UNRELIABLE)
+    w.flush()
+    due(w, 0.05, lambda: SentUnreliable(1) in w.sent(1))
+    w.sender.send(b"")
+    w.flush()
+    w.stop(2)
+    due(w, 10.0, lambda: w.broken() == "AQ-20a")

@@ -383,6 +383,10 @@ class RemoteRef(Ref[Any]):
         return self._identity.path
 
     @property
+    def _where(self) -> str:
+        return f"{self.path} at {self.refs.peer}"
+
+    @property
     def incarnation(self) -> int:
         """See `Ref.incarnation`."""
         return self._identity.incarnation
@@ -406,7 +410,7 @@ class RemoteRef(Ref[Any]):
             return
         window = self._channel.window
         raise MailboxFull(
-            f"{window} messages are on their way to {self.path} at {self.refs.peer}; send() waits for room",
+            f"{window} messages are on their way to {self._where}; send() waits for room",
             actor=self.path,
             capacity=window,
             message=message,
