@@ -211,7 +211,7 @@ class Partition:
         self.publish()
         if cut:
             logger.warning(
-                "%s: %d bytes were cut off that nobody was told about, of a write or a delivery that was cut short",
+                "%s: %d bytes were cut off, of a write or a delivery that was interrupted and never answered",
                 self.folder,
                 cut,
                 extra={"event": "tail_cut"},
