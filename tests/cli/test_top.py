@@ -98,7 +98,7 @@ async def test_one_picture(console: str, capsys: pytest.CaptureFixture[str]) -> 
     assert out.startswith(f"town (process {os.getpid()}, running): 3 actors, ")
     # The name, its class, its state, and how many messages are queued and were handled; no colours, no cursor.
     assert [line.split()[:5] for line in out.splitlines()[-2:]] == [
-        ["library", "Library", "idle", "0", "1"],
+        ["library", "Library", "idle", "0", "0"],
         ["shelf", "Shelf", "idle", "0", "1"],
     ]
     assert "\x1b" not in out

@@ -31,7 +31,7 @@ from levada.framework import (
     message,
     restart,
 )
-from levada.framework.errors import ActorError
+from levada.framework.errors import ActorError, AskTimeout
 
 Log = list[Any]
 
@@ -114,8 +114,59 @@ async def test_the_tree_shows_every_actor_with_its_state(system: ActorSystem, au
     await trio.sleep(20)
     tree = system.observe.tree()
     assert [info.state for info in tree.children] == ["idle", "idle"]
-    assert tree.children[1].handled >= 4
+    assert tree.children[1].handled == 4
     assert tree.children[0].children[1].restarts == 2
+
+
+async def test_what_an_actor_has_handled_is_exact(autojump_clock: MockClock) -> None:
+    """However its turns end: by waiting, failing, stashing, new starts, questions that were given up."""
+    done: list[int] = []
+
+    @message
+    class Step(Asks[None]):
+        n: int
+
+    class Slow(Actor[Step]):
+        def started(self) -> None:
+            self.set_receive_timeout(1000.0)
+
+        @handles
+        async def step(self, m: Step) -> None:
+            done.append(m.n)
+            if m.n % 10 == 3:
+                await trio.sleep(1)
+            if m.n % 10 == 7:
+                raise ValueError(m.n)
+
+    class Quick(Actor[Step]):
+        @handles
+        def step(self, m: Step) -> None:
+            done.append(m.n)
+            if m.n == 5:
+                self.stash(m)
+            if m.n == 50:
+                self.unstash_all()
+            if m.n == 60:
+                raise ValueError
+
+    class Loop(Actor[Step]):
+        async def run(self) -> None:
+            async for m in self.mailbox:
+                done.append(m.n)
+
+    kinds: tuple[Any, ...] = (Slow, Quick, Loop)
+    for factory, box in itertools.product(kinds, (None, bounded(1000), bounded(1000, overflow="drop_old"))):
+        done.clear()
+        async with ActorSystem() as system:
+            ref = system.spawn(factory, mailbox=box, supervise=restart("permanent", max=1000))
+            for n in range(100):
+                ref.tell(Step(n))
+            with pytest.raises(AskTimeout):
+                await ref.ask(Step(100), timeout=0.5 if factory is Slow else 0.0)
+            for seconds in (0.0, 3.0, 100.0):
+                await trio.sleep(seconds)
+                assert system.observe.tree().children[0].handled == len(done), (factory, box, seconds)
+            assert len(done) >= 100
 
 
 async def test_who_waits_for_whom(system: ActorSystem, autojump_clock: MockClock) -> None:

@@ -180,6 +180,7 @@ class _PullInbox(Inbox[Any]):
                 routee._admit(pull)
                 return entry
             elif kind in RUNTIME_ENTRIES:
+                cell._handled += 1  # it takes itself out again
                 RUNTIME_ENTRIES[kind](self._router, entry)
             else:
                 cell._handled += 1

@@ -26,18 +26,26 @@ def deliver(actor: Any, message: Any) -> Any:
     return handler(actor, message)
 
 
+def no_message(actor: Any) -> None:
+    """Take an entry that is none of the actor's messages out of the count of those it has handled."""
+    actor._cell._handled -= 1
+
+
 def _on_start(actor: Any, start: Start) -> Any:
+    no_message(actor)
     actor._cell._came_up(start)
     return actor._start()
 
 
 def _on_stop(actor: Any, stop: Stop) -> Any:
+    no_message(actor)
     cell = actor._cell
     cell._came_up(stop)
     return cell._system.lifecycle.reached_stop(cell, stop)
 
 
 def _on_room(actor: Any, _: Room) -> None:
+    no_message(actor)
     actor._cell._let_in()
 
 
@@ -46,17 +54,22 @@ def _on_take(actor: Any, take: Take) -> Any:
     return deliver(actor, take.next(actor._cell))
 
 
-def _on_turn(_actor: Any, _: Turn) -> Any:
+def _on_turn(actor: Any, _: Turn) -> Any:
+    no_message(actor)
     return END_TURN
 
 
 def _on_tick(actor: Any, tick: Tick) -> Any:
     actor._cell._came_up(tick)
-    return deliver(actor, tick.alarm.message) if tick.alarm.take() else None
+    if tick.alarm.take():
+        return deliver(actor, tick.alarm.message)
+    no_message(actor)
+    return None
 
 
 def _on_ask(actor: Any, ask: Ask) -> Any:
     if ask.settled:
+        no_message(actor)
         return None  # Withdrawn, or out of time: nobody would see what the handler does for it.
     cell = actor._cell
     cell._asking = ask
@@ -77,6 +90,7 @@ async def _finish_ask(cell: Any, ask: Ask, coroutine: Any) -> None:
 
 
 def _on_begun(actor: Any, begun: Begun) -> Any:
+    no_message(actor)  # it was counted when it began
     return _finish_ask(actor._cell, begun.question, begun.coroutine)
 
 

@@ -94,7 +94,6 @@ class Inbox(Generic[M]):
                 continue
             found, message = self._open(entry)
             if found:
-                cell._handled += 1
                 return cast("M", message)
 
     def receive_nowait(self) -> M:
@@ -106,7 +105,6 @@ class Inbox(Generic[M]):
                 break
             found, message = self._open(batch.pop())
             if found:
-                cell._handled += 1
                 return cast("M", message)
         raise trio.WouldBlock
 
@@ -136,14 +134,16 @@ class Inbox(Generic[M]):
 
     def _open(self, entry: Any) -> tuple[bool, Any]:
         """Take the message out of an entry; false: it was the runtime's own business."""
+        if isinstance(entry, Take):
+            self._cell._came_up(entry)
+            return self._open(entry.next(self._cell))
         if isinstance(entry, Ask):
             if entry.settled:
                 return False, None
             self._cell._asking = entry
+            self._cell._handled += 1
             return True, entry.message
-        if isinstance(entry, Take):
-            self._cell._came_up(entry)
-            return self._open(entry.next(self._cell))
+        self._cell._handled += 1  # what turns out to be none takes itself out again
         if type(entry) not in RUNTIME_ENTRIES:
             return True, entry
         holder = _Holder(self._cell)

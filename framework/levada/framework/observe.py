@@ -68,7 +68,7 @@ class ActorInfo:
     age: float
     """Seconds that the oldest of them has waited at most."""
     handled: int
-    """Messages handled so far, about."""
+    """Messages that were taken out of the mailbox for a handler so far, the one that is being handled included."""
     restarts: int
     handler: str | None
     """The handler that waits, if one does."""

@@ -386,16 +386,17 @@ class RunQueue:
                     count = len(batch)
                 if count > cell._quantum:
                     count = cell._quantum
-                cell._handled += count
                 table = cell._table
                 actor = cell._actor
                 message = None
+                left = iter(_TIMES[count])
                 try:
-                    for _ in _TIMES[count]:
+                    for _ in left:
                         try:
                             message = batch.pop()
                         except IndexError:
                             # The mailbox was emptied under way: a message before this one took them out.
+                            cell._handled -= 1
                             break
                         try:
                             handler = table[type(message)]
@@ -410,11 +411,13 @@ class RunQueue:
                                     continue
                                 worker.coroutine = result
                                 worker.message = message
+                                cell._handled += count - left.__length_hint__()
                                 self._note_turn(cell, message, now, count)
                                 return _WAITS
                             if result is END_TURN:
                                 break
                     else:
+                        cell._handled += count
                         if batch:
                             ready.append(cell)
                             cell._since = now
@@ -437,6 +440,7 @@ class RunQueue:
                             return _SLICE_OVER
                         continue
                 except BaseException as error:
+                    cell._handled += count - left.__length_hint__()
                     self.system.lifecycle.raised(cell, message, error)
                     self.settle(cell)
                     now = self.now = clock()
@@ -447,6 +451,7 @@ class RunQueue:
                     if scratch != base:
                         return _CONTEXT_SET
                     return _SLICE_OVER if now > end else _FAILED
+                cell._handled += count - left.__length_hint__()
                 spare = []
                 self.settle(cell)
                 then = now
@@ -472,6 +477,7 @@ class RunQueue:
         if cell._state is RUNNING:
             return cell._actor._find_handler(type(message), cell._table)  # type: ignore[no-any-return]
         # The cell is paused: the message goes back, the turn ends.
+        cell._handled -= 1
         if message is not TURN:
             cell._batch.append(message)
         return _end_turn
