@@ -321,6 +321,7 @@ def test_the_folder_and_its_files_are_this_users_alone(actors: Actors) -> None:
         path.name: stat.S_IMODE(path.stat().st_mode) for path in (actors.directory, *actors.directory.glob("bridge.*"))
     }
     assert modes == {"bridge": 0o700, "bridge.socket": 0o600, "bridge.token": 0o600}
+    assert stat.S_IMODE((actors.directory / "mailboxes").stat().st_mode) == 0o700
     assert len(Token.read(actors.bridge.token_file).secret) == 64
 
 
@@ -373,7 +374,19 @@ def test_a_real_process_of_another_user_is_refused_though_it_has_the_token(
         (actors.directory / path).chmod(mode)
     command = [sys.executable, "-W", "ignore", "-c", AS_SOMEBODY_ELSE, str(actors.directory)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
-    assert (done.stdout, done.stderr) == (f"{outcome}\n", "")
+    assert done.stdout == f"{outcome}\n"
+    [warning] = done.stderr.splitlines()
+    assert "copied.token can be read by others" in warning
+
+
+def test_a_token_file_that_others_may_read_is_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "a.token"
+    Token.make().write(file)
+    Token.read(file)
+    assert caplog.messages == []
+    file.chmod(0o640)
+    Token.read(file)
+    assert caplog.messages == [f"the token file {file} can be read by others, mode 640: chmod 600"]
 
 
 def test_a_token_file_that_is_none_is_not_shown(tmp_path: Path) -> None:
@@ -659,6 +672,14 @@ async def test_mailboxes_that_cannot_be_are_refused_where_they_are_asked_for(tmp
         with pytest.raises(SchemaMismatch, match="number"):
             await bridge.mailbox("lines", pa.schema([("number", pa.string())]), partitions=2)
         assert (await (await bridge.mailbox("lines", partitions=2)).ref.ask(GetExtent())).end == {0: 0, 1: 0}
+
+
+async def test_decimals_that_spark_has_not_are_refused_where_the_mailbox_is_made(tmp_path: Path) -> None:
+    async with ActorSystem() as system, serve_bridge(system, tmp_path / "b") as bridge:
+        for kind in (pa.decimal256(50, 2), pa.list_(pa.decimal256(10, 2))):
+            with pytest.raises(ConfigurationError, match="price: Spark's decimals have 38 digits at most"):
+                await bridge.mailbox("prices", pa.schema([("price", kind)]))
+        await bridge.mailbox("prices", pa.schema([("price", pa.decimal128(38, 2))]))
 
 
 async def test_a_mailbox_that_is_cancelled_while_it_opens_can_be_opened_again(tmp_path: Path) -> None:

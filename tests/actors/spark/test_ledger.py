@@ -35,6 +35,7 @@ from levada.actors.spark import (  # noqa: E402
     Store,
 )
 from levada.actors.spark.ledger import KEPT, Ledger  # noqa: E402
+from levada.framework.errors import ConfigurationError  # noqa: E402
 
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False)])
 CONFIG = JournalConfig(
@@ -653,3 +654,34 @@ TestJournalAndLedger = JournalAndLedger.TestCase
 # Each step waits for the disk.
 EXAMPLES = settings.get_current_profile_name()
 TestJournalAndLedger.settings = settings(max_examples={"fast": 10, "ci": 40}.get(EXAMPLES, 2_000))
+
+
+@pytest.mark.parametrize("partitions", [1, 8, 64, 500])
+def test_any_number_of_partitions_has_room_by_default(partitions: int) -> None:
+    config = JournalConfig(partitions=partitions)
+    room = config.max_bytes - (config.retain_bytes or 0)
+    assert config.block_bytes <= config.segment_size <= 128 << 20
+    assert (partitions + 1) * config.segment_size <= room
+    assert attrs.evolve(JournalConfig(), partitions=partitions).segment_size == config.segment_size
+
+
+def test_too_many_partitions_are_refused_with_what_to_change() -> None:
+    with pytest.raises(ConfigurationError, match="raise it, or lower retain_bytes or block_bytes"):
+        JournalConfig(partitions=1000)
+    assert JournalConfig(partitions=1000, max_bytes=8 << 30).segment_size == (7 << 30) // 1001
+
+
+def test_files_and_folders_are_their_owners_alone(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        with Store.open(tmp_path / "deep" / "journal", SCHEMA, CONFIG) as store:
+            store.append([(0, rows(1))])
+            store.stage("q", 0, 0, 1).append(rows(1))
+            deliver(store, "q", 1, (0, rows(2)))
+            found = {
+                path.relative_to(store.directory): path.stat().st_mode & 0o777 for path in store.directory.rglob("*")
+            }
+            assert {path: mode for path, mode in found.items() if mode & 0o077} == {}
+            assert store.directory.stat().st_mode & 0o777 == 0o700
+    finally:
+        os.umask(before)

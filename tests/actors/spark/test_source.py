@@ -30,7 +30,7 @@ from levada.actors.spark import (  # noqa: E402
     UnknownName,
 )
 from levada.actors.spark.datasource import MailboxSource  # noqa: E402
-from levada.actors.spark.source import Options, StreamSource, shares  # noqa: E402
+from levada.actors.spark.source import Options, StreamSource, columns_for, shares  # noqa: E402
 from levada.framework import message  # noqa: E402
 from levada.framework.errors import ConfigurationError  # noqa: E402
 
@@ -113,6 +113,18 @@ def test_what_spark_adds_to_the_options_of_a_query_is_no_mistake() -> None:
     """Names of queries and places of checkpoints come with the options of sinks, and of sources that are given all settings."""
     read = Options.read({"address": "unix:///x", "mailbox": "m", "queryName": "copy", "checkpointLocation": "/y"})
     assert read.remote.name == "m"
+
+
+def test_a_table_of_the_catalog_is_refused_with_what_to_say_instead() -> None:
+    """As Spark 4.3 passes them when the table is made; to queries of the table it passes none."""
+    table = {"option.address": "unix:///b", "option.mailbox": "m", "owner": "root", "provider": "mailbox"}
+    with pytest.raises(ConfigurationError, match="CREATE TEMPORARY VIEW … USING mailbox"):
+        Options.read({"address": "unix:///b", "mailbox": "m", **table})
+
+
+def test_decimals_that_spark_has_not_are_named() -> None:
+    with pytest.raises(SchemaMismatch, match=r"price: Spark has no type for decimal256\(50, 2\)"):
+        columns_for(pa.schema([("price", pa.decimal256(50, 2))]))
 
 
 def test_names_of_options_are_spelt_as_one_likes() -> None:
@@ -294,6 +306,17 @@ def test_a_batch_is_what_is_there(spark: SparkSession, actors: Actors) -> None:
     assert len(lines.limit(3).collect()) == 3
     fill(actors, "none")
     assert frame(spark, actors, mailbox="none").count() == 0
+
+
+def test_a_mailbox_may_be_a_view_and_no_table(spark: SparkSession, actors: Actors) -> None:
+    made = actors.mailbox("lines", Line)
+    actors.do(lambda: made.append([Line(1, "a"), Line(2, "b")]))
+    given = f"USING mailbox OPTIONS (address '{actors.bridge.address}', mailbox 'lines')"
+    with pytest.raises(Exception, match="say CREATE TEMPORARY VIEW"):
+        spark.sql(f"CREATE TABLE lines {given}")
+    spark.sql(f"CREATE TEMPORARY VIEW lines {given}")
+    assert [row.number for row in spark.sql("SELECT number FROM lines ORDER BY number").collect()] == [1, 2]
+    spark.catalog.dropTempView("lines")
 
 
 def test_a_session_that_nobody_prepared_finds_the_format(spark: SparkSession, actors: Actors) -> None:

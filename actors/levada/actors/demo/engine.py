@@ -21,6 +21,7 @@ import trio
 from pyspark import SparkContext
 
 from levada.actors.spark import session
+from levada.framework.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,7 +39,7 @@ async def spark_session(conf: Mapping[str, Any], log: Path) -> AsyncIterator[Spa
     While it starts, the standard error of this process is `log`; that of Java and of the workers stays it.
 
     Raises:
-        ConfigurationError: there is no Java.
+        ConfigurationError: there is no Java, or Spark does not start.
 
     Cancellation:
         Spark is gone, also if it was still starting. That takes a second or two.
@@ -50,7 +51,11 @@ async def spark_session(conf: Mapping[str, Any], log: Path) -> AsyncIterator[Spa
     found: list[SparkSession] = []
     try:
         with _errors_to(log):
-            await _come_up(conf, before, found)
+            try:
+                await _come_up(conf, before, found)
+            except* ConfigurationError as group:
+                [*_, error] = group.exceptions
+                raise ConfigurationError(f"{error}; Spark's log is {log}") from error
         yield found[0]
     finally:
         with trio.CancelScope(shield=True):

@@ -30,8 +30,8 @@ from levada.actors.interop.certificates import make_certificates
 from levada.actors.spark import GetExtent
 from levada.actors.spark.bridge import Bridge, Mailbox, serve_bridge
 from levada.actors.spark.query import AwaitAvailable, GetProgress, Query, QueryFailed
-from levada.framework import ActorSystem, Ref, restart
-from levada.framework.errors import ActorStopped, NoValue
+from levada.framework import ActorSystem, Failed, Ref, restart
+from levada.framework.errors import ActorStopped, LevadaError, NoValue
 from levada.transports.carriers import TlsConfig
 
 from .engine import spark_session
@@ -107,6 +107,8 @@ class Pipeline:
     pace: Pace = attrs.field(factory=Pace)
     shipped: trio.Event = attrs.field(factory=trio.Event)
     """Set when all is shipped and acknowledged."""
+    log: Path = Path()
+    """Where Spark's log goes."""
     queries: dict[str, Ref[AwaitAvailable | GetProgress]] = attrs.field(factory=dict)
     mailboxes: dict[str, Mailbox[Result]] = attrs.field(factory=dict)
 
@@ -114,14 +116,14 @@ class Pipeline:
         """Wait until all that was in the files when they were read has gone the whole way.
 
         Raises:
-            ActorStopped: a query failed, more than once.
+            QueryFailed: a query failed, again and again; the first line says why and where the log is.
         """
         self.phase = "shipping"
         await self.shipped.wait()
         self.phase = "running the queries"
         async with trio.open_nursery() as nursery:
             for query in self.queries.values():
-                nursery.start_soon(_all_seen, query)
+                nursery.start_soon(_all_seen, query, self.log)
         self.phase = "delivering results"
         extents = {name: await mailbox.ref.ask(GetExtent()) for name, mailbox in self.mailboxes.items()}
         wanted = {name: sum(extent.end.values()) for name, extent in extents.items()}
@@ -153,7 +155,7 @@ async def pipeline(settings: Settings, run: Pipeline) -> AsyncIterator[None]:
     run.sources = tuple(source for source in SOURCES if source in settings.sources)
     pems = make_certificates(settings.folder / "tls")
     tls = TlsConfig(certificate=pems.certificate, key=pems.key)
-    run.ca = pems.ca
+    run.ca, run.log = pems.ca, settings.log
     lumberjack_port, rsocket_port, aqueduct_port = settings.ports
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     async with ActorSystem("demo") as system, serve_bridge(system, settings.folder / "bridge") as bridge:
@@ -226,7 +228,7 @@ async def _start(system: ActorSystem, spark: SparkSession, bridge: Bridge, check
             start = functools.partial(_stream, query, bridge, checkpoints)
             ref = system.spawn(Query, spark, start, name=query.name, supervise=again)
             run.queries[query.name] = ref
-            await _all_seen(ref)
+            await _all_seen(ref, run.log)
 
     async with trio.open_nursery() as nursery:
         for query in QUERIES:
@@ -247,17 +249,27 @@ def _stream(query: StreamQuery, bridge: Bridge, checkpoints: Path, spark: SparkS
     )
 
 
-async def _all_seen(query: Ref[AwaitAvailable | GetProgress]) -> None:
+async def _all_seen(query: Ref[AwaitAvailable | GetProgress], log: Path) -> None:
     """Wait until a query has processed what is there; one that fails meanwhile is started again by its supervisor, from its checkpoint."""
+    failure = ""
     for _ in range(AGAIN):
         try:
             await query.ask(AwaitAvailable(), timeout=None)
         except (QueryFailed, NoValue, ActorStopped) as error:
-            logger.warning("%s failed: %s", query.path, str(error).partition("\n")[0])
+            failure = _failure_of(error)
+            logger.warning("%s failed: %s", query.path, failure)
+            if not query.is_alive:
+                break
             await trio.sleep(1.0)
         else:
             return
-    await query.ask(AwaitAvailable(), timeout=None)
+    raise QueryFailed(f"query {query.path.rpartition('/')[2]} failed {AGAIN} times: {failure}; Spark's log is {log}")
+
+
+def _failure_of(error: LevadaError) -> str:
+    """What began it, in one line: a query that has ended says why it did."""
+    reason = error.reason if isinstance(error, ActorStopped) else None
+    return str(reason.error if isinstance(reason, Failed) else error).partition("\n")[0]
 
 
 async def _give_up(queries: Iterable[Ref[AwaitAvailable | GetProgress]]) -> None:

@@ -110,6 +110,7 @@ from .protocol import (
     names,
     stream_of,
 )
+from .schema import check_for_spark
 from .segments import Block
 from .store import Appended, Extent, JournalConfig, Store
 
@@ -271,7 +272,8 @@ class Bridge:
             config: how the journal is kept.
 
         Raises:
-            ConfigurationError: no such name can be, this bridge has it already, or the journal has another number of partitions.
+            ConfigurationError: no such name can be, this bridge has it already, the journal has another number of partitions, or a new one
+                a column that Spark cannot read.
             JournalError: the journal cannot be opened, see `Store.open`.
 
         Cancellation:
@@ -287,6 +289,8 @@ class Bridge:
         folder = self.directory / "mailboxes" / name
         known: Columns[Any] | None = columns_of(columns) if isinstance(columns, type) else None
         schema = known.schema if known is not None else cast("pa.Schema | None", columns)
+        if schema is not None and not folder.exists():
+            check_for_spark(schema)
         # What is wrong with it is the caller's to know, here and now, and not a failure of an actor later.
         opened = await trio.to_thread.run_sync(partial(Store.open, folder, schema, settings))
         opened.close()
@@ -675,6 +679,7 @@ def _take_folder(directory: str | os.PathLike[str]) -> Path:
             f"{folder} holds a token and must be this user's alone: it belongs to user {found.st_uid}, mode "
             f"{found.st_mode & 0o777:o} (chmod 700, or choose another one)"
         )
+    (folder / "mailboxes").mkdir(mode=0o700, exist_ok=True)
     return folder
 
 

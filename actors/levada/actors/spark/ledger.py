@@ -148,6 +148,9 @@ class Ledger:
                 _verify(path, commits)
             else:
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            os.close(
+                os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            )  # what SQLite makes beside it has its mode
             connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             try:
                 connection.create_function("row_sum", -1, _row_sum, deterministic=True)

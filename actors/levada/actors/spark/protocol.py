@@ -21,6 +21,7 @@ Payloads are data only: nothing is pickled. Both ends import this module; it sta
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
 import secrets
@@ -84,6 +85,8 @@ HEAD = "application/vnd.levada.bridge+msgpack"
 """MIME type of the part of the metadata that says what the rows in the data are for."""
 REQUEST_ID = "application/vnd.levada.request-id"
 """MIME type of the part of the metadata that tells a question from others, and is the same each time it is tried."""
+
+logger = logging.getLogger("levada.actors.spark")
 
 _codec = Codec()
 
@@ -405,16 +408,23 @@ class Token:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Token:
-        """Read a token file.
+        """Read a token file; one that others may read is warned about.
 
         Raises:
             ConfigurationError: there is none, or it is none. The error holds no part of it.
         """
         try:
-            text = Path(path).read_text("ascii")
+            text, mode = Path(path).read_text("ascii"), Path(path).stat().st_mode
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not text"
             raise ConfigurationError(f"cannot read the token file {os.fspath(path)}: {reason}") from None
+        if mode & 0o077:
+            logger.warning(
+                "the token file %s can be read by others, mode %o: chmod 600",
+                os.fspath(path),
+                mode & 0o777,
+                extra={"event": "token_open"},
+            )
         lines = text.split("\n", 2)
         if len(lines) < 3 or len(lines[0]) != 64 or not set(lines[0]) <= set("0123456789abcdef"):
             raise ConfigurationError(f"{os.fspath(path)} is not a token file of a bridge")

@@ -59,6 +59,8 @@ from levada.framework import Actor, Asks, Reason, Ref, Reply, Sender, handles, m
 from levada.framework.errors import ActorStopped, ChannelError, LevadaError, MailboxFull
 from levada.transports.text import printable
 
+from .causes import explained
+
 __all__ = [
     "AwaitAvailable",
     "GetProgress",
@@ -84,7 +86,7 @@ THREADS = 4
 
 @attrs.define(eq=False, slots=False, str=False)
 class QueryFailed(LevadaError):
-    """A streaming query could not start, or ended with an error; `detail` is Spark's own text."""
+    """A streaming query could not start, or ended with an error; `detail` is what began it, in one line, and below it Spark's own text."""
 
     query: str = ""
     """Id of the query, the same after each start from one checkpoint; empty if it did not start."""
@@ -148,7 +150,7 @@ class QueryEnded:
     query: str
     run: str
     error: str | None = None
-    """Spark's text, if it failed."""
+    """If it failed: what began that, in one line, and below it Spark's own text."""
 
 
 QueryEvent = QueryStarted | QueryProgress | QueryEnded
@@ -380,7 +382,8 @@ class _Run:
         if query is not None:
             _, failure = self._attempt(query.stop)
             if failure is not None:
-                logger.warning("a query did not stop in order: %s", failure, extra={"event": "query_not_stopped"})
+                cause = str(failure).partition("\n")[0]
+                logger.warning("a query did not stop in order: %s", cause, extra={"event": "query_not_stopped"})
 
     def close(self) -> None:
         """Take the listener back."""
@@ -396,7 +399,7 @@ class _Run:
             condition = error.getCondition() if isinstance(error, PySparkException) else None
             started = self.started or QueryStarted("", "")
             text = str(error).strip() or type(error).__name__
-            return None, QueryFailed(text, query=started.query, run=started.run, condition=condition or "")
+            return None, QueryFailed(explained(text), query=started.query, run=started.run, condition=condition or "")
 
 
 class _OneText(JStreamingQueryListener):  # type: ignore[misc]  # mypy is not shown pyspark
@@ -450,7 +453,8 @@ class _Events(StreamingQueryListener):  # type: ignore[misc]  # mypy is not show
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
         if self.run in (None, str(event.runId)):
-            self._put(QueryEnded(str(event.id), str(event.runId), event.exception))
+            error = None if event.exception is None else explained(event.exception)
+            self._put(QueryEnded(str(event.id), str(event.runId), error))
 
     def _put(self, event: QueryProgress | QueryEnded) -> None:
         self._waiting.append(event)

@@ -20,6 +20,7 @@ from .errors import SchemaMismatch
 
 __all__ = [
     "DEFAULT",
+    "check_for_spark",
     "check_growth",
     "check_schema",
     "conform",
@@ -59,6 +60,19 @@ def check_schema(schema: pa.Schema) -> None:
         if any(map(pa.types.is_dictionary, _types(field.type))):
             raise ConfigurationError(
                 f"{field.name}: dictionaries are not kept, cast it to {field.type.value_type} first"
+            )
+
+
+def check_for_spark(schema: pa.Schema) -> None:
+    """Require that Spark has decimals as large as these columns want: its own end finds out only when it plans a query.
+
+    Raises:
+        ConfigurationError: says which column, and what would do.
+    """
+    for field in schema:
+        if any(map(pa.types.is_decimal256, _types(field.type))):
+            raise ConfigurationError(
+                f"{field.name}: Spark's decimals have 38 digits at most, cast {field.type} to decimal128 or to a string"
             )
 
 

@@ -21,11 +21,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
 from levada.framework.errors import ConfigurationError
+
+from .causes import root_cause
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -127,7 +129,7 @@ def session(
         conf: Spark's settings; in names without a dot ``_`` stands for it, as in ``spark_sql_shuffle_partitions=4``.
 
     Raises:
-        ConfigurationError: there is no Java, see `find_java`.
+        ConfigurationError: there is no Java, see `find_java`; or Spark does not start, with what began that.
         ModuleNotFoundError: pyspark is not installed; names the extra.
     """
     try:
@@ -151,9 +153,19 @@ def session(
     for name, value in settings.items():
         builder = builder.config(name, value)
     with _interrupts_kept():
-        spark: SparkSession = builder.getOrCreate()
+        spark = _started(builder)
     spark.dataSource.register(MailboxSource)
     return spark
+
+
+def _started(builder: Any) -> SparkSession:
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        return cast("SparkSession", builder.getOrCreate())
+    except (Py4JError, PySparkException) as error:
+        raise ConfigurationError(f"Spark does not start: {root_cause(str(error))}") from error
 
 
 @contextmanager

@@ -36,6 +36,7 @@ from levada.framework.errors import ConfigurationError
 
 from .errors import JournalBehind, OffsetGone, SchemaMismatch
 from .protocol import Commit, Compare, Compared, Declare, Description, EpochChanged
+from .schema import check_for_spark
 from .worker import RemoteMailbox
 
 __all__ = ["BatchSource", "Options", "StreamSource", "columns_for"]
@@ -89,6 +90,10 @@ class Options:
             ConfigurationError: one is missing, unknown or cannot be read; says which.
         """
         given = {name.lower(): value for name, value in options.items()}
+        if "provider" in given:
+            raise ConfigurationError(
+                "a mailbox is no table of the catalog, to whose queries Spark hands no options on: say CREATE TEMPORARY VIEW … USING mailbox"
+            )
         unknown = set(given) - {name.lower() for name in _KNOWN} - _OF_SPARK
         if unknown:
             raise ConfigurationError(
@@ -159,8 +164,9 @@ def columns_for(columns: pa.Schema) -> StructType:
     fields, problems = [], []
     for column in columns:
         try:
+            check_for_spark(pa.schema([column]))
             fields.append(StructField(column.name, from_arrow_type(column.type), column.nullable))
-        except PySparkTypeError:
+        except (PySparkTypeError, ConfigurationError):
             problems.append(f"{column.name}: Spark has no type for {column.type}")
     if problems:
         raise _mismatch("not all columns of the mailbox can be read, name others in option schema", problems)

@@ -51,6 +51,7 @@ logger = logging.getLogger("levada.actors.spark")
 
 _STAGE, _STAGE_FORMAT = b"levada.stage", 1
 """Key of the metadata in the schema of a staged file: JSON of the format, query, batch, part and attempt."""
+SEGMENT_BYTES = 128 << 20
 _SIZE = [v.instance_of(int), v.ge(1)]
 _SECONDS = v.optional([v.instance_of((int, float)), v.gt(0)])  # type: ignore[arg-type]  # a list is taken, the stubs say otherwise
 
@@ -65,8 +66,9 @@ class JournalConfig:
 
     partitions: int = attrs.field(default=1, validator=_SIZE)
     """Fixed when the journal is made. Order holds within a partition."""
-    segment_bytes: int = attrs.field(default=128 << 20, validator=_SIZE)
-    """Size at which a segment is sealed, and the most that one append may hold."""
+    segment_bytes: int | None = attrs.field(default=None, validator=v.optional(_SIZE))
+    """Size at which a segment is sealed, and the most that one append may hold. None: 128 MiB, or with many partitions what `max_bytes` has
+    room for; see `segment_size`."""
     segment_time: float | None = attrs.field(default=None, validator=_SECONDS)
     """Age at which a segment is sealed, however small it is; None: never."""
     block_rows: int = attrs.field(default=16_384, validator=_SIZE)
@@ -92,17 +94,25 @@ class JournalConfig:
 
     def __attrs_post_init__(self) -> None:
         """Check what belongs together."""
-        if self.block_bytes > self.segment_bytes:
+        if self.segment_bytes is not None and self.block_bytes > self.segment_bytes:
             raise ConfigurationError(
                 f"block_bytes is {self.block_bytes}, more than segment_bytes, {self.segment_bytes}"
             )
         # One segment of each partition is always there, and one more is the room for the next append.
-        wanted = (self.retain_bytes or 0) + (self.partitions + 1) * self.segment_bytes
+        wanted = (self.retain_bytes or 0) + (self.partitions + 1) * self.segment_size
         if self.max_bytes < wanted:
             raise ConfigurationError(
                 f"max_bytes is {self.max_bytes}, less than {wanted}: retain_bytes and a segment for each partition and one more; "
-                "raise it, or lower retain_bytes or segment_bytes"
+                f"raise it, or lower retain_bytes or {'block_bytes' if self.segment_bytes is None else 'segment_bytes'}"
             )
+
+    @property
+    def segment_size(self) -> int:
+        """`segment_bytes`, or what it is where that is None: never less than a block."""
+        if self.segment_bytes is not None:
+            return self.segment_bytes
+        room = (self.max_bytes - (self.retain_bytes or 0)) // (self.partitions + 1)
+        return max(self.block_bytes, min(SEGMENT_BYTES, room))
 
 
 @attrs.frozen
@@ -273,7 +283,7 @@ class Store:
                 number,
                 journal=ledger.journal,
                 schema=self.schema,
-                segment_bytes=self.config.segment_bytes,
+                segment_bytes=self.config.segment_size,
             )
             for number, folder in enumerate(folders)
         ]
@@ -409,7 +419,7 @@ class Store:
         self._partition(number)
         if not batch.num_rows:
             raise JournalError("an append has one row or more", path=str(self.directory))
-        conformed, limit = conform(batch, self.schema), self.config.segment_bytes
+        conformed, limit = conform(batch, self.schema), self.config.segment_size
         if batch.nbytes > limit:
             raise JournalError(
                 f"an append of {batch.nbytes} octets, at most {limit} (segment_bytes): send fewer rows at a time",
@@ -611,7 +621,7 @@ class Store:
 
     def _require_room_for_batch(self, size: int, more: int) -> None:
         config = self.config
-        most = config.max_bytes - (config.retain_bytes or 0) - config.partitions * config.segment_bytes
+        most = config.max_bytes - (config.retain_bytes or 0) - config.partitions * config.segment_size
         if size > most:
             raise JournalError(
                 f"a batch of more than {most} octets never fits: raise max_bytes, or let batches be smaller",
@@ -893,7 +903,7 @@ class Store:
         for messages in packed:
             octets = sum(message.size for message in messages)
             # A segment that gives way is at least half full, or the next one is.
-            wanted += octets + (2 * octets // self.config.segment_bytes + 1) * self._header_size
+            wanted += octets + (2 * octets // self.config.segment_size + 1) * self._header_size
         return wanted <= self.config.max_bytes
 
     @property
