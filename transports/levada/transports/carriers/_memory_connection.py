@@ -271,7 +271,10 @@ class MemoryConnection:
             self._hands_shaken.set()
         self._reason: CloseReason | None = None
         self._ended = trio.Event()
-        self._peer: MemoryConnection = self
+        self._peer: MemoryConnection | None = None
+        """The other end, while there is one: two that have ended keep each other no longer."""
+        self._back = self._flow
+        """What comes from there."""
         link.ends.append(self)
 
     @property
@@ -286,7 +289,12 @@ class MemoryConnection:
 
     def meet(self, peer: MemoryConnection) -> None:
         """Say which connection is the other end."""
-        self._peer = peer
+        self._peer, self._back = peer, peer._flow
+
+    @property
+    def _other_end(self) -> MemoryConnection:
+        assert self._peer is not None, "this end has not ended"
+        return self._peer
 
     def _check(self) -> None:
         if self.error is not None:
@@ -297,19 +305,19 @@ class MemoryConnection:
         self._check()
         if self._is_client and not self._established and not self._handshake_begun:
             self._handshake_begun = True
-            self.link.post(self._peer.establish)
+            self.link.post(self._other_end.establish)
         await self._hands_shaken.wait()
         self._check()
         return self._info
 
     def establish(self) -> None:
         """The handshake is complete at this end; a server tells its client."""
-        if self._established:
+        if self._established or self.error is not None:
             return
         self._established = True
         self._hands_shaken.set()
         if not self._is_client:
-            self.link.post(self._peer.establish)
+            self.link.post(self._other_end.establish)
             return
         accepted = self.link.config.early == "accepted"
         self._info = attrs.evolve(self._info, early_data_accepted=accepted)
@@ -344,10 +352,10 @@ class MemoryConnection:
         stream_id = self._next[unidirectional]
         self._next[unidirectional] += 4
         there = Pipe(self.link, self._flow)
-        back = None if unidirectional else Pipe(self.link, self._peer._flow)
+        back = None if unidirectional else Pipe(self.link, self._back)
         stream = self._streams[stream_id] = MemoryStream(self, stream_id, there, back)
         stream.priority = priority
-        peer = self._peer
+        peer = self._other_end
         there.appear = lambda: peer.take_in(MemoryStream(peer, stream_id, back, there))
         return stream
 
@@ -375,7 +383,7 @@ class MemoryConnection:
     def forget(self, stream: MemoryStream) -> None:
         """Both directions of `stream` are over at this end; the peer gets its credit back for one that it opened."""
         if self._streams.pop(stream.stream_id, None) is not None and not stream.initiated_here:
-            self.link.post(self._peer.grant_stream, stream.unidirectional)
+            self.link.post(self._other_end.grant_stream, stream.unidirectional)
 
     def grant_stream(self, unidirectional: bool) -> None:
         """One more stream may be opened."""
@@ -412,12 +420,13 @@ class MemoryConnection:
         if refused or self.link.random.random() < self.link.config.datagram_loss:
             return True
         self._datagrams_flying += 1
-        self.link.post(self._peer.take_datagram, Datagram(bytes(data), self._flow.early))
+        self.link.post(self._other_end.take_datagram, Datagram(bytes(data), self._flow.early))
         return True
 
     def take_datagram(self, datagram: Datagram) -> None:
         """A datagram has arrived from the peer."""
-        self._peer.datagram_gone()
+        if self._peer is not None:
+            self._peer.datagram_gone()
         if self.error is not None:
             return
         if len(self._datagrams) == self.link.config.datagram_queue:
@@ -438,8 +447,8 @@ class MemoryConnection:
             self._check()
             await self._receiving_datagram.park()
         datagram = self._datagrams.popleft()
-        self._peer._flow.reads += 1
-        self._peer._flow.octets_received += len(datagram.data)
+        self._back.reads += 1
+        self._back.octets_received += len(datagram.data)
         return datagram
 
     # ---------------------------------------------------------------- the end
@@ -450,8 +459,10 @@ class MemoryConnection:
             lost = ConnectionLost(
                 f"the peer closed the connection with code {code}: {reason or 'no reason given'}", code=code
             )
+            peer = self._peer
             self.end(ConnectionClosed("this side closed the connection"), CloseReason(code, reason))
-            self.link.post(self._peer.end, lost, CloseReason(code, reason, by_peer=True))
+            if peer is not None:
+                self.link.post(peer.end, lost, CloseReason(code, reason, by_peer=True))
 
     async def aclose(self, code: int = 0, reason: str = "", *, drain: float = 5.0) -> None:
         """See `Connection.aclose`."""
@@ -489,10 +500,12 @@ class MemoryConnection:
             lot.unpark_all()
         self._hands_shaken.set()
         self._ended.set()
+        self._peer = None
+        self.link.ends.remove(self)
 
     def statistics(self) -> CarrierStatistics:
         """Return the counters of all streams and datagrams together."""
-        back = self._peer._flow
+        back = self._back
         return CarrierStatistics(
             octets_sent=self._flow.octets_sent,
             octets_received=back.octets_received,

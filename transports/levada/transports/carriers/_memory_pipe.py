@@ -141,7 +141,7 @@ class MemoryLink:
             return
         self.dead = self._direct = True  # whatever is posted from now on finds ends that have failed already
         self._under_way.clear()
-        for end in self.ends:
+        for end in list(self.ends):
             end.lose(ConnectionLost(why))
 
     def hold(self) -> None:
@@ -353,9 +353,8 @@ class Pipe:
     def _end_acked(self) -> None:
         if self.send_error is None:
             self.delivered = True
-            self.tell_stopped = None
             self._tell_progress()
-            self.sender_over()
+            self._sender_is_over()
 
     def fail_sender(self, error: CarrierError) -> None:
         """Drop what is queued; sending raises `error` from now on. The first error stays, but for this side's own closing."""
@@ -366,10 +365,16 @@ class Pipe:
         self.flow.blocked.pop(self, None)
         self.sender.wake()
         self._tell_progress()
-        self.sender_over()
-        tell_stopped, self.tell_stopped = self.tell_stopped, None  # it may hold this pipe
+        tell_stopped = self.tell_stopped
+        self._sender_is_over()
         if tell_stopped is not None and isinstance(error, StreamWasStopped):
             tell_stopped(error.code)
+
+    def _sender_is_over(self) -> None:
+        # What is to be told refers to the stream, and to what uses it: none of them would be freed without the collector.
+        over, self.sender_over = self.sender_over, nothing
+        self.tell_stopped = self.appear = None
+        over()
 
     def reset(self, error: CarrierError) -> None:
         """Give up sending; receiving raises `error` at the other end."""
@@ -431,13 +436,18 @@ class Pipe:
             self.receiver.wake()
             self._tell_the_last()
             if not self.arrived:
-                self.receiver_over()
+                self._receiver_is_over()
         self.link.post(self._end_acked)
 
     def _arrive_reset(self, error: CarrierError) -> None:
         if not self.ended and self.receive_error is None:
             self._drop(error)
-            self.receiver_over()
+            self._receiver_is_over()
+
+    def _receiver_is_over(self) -> None:
+        over, self.receiver_over = self.receiver_over, nothing
+        self.tell_readable = nothing
+        over()
 
     async def receive(self, max_bytes: int | None) -> bytes:
         """Wait for octets; see `ByteStream.receive_some`."""
@@ -476,7 +486,7 @@ class Pipe:
         self.flow.reads += 1
         self.link.post(self._granted, len(data))
         if self.ended and not self.arrived:
-            self.receiver_over()
+            self._receiver_is_over()
         return data
 
     def fail_receiver(self, error: ConnectionLost) -> None:
@@ -485,6 +495,7 @@ class Pipe:
             self.receive_error = error
             self.receiver.wake()
             self._tell_the_last()
+            self._receiver_is_over()
 
     def refuse(self, error: ConnectionClosed, told: CarrierError) -> None:
         """Take nothing more: receiving raises `error` here, sending raises `told` at the other end."""
@@ -492,13 +503,14 @@ class Pipe:
             self.link.post(self.fail_sender, told)  # first, so that the credit below makes it send no more
         self.ended = False
         self._drop(error)
-        self.receiver_over()
+        self._receiver_is_over()
 
     def close_receiver(self, error: CarrierError) -> None:
         """Receiving raises `error`, as the connection is over; so nobody needs the credit."""
         self.ended = False
         self.arrived.clear()
         self._drop(error)
+        self._receiver_is_over()
 
     def _drop(self, error: CarrierError) -> None:
         self.receive_error = error
