@@ -15,6 +15,7 @@ import logging
 import math
 import os
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -68,6 +69,7 @@ from .executions import Execution
 from .journal import MAX_TEXT, Journal
 from .operations import Begin, CreditQueue, Operation, Outcome
 from .peer import Peer
+from .registry import Identity
 from .shared import Shared
 from .streams import Streams
 
@@ -113,8 +115,10 @@ class Connection(Actor[Any]):
             dedup=shared.registry.dedup,
             replay=shared.registry.replay,
         )
-        self.peer = Peer(self)
-        self.journal = Journal(self)
+        self._peer: Callable[[], Peer | None] = lambda: None
+        self.identity = Identity()
+        """Of a client, at its server."""
+        self.journal: Journal
         self.info: CarrierInfo | None = None
         self.approval: Approved | None = None
         """What was agreed on, once it was."""
@@ -125,7 +129,7 @@ class Connection(Actor[Any]):
         """Of this side, by stream id."""
         self.executions: dict[int, Execution] = {}
         """Of the peer, those that a handler knows."""
-        self.credit = {request: CreditQueue(self, request=request) for request in (False, True)}
+        self.credit = {request: CreditQueue(request=request) for request in (False, True)}
         """Callers that wait for a stream, by whether it is for a Request."""
         self.resting = Resting(self, RESTING)
         """Children without an operation."""
@@ -150,6 +154,15 @@ class Connection(Actor[Any]):
         self._armed = math.inf
         self._gone = trio.Event()
         self._draining_since = 0.0
+
+    @property
+    def peer(self) -> Peer:
+        """What users call this connection by; it belongs to them, and so is freed without the collector."""
+        peer = self._peer()
+        if peer is None:
+            peer = Peer(self)
+            self._peer = weakref.ref(peer)
+        return peer
 
     # ------------------------------------------------------------ turns
 
@@ -340,7 +353,7 @@ class Connection(Actor[Any]):
         who = "the peer" if event.by_peer else "this side"
         self.journal.say("draining", f"{who} disconnects, {event.drain_time:.3f} s: {event.reason[:MAX_TEXT]}")
         for queue in self.credit.values():
-            queue.close()
+            queue.close(self)
 
     def _on_audited(self, event: Audited) -> None:
         text = f"{code_name(event.code)}: {event.detail[:MAX_TEXT]}"
@@ -364,7 +377,7 @@ class Connection(Actor[Any]):
         self.resting.most = 0
         self.timers.cancel_all()
         for queue in self.credit.values():
-            queue.close()
+            queue.close(self)
         self.opened.set()
         self.ended.set()
         self.turn()
@@ -473,6 +486,7 @@ class Connection(Actor[Any]):
     def started(self) -> None:
         """See `Actor.started`."""
         self._runs = True
+        self.journal = Journal(self.core, self.ref.path)
         self.start_soon(self._main)
 
     async def _main(self) -> None:
@@ -484,6 +498,7 @@ class Connection(Actor[Any]):
                 self.refusal = error
         finally:
             self._lose("the connection was given up")
+            self.core.let_go()
             self._gone.set()
         self.stop()
 
@@ -521,6 +536,7 @@ class Connection(Actor[Any]):
         self._apply(self.core.connection_lost(code, text))
         if self.streams is not None:
             self.streams.clear()
+            self.streams = None
         self.shared.metrics.remove(self.core)
         self.opened.set()
         self.ended.set()

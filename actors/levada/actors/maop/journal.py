@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING
 
 import trio
 
-from levada.transports.maop import Incoming, StreamData, code_name, decode_operations
+from levada.transports.maop import Incoming, MaopCore, StreamData, code_name, decode_operations
 from levada.transports.text import printable
-
-if TYPE_CHECKING:
-    from .connection import Connection
 
 __all__ = ["Journal"]
 
@@ -25,18 +21,18 @@ MAX_TEXT = 100
 class Journal:
     """Log records of one connection: `info` for the connection, `debug` for each operation, `error` for failures of handlers."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, core: MaopCore, path: str) -> None:
+        self._core = core
+        self._path = path
         self.verbose = logger.isEnabledFor(logging.DEBUG)
         """Whether steps of operations are logged, as it was when the connection began."""
 
     def _extra(self, event: str, stream_id: int | None = None) -> dict[str, object]:
-        connection = self._connection
         fields: dict[str, object] = {
             "protocol": "maop",
-            "actor": connection.ref.path,
+            "actor": self._path,
             "event": event,
-            "connection_id": connection.core.session_id.hex(),
+            "connection_id": self._core.session_id.hex(),
         }
         if stream_id is not None:
             fields["stream_id"] = stream_id
@@ -45,15 +41,14 @@ class Journal:
     def say(self, event: str, text: str, stream_id: int | None = None, level: int = logging.INFO) -> None:
         """Log something of the connection as a whole."""
         if logger.isEnabledFor(level):
-            where = self._connection.ref.path
-            logger.log(level, "%s: %s: %s", where, event, printable(text), extra=self._extra(event, stream_id))
+            logger.log(level, "%s: %s: %s", self._path, event, printable(text), extra=self._extra(event, stream_id))
 
     def step(self, event: str, operation: Incoming, octets: int | None = None, code: int | None = None) -> None:
         """Log a step of an operation of the peer."""
         if self.verbose:
             logger.debug(
                 "%s: stream %d %s: msg_id %d, bytes %d, lat_ms %d, priority %d, result %s",
-                self._connection.ref.path,
+                self._path,
                 operation.stream_id,
                 event,
                 operation.msg_id,
@@ -68,14 +63,14 @@ class Journal:
         """Log the signals that go out: Proceed, Refuse, Done, Fail, Disconnect."""
         for signal in decode_operations(bytes(output.data)):
             text = f"{signal}"
-            logger.debug("%s: sends %.200s", self._connection.ref.path, text, extra=self._extra(type(signal).__name__))
+            logger.debug("%s: sends %.200s", self._path, text, extra=self._extra(type(signal).__name__))
 
     def failed(self, what: str, operation: Incoming, error: Exception) -> str:
         """Log what code of the user raised; return the audit id that the peer gets instead. Source: MA-79."""
         audit = os.urandom(4).hex()
         logger.error(
             "%s: %s of msg_id %d failed, audit id %s",
-            self._connection.ref.path,
+            self._path,
             what,
             operation.msg_id,
             audit,

@@ -203,8 +203,7 @@ class Waiting:
 class CreditQueue:
     """Callers that wait for the peer to allow a stream of one kind."""
 
-    def __init__(self, connection: Connection, *, request: bool) -> None:
-        self._connection = connection
+    def __init__(self, *, request: bool) -> None:
         self._request = request
         self._queue: FairQueue[Waiting] = FairQueue()
         self._opening = False
@@ -212,7 +211,7 @@ class CreditQueue:
     def __len__(self) -> int:
         return len(self._queue)
 
-    async def begin(self, begin: Begin, priority: int) -> Operation:
+    async def begin(self, connection: Connection, begin: Begin, priority: int) -> Operation:
         """Begin an operation as soon as there is a stream for it and it is its turn.
 
         Raises:
@@ -221,7 +220,6 @@ class CreditQueue:
         Cancellation:
             nothing was begun.
         """
-        connection = self._connection
         if not self._queue:
             core = connection.core
             if not core.can_open(request=self._request):
@@ -232,7 +230,7 @@ class CreditQueue:
         self._queue.push(waiting, priority, 0, trio.current_time())
         if not self._opening:
             self._opening = True
-            connection.tasks.start_soon(self._open)
+            connection.tasks.start_soon(self._open, connection)
         try:
             await waiting.event.wait()
         except BaseException:
@@ -246,34 +244,33 @@ class CreditQueue:
         assert waiting.operation is not None
         return waiting.operation
 
-    async def _open(self) -> None:
-        connection = self._connection
+    async def _open(self, connection: Connection) -> None:
         try:
             while self._queue and connection.is_open:
                 connection.refresh_credit()
                 if connection.core.can_open(request=self._request):
                     waiting = self._queue.pop(trio.current_time())
                     if waiting is not None:
-                        self._let(waiting)
+                        self._let(connection, waiting)
                 else:
                     await connection.open_spare(unidirectional=not self._request)
         except CarrierError:
             pass
         finally:
             self._opening = False
-            self.close()
+            self.close(connection)
 
-    def _let(self, waiting: Waiting) -> None:
+    def _let(self, connection: Connection, waiting: Waiting) -> None:
         try:
-            waiting.operation = self._connection.begin_operation(waiting.begin)
+            waiting.operation = connection.begin_operation(waiting.begin)
         except LevadaError as error:
             waiting.error = error
         waiting.event.set()
 
-    def close(self) -> None:
+    def close(self, connection: Connection) -> None:
         """Send everybody away, if no more operations may begin."""
-        if self._connection.is_open:
+        if connection.is_open:
             return
         while (waiting := self._queue.pop(trio.current_time())) is not None:
-            waiting.error = self._connection.over_error()
+            waiting.error = connection.over_error()
             waiting.event.set()

@@ -93,10 +93,13 @@ class Peer:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self.identity = Identity()
-        """What `authenticate` said of this client; on a client's side nothing is said of the server."""
 
     # ------------------------------------------------ facts
+
+    @property
+    def identity(self) -> Identity:
+        """What `authenticate` said of this client; on a client's side nothing is said of the server."""
+        return self._connection.identity
 
     @property
     def codec(self) -> Codec:
@@ -395,7 +398,7 @@ class Peer:
         await trio.lowlevel.checkpoint_if_cancelled()
         if not connection.is_open:
             raise connection.over_error()
-        return await connection.credit[request].begin(begin, priority)
+        return await connection.credit[request].begin(connection, begin, priority)
 
     async def _perform(self, begin: Callable[[], int], source: Source, priority: int, *, request: bool) -> Completed:
         connection = self._connection

@@ -94,7 +94,7 @@ class ServerConnection(Connection):
             return
         registry = self.shared.registry
         share = self._share = registry.enter(answer.tenant or answer.identifier or "", answer, core)
-        self.peer.identity = answer
+        self.identity = answer
         assert self.streams is not None
         self.streams.rate = share.rate
         self.listener.connections[self] = None

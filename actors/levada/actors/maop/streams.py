@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import trio
 
@@ -80,20 +80,12 @@ class Streams:
         self._signals = signals
         self._streams: dict[int, carriers.Stream] = {}
         self._directions: dict[int, int] = {}
-        self._ready: dict[int, carriers.Stream] = {}
+        self._ready: dict[int, None] = {}
         self._stops: list[tuple[int, int]] = []
         self._now = 0.0
         self._finished: list[int] = []
         self._spares: dict[bool, deque[carriers.Stream]] = {False: deque(), True: deque()}
         self._opened = {False: 0, True: 0}
-        self._do: Final[dict[type, Callable[[Any], None]]] = {
-            CloseConnection: self._close,
-            OpenStream: self._open,
-            ResetStream: self._reset,
-            SetPriority: self._set_priority,
-            StopStream: self._stop,
-            StreamData: self._send,
-        }
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -129,12 +121,12 @@ class Streams:
         """Take a stream of the peer."""
         stream_id = stream.stream_id
         self._streams[stream_id] = stream
-        stream.on_readable(partial(self._readable, stream_id, stream))
+        stream.on_readable(partial(self._readable, stream_id))
         if not stream_id & 2:
             stream.on_stopped(partial(self._stopped, stream_id))
 
-    def _readable(self, stream_id: int, stream: carriers.Stream) -> None:
-        self._ready[stream_id] = stream
+    def _readable(self, stream_id: int) -> None:
+        self._ready[stream_id] = None
         self._turn()
 
     def _stopped(self, stream_id: int, code: int) -> None:
@@ -144,9 +136,8 @@ class Streams:
     def resume(self, stream_id: int) -> None:
         """Read a stream again that was held back."""
         self.held.discard(stream_id)
-        stream = self._streams.get(stream_id)
-        if stream is not None:
-            self._readable(stream_id, stream)
+        if stream_id in self._streams:
+            self._readable(stream_id)
 
     def read(self) -> bool:
         """Give the core all that is at hand; say whether there was anything."""
@@ -154,8 +145,10 @@ class Streams:
         self._now = trio.current_time()
         while self._ready:
             ready, self._ready = self._ready, {}
-            for stream_id, stream in ready.items():
-                self._take(stream_id, stream)
+            for stream_id in ready:
+                stream = self._streams.get(stream_id)
+                if stream is not None:
+                    self._take(stream_id, stream)
         if self._stops:
             stops, self._stops = self._stops, []
             for stream_id, code in stops:
@@ -215,7 +208,7 @@ class Streams:
         """Do what the core wants, in its order."""
         do = self._do
         for output in outputs:
-            do[type(output)](output)
+            do[type(output)](self, output)
         if self._finished:
             for stream_id in self._finished:
                 self._streams.pop(stream_id, None)
@@ -264,7 +257,7 @@ class Streams:
         stream_id = output.stream_id
         self._streams[stream_id] = stream
         if not unidirectional:
-            stream.on_readable(partial(self._readable, stream_id, stream))
+            stream.on_readable(partial(self._readable, stream_id))
 
     def _send(self, output: StreamData) -> None:
         stream_id = output.stream_id
@@ -309,6 +302,15 @@ class Streams:
         if self.carrier is not None:
             self.carrier.close(output.code, output.reason)
 
+    _do: ClassVar[dict[type, Callable[[Any, Any], None]]] = {
+        CloseConnection: _close,
+        OpenStream: _open,
+        ResetStream: _reset,
+        SetPriority: _set_priority,
+        StopStream: _stop,
+        StreamData: _send,
+    }
+
     async def room(self, stream_id: int) -> None:
         """Wait until a stream has room for more.
 
@@ -328,5 +330,6 @@ class Streams:
     def clear(self) -> None:
         """The connection is over."""
         self.over = True
+        self.carrier = None
         for collection in (self._streams, self._ready, self._directions, self.held, self._stops, self._finished):
             collection.clear()

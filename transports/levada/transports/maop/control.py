@@ -92,6 +92,10 @@ class ControlPool:
         self.stops = 0
         """Control streams of ours that the peer has stopped."""
 
+    def let_go(self) -> None:
+        """The connection is over: refer to nothing of it."""
+        del self._core
+
     def _slot(self, stream_id: int) -> ControlOut:
         # MA-84: by the operation's number. A slot keeps its stream, so signals of one operation stay in order.
         place = (stream_id >> 2) % self._size
@@ -247,6 +251,11 @@ class Signals:
         """Signals for operations that are over or unknown."""
         self._unknown = 0
         self._unknown_at = now
+
+    def let_go(self) -> None:
+        """The connection is over: refer to nothing of it."""
+        self.blocked.clear()
+        del self._core
 
     def strike(self, detail: str, rule: str) -> None:
         """Count a grave mistake; the third ends the connection. Source: MA-12."""

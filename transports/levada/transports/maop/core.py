@@ -740,6 +740,12 @@ class MaopCore(Ending):
             self.out.append(CloseConnection(code, self.reason(reason).decode()))
         self.emit(ConnectionEnded(code, reason, error))
 
+    def let_go(self) -> None:
+        """After `ConnectionEnded`: keep nothing that refers back to this core, so that it is freed with its last user, without the collector."""
+        self.gate.let_go()
+        self.pool.let_go()
+        self.signals.let_go()
+
     def fail_connection(self, code: int, detail: str, rule: str) -> None:
         """The peer has broken a rule that ends the connection."""
         self.end(close_code(code), detail, RemoteProtocolError(detail, rule=rule), tell=True)

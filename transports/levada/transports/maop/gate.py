@@ -218,6 +218,13 @@ class Gate:
                 return
             self._grant(op, now)
 
+    def let_go(self) -> None:
+        """The connection is over: refer to nothing of it."""
+        self._queue = FairQueue()
+        self._next = None
+        self._armed.clear()
+        del self._core
+
     def deadline(self) -> float | None:
         """When there may be room without an operation of this connection ending, or Proceeds are due."""
         at = self._arm_at
