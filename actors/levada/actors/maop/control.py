@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["ENDING", "LAST", "STARVED", "ControlPool", "Crowded", "Last", "Starved"]
 
 ENDING: Final = (ConnectionState.FLUSHING, ConnectionState.CLOSING)
-LOOK: Final = 0.01
-"""Seconds between two looks whether the last signals have been acknowledged: carriers only tell so of streams that have ended."""
 
 
 @attrs.frozen(eq=False)
@@ -114,10 +112,10 @@ class ControlPool(Actor[Crowded | Starved | Last]):
 
     async def _wait_for_last(self) -> None:
         connection = self.connection
-        while connection.core.state in ENDING:
-            await trio.sleep(LOOK)
-            if connection.streams is not None and connection.streams.acknowledged():
-                connection.acknowledged()
+        while connection.core.state in ENDING and connection.streams is not None:
+            await connection.streams.all_acked()
+            await trio.lowlevel.checkpoint()
+            connection.acknowledged()
 
     def undelivered(self, messages: list[Any]) -> None:
         """See `Actor.undelivered`: the connection has ended."""

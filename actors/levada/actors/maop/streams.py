@@ -322,10 +322,14 @@ class Streams:
             raise StreamWasStopped(f"stream {stream_id} takes no more octets")
         await stream.send_all(b"")
 
-    def acknowledged(self) -> bool:
-        """Whether the peer's carrier has all signals."""
-        streams = (self._streams.get(stream_id) for stream_id in self._core.pool.streams)
-        return all(stream is None or not stream.unacked for stream in streams)
+    async def all_acked(self) -> None:
+        """Wait until the peer's carrier has all signals that were written."""
+        for stream in [self._streams.get(stream_id) for stream_id in self._core.pool.streams]:
+            try:
+                if stream is not None:
+                    await stream.all_acked()
+            except CarrierError:
+                pass  # it was stopped, or the connection has ended
 
     def clear(self) -> None:
         """The connection is over."""

@@ -197,6 +197,10 @@ class MemoryStream:
         self._raise_if_lost(pipe)
         return delivered
 
+    async def all_acked(self) -> None:
+        """See `Stream.all_acked`."""
+        await self._sending.all_acked()
+
     def _raise_if_lost(self, pipe: Pipe) -> None:
         if not pipe.delivered and pipe.send_error is self._connection.error and pipe.send_error is not None:
             raise again(pipe.send_error)

@@ -335,6 +335,8 @@ class Pipe:
 
     def _acked(self, octets: int) -> None:
         self._flying -= octets
+        if not self._flying:
+            self._tell_progress()
 
     def _granted(self, octets: int) -> None:
         self.credit += octets
@@ -389,6 +391,14 @@ class Pipe:
         """Wait until nothing is queued."""
         self.link.count_call()
         await self.sent()
+        if self.send_error is not None:
+            raise again(self.send_error)
+
+    async def all_acked(self) -> None:
+        """Wait until everything that was sent is at the receiver's side."""
+        self.link.count_call()
+        while self.send_error is None and self.unacked:
+            await self._next_progress()
         if self.send_error is not None:
             raise again(self.send_error)
 

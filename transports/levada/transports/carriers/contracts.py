@@ -331,6 +331,14 @@ class Stream(ByteStream, Protocol):
         """Wait until the peer has everything that was sent, the end included; false if it was reset or stopped."""
         ...
 
+    async def all_acked(self) -> None:
+        """Wait until the peer has acknowledged all that was sent so far, on a stream that goes on; `ByteStream.flush` is as much as TCP knows.
+
+        Raises:
+            ConnectionClosed, ConnectionLost, StreamWasStopped: it never will.
+        """
+        ...
+
     def receive_nowait(self) -> bytes | None:
         """Take what is here already; ``b""`` is the peer's end, ``None`` means that nothing is here. Errors as `receive_some`."""
         ...

@@ -81,6 +81,7 @@ class QuicConnection:
         self.blocked: dict[QuicStream, None] = {}
         """Streams whose `send_all` waits for room."""
         self.flushing: dict[QuicStream, None] = {}
+        self.acking: dict[QuicStream, None] = {}
         """Streams whose `flush` waits."""
         self.cids: set[bytes] = set()
         """Connection ids that the endpoint routes here."""
@@ -495,6 +496,10 @@ class QuicConnection:
             for stream in list(self.flushing):
                 if not stream.unsent:
                     stream.wake_flushing()
+        if self.acking:
+            for stream in self.acking:
+                if not stream.unacked:
+                    stream.wake_sending()
         for unidirectional in (False, True):
             lot = self._opening[unidirectional]
             if lot:

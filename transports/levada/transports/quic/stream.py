@@ -280,6 +280,20 @@ class QuicStream:
             await self._wait_for_news()
         return self._settled and self._send_error is None
 
+    async def all_acked(self) -> None:
+        """Wait until the peer has acknowledged all that was sent so far; see `Stream.all_acked`."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        acking = self._connection.acking
+        try:
+            while self.unacked and self._send_error is None:
+                self._check_alive()
+                acking[self] = None
+                await self._wait_for_news()
+        finally:
+            acking.pop(self, None)
+        if self._send_error is not None:
+            raise again(self._send_error)
+
     # ---------------------------------------------------------------- receiving
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:

@@ -364,6 +364,28 @@ async def acked_means_that_the_peer_has_it(traits: CarrierTraits, a: Connection,
     assert await read_to_end(y) == b"data"
 
 
+@check
+async def all_acked_waits_for_the_peer_on_a_stream_that_goes_on(
+    traits: CarrierTraits, a: Connection, b: Connection
+) -> None:
+    x, y = await pair_on(traits, a, b)
+    await x.all_acked()
+    for octets in (1, 50_000):
+        async with trio.open_nursery() as nursery:
+            await x.send_all(bytes(octets))
+            nursery.start_soon(read, y, octets)
+            await x.all_acked()
+            assert x.unacked == 0
+    got: list[object] = []
+    async with trio.open_nursery() as nursery:
+        await fill(traits, x)
+        nursery.start_soon(outcome_of, x.all_acked, got)
+        await traits.settle()
+        assert got == [], "all_acked() came back though the peer has not taken what was sent"
+        a.close(1, "done")
+    assert [type(outcome) for outcome in got] == [ConnectionClosed]
+
+
 # ---------------------------------------------------------------- credit, backpressure, growth
 
 
