@@ -536,6 +536,23 @@ def test_who_has_left_holds_no_memory() -> None:
     assert queue.pop(0.0) is stays
 
 
+@pytest.mark.rule("MA-50")
+def test_ma50_the_window_of_a_proceed_ends_with_its_operation() -> None:
+    """An operation that has failed meanwhile neither holds the window open nor begins it for others."""
+    wire = Wire(config=MaopConfig(proceed_coalesce=1.0))
+    first, second = wire.bidi(), wire.bidi()
+    wire.give(first, Request(101, 5))
+    wire.wait(0.5)
+    wire.core.stream_reset(first, 0, now=wire.now)
+    wire.flush()
+    wire.give(second, Request(101, 5))
+    wire.signals()
+    wire.wait(0.9)
+    assert [s for s in wire.signals() if isinstance(s, Proceed)] == []
+    wire.wait(0.2)
+    assert [s for s in wire.signals() if isinstance(s, Proceed)] == [Proceed((second,))]
+
+
 # ---------------------------------------------------------------- repetition
 
 

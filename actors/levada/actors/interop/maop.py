@@ -24,6 +24,7 @@ import hmac
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
+import attrs
 import trio
 
 from levada.actors.maop import (
@@ -127,6 +128,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--token", metavar="TOKEN", help="bearer token that clients must give")
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="file with that token, which others cannot see")
     parser.add_argument("--allow-anonymous", action="store_true", help="also let in the type Basic with an empty token")
+    parser.add_argument(
+        "--proceed-coalesce",
+        type=_milliseconds,
+        default=0.0,
+        metavar="MS",
+        help="how long a Proceed may wait for more of them (default: 0, the end of the turn)",
+    )
+    parser.add_argument(
+        "--control-batch-max", type=_batch, default=256, metavar="N", help="entries of one signal (default: 256)"
+    )
+
+
+def _milliseconds(text: str) -> float:
+    milliseconds = float(text)
+    if not 0 <= milliseconds < 60_000:
+        raise argparse.ArgumentTypeError(f"must be 0 to 60000, not {text}")
+    return milliseconds
+
+
+def _batch(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= 65_535:
+        raise argparse.ArgumentTypeError(f"must be 1 to 65535, not {text}")
+    return number
 
 
 def serve(
@@ -138,5 +163,10 @@ def serve(
 
     assert tls is not None
     # Testers connect from one address, as often as they like, and want no long good-bye.
-    config = PeerConfig(carrier=QuicConfig(certificate=tls.certificate, key=tls.key), max_attempts=None, drain=1.0)
+    core = attrs.evolve(
+        PeerConfig().core, proceed_coalesce=args.proceed_coalesce / 1000, control_batch_max=args.control_batch_max
+    )
+    config = PeerConfig(
+        core=core, carrier=QuicConfig(certificate=tls.certificate, key=tls.key), max_attempts=None, drain=1.0
+    )
     return serve_maop(system, f"maop://{where}", HANDLERS, authenticate=authenticate, config=config)

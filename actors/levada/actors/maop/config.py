@@ -59,16 +59,25 @@ class PeerConfig:
     """Seconds for which the answer to an operation with an idempotency key is kept. Source: MA-123."""
 
 
+MAX_TOKEN: Final = 65_535
+"""Octets of a token. Source: MA-18."""
+
+
+def fit_carrier(url: str, config: PeerConfig) -> PeerConfig:
+    """Complete the settings of the carrier, so that they are logged as they are used."""
+    return attrs.evolve(config, carrier=_fit(carrier_url(url), config))
+
+
 def dial_carrier(url: str, config: PeerConfig) -> AbstractAsyncContextManager[Any]:
     """Connect to a ``maop://`` URL. Source: MA-1."""
     carrier = carrier_url(url)
-    return dial(carrier, _fit(carrier, config))
+    return dial(carrier, config.carrier)
 
 
 def listen_carrier(url: str, config: PeerConfig) -> AbstractAsyncContextManager[Any]:
     """Listen at a ``maop://`` URL. Source: MA-1."""
     carrier = carrier_url(url)
-    return listen(carrier, _fit(carrier, config))
+    return listen(carrier, config.carrier)
 
 
 def carrier_url(url: str) -> str:

@@ -499,6 +499,7 @@ class Connection(Actor[Any]):
         finally:
             self._lose("the connection was given up")
             self.core.let_go()
+            self.resting.close()
             self._gone.set()
         self.stop()
 

@@ -8,9 +8,10 @@ from functools import partial
 
 from levada.actors.listening import closing
 from levada.framework import ActorSystem
+from levada.framework.errors import ConfigurationError
 
 from .client import ClientActor
-from .config import PeerConfig, dial_carrier, listen_carrier
+from .config import MAX_TOKEN, PeerConfig, dial_carrier, fit_carrier, listen_carrier
 from .connection import Carrier
 from .handlers import Handlers, handler_table
 from .peer import Peer
@@ -60,7 +61,7 @@ def connect(
 
     Source: MA-1, MA-15, MA-29.
     """
-    settings = config or PeerConfig()
+    settings = fit_carrier(url, config or PeerConfig())
     dialling = partial(dial_carrier, url, settings)
     return connect_over(
         system, dialling, token=token, auth_type=auth_type, pairs=pairs, handlers=handlers, config=settings
@@ -79,6 +80,11 @@ async def connect_over(
     config: PeerConfig | None = None,
 ) -> AsyncIterator[Peer]:
     """Do what `connect` does, over a carrier of one's own making."""
+    if not isinstance(token, bytes | bytearray | memoryview):
+        raise TypeError(f"a token is bytes, not {type(token).__name__}: encode it")
+    if len(token) > MAX_TOKEN:
+        raise ConfigurationError(f"a token has {MAX_TOKEN:,} octets at most, not {len(token):,} [MA-18]")
+    token = bytes(token)
     shared = _share(handlers, config or PeerConfig())
     client = ClientActor(shared, carrier, token, auth_type, dict(pairs or {}))
     root = system.spawn(lambda: client)
@@ -116,7 +122,7 @@ def serve(
 
     Source: MA-1, MA-20, MA-112.
     """
-    settings = config or PeerConfig()
+    settings = fit_carrier(url, config or PeerConfig())
     return serve_over(
         system, partial(listen_carrier, url, settings), handlers, authenticate=authenticate, config=settings
     )

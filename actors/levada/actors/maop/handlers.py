@@ -321,6 +321,10 @@ class Handler:
         is_async = inspect.iscoroutinefunction(made) or inspect.iscoroutinefunction(type(made).__call__)
         if not is_async and (self.before_execute is not None or self.on_cancel is not None):
             raise ConfigurationError("the methods of an actor decide and undo: give no functions for that")
+        if not is_async and not _makes_without_arguments(made):
+            raise ConfigurationError(
+                f"{made!r} handles nothing: it is no async function of a Call, and no OperationActor or function that makes one"
+            )
         object.__setattr__(self, "code", FunctionCode(made, self.before_execute, self.on_cancel) if is_async else None)
 
     def declared(self) -> HandlerSpec:
@@ -332,6 +336,19 @@ class Handler:
             and made.before_execute is not OperationActor.before_execute
         )
         return attrs.evolve(self.spec, gated=True) if decides and not self.spec.gated else self.spec
+
+
+def _makes_without_arguments(made: Any) -> bool:
+    """Whether a call without arguments may give an actor; a function of a `Call` that is not async may not."""
+    if isinstance(made, type):
+        return issubclass(made, OperationActor)
+    try:
+        inspect.signature(made).bind()
+    except TypeError:
+        return False
+    except ValueError:  # written in C
+        return callable(made)
+    return True
 
 
 Handlers: TypeAlias = Mapping[int, "Handler | Executes | type[OperationActor]"]

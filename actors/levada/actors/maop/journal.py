@@ -55,7 +55,7 @@ class Journal:
                 (operation.length or 0) if octets is None else octets,
                 1000 * (trio.current_time() - operation.since),
                 operation.priority,
-                "-" if code is None else code_name(code),
+                code_name(code) if code is not None else "ok" if event == "done" else "-",
                 extra=self._extra(event, operation.stream_id),
             )
 

@@ -188,7 +188,8 @@ class Metrics:
         denies = self.denies
         confirms, octets = counted["confirms"], counted["octets"]
         codes = {code_name(code): float(number) for code, number in denies.items()}
-        backlog = {str(place): float(core.pool.backlog) for place, core in enumerate(self._cores)}
+        # One sample however many clients there are: the stream with the most, of all connections.
+        backlog = {"fullest": float(max((core.pool.backlog for core in self._cores), default=0))}
         yield Family("ops_inflight", "gauge", "", {"": float(self.ops_inflight)})
         yield Family("confirms_total", "counter", "", {"": float(confirms)})
         yield Family("denies_total", "counter", "reason", codes)

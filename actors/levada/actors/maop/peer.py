@@ -179,6 +179,7 @@ class Peer:
             idempotency: key of 16 octets: the peer executes once, however often it is sent. Source: MA-122.
             retry: when to send it again; an iterator that was begun is not. Source: MA-120.
         """
+        _milliseconds(timeout)
         source = await make_source(body, self.codec, length)
 
         def begin() -> int:
@@ -268,7 +269,7 @@ class Peer:
             else await make_source(body, self.codec, length)
         )
         plain = response is bytes or response is Reply
-        timeout_ms = 0 if timeout is None else max(1, round(timeout * 1000))
+        timeout_ms = _milliseconds(timeout)
 
         def begin() -> int:
             return core.send_request(
@@ -342,6 +343,8 @@ class Peer:
         connection = self._connection
         source = await make_source(body, self.codec, length)
 
+        timeout_ms = _milliseconds(timeout)
+
         def begin() -> int:
             return connection.core.send_request(
                 msg_id,
@@ -349,7 +352,7 @@ class Peer:
                 length=source.length,
                 response_msg_id=response_id,
                 success_layout=success_layout,
-                timeout_ms=0 if timeout is None else max(1, round(timeout * 1000)),
+                timeout_ms=timeout_ms,
                 priority=priority,
                 key=idempotency or b"",
                 stream_response=True,
@@ -379,11 +382,13 @@ class Peer:
         plan = plan or TestPlan(mode=0)
         payload = plan.encode()
 
+        timeout_ms = _milliseconds(timeout)
+
         def begin() -> int:
             return self._connection.core.send_request(
                 1,
                 payload,
-                timeout_ms=0 if timeout is None else max(1, round(timeout * 1000)),
+                timeout_ms=timeout_ms,
                 priority=priority,
                 max_response=None,
                 now=trio.current_time(),
@@ -524,3 +529,12 @@ class ReplyStream:
         chunk = operation.chunks.popleft()
         operation.connection.taken(operation, len(chunk))
         return chunk
+
+
+def _milliseconds(timeout: float | None) -> int:
+    """Return a timeout as it is on the wire, 0 for none."""
+    if timeout is None:
+        return 0
+    if not timeout > 0:
+        raise ValueError(f"a timeout is more than 0 seconds, or None for none, not {timeout!r}")
+    return max(1, round(timeout * 1000))

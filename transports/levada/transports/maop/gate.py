@@ -30,14 +30,13 @@ _POLL = 0.02
 class Gate:
     """Decides on the operations of one connection."""
 
-    __slots__ = ("_arm_at", "_armed", "_core", "_next", "_queue", "_rate", "pending")
+    __slots__ = ("_armed", "_core", "_next", "_queue", "_rate", "pending")
 
     def __init__(self, core: MaopCore, now: float) -> None:
         self._core = core
         self._queue: FairQueue[Incoming] = FairQueue()
         self._next: Incoming | None = None
         self._armed: list[Incoming] = []
-        self._arm_at: float | None = None
         rate = core.config.max_op_rate
         self._rate = None if rate is None else TokenBucket(rate, max(1.0, rate), now)
         self.pending = 0
@@ -182,11 +181,10 @@ class Gate:
         if not self._armed:
             return
         if self._core.config.proceed_coalesce:
-            if self._arm_at is None:
-                self._arm_at = now + self._core.config.proceed_coalesce
-            if now < self._arm_at:
+            # The window is that of the operation that waits longest, and ends with it.
+            self._armed = [op for op in self._armed if op.state is _PENDING]
+            if not self._armed or now < self._armed[0].approved_at + self._core.config.proceed_coalesce:
                 return
-            self._arm_at = None
         armed, self._armed = self._armed, []
         for op in armed:
             if op.state is _PENDING:
@@ -227,7 +225,8 @@ class Gate:
 
     def deadline(self) -> float | None:
         """When there may be room without an operation of this connection ending, or Proceeds are due."""
-        at = self._arm_at
+        coalesce = self._core.config.proceed_coalesce
+        at = self._armed[0].approved_at + coalesce if self._armed and coalesce else None
         if self.pending and (self._queue or self._next is not None):
             core = self._core
             wait = _POLL if core.quota.shared or core.pool.backlog else None

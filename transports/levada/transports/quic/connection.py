@@ -81,8 +81,9 @@ class QuicConnection:
         self.blocked: dict[QuicStream, None] = {}
         """Streams whose `send_all` waits for room."""
         self.flushing: dict[QuicStream, None] = {}
-        self.acking: dict[QuicStream, None] = {}
         """Streams whose `flush` waits."""
+        self.acking: dict[QuicStream, None] = {}
+        """Streams whose `all_acked` waits."""
         self.cids: set[bytes] = set()
         """Connection ids that the endpoint routes here."""
         self.retired_cids: deque[bytes] = deque()
