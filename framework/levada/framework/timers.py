@@ -112,7 +112,9 @@ class TimerHeap:
                 self._cancelled -= 1
             else:
                 timer.cancelled = True
-                timer.action()
+                # It mostly refers to what has the timer: both go without the collector.
+                action, timer.action = timer.action, _nothing
+                action()
         return math.inf
 
 

@@ -11,6 +11,7 @@ import trio
 
 from levada.framework.errors import CarrierError, ConnectionClosed, LocalProtocolError, StreamWasReset, StreamWasStopped
 from levada.transports.carriers.contracts import CarrierInfo, CarrierStatistics, Octets
+from levada.transports.carriers.streams import again
 
 if TYPE_CHECKING:
     from .connection import QuicConnection
@@ -236,7 +237,7 @@ class QuicStream:
             self._connection.flushing[self] = None
             await self._flushed.wait()
         if self._send_error is not None:
-            raise self._send_error.with_traceback(None)
+            raise again(self._send_error)
 
     def reset(self, code: int) -> None:
         """Give up sending: what is queued is dropped, the peer's `receive_some` raises `StreamWasReset`."""
@@ -317,7 +318,7 @@ class QuicStream:
         await trio.lowlevel.checkpoint_if_cancelled()
         while not self._chunks:
             if self._receive_error is not None:
-                raise self._receive_error.with_traceback(None)
+                raise again(self._receive_error)
             if self._end:
                 return b""
             if not self._can_receive:
@@ -332,7 +333,7 @@ class QuicStream:
         if self._chunks:
             return self._take_some(None)
         if self._receive_error is not None:
-            raise self._receive_error.with_traceback(None)
+            raise again(self._receive_error)
         if self._end:
             return b""
         if not self._can_receive:
@@ -532,7 +533,7 @@ class QuicStream:
         if not self._can_send:
             raise LocalProtocolError(f"stream {self._stream_id} is only received on")
         if self._send_error is not None:
-            raise self._send_error.with_traceback(None)
+            raise again(self._send_error)
         self._check_alive()
         if self._fin:
             raise ConnectionClosed(f"stream {self._stream_id} was finished here")
