@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +18,12 @@ from levada.actors import aqueduct, rsocket  # noqa: E402
 from levada.actors.demo.ingest import Pace, source_of  # noqa: E402
 from levada.actors.demo.known import KNOWN, differences, mistakes  # noqa: E402
 from levada.actors.demo.live import Desk, Feed, Results, Subscriber  # noqa: E402
+from levada.actors.demo.pipeline import Pipeline  # noqa: E402
 from levada.actors.demo.report import Facts, report  # noqa: E402
 from levada.actors.demo.rows import Anomaly, Attack, Count, Follow, Rate  # noqa: E402
 from levada.actors.spark.bridge import Delivery, RowKey  # noqa: E402
-from levada.framework import ActorSystem, Sender, channel  # noqa: E402
+from levada.actors.spark.query import AwaitAvailable, GetProgress, QueryFailed, QueryProgress  # noqa: E402
+from levada.framework import Actor, ActorSystem, Sender, channel, handles  # noqa: E402
 from levada.framework.errors import ChannelCancelled  # noqa: E402
 
 MORNING = dt.datetime(2015, 5, 17, 10, tzinfo=dt.UTC)
@@ -222,3 +225,30 @@ async def test_the_scale_of_a_chart_has_round_numbers_and_its_colours_a_legend()
     # The first and the last column have their label, the last one's inside the page.
     labels = re.findall(r"<span(?: class=\w+)?>(2015[^<]+)</span>", by_hour.partition('<div class="under">')[2])
     assert labels == ["2015-05-17 10:00", "2015-05-17 11:00", "2015-05-17 12:00"]
+
+
+class Failing(Actor[AwaitAvailable | GetProgress]):
+    """A query on a disk that is full."""
+
+    @handles
+    def wait(self, m: AwaitAvailable) -> None:
+        raise QueryFailed("IOException: no room on the disk\nAn error occurred while calling o1626.start.")
+
+    @handles
+    def progress(self, m: GetProgress) -> QueryProgress | None:
+        return None
+
+
+async def test_a_query_that_fails_again_and_again_ends_the_demo_with_its_cause_and_the_log() -> None:
+    """In one line: it is what the command line shows."""
+    async with ActorSystem() as system:
+        run = Pipeline(log=Path("demo-output/spark.log"))
+        run.queries["access"] = system.spawn(Failing, name="access")
+        run.shipped.set()
+        with pytest.raises(BaseExceptionGroup) as group:
+            await run.finish()
+    [error] = group.value.exceptions
+    assert isinstance(error, QueryFailed)
+    assert str(error) == (
+        "query access has failed for good: IOException: no room on the disk; Spark's log is demo-output/spark.log"
+    )

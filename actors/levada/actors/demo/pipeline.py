@@ -263,7 +263,7 @@ async def _all_seen(query: Ref[AwaitAvailable | GetProgress], log: Path) -> None
             await trio.sleep(1.0)
         else:
             return
-    raise QueryFailed(f"query {query.path.rpartition('/')[2]} failed {AGAIN} times: {failure}; Spark's log is {log}")
+    raise QueryFailed(f"query {query.path.rpartition('/')[2]} has failed for good: {failure}; Spark's log is {log}")
 
 
 def _failure_of(error: LevadaError) -> str:

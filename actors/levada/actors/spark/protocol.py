@@ -21,7 +21,6 @@ Payloads are data only: nothing is pickled. Both ends import this module; it sta
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import platform
 import secrets
@@ -37,6 +36,7 @@ from levada.actors.rsocket import RequestFailed
 from levada.framework import Asks, Codec, message
 from levada.framework import errors as framework_errors
 from levada.framework.errors import ActorError, ActorStopped, AskTimeout, ConfigurationError, LevadaError
+from levada.transports.private_files import warn_if_others_can_read
 from levada.transports.rsocket import Payload
 from levada.transports.rsocket.extensions import CompositeMetadata, Entry, Routing
 
@@ -85,8 +85,6 @@ HEAD = "application/vnd.levada.bridge+msgpack"
 """MIME type of the part of the metadata that says what the rows in the data are for."""
 REQUEST_ID = "application/vnd.levada.request-id"
 """MIME type of the part of the metadata that tells a question from others, and is the same each time it is tried."""
-
-logger = logging.getLogger("levada.actors.spark")
 
 _codec = Codec()
 
@@ -414,17 +412,11 @@ class Token:
             ConfigurationError: there is none, or it is none. The error holds no part of it.
         """
         try:
-            text, mode = Path(path).read_text("ascii"), Path(path).stat().st_mode
+            text = Path(path).read_text("ascii")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not text"
             raise ConfigurationError(f"cannot read the token file {os.fspath(path)}: {reason}") from None
-        if mode & 0o077:
-            logger.warning(
-                "the token file %s can be read by others, mode %o: chmod 600",
-                os.fspath(path),
-                mode & 0o777,
-                extra={"event": "token_open"},
-            )
+        warn_if_others_can_read(path, "the token of a bridge")
         lines = text.split("\n", 2)
         if len(lines) < 3 or len(lines[0]) != 64 or not set(lines[0]) <= set("0123456789abcdef"):
             raise ConfigurationError(f"{os.fspath(path)} is not a token file of a bridge")
