@@ -17,6 +17,7 @@ from levada.framework import (
     ActorSystem,
     ActorTerminated,
     Asks,
+    Behaviour,
     DeadLetter,
     Failed,
     Ref,
@@ -29,6 +30,7 @@ from levada.framework import (
     message,
     restart,
 )
+from levada.framework.errors import ActorError
 
 
 @message
@@ -352,3 +354,95 @@ async def test_statistics_count_what_happened(system: ActorSystem) -> None:
         "ready": 0,
         "timers": 0,
     }
+
+
+# ---------------------------------------------------------------- messages without a handler
+
+
+class Deaf(Actor[Any]):
+    """Handles nothing."""
+
+
+class Tolerant(Actor[Any]):
+    """Takes what it does not know in silence."""
+
+    got: list[Any]
+
+    def unhandled(self, message: Any) -> None:
+        self.got.append(message)
+
+
+async def test_a_told_message_without_a_handler_is_a_warning_with_class_and_path(
+    system: ActorSystem, caplog: pytest.LogCaptureFixture
+) -> None:
+    ref = system.spawn(Deaf, name="deaf")
+    ref.tell("word")
+    await wait_all_tasks_blocked()
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("WARNING", "unhandled message: str to /deaf (Deaf has no handler for it)")
+    ]
+    assert ref.is_alive
+    assert system.statistics().unhandled == 1
+
+
+async def test_ten_unhandled_messages_a_second_are_logged_and_the_rest_is_counted(
+    system: ActorSystem, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    ref = system.spawn(Deaf)
+    for n in range(25):
+        ref.tell(n)
+    await trio.sleep(1)
+    ref.tell("one more")
+    await wait_all_tasks_blocked()
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.split(" (")[0] for line in lines] == [
+        *["unhandled message: int to /$1"] * 10,
+        "15 more unhandled messages were not logged",
+        "unhandled message: str to /$1",
+    ]
+
+
+async def test_an_actor_that_takes_what_it_does_not_know_is_not_warned_of(
+    strict_system: ActorSystem, caplog: pytest.LogCaptureFixture
+) -> None:
+    got: list[Any] = []
+    strict_system.spawn(Tolerant, got).tell("word")
+    await wait_all_tasks_blocked()
+    assert got == ["word"]
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("mailbox", [None, bounded(4), bounded(4, overflow="drop_old")])
+async def test_strict_telling_a_message_without_a_handler_is_an_error_of_the_tell(
+    strict_system: ActorSystem, mailbox: Any
+) -> None:
+    ref = strict_system.spawn(Deaf, name="deaf", mailbox=mailbox)
+    with pytest.raises(ActorError) as caught:
+        ref.tell("word")
+    assert str(caught.value) == "/deaf (Deaf) has no handler for str"
+    await wait_all_tasks_blocked()
+    assert strict_system.statistics().unhandled == 0
+
+
+async def test_strict_a_handler_of_the_behaviour_taken_on_is_a_handler(strict_system: ActorSystem) -> None:
+    got: list[int] = []
+
+    class Other(Behaviour):
+        @handles
+        def number(self, n: int) -> None:
+            got.append(n)
+
+    class Changes(Actor[Any]):
+        @handles
+        def text(self, m: str) -> None:
+            self.become(Other)
+
+    ref = strict_system.spawn(Changes)
+    with pytest.raises(ActorError):
+        ref.tell(1)
+    ref.tell("change")
+    await wait_all_tasks_blocked()
+    ref.tell(2)
+    ref.tell("for the actor's own handlers")
+    await wait_all_tasks_blocked()
+    assert got == [2]

@@ -15,6 +15,7 @@ from levada.framework import (
     ActorSystem,
     Asks,
     Behaviour,
+    DeadLetter,
     Failed,
     bounded,
     conflate,
@@ -35,6 +36,16 @@ class Item:
 @message
 class Question(Asks[str]):
     n: int
+
+
+@message
+class Kept(Asks[None]):
+    n: int
+
+
+@message
+class Ends:
+    pass
 
 
 @message
@@ -288,3 +299,60 @@ def test_whatever_comes_when_items_are_handled_in_order(steps: list[str], data: 
         assert log == list(range(sent))
 
     trio.run(main)
+
+
+@pytest.mark.parametrize("end", ["stop", "stop now", "kill", "stops itself", "fails"])
+async def test_what_is_put_aside_when_the_actor_ends_is_not_lost_in_silence(
+    system: ActorSystem, autojump_clock: MockClock, end: str
+) -> None:
+    """No hook, no child and no policy here: the stash alone makes the end a long one."""
+
+    class Keeps(Actor[Any]):
+        @handles
+        def keep(self, m: Kept) -> None:
+            self.stash(m)
+
+        @handles
+        def end(self, m: Ends) -> None:
+            if end == "fails":
+                raise ValueError("on purpose")
+            self.stop()
+
+    letters: list[Any] = []
+
+    class Post(Actor[DeadLetter]):
+        @handles
+        def letter(self, m: DeadLetter) -> None:
+            letters.append((m.message, m.why))
+
+    system.events.subscribe(DeadLetter, system.spawn(Post))
+    ref = system.spawn(Keeps)
+    ref.tell(Kept(1))
+    ref.tell(Kept(2))
+    failed: list[int] = []
+
+    async def ask(n: int) -> None:
+        try:
+            await ref.ask(Kept(n), timeout=None)
+        except ActorStopped as error:
+            failed.append(error.message.n)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask, 3)
+        await wait_all_tasks_blocked()
+        match end:
+            case "stop":
+                ref.stop()
+            case "stop now":
+                ref.stop(now=True)
+            case "kill":
+                ref.kill()
+            case _:
+                ref.tell(Ends())
+        with trio.move_on_after(20) as patience:
+            await ref.terminated()
+            await wait_all_tasks_blocked()
+        assert not patience.cancelled_caught
+        nursery.cancel_scope.deadline = trio.current_time() + 5
+    assert failed == [3]
+    assert letters == [(Kept(1), "stopped"), (Kept(2), "stopped")]

@@ -39,7 +39,7 @@ from .channel_link import ChannelLink
 from .dispatch import RUNTIME_ENTRIES
 from .errors import ActorError, ConfigurationError, MailboxFull, wrong_thread
 from .events import Unhandled
-from .handlers import Behaviour, build_table, find_handler, flatten, handles, unprotected
+from .handlers import Behaviour, build_table, find_handler, flatten, handles, refuse_generator, unprotected
 from .host import Host
 from .links import NORMAL, Down, Reason
 from .loop import Inbox
@@ -117,9 +117,11 @@ class Actor(Generic[M]):
         cls._table = build_table(cls)
         for name in ("started", "stopping", "restarting", "undelivered", "unhandled", "run"):
             if name in vars(cls):
+                refuse_generator(vars(cls)[name], f"{cls.__name__}.{name}")
                 unprotected(vars(cls)[name])
         cls._is_loop = hasattr(cls, "run")
-        if cls._is_loop and not inspect.iscoroutinefunction(cls.run):  # type: ignore[attr-defined]
+        run: Any = getattr(cls, "run", None)  # compiled code does not say whether it is async
+        if inspect.isfunction(run) and not inspect.iscoroutinefunction(run):
             raise ConfigurationError(f"{cls.__name__}.run must be async: it is the actor's own loop")
         if cls._is_loop and len(cls._table) > len(RUNTIME_ENTRIES) + 1:
             raise ConfigurationError(
@@ -172,7 +174,7 @@ class Actor(Generic[M]):
         """Take what was in the mailbox when the actor ended; without this method they become dead letters."""
 
     def unhandled(self, message: Any) -> Any:
-        """Take a message of a class without handler; as it stands: publish `Unhandled`, and let an ask fail."""
+        """Take a message of a class without handler; as it stands: publish `Unhandled`, let an ask fail, and log a warning of a tell."""
         cell = self._cell
         self.system.counters.unhandled += 1
         self.system.events.publish(Unhandled(message, cell))
@@ -181,6 +183,8 @@ class Actor(Generic[M]):
             cell._asking = None
             kind = type(message).__name__
             question.fail(ActorError(f"{cell.path} ({type(self).__name__}) has no handler for {kind}", actor=cell.path))
+        else:
+            self.system.log_unhandled.note(message, cell, f"{type(self).__name__} has no handler for it")
 
     # ------------------------------------------------------------ who and where
 
@@ -560,6 +564,7 @@ def actor(function: Callable[[M], Any]) -> Callable[[], Actor[M]]:
     parameters = list(inspect.signature(function).parameters.values())
     if len(parameters) != 1:
         raise ConfigurationError(f"{plain.__name__} must take one message, not {len(parameters)} parameters")
+    refuse_generator(plain, plain.__name__)
     annotation = plain.__annotations__.get(parameters[0].name)
     if isinstance(annotation, str):
         frame = sys._getframe(1)

@@ -10,6 +10,7 @@ from types import CoroutineType
 from typing import Any
 
 from .ask import Ask, ThreadAsk
+from .awaitables import coroutine_of
 from .scheduler import Begun
 from .timers import Tick
 from .tokens import END_TURN, Hear, Room, Start, Stop, Take, Turn
@@ -74,8 +75,11 @@ def _on_ask(actor: Any, ask: Ask) -> Any:
     cell = actor._cell
     cell._asking = ask
     result = deliver(actor, ask.message)
-    if type(result) is CoroutineType:
-        return _finish_ask(cell, ask, result)
+    coroutine = result
+    if result is not None and type(result) is not CoroutineType:
+        coroutine = coroutine_of(result)
+    if coroutine is not None:
+        return _finish_ask(cell, ask, coroutine)
     if cell._asking is ask:
         cell._asking = None
         ask.answer(result)

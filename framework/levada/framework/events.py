@@ -17,11 +17,20 @@ from .errors import MailboxFull, WrongThread
 if TYPE_CHECKING:
     from .ref import Ref
 
-__all__ = ["ActorFailed", "ActorRestarted", "ActorTerminated", "DeadLetter", "EventStream", "SlowHandler", "Unhandled"]
+__all__ = [
+    "ActorFailed",
+    "ActorRestarted",
+    "ActorTerminated",
+    "DeadLetter",
+    "EventStream",
+    "SlowHandler",
+    "Sparingly",
+    "Unhandled",
+]
 
 logger = logging.getLogger("levada.framework.events")
 
-_LETTERS_A_SECOND = 10
+_LINES_A_SECOND = 10
 
 
 @attrs.frozen(eq=False)
@@ -137,9 +146,7 @@ class DeadLetters:
         self.silent = False
         """While the system ends, letters are counted and not logged."""
         self._events = events
-        self._second = -1.0
-        self._logged = 0
-        self._unlogged = 0
+        self._log = Sparingly("dead letter")
 
     def add(self, message: Any, to: Ref[Any], why: str) -> None:
         """Count one; a dead letter about a dead letter is only counted."""
@@ -148,21 +155,32 @@ class DeadLetters:
             return
         if self._events.wants(DeadLetter):
             self._events.publish(DeadLetter(message, to, why))
-        if self.silent:
-            return
+        if not self.silent:
+            self._log.note(message, to, why)
+
+
+class Sparingly:
+    """Logs messages that reached nobody: ten a second, and how many more there were."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._second = -1.0
+        self._logged = 0
+        self._unlogged = 0
+
+    def note(self, message: Any, to: Ref[Any], why: str) -> None:
+        """Log one, or count it."""
+        event = self._what.replace(" ", "_")
         second = trio.current_time() // 1.0
         if second != self._second:
             if self._unlogged:
-                logger.warning("%d more dead letters were not logged", self._unlogged, extra={"event": "dead_letters"})
+                logger.warning("%d more %ss were not logged", self._unlogged, self._what, extra={"event": f"{event}s"})
             self._second, self._logged, self._unlogged = second, 0, 0
-        if self._logged < _LETTERS_A_SECOND:
+        if self._logged < _LINES_A_SECOND:
             self._logged += 1
+            kind = type(message).__name__
             logger.warning(
-                "dead letter: %s to %s (%s)",
-                type(message).__name__,
-                to.path,
-                why,
-                extra={"actor": to.path, "event": "dead_letter"},
+                "%s: %s to %s (%s)", self._what, kind, to.path, why, extra={"actor": to.path, "event": event}
             )
         else:
             self._unlogged += 1

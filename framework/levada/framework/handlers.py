@@ -12,10 +12,20 @@ from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin
 import trio
 from trio.lowlevel import disable_ki_protection
 
+from .awaitables import is_generator_function
 from .dispatch import RUNTIME_ENTRIES
 from .errors import ConfigurationError
 
-__all__ = ["Behaviour", "blocking", "build_table", "find_handler", "flatten", "handles", "unprotected"]
+__all__ = [
+    "Behaviour",
+    "blocking",
+    "build_table",
+    "find_handler",
+    "flatten",
+    "handles",
+    "refuse_generator",
+    "unprotected",
+]
 
 M = TypeVar("M")
 R = TypeVar("R")
@@ -84,6 +94,7 @@ def flatten(annotation: Any) -> list[type]:
 def _message_types(owner: str, function: Callable[..., Any]) -> list[type]:
     marked: _Marked = getattr(function, _MARK)
     where = f"{owner}.{function.__name__}"
+    refuse_generator(function, where)
     if marked.types:
         found = [kind for annotation in marked.types for kind in flatten(annotation)]
     else:
@@ -111,6 +122,18 @@ def _message_types(owner: str, function: Callable[..., Any]) -> list[type]:
     return found
 
 
+def refuse_generator(function: Any, where: str) -> None:
+    """Refuse a function that yields where one is called or awaited.
+
+    Raises:
+        ConfigurationError: nobody would run what it returns.
+    """
+    if is_generator_function(function):
+        raise ConfigurationError(
+            f"{where} yields: nobody would run the generator; return or await instead, and send several values by a channel"
+        )
+
+
 def build_table(cls: type) -> dict[Any, Any]:
     """Collect the handlers of a class and of its bases; a subclass's handler replaces that of its base."""
     table: dict[Any, Any] = {}
@@ -122,6 +145,7 @@ def build_table(cls: type) -> dict[Any, Any]:
                 # A base's handler that is overridden by name keeps its class of messages.
                 for kind, known in names.items():
                     if known == name and inspect.isfunction(function):
+                        refuse_generator(function, f"{base.__name__}.{name}")
                         table[kind] = unprotected(function)
                 continue
             for kind in _message_types(base.__name__, function):
@@ -163,6 +187,7 @@ def blocking(function: Callable[[Any, M], R]) -> Callable[[Any, M], Awaitable[R]
     The actor handles nothing else meanwhile; the rest of the system goes on.  Write it below ``@handles``.  A thread cannot be
     cancelled: a killed actor waits for it.
     """
+    refuse_generator(function, function.__qualname__)
 
     @functools.wraps(function)
     async def in_thread(self: Any, message: M) -> R:

@@ -46,6 +46,7 @@ from trio.lowlevel import (
 )
 
 from .ask import Ask
+from .awaitables import coroutine_of
 from .cell import NO_MESSAGES, RUNNING, Cell
 from .tokens import END_TURN, TURN
 
@@ -223,9 +224,12 @@ class RunQueue:
                 cell._context = context
                 self._scratch = self._base.copy()
         cell._handled += 1
-        if result is not None and type(result) is CoroutineType:
-            # A sync function that returned a coroutine: its worker goes on with it.
-            cell._put_back([Begun(result, question)])
+        coroutine = result
+        if result is not None and type(result) is not CoroutineType:
+            coroutine = coroutine_of(result)
+        if coroutine is not None:
+            # A sync function that returned something to await: its worker goes on with it.
+            cell._put_back([Begun(coroutine, question)])
         elif cell._asking is question:
             cell._asking = None
             question.settled = True
@@ -404,18 +408,21 @@ class RunQueue:
                             handler = self._find_handler(cell, message)
                         result = handler(actor, message)
                         if result is not None:
-                            if type(result) is CoroutineType:
-                                try:
-                                    worker.trap = result.send(None)
-                                except StopIteration:
+                            if type(result) is not CoroutineType:
+                                if result is END_TURN:
+                                    break
+                                result = coroutine_of(result)
+                                if result is None:
                                     continue
-                                worker.coroutine = result
-                                worker.message = message
-                                cell._handled += count - left.__length_hint__()
-                                self._note_turn(cell, message, now, count)
-                                return _WAITS
-                            if result is END_TURN:
-                                break
+                            try:
+                                worker.trap = result.send(None)
+                            except StopIteration:
+                                continue
+                            worker.coroutine = result
+                            worker.message = message
+                            cell._handled += count - left.__length_hint__()
+                            self._note_turn(cell, message, now, count)
+                            return _WAITS
                     else:
                         cell._handled += count
                         if batch:

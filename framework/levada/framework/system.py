@@ -22,7 +22,8 @@ from .actor import actor as function_actor
 from .ask import Ask, WaitGraph, stopped_error
 from .cell import RUNNING, STOPPED, Cell, make_cell
 from .errors import ActorError, ActorStopped, ConfigurationError, LevadaError, MailboxFull, NameTaken, wrong_thread
-from .events import DeadLetters, EventStream
+from .events import DeadLetters, EventStream, Sparingly
+from .handlers import find_handler
 from .host import split_cancelled
 from .lifecycle import Lifecycle
 from .links import CANCELLED, KILLED, SHUTDOWN
@@ -156,6 +157,7 @@ class ActorSystem:
         self._shutdown = shutdown
         self._clock = _clock
         self._dead_letters = DeadLetters(self.events)
+        self.log_unhandled = Sparingly("unhandled message")
         self._numbers = itertools.count(1)
         self._phase_calls: dict[Phase, dict[object, Callable[[], Awaitable[object]]]] = {phase: {} for phase in PHASES}
         self._phase: Phase | Literal["new", "running", "over"] = "new"
@@ -520,6 +522,12 @@ class ActorSystem:
         if get_ident() != self.scheduler.thread:
             raise cell._wrong_thread("tell")
         self.observe.count_tell(cell)
+        actor = cell._actor
+        if cell._state is RUNNING and not actor._is_loop and type(actor).unhandled is Actor.unhandled:
+            kind = type(message)
+            if find_handler(kind, type(actor)._table) is None and find_handler(kind, cell._table) is None:
+                what = f"{cell.path} ({type(actor).__name__}) has no handler for {kind.__name__}"
+                raise ActorError(what, actor=cell.path)
 
     def strict_answer(self, cell: Cell, question: Any, answer: Any) -> Any:
         """Give an answer back if it is what the class of its question promises."""
@@ -624,7 +632,8 @@ class ThreadInbox:
                     if isinstance(message, Ask):
                         message.fail(error)
                     else:
-                        self._system.dead_letter(message, cell, "mailbox full")
+                        full = isinstance(error, MailboxFull)
+                        self._system.dead_letter(message, cell, "mailbox full" if full else str(error))
                 except Exception:
                     # The key of a conflating mailbox is code of the user, and the thread that sent this has gone on.
                     logger.exception("%s: no key for a message from a thread", cell.path, extra={"actor": cell.path})

@@ -21,6 +21,7 @@ from trio.lowlevel import current_task
 
 from levada.framework._wire import AttachmentKind, kind_of
 from levada.framework.ask import Ask
+from levada.framework.awaitables import coroutine_of
 from levada.framework.cell import NO_HANDLERS, Cell, StrictBoundedCell, StrictCell, StrictStoreCell
 from levada.framework.codec import Codec
 from levada.framework.dispatch import RUNTIME_ENTRIES
@@ -319,7 +320,8 @@ class _Watched:
             if _open_scope() is not before:
                 self._report(cell, message, "a cancel scope")
                 _close_scopes(before)
-        return self._finish(cell, message, result) if type(result) is CoroutineType else result
+        coroutine = result if type(result) is CoroutineType else coroutine_of(result)
+        return self._finish(cell, message, coroutine) if coroutine is not None else result
 
     async def _finish(self, cell: Cell, message: Any, coroutine: Any) -> Any:
         before = _open_scope()

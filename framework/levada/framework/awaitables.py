@@ -1,0 +1,38 @@
+"""What a handler may return to be awaited: a coroutine, or anything else that ``await`` takes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Coroutine
+from types import GeneratorType
+from typing import Any
+
+from trio.lowlevel import disable_ki_protection
+
+__all__ = ["coroutine_of", "is_generator_function"]
+
+
+def coroutine_of(result: Any) -> Coroutine[Any, Any, Any] | None:
+    """Make a coroutine of an awaitable that is none: of compiled code, of `types.coroutine`, of a class with ``__await__``.
+
+    Returns:
+        ``None`` for what is no awaitable, and for handles of channels: they are answers, though some can be awaited.
+    """
+    kind = type(result)
+    if hasattr(kind, "__await__"):
+        return None if hasattr(kind, "attachment_kind") else _drive(result)
+    if kind is GeneratorType and result.gi_code.co_flags & inspect.CO_ITERABLE_COROUTINE:
+        return _drive(result)
+    return None
+
+
+@disable_ki_protection
+async def _drive(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
+
+
+def is_generator_function(function: Any) -> bool:
+    """Whether calling it makes a generator that nobody would run; one of `types.coroutine` can be awaited."""
+    if inspect.isasyncgenfunction(function):
+        return True
+    return inspect.isgeneratorfunction(function) and not function.__code__.co_flags & inspect.CO_ITERABLE_COROUTINE
