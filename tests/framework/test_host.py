@@ -636,3 +636,45 @@ async def test_a_killed_actor_waits_for_its_thread(system: ActorSystem) -> None:
     assert ref.is_alive
     event.set()
     assert await ref.terminated() == Killed()
+
+
+@pytest.mark.parametrize("end", ["stop", "kill", "fail"])
+async def test_the_tasks_and_contexts_of_an_actor_without_hooks_end_before_it_has_ended(
+    system: ActorSystem, end: str
+) -> None:
+    seen: list[str] = []
+
+    @asynccontextmanager
+    async def context() -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            seen.append("context")
+
+    class Bare(Actor[Any]):
+        async def task(self) -> None:
+            try:
+                await trio.sleep_forever()
+            finally:
+                seen.append("task")
+
+        @handles
+        async def begin(self, m: str) -> None:
+            if m == "fail":
+                raise ValueError("on purpose")
+            self.start_soon(self.task)
+            await self.enter(context())
+
+    ref = system.spawn(Bare)
+    ref.tell("begin")
+    await wait_all_tasks_blocked()
+    assert seen == []
+    match end:
+        case "stop":
+            ref.stop()
+        case "kill":
+            ref.kill()
+        case _:
+            ref.tell("fail")
+    await ref.terminated()
+    assert seen == ["task", "context"]

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from levada.framework import Actor, ActorSystem, Asks, ReceiveTimeout, Shutdown, handles, message, restart
-from levada.framework.errors import AskTimeout, ConfigurationError
+from levada.framework import Actor, ActorSystem, Asks, ReceiveTimeout, Shutdown, bounded, handles, message, restart
+from levada.framework.errors import AskTimeout, ConfigurationError, MailboxFull
 from levada.framework.timers import TimerHeap
 
 Log = list[Any]
@@ -457,3 +457,25 @@ async def test_a_period_too_short_for_the_clock_lets_others_run(autojump_clock: 
             await trio.lowlevel.checkpoint()
         await clock.ask(Do(lambda actor: actor.timers.cancel("beat")))
     assert log[:3] == [(1e6, "beat")] * 3
+
+
+async def test_the_beats_that_were_handled_take_no_room_and_make_none(
+    system: ActorSystem, autojump_clock: MockClock
+) -> None:
+    class Beats(Actor[Any]):
+        def started(self) -> None:
+            self.timers.every("beat", 1.0, "beat")
+
+        @handles
+        def beat(self, m: str) -> None:
+            if m == "enough":
+                self.timers.cancel("beat")
+
+    ref = system.spawn(Beats, mailbox=bounded(2))
+    await trio.sleep(5.5)
+    ref.tell("enough")
+    await wait_all_tasks_blocked()
+    for _ in range(2):
+        ref.tell("one")
+    with pytest.raises(MailboxFull):
+        ref.tell("one too many")
