@@ -393,7 +393,7 @@ class RunQueue:
                 table = cell._table
                 actor = cell._actor
                 message = None
-                left = iter(_TIMES[count])
+                left: Any = iter(_TIMES[count])
                 try:
                     for _ in left:
                         try:
