@@ -405,7 +405,8 @@ async def test_the_text(autojump_clock: MockClock) -> None:
     assert table[0] == ["actor", "class", "state", "queue", "oldest", "handled", "per", "s", "restarts", "in"]
     assert table[1] == ["/", "Root", "idle", "0", "0", "0"]
     assert table[2][:4] == ["office", "Office", "waiting", "1"]
-    assert table[2][-4:] == ["Office.wait", "waits", "for", "/office/clerk0"]
+    line = Office.wait.__code__.co_firstlineno + 2
+    assert table[2][-5:] == ["Office.wait", f"test_console.py:{line}", "waits", "for", "/office/clerk0"]
     assert lines[5].startswith("  clerk0 ")
     assert table[4] == ["clerk1", "Clerk", "idle", "0", "20", "10"]
 

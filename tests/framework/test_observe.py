@@ -169,6 +169,43 @@ async def test_what_an_actor_has_handled_is_exact(autojump_clock: MockClock) -> 
             assert len(done) >= 100
 
 
+async def test_where_a_handler_waits_is_visible_to_trio_and_in_the_tree(system: ActorSystem) -> None:
+    async def fetch(gate: trio.Event) -> None:
+        await gate.wait()
+
+    @message
+    class Get(Asks[str]):
+        gate: trio.Event
+
+    class Fetches(Actor[Get]):
+        @handles
+        async def get(self, m: Get) -> str:
+            await fetch(m.gate)
+            return "got"
+
+    def lines() -> list[list[str]]:
+        """The frames of each task that waits in `fetch`, as far as trio's own."""
+        nursery = system._nursery
+        found = [[frame.f_code.co_name for frame, _ in task.iter_await_frames()] for task in nursery.child_tasks]
+        return [names[: names.index("fetch") + 2] for names in found if "fetch" in names]
+
+    asked, told = system.spawn(Fetches), system.spawn(Fetches)
+    gate = trio.Event()
+    told.tell(Get(gate))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(asked.ask, Get(gate))
+        await wait_all_tasks_blocked()
+        line = fetch.__code__.co_firstlineno + 1
+        assert [child.where for child in system.observe.tree().children] == [f"test_observe.py:{line}"] * 2
+        assert sorted(lines()) == [
+            ["_work", "_finish_ask", "get", "fetch", "wait"],
+            ["_work", "get", "fetch", "wait"],
+        ]
+        gate.set()
+    assert lines() == []
+    assert [child.where for child in system.observe.tree().children] == [None] * 2
+
+
 async def test_who_waits_for_whom(system: ActorSystem, autojump_clock: MockClock) -> None:
     slow = system.spawn(Worker, [], name="slow")
     full: Ref[Any] = system.spawn(Worker, [], name="full", mailbox=bounded(1))

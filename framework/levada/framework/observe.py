@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from itertools import islice
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -72,6 +73,8 @@ class ActorInfo:
     restarts: int
     handler: str | None
     """The handler that waits, if one does."""
+    where: str | None
+    """The line at which it waits, as ``file.py:57``: the innermost one outside of trio and this package."""
     waits_for: tuple[str, ...]
     """Paths of the actors that it waits for, by ask or send."""
     children: tuple[ActorInfo, ...]
@@ -171,6 +174,7 @@ class Observer:
             handled=cell._handled,
             restarts=extras.restarts if extras is not None else 0,
             handler=worker.coroutine.__qualname__ if worker is not None else None,
+            where=_where(worker.task) if worker is not None else None,
             waits_for=tuple(target.path for target in worker.waits) if worker is not None else (),
             children=children,
             hidden=hidden,
@@ -179,3 +183,11 @@ class Observer:
     def waits(self) -> list[tuple[str, str]]:
         """List who waits for whom now, as pairs of paths."""
         return self._system.waits.edges()
+
+
+def _where(task: Any) -> str | None:
+    found = None
+    for frame, line in task.iter_await_frames():
+        if not f"{frame.f_globals.get('__name__', '')}.".startswith(("trio.", "levada.framework.")):
+            found = f"{PurePath(frame.f_code.co_filename).name}:{line}"
+    return found

@@ -31,7 +31,7 @@ from _thread import get_ident
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import outcome
 import trio
@@ -98,6 +98,30 @@ class Worker:
             self.spent = True
             assert self.scope is not None
             self.scope.cancel()
+
+
+class _Shown:
+    """Stands for a worker's coroutine in its task, so that whoever looks at the task sees where the handler waits.
+
+    trio's `iter_await_frames`, and what is built on it, follow ``cr_await``. The coroutine's own ends in this file, as the handler is driven by
+    hand. trio calls the bound methods of the coroutine itself, so this costs nothing.
+    """
+
+    __slots__ = ("_coroutine", "_worker", "send", "throw")
+
+    def __init__(self, coroutine: Any, worker: Worker) -> None:
+        self._coroutine = coroutine
+        self._worker = worker
+        self.send = coroutine.send
+        self.throw = coroutine.throw
+
+    @property
+    def cr_await(self) -> Any:
+        handler = self._worker.coroutine
+        return self._coroutine.cr_await if handler is None else handler
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._coroutine, name)
 
 
 class RunQueue:
@@ -285,6 +309,8 @@ class RunQueue:
     @enable_ki_protection
     async def _work(self, worker: Worker) -> None:
         task = worker.task = current_task()
+        coroutine = task.coro
+        task.coro = cast("Any", _Shown(coroutine, worker))
         self.workers[task] = worker
         try:
             while not worker.retired:
@@ -296,6 +322,7 @@ class RunQueue:
             self.system.crash(fault)
             self.system.root_ended()
         finally:
+            task.coro = coroutine
             del self.workers[task]
             if self._active is worker:
                 self._active = None

@@ -37,6 +37,7 @@ class Row:
     handled: int
     restarts: int
     handler: str | None
+    where: str | None
     waits_for: tuple[str, ...]
     """Paths of the actors it waits for, the first hundred."""
     hidden: int
@@ -143,6 +144,7 @@ def take_snapshot(system: ActorSystem, *, limit: int = MOST_ACTORS) -> Snapshot:
                 handled=info.handled,
                 restarts=info.restarts,
                 handler=info.handler,
+                where=info.where,
                 waits_for=info.waits_for[:_MOST_WAITS],
                 hidden=info.hidden,
             )

@@ -124,10 +124,8 @@ def _name(row: Row, *, indented: bool) -> str:
 
 
 def _doing(row: Row) -> str:
-    handler = row.handler or ""
-    if not row.waits_for:
-        return printable(handler)
-    return printable(f"{handler} waits for {', '.join(row.waits_for)}")
+    waits = (f"waits for {', '.join(row.waits_for)}",) if row.waits_for else ()
+    return printable(" ".join((*filter(None, (row.handler, row.where)), *waits)))
 
 
 def duration(seconds: float) -> str:
