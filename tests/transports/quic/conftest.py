@@ -49,6 +49,7 @@ def make_certificate(folder: Path, key: ed25519.Ed25519PrivateKey | ec.EllipticC
     made.private_key.write_bytes(
         key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
+    made.private_key.chmod(0o600)  # or there is a warning
     return made
 
 
