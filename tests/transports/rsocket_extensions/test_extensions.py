@@ -324,3 +324,13 @@ def test_round_trip(values: list[Any]) -> None:
 @given(st.binary(max_size=64))
 def test_any_octets_are_read_or_refused(data: bytes) -> None:
     read_or_refuse(data)
+
+
+@pytest.mark.parametrize(
+    ("kind", "entry"), [(CompositeMetadata, b"\x80\0\0\0"), (Routing, b"\0"), (AcceptableMimeTypes, b"\x80")]
+)
+def test_lists_of_a_peer_are_read_up_to_a_limit(kind: Any, entry: bytes) -> None:
+    """Entries of 1 to 4 octets would become objects of 100."""
+    kind.decode(entry * 1000)
+    with pytest.raises(DecodeError, match="more than 1000"):
+        kind.decode(entry * 1001)

@@ -154,7 +154,11 @@ class Encoding:
         own = entries.first(DataMimeType)
         reading = Reading(entries, route, (own.mime_type if own is not None else self.data_mime_type) == MESSAGES)
         # Most requests of a connection have the metadata of one before. What holds a secret is not kept.
-        if len(metadata) <= 256 and not any(entry.mime_type == Authentication.MIME_TYPE for entry in entries.entries):
+        if (
+            len(metadata) <= 256
+            and len(entries.entries) <= 8  # 64 would fit, and take 8 kB
+            and not any(entry.mime_type == Authentication.MIME_TYPE for entry in entries.entries)
+        ):
             if len(self._read) >= _REMEMBERED:
                 self._read.clear()
             self._read[metadata] = reading

@@ -60,7 +60,8 @@ class ConnectionCore(ABC):
         self._framed = framed
         self._state = _OPENING if client else _AWAITING_SETUP
         # Octets in.
-        self._max_frame = config.max_frame_size
+        # Before a client is let in, a frame has no more than all that it may send by then.
+        self._max_frame = config.max_frame_size if client else min(config.max_frame_size, config.max_setup_backlog)
         self._rest = bytearray()  # of a frame that is not whole; in DECIDING all that came
         self._wanted = 0  # octets that `_rest` must have before it is worth a look
         self._base = 0  # octets received before the first of `_rest`, or of the chunk in hand
@@ -335,6 +336,7 @@ class ConnectionCore(ABC):
         self._check_deciding()
         self._now = self._heard = self._judged_from = now
         self._enter(ConnectionInput.ACCEPT)
+        self._max_frame = self._config.max_frame_size
         self._send_first_lease()
         events: list[Event] = []
         backlog = bytes(self._rest)

@@ -8,13 +8,11 @@ from typing import ClassVar, Protocol, Self, TypeVar
 import attrs
 
 from levada.framework.errors import DecodeError
-from levada.transports.rsocket.extensions.mime import check_mime_type, decode_mime_type, encode_mime_type
+from levada.transports.rsocket.extensions.mime import MAX_ENTRIES, check_mime_type, decode_mime_type, encode_mime_type
 
 __all__ = ["CompositeMetadata", "Entry", "Extension"]
 
 MAX_METADATA = 2**24 - 1  # EXT-1: 24-bit length
-MAX_ENTRIES = 1000
-"""Entries that are read: a frame full of empty ones would be 4 million, which take 1.5 GB and 10 s."""
 
 
 class Extension(Protocol):

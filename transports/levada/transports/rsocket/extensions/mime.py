@@ -12,6 +12,9 @@ from levada.framework.errors import DecodeError
 
 __all__ = ["WELL_KNOWN_MIME_TYPES", "AcceptableMimeTypes", "DataMimeType"]
 
+MAX_ENTRIES = 1000
+"""Entries, types or tags that are read: a frame full of empty ones would be 4 million, which take 1.5 GB and 10 s."""
+
 _REGISTERED = """
     application/avro application/cbor application/graphql application/gzip application/javascript application/json
     application/octet-stream application/pdf application/vnd.apache.thrift.binary application/vnd.google.protobuf
@@ -162,11 +165,14 @@ class AcceptableMimeTypes:
         """Read MIME types to the end.
 
         Raises:
-            DecodeError: the last one is cut off, or a name is not ASCII.
+            DecodeError: the last one is cut off, a name is not ASCII, or there are more than `MAX_ENTRIES`.
         """
         found: list[str | int] = []
         at = 0
         while at < len(data):
-            mime_type, at = decode_mime_type(data, at, f"mime_types[{len(found)}]")
+            path = f"mime_types[{len(found)}]"
+            if len(found) >= MAX_ENTRIES:
+                raise DecodeError(f"more than {MAX_ENTRIES} types", path=path)
+            mime_type, at = decode_mime_type(data, at, path)
             found.append(mime_type)
         return cls(found)

@@ -7,6 +7,7 @@ from typing import ClassVar, Self
 import attrs
 
 from levada.framework.errors import DecodeError
+from levada.transports.rsocket.extensions.mime import MAX_ENTRIES
 
 __all__ = ["Routing"]
 
@@ -50,11 +51,13 @@ class Routing:
         """Read tags to the end.
 
         Raises:
-            DecodeError: the last tag is cut off, or one is not UTF-8.
+            DecodeError: the last tag is cut off, one is not UTF-8, or there are more than `MAX_ENTRIES`.
         """
         tags: list[str] = []
         at = 0
         while at < len(data):
+            if len(tags) >= MAX_ENTRIES:
+                raise DecodeError(f"more than {MAX_ENTRIES} tags", path=f"tags[{len(tags)}]")
             end = at + 1 + data[at]
             if len(data) < end:
                 raise DecodeError(f"a tag of {data[at]} octets, {len(data) - at - 1} left", path=f"tags[{len(tags)}]")

@@ -1,0 +1,173 @@
+"""What a peer can cost: the worst inputs within the default limits, what they hold, and whether an honest client notices."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from time import process_time
+
+import pytest
+import trio
+
+from levada.actors.rsocket import COMPOSITE, ConnectedPeer, CoreConfig, Listener, Payload, Request, connect, serve
+from levada.actors.rsocket.dialects import core_of
+from levada.framework import ActorSystem
+from levada.framework.errors import CarrierError
+from levada.transports.carriers import ByteStream, dial
+from levada.transports.rsocket import RSocketCore
+
+pytestmark = pytest.mark.ci
+MB = 1_000_000
+CORE = CoreConfig(metadata_mime_type=COMPOSITE, fragment_size=1 << 20)
+
+
+async def handler(request: Request) -> bytes | None:
+    """Look at the route of each request, and never answer some."""
+    if request.route == "" and request.data == b"never":
+        await trio.sleep_forever()
+    return b""
+
+
+def open_and_cancel(core: RSocketCore) -> None:
+    for _ in range(5_000):
+        core.send_cancel(core.send_request_stream(Payload(b"never"), 1, 0.0))
+
+
+def credit(core: RSocketCore) -> None:
+    stream_id = core.send_request_stream(Payload(b"never"), 1, 0.0)
+    for _ in range(10_000):
+        core.send_request_n(stream_id, 1)
+
+
+def unanswered(core: RSocketCore) -> None:
+    for _ in range(2_000):
+        core.send_request_response(Payload(b"never"), 0.0)
+
+
+def large_keepalives(core: RSocketCore) -> None:
+    for _ in range(4):
+        core.send_keepalive(bytes(15_000_000))
+
+
+def small_keepalives(core: RSocketCore) -> None:
+    for _ in range(10_000):
+        core.send_keepalive()
+
+
+def entries(core: RSocketCore) -> None:
+    """Entries of 4 octets, which would be objects of 100."""
+    for _ in range(2):
+        core.send_request_response(Payload(b"", b"\x80\0\0\0" * 2_000_000), 0.0)
+
+
+def tags(core: RSocketCore) -> None:
+    """Tags of a route of 1 octet."""
+    for _ in range(2):
+        core.send_request_response(Payload(b"", b"\xfe" + (8_000_000).to_bytes(3) + bytes(8_000_000)), 0.0)
+
+
+def routes(core: RSocketCore) -> None:
+    """Metadata that is new each time, so that none that is remembered helps."""
+    for number in range(2_000):
+        core.send_request_response(Payload(b"", b"\x80\0\0\0" * 60 + b"\x80\0\0\x04" + number.to_bytes(4)), 0.0)
+
+
+def fired(core: RSocketCore) -> None:
+    for _ in range(10_000):
+        core.send_fire_and_forget(Payload(b""), 0.0)
+
+
+def pushes(core: RSocketCore) -> None:
+    for _ in range(10_000):
+        core.send_metadata_push(b"x")
+
+
+def endless(core: RSocketCore) -> None:
+    """A channel's payload in fragments, of more than may be put together."""
+    core.send_request_channel(Payload(bytes(70_000_000)), 1, 0.0)
+
+
+# MB at its worst, and CPU seconds: several times what was measured on a busy machine.
+WORST: list[tuple[Callable[[RSocketCore], None], int, float]] = [
+    (open_and_cancel, 10, 6.0),
+    (credit, 10, 4.0),
+    (unanswered, 30, 6.0),
+    (large_keepalives, 140, 10.0),
+    (small_keepalives, 10, 6.0),
+    (entries, 80, 5.0),
+    (tags, 80, 5.0),
+    (routes, 20, 6.0),
+    (fired, 20, 6.0),
+    (pushes, 10, 5.0),
+    (endless, 220, 10.0),
+]
+
+
+async def attack(url: str, octets: bytes, honest: ConnectedPeer, listener: Listener) -> float:
+    """Send, and read whatever comes, until all has been taken up; return the most CPU time for which an honest request waited."""
+    waited = 0.0
+    async with dial(url) as stream, trio.open_nursery() as nursery:
+        assert isinstance(stream, ByteStream)
+
+        @nursery.start_soon
+        async def sink() -> None:
+            try:
+                while await stream.receive_some():
+                    pass
+            except CarrierError:
+                pass
+
+        @nursery.start_soon
+        async def ask() -> None:
+            nonlocal waited
+            while True:
+                began = process_time()
+                await honest.request_response(b"honest")
+                waited = max(waited, process_time() - began)
+
+        await stream.send_all(octets[:100])
+        while len(listener.peers) < 2:
+            await trio.lowlevel.checkpoint()
+        try:
+            await stream.send_all(octets[100:])
+        except CarrierError:
+            pass  # it has been cut off
+        while len(listener.peers) == 2:
+            attacker = listener.peers[1]
+            carrier = attacker.statistics().carrier
+            if carrier is not None and carrier.octets_received == len(octets) and not attacker._connection.unstarted:
+                break
+            await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+        stream.abort()
+    return waited
+
+
+def written(dialect: str, worst: Callable[[RSocketCore], None]) -> bytes:
+    core = core_of(dialect)(CORE, client=True, framed=False, now=0.0, random_bytes=bytes)
+    begin = core.data_to_send()
+    worst(core)
+    return begin + core.data_to_send()
+
+
+@pytest.mark.parametrize("dialect", ["rsocket", "reactivesocket"])
+@pytest.mark.parametrize(("worst", "peak", "seconds"), WORST, ids=[case[0].__name__ for case in WORST])
+async def test_what_the_worst_message_costs(
+    dialect: str, worst: Callable[[RSocketCore], None], peak: int, seconds: float
+) -> None:
+    octets = written(dialect, worst)
+    async with ActorSystem() as system, serve(system, f"{dialect}+memory://desk", handler) as listener:
+        async with connect(system, listener.url) as honest:
+            await honest.request_response(b"honest")
+            began = process_time()
+            waited = await attack("memory://desk", octets, honest, listener)
+            spent = process_time() - began
+            while len(listener.peers) > 1:
+                await trio.lowlevel.checkpoint()
+            tracemalloc.start()
+            try:
+                await attack("memory://desk", octets, honest, listener)
+                most = tracemalloc.get_traced_memory()[1]
+            finally:
+                tracemalloc.stop()
+        assert (most < peak * MB, waited < 1.0, spent < seconds) == (True, True, True), (most / MB, waited, spent)
