@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
 import trio
+import trio.testing
 
 from levada.actors.cli import health
 from levada.actors.cli.health import serve_health
@@ -26,6 +27,13 @@ class Patient:
 @pytest.fixture
 def patient() -> Patient:
     return Patient()
+
+
+@pytest.fixture(autouse=True)
+def no_traceback(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Nothing that a client sends ends in a traceback in a log."""
+    yield
+    assert [record.getMessage() for record in caplog.get_records("call") if record.exc_info] == []
 
 
 @asynccontextmanager
@@ -78,13 +86,24 @@ async def test_what_is_no_request_is_not_answered(patient: Patient) -> None:
         assert (await asked(port, b"GET / HTTP/1.1\r\n\r\n"))[0] == b"HTTP/1.1 200 OK"
 
 
-async def test_there_are_places_for_so_many_at_once(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "AT_ONCE", 1)
-    async with served(patient) as port, await trio.open_tcp_stream("127.0.0.1", port) as idle:
-        await idle.send_all(b"GET / ")
-        assert await asked(port) == (b"", b"")
-        await idle.send_all(b"HTTP/1.1\r\n\r\n")
-        assert (await idle.receive_some(12)) == b"HTTP/1.1 200"
+async def test_a_request_that_comes_whole_never_waits_for_those_that_do_not(
+    patient: Patient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Clients that send their requests an octet at a time lose their places to others, the oldest first."""
+    async with served(patient) as port:
+        slow = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(health.AT_ONCE)]
+        for stream in slow:
+            await stream.send_all(b"G")
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert (await asked(port, b"GET / HTTP/1.1\r\n\r\n"))[0] == b"HTTP/1.1 200 OK"
+        with trio.fail_after(5):
+            assert await slow[0].receive_some() == b""
+        await slow[-1].send_all(b"ET / HTTP/1.1\r\n\r\n")
+        assert (await slow[-1].receive_some(12)) == b"HTTP/1.1 200"
+        for stream in slow:
+            await stream.aclose()
+    assert [record.exc_info for record in caplog.records] == [None] * len(caplog.records)
+    assert "no whole request in time" in caplog.text
 
 
 async def test_an_address_that_is_taken() -> None:

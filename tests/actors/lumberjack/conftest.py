@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +19,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from levada.framework.errors import CarrierError
 from levada.transports.carriers import ByteStream, Listener, listen
 from levada.transports.lumberjack import ReaderConfig, ReaderCore, UnitReady
+
+
+@pytest.fixture
+def no_traceback(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Nothing that a peer sends ends in a traceback in a log."""
+    yield
+    assert [record.getMessage() for record in caplog.get_records("call") if record.exc_info] == []
 
 
 class SmallReader:

@@ -192,6 +192,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.usefixtures("no_traceback")
 @pytest.mark.rule("LJ-35")
 @pytest.mark.rule("LJ-45")
 @pytest.mark.rule("LJ-46")

@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping
 import trio
 
 from levada.framework.errors import ConfigurationError
+from levada.transports.carriers.admission import Admission
 
 __all__ = ["serve_health"]
 
 REQUEST = 8192  # octets of a request's head at most
 PATIENCE = 5.0  # seconds for one request
 AT_ONCE = 64
-"""Requests; one more is turned away."""
+"""Requests; one more takes the place of the one that has taken longest."""
 
 Report = Callable[[], tuple[bool, Mapping[str, object]]]
 """Says whether all is well, and more about it."""
@@ -40,36 +41,49 @@ async def serve_health(
         listeners = await trio.open_tcp_listeners(port, host=host)
     except OSError as error:
         raise ConfigurationError(f"cannot listen at {host}:{port}: {error.strerror or error}") from error
-    places = trio.Semaphore(AT_ONCE)
+    name = f"[{host}]" if ":" in host else host
+    url = f"http://{name}:{listeners[0].socket.getsockname()[1]}/"
+    admission = Admission(url)
+    unfinished: dict[trio.CancelScope, None] = {}  # the oldest first
 
     async def answer(stream: trio.SocketStream) -> None:
-        try:
-            places.acquire_nowait()
-        except trio.WouldBlock:
-            await stream.aclose()
-            return
-        try:
-            with trio.move_on_after(PATIENCE):
+        if len(unfinished) >= AT_ONCE:
+            oldest = next(iter(unfinished))
+            del unfinished[oldest]
+            oldest.cancel()
+        why = None
+        with trio.move_on_after(PATIENCE) as scope:
+            unfinished[scope] = None
+            try:
                 async with stream:
-                    await _answer(stream, report)
-        except trio.BrokenResourceError:
-            pass  # whoever asked is gone
-        finally:
-            places.release()
+                    why = await _answer(stream, report)
+            except (trio.BrokenResourceError, OSError):
+                pass  # whoever asked is gone
+            finally:
+                unfinished.pop(scope, None)
+        if scope.cancelled_caught:
+            why = "no whole request in time"
+        if why is not None:
+            admission.turn_away("a client", why)
 
-    name = f"[{host}]" if ":" in host else host
-    task_status.started(f"http://{name}:{listeners[0].socket.getsockname()[1]}/")
+    task_status.started(url)
     await trio.serve_listeners(answer, listeners)
 
 
-async def _answer(stream: trio.SocketStream, report: Report) -> None:
-    head = b""
-    while b"\r\n\r\n" not in head:
+async def _answer(stream: trio.SocketStream, report: Report) -> str | None:
+    """Answer a request, or return why not."""
+    head = bytearray()
+    end = -1
+    while end < 0:
         more = await stream.receive_some(REQUEST)
+        if not more:
+            return "the connection ended inside a request" if head else None
+        seen = max(0, len(head) - 3)
         head += more
-        if not more or len(head) > REQUEST:
-            return
-    method = head.partition(b" ")[0]
+        end = head.find(b"\r\n\r\n", seen)
+        if len(head) > REQUEST:
+            return f"a request of more than {REQUEST} octets"
+    method = bytes(head.partition(b" ")[0])
     if method in (b"GET", b"HEAD"):
         well, facts = report()
         status, body = "200 OK" if well else "503 Service Unavailable", json.dumps(facts).encode() + b"\n"
@@ -84,3 +98,4 @@ async def _answer(stream: trio.SocketStream, report: Report) -> None:
         "\r\n",
     )
     await stream.send_all("\r\n".join(lines).encode() + (b"" if method == b"HEAD" else body))
+    return None

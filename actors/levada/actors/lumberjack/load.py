@@ -31,7 +31,7 @@ class ReaderStatistics:
     """Open now."""
     connections_accepted: int
     connections_refused: int
-    """Closed at once, as there were too many (LJ-43)."""
+    """Closed at once, as there were too many (LJ-43), of all or of their address, or their TLS handshake failed."""
     connections_paused: int
     """Not read now, as all together hold too much (LJ-42b)."""
     units: int

@@ -15,6 +15,7 @@ import trio
 from levada.framework import Actor, ActorSystem, Ref, handles
 from levada.framework.errors import ActorStopped, ConfigurationError, ConnectionClosed
 from levada.transports.carriers import ByteStream, Listener, MemoryConfig, TcpConfig, TlsConfig, listen
+from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.streams import StreamConfig
 from levada.transports.carriers.tls import TlsListener
 from levada.transports.lumberjack import ReaderConfig
@@ -44,7 +45,10 @@ class Reader:
 
     def statistics(self) -> ReaderStatistics:
         """Return the counters as they are now."""
-        return self._load.statistics(trio.current_time())
+        statistics = self._load.statistics(trio.current_time())
+        admission = getattr(self._listener, "admission", None)  # memory has none
+        before = 0 if admission is None else admission.refused
+        return attrs.evolve(statistics, connections_refused=statistics.connections_refused + before)
 
     def reload(self, context: ssl.SSLContext | None = None) -> None:
         """Read the certificate files again, for connections from now on; those that are open live on (LJ-62).
@@ -68,6 +72,7 @@ class _Acceptor(Actor[Any]):
     load: Load
 
     def started(self) -> None:
+        self.admission = Admission(self.listener.url)
         self.start_soon(self._accept)
 
     async def _accept(self) -> None:
@@ -76,6 +81,7 @@ class _Acceptor(Actor[Any]):
                 stream = await self.listener.accept()
                 if len(self.children) >= self.load.config.max_connections:
                     self.load.refused += 1
+                    self.admission.turn_away(stream.info.peer, "there are enough connections (max_connections)")
                     stream.abort()
                     continue
                 try:

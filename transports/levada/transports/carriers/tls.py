@@ -175,6 +175,9 @@ async def _shake_hands(
             cause = error.__cause__
             await _send_alert(raw, tls)
             raise ConnectionLost(f"the TLS handshake with {info.peer} failed: {cause or 'cut off'}") from cause
+        finally:
+            # The stream's own method, which is not called again: with it 40 kB of a closed connection would wait for the collector.
+            tls._handshook._afn = None  # type: ignore[assignment]
         if scope.cancelled_caught:
             raise IdleTimeout(f"no TLS handshake with {info.peer} within {config.handshake_timeout} s")
     except BaseException:

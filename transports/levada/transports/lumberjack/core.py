@@ -39,6 +39,7 @@ __all__ = ["ReaderCore"]
 _IMPLICIT_WINDOW = 1024  # LJ-22
 _ANNOUNCED_PER_SECOND = 256 * 1024  # LJ-29
 _UNBOUNDED = 2**63
+_WINDOWS = 1024  # W frames in one step; one takes longer than the six octets of other frames
 _LINE = (
     1024  # answers that may stand in line behind a unit at the sink; a writer that asks for more (LJ-21) is not read
 )
@@ -242,8 +243,9 @@ class ReaderCore:
 
     def _step(self, now: float, events: list[ReaderEvent]) -> None:
         steps = 1
+        windows = _WINDOWS
         self.large = False
-        while not self._blocked:
+        while not self._blocked and windows:
             if self._envelope is not None:
                 inner = self._parse_envelope(self._envelope)
                 if inner is Stop.LARGE:
@@ -256,6 +258,7 @@ class ReaderCore:
                     before = self._envelope.unpacked
                     self._envelope.unpack()
                     self.octets_unpacked += self._envelope.unpacked - before
+                windows -= inner is Stop.WINDOW
                 continue
             stop = self._parser.parse(self._open, self._room(), self._cost_room())
             self._count(self._parser, stop)
@@ -263,6 +266,7 @@ class ReaderCore:
                 self.large = True
                 return
             if stop is Stop.WINDOW:
+                windows -= 1
                 self._take_window(self._parser.window)
             elif stop is Stop.ENVELOPE:
                 self._payload, self._parser.payload = self._parser.payload, memoryview(b"")
