@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -152,6 +153,14 @@ def start_on_network(quic: tuple[QuicConfig, QuicConfig]) -> Start:
             yield Ends(system, listener, peer)
 
     return begin
+
+
+@pytest.fixture
+def no_tracebacks(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """No octets of a peer end in a traceback in a log; what handlers of the user raise is another matter."""
+    caplog.set_level(logging.INFO, "levada")
+    yield
+    assert [record.getMessage() for record in caplog.get_records("call") if record.exc_info] == []
 
 
 async def settled() -> None:

@@ -1,7 +1,7 @@
 """The streams of a connection: between the core, which speaks of numbers, and the carrier.
 
 * No stream has a task. The carrier says when one can be read, and it is read in the connection's next turn, before anything is
-  written: so all that is at hand has been judged before a Proceed goes out (MA-50).
+  written: so all that is at hand on a stream has been judged before its Proceed goes out (MA-50).
 * A stream that the core, or a slow reader here, wants to be held back is not read; the carrier's window then stops the peer.
 * Streams get their numbers in the order of opening. One that was waited for is kept as a spare until the core names its number.
 """
@@ -39,6 +39,8 @@ __all__ = ["Streams"]
 logger = logging.getLogger("levada.actors.maop")
 
 _SENDING, _RECEIVING, _BOTH = 1, 2, 3
+AT_ONCE: Final = 128
+"""Streams that are read in one turn: a burst of requests must not keep other connections waiting. Each is read as far as it goes (MA-50)."""
 CONTROL_HIGH: Final = 65_536
 """Octets queued on a control stream above which its signals wait in the core, where they are ordered and bounded. Source: MA-85."""
 
@@ -115,7 +117,8 @@ class Streams:
         self.over = True
         while (stream := self.carrier.accept_stream_nowait()) is not None:
             self._adopt(stream)
-        self.read()
+        while self._ready:
+            self.read()
 
     def _adopt(self, stream: carriers.Stream) -> None:
         """Take a stream of the peer."""
@@ -140,11 +143,17 @@ class Streams:
             self._readable(stream_id)
 
     def read(self) -> bool:
-        """Give the core all that is at hand; say whether there was anything."""
+        """Give the core what is at hand, `AT_ONCE` streams at most; say whether there was anything. For the rest another turn is due."""
         some = bool(self._ready)
         self._now = trio.current_time()
-        while self._ready:
+        left = AT_ONCE
+        while self._ready and left:
             ready, self._ready = self._ready, {}
+            if len(ready) > left:
+                ids = list(ready)
+                ready, self._ready = dict.fromkeys(ids[:left]), dict.fromkeys(ids[left:])
+                self._turn()
+            left -= len(ready)
             for stream_id in ready:
                 stream = self._streams.get(stream_id)
                 if stream is not None:
