@@ -754,10 +754,10 @@ def test_rx22_error_codes() -> None:
 
 @pytest.mark.rule("RX-23")
 def test_rx23_error_data_is_text(by_hand: Any) -> None:
-    """One trailing NUL is removed, what cannot be printed is shown as an escape."""
+    """One trailing NUL is removed, bad UTF-8 is replaced, a control character is shown as an escape."""
     client = by_hand("client")
     (failed,) = client.gives(error(0x101, data=b"a\xffb\0\0"))
-    assert failed == ConnectionEnded(EndReason.FAILED_BY_PEER, 0x101, r"a\xffb\x00")
+    assert failed == ConnectionEnded(EndReason.FAILED_BY_PEER, 0x101, "a\N{REPLACEMENT CHARACTER}b\\x00")
 
 
 @pytest.mark.rule("RX-25")

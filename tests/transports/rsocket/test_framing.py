@@ -509,14 +509,15 @@ def test_rs27_codes_of_applications_and_reserved_ones(pair: Pair) -> None:
 
 @pytest.mark.rule("RS-28")
 def test_rs28_error_data_is_text_that_ends_in_no_nul(pair: Pair, feed: Feed) -> None:
-    """Error data must not end in NUL; what is no UTF-8 is shown with replacement characters."""
+    """Error data must not end in NUL; what is not UTF-8 is replaced, a control character is shown as an escape."""
     link = pair()
     sid = link.client.send_request_response(Payload(), 0.0)
     link.to_server()
     link.server.send_error(sid, data=b"bo\0om\0\0")
     [event] = link.to_client()
     assert event == StreamFailed(sid, ErrorCode.APPLICATION_ERROR, b"bo\0om")
-    assert StreamFailed(1, 2, b"\xff!").text == "\N{REPLACEMENT CHARACTER}!"
+    assert StreamFailed(1, 2, b"\xff\x1b[2J!").text == "\N{REPLACEMENT CHARACTER}\\x1b[2J!"
+    assert StreamFailed(1, 2, "\N{WINKING FACE}".encode() * 5000).text == "\N{WINKING FACE}" * 511 + "…"
     [end] = feed(link.client, ErrorFrame(0, ErrorCode.CONNECTION_ERROR, b"\xff!"))
     assert end == ConnectionEnded(EndReason.FAILED_BY_PEER, 0x101, "\N{REPLACEMENT CHARACTER}!")
 

@@ -26,10 +26,10 @@ from levada.transports.rsocket.events import (
     PeerFellSilent,
     SetupAccepted,
     SetupReceived,
+    error_text,
 )
 from levada.transports.rsocket.lease import Allowance
 from levada.transports.rsocket.payload import Payload
-from levada.transports.text import printable
 
 __all__ = ["ConnectionCore", "Parsed"]
 
@@ -483,7 +483,7 @@ class ConnectionCore(ABC):
 
     def _on_connection_error(self, code: int, data: bytes, events: list[Event]) -> None:
         """ERROR on stream 0."""
-        text = printable(data)  # RX-23
+        text = error_text(data)  # RX-23
         if code not in SETUP_CODES:
             self._end(EndReason.FAILED_BY_PEER, code, text, events)  # RX-25, RX-26
         elif self._state is _OPENING:

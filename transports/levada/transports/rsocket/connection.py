@@ -38,6 +38,7 @@ from levada.transports.rsocket.events import (
     SetupReceived,
     StreamCancelled,
     StreamFailed,
+    error_text,
 )
 from levada.transports.rsocket.frames import (
     IGNORE,
@@ -57,7 +58,6 @@ from levada.transports.rsocket.lease import Allowance
 from levada.transports.rsocket.resumption import Replay, Sessions
 from levada.transports.rsocket.state import CONNECTION, ConnectionInput, ConnectionState
 from levada.transports.rsocket.streams import PendingRequest, Stream
-from levada.transports.text import printable
 
 __all__ = ["CoreStatistics", "RSocketConnection"]
 
@@ -510,7 +510,7 @@ class RSocketConnection:
                 pass
 
     def _on_connection_error(self, frame: ErrorFrame, events: list[Event]) -> None:
-        text = printable(frame.data)  # RS-28
+        text = error_text(frame.data)  # RS-28
         if frame.code in SETUP_CODES:
             if self._state is ConnectionState.OPENING:
                 self._end(events, EndReason.REFUSED, frame.code, text)  # RS-53
@@ -679,10 +679,10 @@ class RSocketConnection:
                     events.append(SetupAccepted())
                 self._go_on(events)
             case ErrorFrame(stream_id=0, code=ErrorCode.REJECTED_RESUME):
-                text = printable(frame.data)
+                text = error_text(frame.data)
                 self._end(events, EndReason.REFUSED, frame.code, text)  # RS-98
             case ErrorFrame(stream_id=0):
-                self._suspend(events, printable(frame.data), self._now)  # RS-98
+                self._suspend(events, error_text(frame.data), self._now)  # RS-98
             case _:
                 if frame.stream_id:
                     # It has a position that this side cannot know before RESUME_OK.

@@ -53,7 +53,15 @@ __all__ = [
     "StreamCancelled",
     "StreamCompleted",
     "StreamFailed",
+    "error_text",
 ]
+
+
+def error_text(data: bytes) -> str:
+    """Read the data of an ERROR frame as one line of text: UTF-8 with replacement characters, control characters as escapes (RS-28, RX-23)."""
+    return printable(
+        data[:4096].decode("utf-8", "replace")
+    )  # `printable` shows at most 512 characters, of at most 4 bytes
 
 
 class Interaction(IntEnum):
@@ -145,8 +153,8 @@ class StreamFailed:
 
     @property
     def text(self) -> str:
-        """The data as one line of text, with escapes for what cannot be printed (RS-28)."""
-        return printable(self.data)
+        """The data as one line of text; see `error_text`."""
+        return error_text(self.data)
 
 
 @attrs.define
