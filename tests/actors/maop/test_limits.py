@@ -297,6 +297,14 @@ async def test_ma123_a_repetition_is_answered_without_execution(start: Start, au
             await ends.peer.message(101, b"body", idempotency=b"m" * 16)
             await other.message(101, b"body", idempotency=b"m" * 16)
             assert sorted(ran) == [b"", key, b"m" * 16]
+            with pytest.raises(Refused) as shorter:
+                await ends.peer.request(101, b"bod", idempotency=key, retry=patient)
+            assert (shorter.value.code, shorter.value.retry_after) == (6, None)
+            opened = ends.peer.statistics().opened
+            with pytest.raises(OperationFailed, match="another body") as another:
+                await ends.peer.request(101, b"ydob", idempotency=key, retry=patient)
+            assert (another.value.code, ends.peer.statistics().opened) == (6, opened + 1)
+            assert len(ran) == 3
             await trio.sleep(61)
             assert await ends.peer.request(101, b"body", idempotency=key) == b"answer 4"
         await settled()

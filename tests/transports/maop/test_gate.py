@@ -596,9 +596,8 @@ def test_ma121_ma123_a_repetition_gets_the_stored_terminal() -> None:
     wire.core.respond(one, b"hi", "text/plain", now=3.0)
     wire.flush()
     assert len(wire.events) == 1
-    wire.give(three, Request(101, 5, key=KEY))
+    wire.give(three, Request(101, 0, key=KEY), fin=True)
     assert wire.octets[three] == wire.octets[one]
-    assert wire.stops[three] == 0x106
     assert len(wire.events) == 1
     wire.give(four, Request(101, 0, key=bytes(16)), fin=True)
     wire.core.fail(four, 17, "no", now=3.0)
@@ -612,6 +611,88 @@ def test_ma121_ma123_a_repetition_gets_the_stored_terminal() -> None:
     wire.signals()
     assert wire.give(m2, Message(100, 0, key=KEY), fin=True) == []
     assert wire.signals() == [Done(((m2, 3000, 0),))]
+
+
+@pytest.mark.rule("MA-123")
+@pytest.mark.parametrize("streaming", [False, True], ids=["whole", "streaming"])
+@pytest.mark.parametrize("length", [20, UNDEFINED], ids=["length", "undefined"])
+def test_ma123_a_repetition_shows_its_body_first(streaming: bool, length: int) -> None:
+    """The same body: the stored terminal. Another one: 6. Neither is executed, offered or held."""
+    spec = HandlerSpec(streaming=streaming, gated=True, allow_undefined_length=True)
+    wire = idempotent(handlers={100: spec})
+    stream = wire.uni()
+    wire.give(stream, Message(100, length, key=KEY))
+    wire.core.proceed(stream, now=0.0)
+    wire.flush()
+    wire.give(stream, Block(b"a" * 20), BlockEnd(20), fin=True)
+    if streaming:
+        wire.core.body_consumed(stream, 20, now=0.0)
+    wire.core.finish(stream, now=0.0)
+    wire.flush()
+    wire.signals()
+    wire.events.clear()
+    wire.now = 5.0
+    same, other = wire.uni(), wire.uni()
+    for stream, end, answer in (
+        (same, b"a", Done(((same, 0, 0),))),
+        (other, b"b", Fail(other, 6, b"the key was used with another body")),
+    ):
+        wire.give(stream, Message(100, length, key=KEY))
+        assert wire.signals() == [Proceed((stream,))]
+        wire.give(stream, Block(b"a" * 19))
+        assert (wire.core.quota.operations, wire.core.quota.buffered) == (1, 0)
+        wire.give(stream, Block(end), BlockEnd(20), fin=True)
+        assert wire.signals() == [answer]
+    assert wire.events == []
+    assert (wire.core.quota.operations, wire.core.operations) == (0, 0)
+
+
+@pytest.mark.rule("MA-123")
+def test_ma123_another_body_is_refused_as_soon_as_it_shows() -> None:
+    """Another length, or another response id of an empty body: Refuse 6 without a hint; the stored answer stays."""
+    wire = idempotent()
+    one = wire.bidi()
+    wire.give(one, Request(101, 0, key=KEY), fin=True)
+    wire.core.respond(one, b"hi", "text/plain", now=0.0)
+    wire.flush()
+    longer, endless, kind, same = wire.bidi(), wire.bidi(), wire.bidi(), wire.bidi()
+    wire.give(longer, Request(101, 5, key=KEY))
+    wire.give(kind, Request(101, 0, response_msg_id=42, key=KEY), fin=True)
+    assert refusals(wire) == [(longer, 0, 6), (kind, 0, 6)]
+    assert wire.stops[longer] == 0x106
+    wire.give(endless, Request(101, UNDEFINED, key=KEY))
+    assert refusals(wire) == [(endless, 0, 15)]
+    wire.give(same, Request(101, 0, key=KEY), fin=True)
+    assert wire.octets[same] == wire.octets[one]
+    assert len(wire.events) == 1
+
+
+@pytest.mark.rule("MA-123")
+def test_ma123_the_body_of_a_repetition_has_the_limits_of_any_body() -> None:
+    """Mismatched lengths are 4, a stall is 5, an early end is 7; the stored answer stays."""
+    wire = idempotent()
+    first = wire.uni()
+    wire.give(first, Message(100, 4, key=KEY))
+    wire.give(first, Block(b"body"), BlockEnd(4), fin=True)
+    wire.core.finish(first, now=0.0)
+    wire.flush()
+    wire.signals()
+    wrong, early, stalled, same = wire.uni(), wire.uni(), wire.uni(), wire.uni()
+    for stream in (wrong, early, stalled, same):
+        wire.give(stream, Message(100, 4, key=KEY))
+    wire.signals()
+    wire.give(wrong, Block(b"body!"))
+    wire.give(early, Block(b"bo"), fin=True)
+    wire.give(stalled, Block(b"bo"))
+    wire.give(same, Block(b"body"), BlockEnd(4), fin=True)
+    wire.wait(31.0)
+    found = wire.signals()
+    assert [(s.target_stream_id, s.error_code) for s in found if isinstance(s, Fail)] == [
+        (wrong, 4),
+        (early, 7),
+        (stalled, 5),
+    ]
+    assert [s for s in found if isinstance(s, Done)] == [Done(((same, 0, 0),))]
 
 
 @pytest.mark.rule("MA-123")

@@ -147,6 +147,8 @@ class RetryPolicy:
         """
         if isinstance(error, Refused):
             return error.code == ErrorCode.CAPACITY_LIMIT or error.retry_after is not None
+        # DUPLICATE_OPERATION: the key belongs to another body, however often it is sent.
+        keyed = keyed and error.code != ErrorCode.DUPLICATE_OPERATION
         return isinstance(error, OperationFailed) and (keyed or error.not_executed)
 
     def delay(self, attempt: int, error: MaopError, lot: random.Random) -> float:

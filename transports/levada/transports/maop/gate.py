@@ -100,8 +100,10 @@ class Gate:
             self._admit(op, now)
 
     def _first(self, op: Incoming, now: float) -> bool:
+        """Whether an operation with a key goes on: to be executed, or because its body has to show that it is a repetition."""
         core = self._core
         key = (core.identity, op.msg_id, op.idempotency_key)
+        op.take_digest()
         found = core.dedup.begin(key, now)
         if found is True:
             op.dedup_key = key
@@ -110,8 +112,13 @@ class Gate:
             op.refuse(ErrorCode.DUPLICATE_OPERATION, core.config.capacity_retry, now)
         elif isinstance(found, StoredResponse) != op.is_request or getattr(found, "payload", b"") is None:
             op.refuse(ErrorCode.DUPLICATE_OPERATION, 0, now)
-        else:
+        elif op.length == 0 and op.repeats(found):
             op.answer_again(found, now)
+        elif op.length == 0 or (op.length != found.length and None not in (op.length, found.length)):
+            op.refuse(ErrorCode.DUPLICATE_OPERATION, 0, now)
+        else:
+            op.repeated = found
+            return True
         return False
 
     def _admit(self, op: Incoming, now: float) -> None:
@@ -140,7 +147,8 @@ class Gate:
 
     def _octets(self, op: Incoming) -> int:
         # MA-54c: a streaming handler counts what is held, and that is nothing yet.
-        return 0 if op.spec.streaming or op.length is None else op.length
+        # Nothing is ever held of a repetition.
+        return 0 if op.spec.streaming or op.length is None or op.repeated is not None else op.length
 
     def _room(self, op: Incoming, now: float) -> bool:
         core = self._core
@@ -155,7 +163,7 @@ class Gate:
         core.quota.operations += 1
         op.reserved = octets = self._octets(op)
         core.quota.buffered += octets
-        if not op.spec.gated:
+        if not op.spec.gated or op.repeated is not None:
             self._decided(op)
             op.approved(now)
             return

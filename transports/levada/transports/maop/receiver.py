@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from levada.framework.errors import LocalProtocolError
@@ -43,6 +44,7 @@ class Incoming:
         "_announced",
         "_body",
         "_core",
+        "_digest",
         "_head",
         "_pieces",
         "_stored",
@@ -62,6 +64,7 @@ class Incoming:
         "msg_id",
         "pending",
         "priority",
+        "repeated",
         "reserved",
         "response_msg_id",
         "response_timeout",
@@ -118,6 +121,9 @@ class Incoming:
         """Octets that it has in the quota."""
         self.dedup_key: Key | None = None
         """Its entry in the store of finished operations."""
+        self.repeated: StoredDone | StoredResponse | None = None
+        """What is answered again, once the body has shown that it is the same: of the body only its digest is kept."""
+        self._digest: blake2b
         self._head = b""
         self._body: BodyReader | None = None
         self._announced = 0
@@ -185,7 +191,13 @@ class Incoming:
         if self.state is _ARMED:
             body = self._body
             assert body is not None
+            held = len(body.pieces)
             at = body.read(data, at)
+            if self.idempotency_key:
+                for piece in body.pieces[held:]:
+                    self._digest.update(piece)
+                if self.repeated is not None:
+                    body.pieces.clear()
             self._take_pieces(body, now)
             if body.ended and self.state is _ARMED:
                 self._complete(body, now)
@@ -218,6 +230,8 @@ class Incoming:
         if config.transfer_total_timeout is not None:
             at = min(at, self.since + config.transfer_total_timeout)
         core.timers.set(self, at)
+        if self.repeated is not None:
+            return
         octets = sum(map(len, body.pieces)) if self.spec.streaming or self.length is None else 0
         if self.spec.streaming:
             self._start(now)
@@ -292,6 +306,12 @@ class Incoming:
     def _complete(self, body: BodyReader, now: float) -> None:
         self._go(_COMPLETE)
         self._body = None
+        repeated = self.repeated
+        if repeated is not None:
+            if not self.repeats(repeated):
+                raise Fault(ErrorCode.DUPLICATE_OPERATION, "the key was used with another body", "MA-123")
+            self.answer_again(repeated, now)
+            return
         if self.spec.streaming:
             self._start(now)
             self.exec_at = now
@@ -370,7 +390,7 @@ class Incoming:
         start, took = self._times(now)
         self._done(start, took, now)
         if self.dedup_key is not None:
-            self._core.dedup.finish(self.dedup_key, StoredDone(start, took), now)
+            self._core.dedup.finish(self.dedup_key, StoredDone(start, took, self.length, self._digest.digest()), now)
             self.dedup_key = None
 
     def _done(self, start_ms: int, time_ms: int, now: float) -> None:
@@ -422,8 +442,7 @@ class Incoming:
     def _respond(self, payload: bytes, now: float) -> None:
         start, took = self._times(now)
         if self.dedup_key is not None:
-            self._core.dedup.finish(self.dedup_key, StoredResponse(payload, start, took), now)
-            self.dedup_key = None
+            self._keep(payload, start, took, now)
         self._replay(payload, start, took, now)
 
     def _replay(self, payload: bytes, start_ms: int, time_ms: int, now: float) -> None:
@@ -493,22 +512,35 @@ class Incoming:
         core = self._core
         if self.dedup_key is not None:
             stored = None if self._stored is None else b"".join(self._stored)
-            core.dedup.finish(self.dedup_key, StoredResponse(stored, *self._times(now)), now)
-            self.dedup_key = None
+            self._keep(stored, *self._times(now), now)
         self.state = RECEIVER[self.state, _DONE]
         core.statistic.done += 1
         core.unacked[self.stream_id] = now + core.config.response_ack_timeout
         self._retire(now)
 
+    # ------------------------------------------------ repetitions
+
+    def take_digest(self) -> None:
+        """Begin the digest of what was asked; the body adds to it as it comes. Source: MA-123."""
+        # 16 bytes: a key is its identity's own, so a collision would deceive only who made it.
+        self._digest = blake2b(self.response_msg_id.to_bytes(2, "big"), digest_size=16)
+
+    def repeats(self, stored: StoredDone | StoredResponse) -> bool:
+        """Whether what has come, all of it, is what was answered then."""
+        return self._digest.digest() == stored.digest
+
+    def _keep(self, payload: bytes | None, start_ms: int, time_ms: int, now: float) -> None:
+        assert self.dedup_key is not None
+        stored = StoredResponse(payload, start_ms, time_ms, self.length, self._digest.digest())
+        self._core.dedup.finish(self.dedup_key, stored, now)
+        self.dedup_key = None
+
     def answer_again(self, stored: StoredDone | StoredResponse, now: float) -> None:
         """Give the stored terminal, without execution. Source: MA-123."""
         if isinstance(stored, StoredDone):
-            self._stop(close_code(ErrorCode.DUPLICATE_OPERATION))
             self._done(stored.exec_start_ms, stored.exec_time_ms, now)
             return
         assert stored.payload is not None
-        if self.length != 0:
-            self._stop(close_code(ErrorCode.DUPLICATE_OPERATION))
         self._replay(stored.payload, stored.exec_start_ms, stored.exec_time_ms, now)
 
     def fail(self, code: int, reason: str, now: float) -> None:

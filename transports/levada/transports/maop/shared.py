@@ -25,6 +25,10 @@ class StoredDone:
 
     exec_start_ms: int
     exec_time_ms: int
+    length: int | None
+    """Bytes that its header announced; None for undefined length."""
+    digest: bytes
+    """Of the body that it came with: another body under the same key is refused."""
 
 
 @attrs.frozen
@@ -35,6 +39,10 @@ class StoredResponse:
     """As on the wire, native header included; None if it was too large to keep."""
     exec_start_ms: int
     exec_time_ms: int
+    length: int | None
+    """As for `StoredDone`."""
+    digest: bytes
+    """Of the response id that was wanted, and of the body."""
 
 
 class DedupStore:

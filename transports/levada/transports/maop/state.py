@@ -132,8 +132,6 @@ RECEIVER: Final[Mapping[tuple[ReceiverState, ReceiverInput], ReceiverState]] = {
     (_R.PENDING, _RI.REFUSED): _R.ENDED,
     (_R.PENDING, _RI.FAILED): _R.ENDED,
     (_R.PENDING, _RI.RESET): _R.ENDED,
-    (_R.PENDING, _RI.DONE): _R.ENDED,
-    (_R.PENDING, _RI.RESPONSE): _R.RESPONDING,
     (_R.ARMED, _RI.BODY_COMPLETE): _R.RUNNING,
     (_R.ARMED, _RI.FAILED): _R.ENDED,
     (_R.ARMED, _RI.RESET): _R.ENDED,
@@ -145,7 +143,7 @@ RECEIVER: Final[Mapping[tuple[ReceiverState, ReceiverInput], ReceiverState]] = {
     (_R.RESPONDING, _RI.FAILED): _R.ENDED,
     (_R.RESPONDING, _RI.RESET): _R.ENDED,
 }
-"""NEW and PENDING take DONE and RESPONSE where a stored terminal answers a repetition (MA-123)."""
+"""NEW takes DONE and RESPONSE where a stored terminal answers a repetition without a body (MA-123)."""
 
 MISPLACED: Final[Mapping[int, ErrorCode]] = {
     Op.MESSAGE: ErrorCode.PROTOCOL_VIOLATION,  # MA-11: one operation for each stream
