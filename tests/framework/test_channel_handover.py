@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import logging
 import pickle
 import signal
@@ -16,7 +17,7 @@ from typing import Any, assert_type, cast
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.framework.channel import OneshotReceiver, OneshotSender, Receiver, Sender, TerminalState, channel, oneshot
 from levada.framework.channel_core import ChannelCore, Envelope, Outcome
@@ -496,6 +497,65 @@ async def test_an_envelope_is_opened_when_it_is_taken_and_its_error_goes_to_that
     assert [envelope.settled for envelope in envelopes] == [[Outcome.PROCESSED]] * 3 + [[]]
     receiver.close()
     assert envelopes[3].settled == [Outcome.NOT_PROCESSED]
+
+
+class Large(Undecoded):
+    """Takes 0.2 s to decode, on the clock of the test."""
+
+    clock: MockClock
+    large = True
+
+    def open(self) -> int:
+        self.clock.jump(0.2)
+        return super().open()
+
+
+@pytest.mark.parametrize("kind", [Undecoded, Large])
+async def test_after_a_large_message_receive_lets_others_run_for_as_long(
+    autojump_clock: MockClock, kind: type[Undecoded]
+) -> None:
+    """Also one that cannot be decoded; small ones follow each other at once."""
+    Large.clock = autojump_clock
+    sender, receiver = channel(int)
+    core = sender.take_over("m")
+    for octets in (b"0", b"1", b"x", b"3"):
+        assert core.offer(kind(octets), lambda: None)
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await trio.sleep(0.01)
+            ticks += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(tick)
+        await wait_all_tasks_blocked()
+        seen = []
+        for _ in range(4):
+            try:
+                await receiver.receive()
+            except DecodeError:
+                pass
+            seen.append(ticks)
+        nursery.cancel_scope.cancel()
+    steps = [after - before for before, after in itertools.pairwise(seen)]
+    assert all(step >= 15 for step in steps) if kind is Large else steps == [0, 0, 0]
+    receiver.close()
+
+
+async def test_cancelled_while_others_run_receive_has_taken_nothing(autojump_clock: MockClock) -> None:
+    Large.clock = autojump_clock
+    sender, receiver = channel(int)
+    core = sender.take_over("m")
+    for octets in (b"0", b"1"):
+        assert core.offer(Large(octets), lambda: None)
+    assert await receiver.receive() == 0
+    with trio.move_on_after(0.1) as scope:
+        await receiver.receive()
+    assert scope.cancelled_caught
+    assert await receiver.receive() == 1
+    receiver.close()
 
 
 # ---------------------------------------------------------------- forgotten handles

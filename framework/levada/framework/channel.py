@@ -8,7 +8,8 @@ What holds for every channel:
 * **The end is explicit.** `TerminalState` names each way to end, each has an exception of its own, and it never changes afterwards.
   Messages that were queued before a finish or a loss can still be received; ``cancel()`` and ``close()`` discard them.
 * **Not every await yields.** ``send`` with room and ``receive`` with a message waiting cost no step of trio and do not notice a
-  cancellation; every 64th call on a handle is a checkpoint, so that a loop starves nobody.
+  cancellation; every 64th call on a handle is a checkpoint, so that a loop starves nobody. After a large message from a network,
+  ``receive`` lets others run for as long as decoding it took.
 * **One thread.** A channel belongs to the thread of the trio run that made it, or that first waited on it. A call from another thread
   raises `WrongThread`, and changes nothing, if it would wake a task, move a message on or end the channel.
 * **One owner.** A handle that is sent away inside a message is *moved* and raises `HandleMoved` from then on; the other half stays
@@ -560,6 +561,9 @@ class _ReceivingHalf(_Handle, Generic[T_co]):
         if core.queue and self._live:
             if core.putters or core.enveloped or core.pending:
                 core.check_thread()
+                if core.rest is not None:
+                    await core.let_others_run()
+                    return await self.receive()
                 return core.took(core.queue.popleft())  # type: ignore[no-any-return]
             return core.queue.popleft()  # type: ignore[no-any-return]
         if self._live and self._half.state is OPEN:

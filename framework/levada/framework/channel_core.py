@@ -34,7 +34,8 @@ from typing import Any
 import attrs
 import trio
 from outcome import Error, Value
-from trio.lowlevel import Abort, Task, current_task, current_trio_token, reschedule, wait_task_rescheduled
+from trio import current_time, sleep
+from trio.lowlevel import Abort, Task, current_task, current_trio_token, in_trio_run, reschedule, wait_task_rescheduled
 
 from .errors import (
     ChannelCancelled,
@@ -46,7 +47,19 @@ from .errors import (
     wrong_thread,
 )
 
-__all__ = ["ENDED", "ChannelCore", "Envelope", "Half", "Mode", "Outcome", "Receipt", "TerminalState", "park"]
+__all__ = [
+    "ENDED",
+    "LARGE",
+    "ChannelCore",
+    "Envelope",
+    "Half",
+    "Mode",
+    "Outcome",
+    "Receipt",
+    "TerminalState",
+    "let_others_run",
+    "park",
+]
 
 
 class TerminalState(enum.Enum):
@@ -79,6 +92,9 @@ class Mode(enum.Enum):
 
 OPEN = TerminalState.OPEN
 
+LARGE = 2**15
+"""Octets of a message that is decoded alone: others run before the next one. Those below take 0.05 s at worst."""
+
 ENDED: Any = object()
 """Given to a waiting taker in the place of a message when there will be none."""
 
@@ -104,6 +120,14 @@ async def park(waiting: dict[Task, None]) -> Any:
         return Abort.SUCCEEDED
 
     return await wait_task_rescheduled(abort)
+
+
+async def let_others_run(seconds: float) -> None:
+    """Wait for as long as a large message took to open: at least one step of trio.
+
+    Short times are one step, since a sleep takes at least a millisecond.
+    """
+    await sleep(seconds if seconds > 0.001 else 0.0)
 
 
 class Half:
@@ -295,6 +319,7 @@ class ChannelCore:
         "putters",
         "queue",
         "receiver",
+        "rest",
         "sender",
         "takers",
         "thread",
@@ -328,6 +353,8 @@ class ChannelCore:
         self.pending: TerminalState | None = None
         """How the receiver's half will end when the queue is empty."""
         self.undelivered = 0
+        self.rest: float | None = None
+        """Seconds for which others run before the next message is taken by ``receive``, as the last one took so long to open."""
         self.sender = Half()
         self.receiver = Half()
         self.abandoned = False
@@ -457,16 +484,34 @@ class ChannelCore:
             self._admit()
         if self.pending is not None and not self.queue:
             self.end_pending()
-        return entry.open() if opened else entry
+        return self._open(entry) if opened else entry
 
     async def wait_to_take(self) -> Any:
         """Wait for a message; `ENDED` if there will be none."""
         self.settle_here()
         entry = await park(self.takers)
+        self.rest = None  # others have run
         if self.enveloped and isinstance(entry, Envelope):
             entry.settle(PROCESSED)
-            return entry.open()
+            return self._open(entry)
         return entry
+
+    def _open(self, entry: Envelope) -> Any:
+        if not (entry.large and in_trio_run()):
+            return entry.open()
+        began = current_time()
+        try:
+            return entry.open()
+        finally:
+            self.rest = current_time() - began
+
+    async def let_others_run(self) -> None:
+        """Rest, as the last message was large.
+
+        Cancellation: there is no need to rest any more.
+        """
+        rest, self.rest = self.rest, None
+        await let_others_run(rest or 0.0)
 
     def consume(self, consumer: Callable[[], None], prepare: Callable[[Any], Any] | None = None) -> None:
         """From now on `consumer` takes the messages, also those already queued; tasks inside ``receive`` are sent away.

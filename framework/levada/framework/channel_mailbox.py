@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from trio import current_time, sleep
+from trio import current_time
 from trio.lowlevel import spawn_system_task
 
-from .channel_core import NOT_PROCESSED, OPEN, PROCESSED, ChannelCore, Envelope, TerminalState
+from .channel_core import NOT_PROCESSED, OPEN, PROCESSED, ChannelCore, Envelope, TerminalState, let_others_run
 from .errors import ActorStopped, DecodeError
 
 __all__ = ["Destination", "MailboxFeed"]
@@ -119,7 +119,7 @@ class MailboxFeed:
         return fits
 
     async def _rest(self, seconds: float) -> None:
-        await sleep(seconds)
+        await let_others_run(seconds)
         self._room()
 
     def _room(self) -> None:

@@ -18,6 +18,7 @@ import trio
 from levada.framework import Failed
 from levada.framework.ask import Ask
 from levada.framework.cell import Cell
+from levada.framework.channel_core import LARGE, let_others_run
 from levada.framework.codec import AttachmentKind
 from levada.framework.errors import ActorError, ActorStopped, DecodeError, LevadaError
 from levada.framework.message import Asks, reply_type
@@ -25,7 +26,7 @@ from levada.transports.aqueduct import Delivery, ReceiverHalf, SenderHalf
 from levada.transports.text import printable
 
 from . import envelopes
-from .halves import LARGE, open_delivery, read_unreadable
+from .halves import open_delivery, read_unreadable
 from .links import HalfActor
 from .oneshots import Promise
 
@@ -115,7 +116,7 @@ class Export(HalfActor):
         halves.turn()
 
     async def _pause(self, seconds: float) -> None:
-        await trio.sleep(seconds)
+        await let_others_run(seconds)
         self._pausing = False
         self.pump()
 

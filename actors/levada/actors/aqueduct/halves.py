@@ -23,6 +23,7 @@ import attrs
 from levada.framework import OneshotReceiver, OneshotSender, Reason, Receiver, Ref, Sender, Shutdown, message
 from levada.framework.channel import WINDOW
 from levada.framework.channel_core import (
+    LARGE,
     NOT_PROCESSED,
     PROCESSED,
     ChannelCore,
@@ -77,8 +78,6 @@ _SENDING: Final = (SenderState.OPEN, SenderState.UNATTACHED)
 CODEC: Final = ("levada-codec", b"1")
 """Connection header: which messages this side writes, and that it knows `Unreadable`. A peer that says nothing about it is taken at its
 word when it sends any."""
-LARGE = 2**15
-"""Octets of a message that is decoded alone: others run before the next one. Those below take 0.05 s at worst."""
 MAX_CAUSE = 1000
 """Characters of the cause in an `Unreadable`."""
 MAX_EXPLAINED = 8

@@ -13,7 +13,7 @@ import trio
 
 from levada.actors.listening import Acceptor, ListenerHandle
 from levada.framework import Actor, Reason, Receiver, Ref
-from levada.framework.channel_core import PROCESSED, ChannelCore
+from levada.framework.channel_core import PROCESSED, ChannelCore, let_others_run
 from levada.framework.errors import ConfigurationError, LevadaError
 from levada.transports import carriers
 from levada.transports.text import printable
@@ -76,7 +76,7 @@ class Calls:
                     async with self._connection.listener.decoding:
                         began = trio.current_time()
                         message = arrival.open()
-                        await trio.sleep(trio.current_time() - began)
+                        await let_others_run(trio.current_time() - began)
                 else:
                     message = arrival.open()
             except LevadaError as error:

@@ -16,7 +16,7 @@ from outcome import Value
 from trio.lowlevel import reschedule
 
 from levada.framework import TerminalState
-from levada.framework.channel_core import ChannelCore, Envelope, Half, Outcome
+from levada.framework.channel_core import LARGE, ChannelCore, Envelope, Half, Outcome
 from levada.framework.errors import ChannelError, ConnectionLost, LevadaError
 
 __all__ = ["Decoded", "Inbound", "again"]
@@ -54,6 +54,11 @@ class Decoded(Envelope):
     def __init__(self, payload: Any, decode: Callable[[Any], Any]) -> None:
         self._payload = payload
         self._decode = decode
+
+    @property
+    def large(self) -> bool:
+        """See `Envelope.large`."""
+        return len(self._payload.data) > LARGE
 
     def open(self) -> Any:
         """See `Envelope.open`."""
