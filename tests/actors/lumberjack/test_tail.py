@@ -460,13 +460,67 @@ async def test_a_registry_is_for_one_shipper(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", '{"version": 2, "files": []}', '{"version": 1, "files": [{"a": 1}]}', "\x00"]
+    "content",
+    [
+        "",
+        "[]",
+        '{"version": 2, "files": []}',
+        '{"version": 3, "files": []}',
+        '{"version": 1, "files": [{"a": 1}]}',
+        "\x00",
+    ],
 )
 async def test_a_damaged_registry_is_not_taken_for_an_empty_one(tmp_path: Path, content: str) -> None:
     (tmp_path / "registry.json").write_text(content)
     with pytest.raises(ConfigurationError, match="is no registry"), open_registry(tmp_path):
         pass
     assert (tmp_path / "registry.json").read_text() == content
+
+
+async def test_a_registry_in_which_a_digit_has_changed_is_refused(tmp_path: Path, sink: Sink, quick: MockClock) -> None:
+    """The same lines again and again: the digest of the bytes before a wrong place is right."""
+    log, registry = tmp_path / "app.log", tmp_path / "registry"
+    log.write_text("line\n" * 1024)
+    assert len(await ship_once(sink, log, registry=registry)) == 1024
+    append(log, "line\n" * 1000)
+    file = registry / "registry.json"
+    whole = file.read_text()
+    changed = whole.replace('"offset": 5120', '"offset": 9120')
+    assert changed != whole
+    file.write_text(changed)
+    with pytest.raises(ConfigurationError, match=r"its checksum is wrong.*move it away"), open_registry(registry):
+        pass
+    file.write_text(whole)
+    assert len(await ship_once(sink, log, registry=registry)) == 1000
+
+
+async def test_a_registry_of_version_1_is_read(tmp_path: Path, sink: Sink, quick: MockClock) -> None:
+    log, registry = tmp_path / "app.log", tmp_path / "registry"
+    log.write_text("one\n")
+    assert await ship_once(sink, log, registry=registry) == ["one"]
+    file = registry / "registry.json"
+    data = json.loads(file.read_text())
+    assert data.pop("crc32")
+    assert data["version"] == 2
+    file.write_text(json.dumps(data | {"version": 1}))
+    append(log, "two\n")
+    assert await ship_once(sink, log, registry=registry) == ["two"]
+    assert json.loads(file.read_text())["version"] == 2
+
+
+async def test_a_registry_that_is_gone_is_no_first_start(
+    tmp_path: Path, sink: Sink, quick: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    log, registry = tmp_path / "app.log", tmp_path / "registry"
+    log.write_text("old\n")
+    assert await ship_once(sink, log, registry=registry, start="end") == []
+    append(log, "one\n")
+    assert await ship_once(sink, log, registry=registry, start="end") == ["one"]
+    assert caplog.messages == []
+    append(log, "two\n")
+    (registry / "registry.json").unlink()
+    assert await ship_once(sink, log, registry=registry, start="end") == ["old", "one", "two"], "none is left out"
+    assert caplog.messages == [f"{registry / 'registry.json'} is gone: all files are shipped from their beginning"]
 
 
 async def test_a_registry_that_cannot_be_written_is_tried_again(tmp_path: Path, sink: Sink, quick: MockClock) -> None:

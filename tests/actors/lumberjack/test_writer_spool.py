@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import struct
 import threading
+import zlib
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -109,7 +112,7 @@ def test_a_disk_that_is_full_when_a_segment_begins_is_tried_again(
 
 
 @given(st.integers(0, 120), st.booleans())
-def test_a_torn_end_is_cut_off_and_nothing_before_it(
+def test_only_what_is_damaged_at_the_end_is_lost(
     tmp_path_factory: pytest.TempPathFactory, cut: int, flip: bool
 ) -> None:
     folder = tmp_path_factory.mktemp("spool")
@@ -120,17 +123,268 @@ def test_a_torn_end_is_cut_off_and_nothing_before_it(
     path = folder / "00000001.spool"
     data = path.read_bytes()
     head = len(data) - 5 * (8 + 7)
-    at = min(cut, len(data) - 1)
-    if flip and at >= head:
+    at = max(min(cut, len(data) - 1), head)
+    kept = bodies(0, 5)
+    if flip:
         path.write_bytes(data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :])
+        del kept[(at - head) // 15]
     else:
-        at = max(at, head)
         path.write_bytes(data[:at])
-    whole = (at - head) // 15
+        del kept[(at - head) // 15 :]
     again = Segments(config, b"J")
     again.append([b"after"])
-    assert read_all(again) == [*bodies(0, whole), b"after"]
+    assert read_all(again) == [*kept, b"after"]
     again.close()
+
+
+def letters(start: int, count: int) -> list[bytes]:
+    return [b"event %c" % (97 + number) for number in range(start, start + count)]
+
+
+def four_files(folder: Path) -> SpoolConfig:
+    """Three events of 15 bytes in each file, behind 40 bytes."""
+    config = SpoolConfig(folder=folder, segment=60)
+    segments = Segments(config, b"J")
+    for start in range(0, 12, 3):
+        segments.append(letters(start, 3))
+    segments.close()
+    return config
+
+
+def opened(config: SpoolConfig, caplog: pytest.LogCaptureFixture) -> tuple[list[bytes], list[str]]:
+    """Return what a spool holds, and the errors and warnings about it."""
+    caplog.clear()
+    segments = Segments(config, b"J")
+    found = read_all(segments)
+    segments.close()
+    return found, [text.replace(f"{config.folder}/", "") for text in caplog.messages]
+
+
+def overwrite(path: Path, at: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
+GONE = "{}.spool: {} bytes from {} on are gone, and the events in them"
+DAMAGED = "{}.spool: {} bytes from {} on are damaged, and the events in them are lost"
+
+
+@pytest.mark.parametrize("number", [2, 4])
+@pytest.mark.parametrize(
+    ("at", "data", "lost", "text"),
+    [
+        (40 + 8, b"X", [0], DAMAGED.format("{}", 15, 40)),
+        (40 + 15, b"\x70", [1], DAMAGED.format("{}", 15, 55)),
+        (40 + 30, bytes(15), [2], DAMAGED.format("{}", 15, 70)),
+        (40, bytes(45), [0, 1, 2], DAMAGED.format("{}", 45, 40)),
+    ],
+    ids=["an event", "a length", "zeros at the end", "zeros"],
+)
+def test_damage_costs_only_the_damaged_events_and_is_logged(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    number: int,
+    at: int,
+    data: bytes,
+    lost: list[int],
+    text: str,
+) -> None:
+    config = four_files(tmp_path)
+    overwrite(tmp_path / f"{number:08}.spool", at, data)
+    left = [body for index, body in enumerate(letters(0, 12)) if index - 3 * (number - 1) not in lost]
+    assert opened(config, caplog) == (left, [text.format(f"{number:08}")])
+
+
+@pytest.mark.parametrize("number", [2, 4])
+@pytest.mark.parametrize(
+    ("size", "left", "text"),
+    [
+        (None, 0, GONE.format("{}", 45, 40)),
+        (0, 0, GONE.format("{}", 45, 40)),
+        (40, 0, GONE.format("{}", 45, 40)),
+        (70, 2, GONE.format("{}", 15, 70)),
+    ],
+    ids=["file", "all bytes", "all events", "last event"],
+)
+def test_files_that_are_gone_or_cut_off_are_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, number: int, size: int | None, left: int, text: str
+) -> None:
+    config = four_files(tmp_path)
+    path = tmp_path / f"{number:08}.spool"
+    if size is None:
+        path.unlink()
+    else:
+        os.truncate(path, size)
+    there = letters(0, 12)
+    del there[3 * (number - 1) + left : 3 * number]
+    assert opened(config, caplog) == (there, [text.format(f"{number:08}")])
+    if number == 4:
+        assert opened(config, caplog) == (there, []), "the end is that of what is left now"
+
+
+def test_no_changed_byte_loses_an_event_in_silence(
+    tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each byte of each file, and each length of it; refused, logged, or harmless."""
+    source = tmp_path_factory.mktemp("source")
+    config = four_files(source)
+    segments = Segments(config, b"J")
+    segments.read()
+    segments.note_acked(segments.read()[1])
+    segments.close()
+    folder = source.with_name("damaged")
+    tried = 0
+    for path in sorted([*source.glob("*.spool"), source / "acked"]):
+        whole = path.read_bytes()
+        for at in range(len(whole)):
+            for data in whole[:at], whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]:
+                shutil.copytree(source, folder)
+                (folder / path.name).write_bytes(data)
+                try:
+                    events, messages = opened(SpoolConfig(folder=folder), caplog)
+                except ConfigurationError:
+                    pass
+                else:
+                    assert events == letters(6, 6) or messages, (path.name, at)
+                shutil.rmtree(folder)
+                tried += 1
+    assert tried == 2 * (3 * 85 + 40 + len((source / "acked").read_bytes()))
+
+
+def test_several_files_that_are_gone_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = four_files(tmp_path)
+    (tmp_path / "00000002.spool").unlink()
+    (tmp_path / "00000003.spool").unlink()
+    assert opened(config, caplog) == (
+        letters(0, 3) + letters(9, 3),
+        [
+            "the files between 00000001.spool and 00000003.spool are gone, and the events in them",
+            GONE.format("00000003", 45, 40),
+        ],
+    )
+
+
+def test_a_file_with_a_damaged_head_is_refused_and_can_be_moved_away(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = four_files(tmp_path)
+    path = tmp_path / "00000002.spool"
+    overwrite(path, 35, b"\1")
+    with pytest.raises(ConfigurationError, match=r"00000002\.spool is no spool .* damaged; move it away"):
+        Segments(config, b"J")
+    path.rename(tmp_path / "kept")
+    assert opened(config, caplog) == (letters(0, 3) + letters(6, 6), [GONE.format("00000002", 45, 40)])
+
+
+def test_a_record_that_was_not_safe_is_cut_off_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = four_files(tmp_path)
+    with (tmp_path / "00000004.spool").open("ab") as file:
+        file.write(b"\0\0\0\7torn")
+    assert opened(config, caplog) == (
+        letters(0, 12),
+        ["00000004.spool: the last 8 bytes are no whole record and are cut off"],
+    )
+    assert opened(config, caplog) == (letters(0, 12), [])
+
+
+@pytest.mark.parametrize("change", ["flip", "cut", "empty", "gone"])
+def test_without_the_place_that_is_acked_everything_is_sent_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, change: str
+) -> None:
+    config = four_files(tmp_path)
+    segments = Segments(config, b"J")
+    segments.read()
+    first, place = segments.read()
+    segments.note_acked((place[0], place[1] - 15))
+    segments.close()
+    assert first == letters(3, 3)
+    assert opened(config, caplog) == (letters(5, 7), [])
+    path = tmp_path / "acked"
+    whole = path.read_bytes()
+    if change == "gone":
+        path.unlink()
+    else:
+        path.write_bytes({"flip": whole.replace(b"70", b"85", 1), "cut": whole[:6], "empty": b""}[change])
+    events, messages = opened(config, caplog)
+    assert events == letters(3, 9), "the oldest file that is there is the second"
+    assert len(messages) == 1
+    assert messages[0].startswith(f"acked is {'gone' if change in ('gone', 'empty') else 'damaged'}: all events")
+    assert opened(config, caplog) == (letters(3, 9), [])
+
+
+def test_what_was_acked_may_be_taken_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = four_files(tmp_path)
+    segments = Segments(config, b"J")
+    segments.note_acked(segments.end)
+    segments.close()
+    for path in tmp_path.glob("*.spool"):
+        path.unlink()
+    assert opened(config, caplog) == ([], [])
+
+
+def version_1(folder: Path, number: int, events: list[bytes]) -> None:
+    records = [struct.pack(">II", len(event), zlib.crc32(event)) + event for event in events]
+    (folder / f"{number:08}.spool").write_bytes(b"levada lumberjack spool 1 J\n" + b"".join(records))
+
+
+def test_a_spool_of_version_1_is_read_and_continued_in_a_new_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = SpoolConfig(folder=tmp_path)
+    version_1(tmp_path, 3, bodies(0, 3))
+    version_1(tmp_path, 4, bodies(3, 3))
+    (tmp_path / "acked").write_text("3 43")
+    segments = Segments(config, b"J")
+    segments.append(bodies(6, 2))
+    assert read_all(segments) == bodies(1, 7)
+    segments.close()
+    assert opened(config, caplog) == (bodies(1, 7), [])
+    os.truncate(tmp_path / "00000004.spool", 58)
+    assert opened(config, caplog) == (bodies(1, 4) + bodies(6, 2), [GONE.format("00000004", 15, 58)])
+
+
+@pytest.mark.parametrize("size", [0, 5, 28, 34])
+@pytest.mark.parametrize("version", [b"1", b"2"])
+def test_a_file_in_which_nothing_is_yet_is_no_damage(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, version: bytes, size: int
+) -> None:
+    """A crash may leave it, and 0.1 left one when nothing had been sent."""
+    start = b"levada lumberjack spool " + version + b" J\n" + bytes(6)
+    (tmp_path / "00000001.spool").write_bytes(start[:size])
+    segments = Segments(SpoolConfig(folder=tmp_path), b"J")
+    segments.append(bodies(0, 2))
+    assert read_all(segments) == bodies(0, 2)
+    segments.close()
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    assert len(list(tmp_path.glob("*.spool"))) == 1
+
+
+@pytest.mark.parametrize("place", ["3 88", "7 0", "91 28", "3"])
+def test_a_place_of_version_1_that_is_not_there_is_an_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, place: str
+) -> None:
+    version_1(tmp_path, 3, bodies(0, 3))
+    (tmp_path / "acked").write_text(place)
+    events, messages = opened(SpoolConfig(folder=tmp_path), caplog)
+    assert events == bodies(0, 3)
+    assert len(messages) == 1
+    assert messages[0].startswith("acked is damaged: all events that are left are sent again")
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_nothing_is_safe_in_a_folder_that_was_removed(tmp_path: Path, again: bool) -> None:
+    folder = tmp_path / "spool"
+    folder.mkdir()
+    segments = Segments(SpoolConfig(folder=folder), b"J")
+    segments.append(bodies(0, 1))
+    shutil.rmtree(folder)
+    if again:
+        folder.mkdir()
+        (folder / "00000001.spool").touch()
+    with pytest.raises(FileNotFoundError):
+        segments.append(bodies(1, 1))
+    segments.close()
 
 
 def test_a_large_record_is_read_whole(tmp_path: Path) -> None:
@@ -193,6 +447,23 @@ async def test_events_survive_the_writer_and_the_absence_of_the_reader(
             await writer.send({"n": 33})
             await writer.flush()
             assert [event["n"] for event in reader.events] == [33], "what was acked does not come again"
+
+
+async def test_flush_ends_behind_damage_at_the_end(
+    tmp_path: Path, small_reader: Readers, quick: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    spool = SpoolConfig(folder=tmp_path)
+    async with ActorSystem(**PATIENT) as system, small_reader() as reader:
+        async with connect(system, "lumberjack+memory://nobody", spool=spool, close_timeout=0.0) as writer:
+            await writer.deliver([{"n": 0}, {"n": 1}])
+        path = tmp_path / "00000001.spool"
+        overwrite(path, path.stat().st_size - 1, b"?")
+        async with connect(system, reader.url, spool=spool) as writer:
+            with trio.fail_after(3000.0):
+                await writer.flush()
+        assert [event["n"] for event in reader.events] == [0]
+    assert [record.__dict__["event"] for record in caplog.records if record.levelname == "ERROR"] == ["spool_damaged"]
+    assert not path.exists()
 
 
 async def test_flush_waits_for_what_is_being_written(

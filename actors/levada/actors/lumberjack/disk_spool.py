@@ -5,19 +5,25 @@ notes the place up to which all is acked.  Segments before that place are remove
 
 ::
 
-    folder/00000001.spool      a line that says what it is, then records: length (u32), CRC-32 (u32), octets
-    folder/acked               "<segment> <offset>", replaced as a whole
+    folder/00000001.spool      a line that says what it is, the size of the segment before (u64), CRC-32 of both (u32),
+                               then records: length (u32), CRC-32 (u32), bytes
+    folder/acked               "v2", the place up to which all is acked, the end of all that is safe (segment and offset each), and
+                               the CRC-32 of these; replaced as a whole
     folder/lock                held while a process uses the folder
 
 * `Intake.deliver` returns when the events are on the disk, `Intake.put` earlier: its events are written and synced within `SpoolConfig.sync`
   seconds, many at a time, since one sync costs as much as a thousand events.
 * A process that is killed between an ack of the reader and the note of it sends those events again.  A record that was not written to
-  its end when the process died is cut off at the next start: nobody was told that it was safe.
+  its end when the process died is cut off at the next start: no sender was told that it was safe.
+* Events that were safe and are missing or damaged are logged as errors, with the file and the bytes.  The others are sent.
+* Segments of 0.1 have no size of the segment before, and its ``acked`` has neither an end nor a checksum.  They are read, never continued.
 * The size is bounded; at the bound senders wait, or their events are dropped and counted (`WriterConfig.drop`).
 """
 
 from __future__ import annotations
 
+import errno
+import io
 import logging
 import os
 import struct
@@ -25,8 +31,9 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import attrs
 import trio
@@ -47,8 +54,10 @@ logger = logging.getLogger("levada.actors.lumberjack.spool")
 Place = tuple[int, int]
 """Number of a segment, and octets of it."""
 
-_MAGIC = b"levada lumberjack spool 1 "  # then J or D, the kind of its events
-_HEAD = len(_MAGIC) + 2
+_MAGIC = b"levada lumberjack spool %d %s\n"  # version; J or D, the kind of its events
+_HEAD_1 = len(_MAGIC % (1, b"J"))
+_BEFORE = struct.Struct(">QI")
+_HEAD = _HEAD_1 + _BEFORE.size
 _RECORD = struct.Struct(">II")
 _READ = 1 << 20  # octets read at a time
 _RETRY = 1.0  # seconds until a disk that is full is tried again
@@ -68,6 +77,20 @@ class SpoolConfig:
     """Seconds that events wait for others before all are written and synced."""
 
 
+@attrs.define
+class _Segment:
+    """What is known of one file."""
+
+    head: int
+    """Offset of the first record."""
+    size: int
+    before: int
+    """Size of the segment before; 0: not known, or there was none."""
+
+
+_NONE = _Segment(0, 0, 0)  # in the place of a file that is not there
+
+
 class Segments:
     """The files of a spool. Blocks; one thread at a time.
 
@@ -83,70 +106,146 @@ class Segments:
     def __init__(self, config: SpoolConfig, kind: bytes) -> None:
         self._config = config
         self._folder = Path(config.folder)
-        self._magic = _MAGIC + kind + b"\n"
-        self.damaged = 0
-        """Octets that were no whole record."""
-        files = [path for path in self._folder.glob("*.spool") if path.stem.isdecimal()]
-        self._sizes = {int(path.stem): self._check(path) for path in sorted(files)}
-        self.acked = self._read_acked()
+        self._kind = kind
+        numbers = [int(path.stem) for path in self._folder.glob("*.spool") if path.stem.isdecimal()]
+        self._segments = {number: self._look_at(number) for number in sorted(numbers)}
+        self.acked, end = self._read_acked()
         """Everything before this place is acked."""
-        self._last = max([*self._sizes, self.acked[0]])
-        self._file = self._open(self._last)
-        # Files may have been taken away or cut off; a place behind the end would hide what is appended up to there.
-        self.acked = self._read_at = min(self.acked, self.end)
+        last = max([1, *self._segments, end[0]])
+        if last in self._segments:
+            self._cut_torn_end(last, end[1] if end[0] == last else 0)
+        self._compare(end)
+        # A new file, unless nothing is in the last one, and was not: the last one may be damaged, or of 0.1.
+        segment = self._segments.get(last, _NONE)
+        self._last = last if segment.size <= segment.head and self.acked <= (last, _HEAD) else last + 1
+        self._file = self._begin(self._last)
+        if self.acked[1] > self._segments.get(self.acked[0], _NONE).size:
+            self.acked = (min(number for number in self._segments if number > self.acked[0]), 0)
+        self.acked = self._read_at = max(self.acked, (self.acked[0], self._segments[self.acked[0]].head))
         self.octets = 0
         """Octets on the disk that are not acked; a number and no property, since each event sent looks at it."""
         self._count()
+        try:
+            self._note(self.acked, self.end)
+        except BaseException:
+            self.close()
+            raise
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:08}.spool"
 
-    def _check(self, path: Path) -> int:
-        with path.open("rb") as file:
-            magic = file.read(_HEAD)
-        if magic[: len(_MAGIC)] == _MAGIC[: len(magic)] and magic != self._magic and len(magic) == _HEAD:
-            raise ConfigurationError(f"{path} holds events for the other version of Lumberjack: send those first")
-        if not self._magic.startswith(magic):
-            raise ConfigurationError(f"{path} is no spool")
-        return path.stat().st_size
+    def _oldest(self) -> Place:
+        number = min(self._segments, default=1)
+        return number, self._segments[number].head if self._segments else _HEAD
 
-    def _read_acked(self) -> Place:
-        first = (min(self._sizes, default=1), _HEAD)
-        path = self._folder / "acked"
-        try:
-            number, offset = map(int, path.read_text().split())
-        except FileNotFoundError:
-            return first
-        except ValueError as error:
-            raise ConfigurationError(f"{path} does not hold a place in a spool") from error
-        return max(first, (number, offset))
-
-    def _open(self, number: int) -> BinaryIO:
-        """Open the last segment, cut what is no whole record off its end, and make it if there is none."""
+    def _look_at(self, number: int) -> _Segment:
         path = self._path(number)
-        good = _HEAD
-        if path.exists():
-            good = max([_HEAD, *(end for _, end in _records(path.read_bytes(), _HEAD))])
-        # Only for this user: what is in a log is nobody else's business.
-        path.touch(mode=0o600)
-        file = path.open("r+b", buffering=0)
+        with path.open("rb") as file:
+            octets = file.read(_HEAD)
+            size = os.fstat(file.fileno()).st_size
+        magic, first, second = octets[:_HEAD_1], _MAGIC % (1, self._kind), _MAGIC % (2, self._kind)
+        if magic == first:
+            return _Segment(_HEAD_1, size, 0)
+        if len(octets) < _HEAD and (first.startswith(magic) or second.startswith(magic)):
+            return _Segment(size, size, 0)
+        if magic == second and len(octets) == _HEAD:
+            before, checksum = _BEFORE.unpack_from(octets, _HEAD_1)
+            if checksum == zlib.crc32(octets[:-4]):
+                return _Segment(_HEAD, size, before)
+        if magic in [_MAGIC % (version, kind) for version in (1, 2) for kind in (b"J", b"D") if kind != self._kind]:
+            raise ConfigurationError(f"{path} holds events for the other version of Lumberjack: send those first")
+        raise ConfigurationError(
+            f"{path} is no spool of this version, or its beginning is damaged; move it away to go on without its events"
+        )
+
+    def _read_acked(self) -> tuple[Place, Place]:
+        """Read the place up to which all is acked, and the end of all that was safe, (0, 0) if that is not known."""
+        path = self._folder / "acked"
+        octets = path.read_bytes() if path.exists() else b""
+        words = octets.split()
         try:
-            size = path.stat().st_size
-            if size < _HEAD:
-                file.truncate(0)
-                file.write(self._magic)
-            elif size > good:
-                logger.warning("%s: the last %d octets are no whole record", path, size - good)
-                self.damaged += size - good
-                file.truncate(good)
-            file.seek(good)
+            if words[:1] == [b"v2"]:
+                number, offset, end, end_offset, checksum = map(int, words[1:])
+                if checksum == zlib.crc32(octets.rpartition(b" ")[0]):
+                    return (number, offset), (end, end_offset)
+            elif words:
+                number, offset = map(int, words)
+                if number in self._segments and offset <= self._segments[number].size:
+                    return (number, offset), (0, 0)
+        except ValueError:
+            pass
+        # 0.1 made the file with the first ack.
+        if octets or any(segment.size > segment.head == _HEAD for segment in self._segments.values()):
+            _log_loss(
+                "%s is %s: all events that are left are sent again, and it is not known whether there were more",
+                path,
+                "damaged" if octets else "gone",
+            )
+        return self._oldest(), (0, 0)
+
+    def _cut_torn_end(self, number: int, promised: int) -> None:
+        """Cut what is no whole record off the end, unless it was promised: then reading finds the damage, and what is behind it."""
+        path, segment = self._path(number), self._segments[number]
+        data = path.read_bytes()
+        good = at = segment.head
+        while at < len(data):
+            good = max([good, *(end for _, end in _records(data, at))])
+            at = max(at, good)
+            at += _damaged(data, at)
+        if promised <= good < len(data):
+            logger.warning("%s: the last %d bytes are no whole record and are cut off", path, len(data) - good)
+            os.truncate(path, good)
+            segment.size = good
+
+    def _compare(self, end: Place) -> None:
+        """Log which files are missing or too short."""
+        number, offset = self.acked
+        sizes: dict[int, int] = {}
+        for at, size in [self.acked, end, *((at - 1, segment.before) for at, segment in self._segments.items())]:
+            sizes[at] = max(size, sizes.get(at, 0))
+        numbers = sorted(at for at in {*sizes, *self._segments} if at >= number)
+        for at, behind in pairwise(numbers):
+            if behind > at + 1:
+                _log_loss(
+                    "the files between %s and %s are gone, and the events in them",
+                    self._path(at),
+                    self._path(behind),
+                )
+        for at in numbers:
+            there = max(self._segments.get(at, _NONE).size, offset if at == number else _HEAD)
+            if there < sizes.get(at, 0):
+                _log_loss(
+                    "%s: %d bytes from %d on are gone, and the events in them",
+                    self._path(at),
+                    sizes[at] - there,
+                    there,
+                )
+
+    def _begin(self, number: int) -> io.FileIO:
+        """Make a segment, or make it anew if nothing is in it."""
+        before = self._segments.get(number - 1, _NONE).size
+        octets = _MAGIC % (2, self._kind) + before.to_bytes(8, "big")
+        # Only for this user: what is in a log is nobody else's business.
+        file = io.FileIO(self._path(number), "wb", opener=private)
+        try:
+            file.write(octets + zlib.crc32(octets).to_bytes(4, "big"))
             os.fsync(file.fileno())
             _sync_folder(self._folder)
         except BaseException:
             file.close()
             raise
-        self._sizes[number] = good
+        self._segments[number] = _Segment(_HEAD, _HEAD, before)
         return file
+
+    def _note(self, acked: Place, end: Place) -> None:
+        """Note on the disk what is acked, and what is safe."""
+        text = b"v2 %d %d %d %d" % (*acked, *end)
+        beside = self._folder / "acked.new"
+        with open(beside, "wb", opener=private) as file:
+            file.write(b"%s %d\n" % (text, zlib.crc32(text)))
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(self._folder / "acked")
 
     def close(self) -> None:
         """Let go of the files."""
@@ -155,11 +254,11 @@ class Segments:
     @property
     def end(self) -> Place:
         """The place behind everything that is on the disk."""
-        return self._last, self._sizes[self._last]
+        return self._last, self._segments[self._last].size
 
     def _count(self) -> None:
         number, offset = self.acked
-        self.octets = sum(size for at, size in self._sizes.items() if at >= number) - offset
+        self.octets = sum(each.size for at, each in self._segments.items() if at >= number) - offset
 
     def append(self, bodies: list[bytes]) -> None:
         """Write events; they are on the disk when this returns.
@@ -168,9 +267,9 @@ class Segments:
             OSError: none of them is.
         """
         data = b"".join(part for body in bodies for part in (_RECORD.pack(len(body), zlib.crc32(body)), body))
-        at = self._sizes[self._last]
+        at = self._segments[self._last].size
         if at > _HEAD and at + len(data) > self._config.segment:
-            file = self._open(self._last + 1)
+            file = self._begin(self._last + 1)
             self._file.close()
             self._file = file
             self._last += 1
@@ -180,18 +279,25 @@ class Segments:
             while view:
                 view = view[self._file.write(view) :]
             os.fsync(self._file.fileno())
+            path = self._path(self._last)
+            if not os.path.samestat(os.stat(path), os.fstat(self._file.fileno())):
+                raise FileNotFoundError(errno.ENOENT, "it was replaced while in use", str(path))
+            self._note(self.acked, (self._last, at + len(data)))
         except OSError:
             self._file.truncate(at)
             self._file.seek(at)
             raise
-        self._sizes[self._last] = at + len(data)
+        self._segments[self._last].size = at + len(data)
         self._count()
 
     def read(self) -> tuple[list[bytes], Place]:
-        """Read the next events; return them, and the place behind them. No events: there are none yet."""
-        number, offset = self._read_at
+        """Read the next events; return them, and the place behind them. No events: there are none yet.
+
+        What is damaged is logged and skipped, up to the next whole record.
+        """
         while True:
-            size = self._sizes.get(number, _HEAD)
+            number, offset = self._read_at
+            size = self._segments.get(number, _NONE).size
             if offset < size:
                 with self._path(number).open("rb") as file:
                     file.seek(offset)
@@ -199,29 +305,33 @@ class Segments:
                     wanted = _RECORD.size + (_RECORD.unpack_from(data)[0] if len(data) >= _RECORD.size else 0)
                     if len(data) < wanted <= size - offset:
                         data += file.read(wanted - len(data))
-                records = list(_records(data, 0))
+                    records = list(_records(data, 0))
+                    if not records:
+                        data += file.read(size - offset - len(data))
                 if records:
                     self._read_at = (number, offset + records[-1][1])
                     return [body for body, _ in records], self._read_at
-                logger.error("%s: %d octets from %d on are damaged", self._path(number), size - offset, offset)
-                self.damaged += size - offset
-            if number >= self._last:
-                self._read_at = (number, max(offset, size))
+                skipped = _damaged(data.ljust(size - offset, b"\0"), 0)
+                _log_loss(
+                    "%s: %d bytes from %d on are damaged, and the events in them are lost",
+                    self._path(number),
+                    skipped,
+                    offset,
+                )
+                self._read_at = (number, offset + skipped)
+                continue
+            number = min((at for at in self._segments if at > number), default=number)
+            if number == self._read_at[0]:
                 return [], self._read_at
-            number, offset = number + 1, _HEAD
+            self._read_at = (number, self._segments[number].head)
 
     def note_acked(self, place: Place) -> None:
         """Note that everything before `place` is acked, and remove the segments before it."""
-        beside = self._folder / "acked.new"
-        with open(beside, "w", opener=private) as file:
-            file.write(f"{place[0]} {place[1]}")
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(self._folder / "acked")
+        self._note(place, self.end)
         self.acked = place
-        for number in [number for number in self._sizes if number < place[0]]:
+        for number in [number for number in self._segments if number < place[0]]:
             self._path(number).unlink(missing_ok=True)
-            del self._sizes[number]
+            del self._segments[number]
         self._count()
 
 
@@ -232,9 +342,24 @@ def _records(data: bytes, at: int) -> Iterator[tuple[bytes, int]]:
         at += _RECORD.size
         body = data[at : at + length]
         at += length
-        if len(body) < length or zlib.crc32(body) != checksum:
+        # No event is empty, and zeros would be an empty one with the right checksum.
+        if not body or len(body) < length or zlib.crc32(body) != checksum:
             return
         yield body, at
+
+
+def _damaged(data: bytes, at: int) -> int:
+    """Return how many bytes from `at` on are before the next whole record, or before the end. 0.3 s for 1 MiB."""
+    for start in range(at + 1, len(data) - _RECORD.size):
+        length, checksum = _RECORD.unpack_from(data, start)
+        body = start + _RECORD.size
+        if 0 < length <= len(data) - body and zlib.crc32(data[body : body + length]) == checksum:
+            return start - at
+    return len(data) - at
+
+
+def _log_loss(text: str, *arguments: object) -> None:
+    logger.error(text, *arguments, extra={"event": "spool_damaged"})
 
 
 def _sync_folder(folder: Path) -> None:
@@ -367,13 +492,15 @@ class SpoolPump(Actor[Any]):
     async def send(self) -> None:
         """Read events back and put them into the writer's queue, which makes this wait when it is full."""
         spool = self.spool
+        sent = spool.segments.acked
         while True:
             bodies, place = await self.insist(spool.segments.read)
-            if not bodies:
+            if place == sent:
                 changed = spool.changed
                 if spool.segments.end == place:
                     await changed.wait()
                 continue
+            sent = place  # also past a place in which nothing was whole, or `flush` would wait for it
             self.under_way.append((place, await spool.hub.hand_in(bodies)))
             self.more.set()
 

@@ -15,15 +15,21 @@ A file with fewer than `HEAD` octets is known by those it has, and by more as it
 was copied is shipped again: twice rather than not at all.
 
 The registry is one JSON file that is written beside the old one, synced, and put in its place.  Between an ack and the next write the process
-may die: then lines are sent twice, never not.
+may die: then lines are sent twice, never not.  A CRC-32 at its end covers what is before it; 0.1 (version 1) wrote none.
+
+It is there from the first start on.  If it is gone later all files are read from their beginning, whatever `TailConfig.start` says, and an
+error is logged.  Age is told by the system's clock: if that jumps ahead, files that are not there at that moment are forgotten early, and sent
+again should they come back.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import time
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
@@ -46,7 +52,10 @@ TAIL = 64
 FORGET = 7 * 86400.0
 """Seconds after which a file that is gone is forgotten."""
 
-_VERSION = 1
+_VERSION = 2
+_CHECKSUM = b'"crc32"'
+
+logger = logging.getLogger("levada.actors.lumberjack.tail")
 
 
 def digest(data: bytes) -> str:
@@ -180,9 +189,10 @@ class Registry:
             return
         # A line for each, so that C code writes it: with indents, and of all at once, it took 220 ms for 10,000 files, and not in a thread.
         files = ",\n".join(json.dumps(dict(zip(_FIELDS, values, strict=True))) for values in snapshot)
+        octets = f'{{"version": {_VERSION}, "files": [\n{files}\n],\n'.encode("ascii")
         beside = self._path.with_suffix(".new")
-        with open(beside, "w", opener=private) as file:
-            file.write(f'{{"version": {_VERSION}, "files": [\n{files}\n]}}\n')
+        with open(beside, "wb", opener=private) as file:
+            file.write(b"%s%s: %d}\n" % (octets, _CHECKSUM, zlib.crc32(octets)))
             file.flush()
             os.fsync(file.fileno())
         beside.replace(self._path)
@@ -206,19 +216,32 @@ def open_registry(folder: str | os.PathLike[str] | None) -> Iterator[Registry]:
     if folder is None:
         yield Registry(None)
         return
+    used = (Path(folder) / "lock").exists()
     with locked_folder(folder, "registry", "shipper") as place:
-        yield _read(place / "registry.json")
+        yield _read(place / "registry.json", used=used)
 
 
-def _read(path: Path) -> Registry:
+def _read(path: Path, *, used: bool) -> Registry:
     try:
-        data: Any = json.loads(path.read_bytes())
-        if data["version"] != _VERSION:
+        octets = path.read_bytes()
+        data: Any = json.loads(octets)
+        if data["version"] not in (1, _VERSION):
             raise ValueError(f"version {data['version']!r}, expected {_VERSION}")
+        if data["version"] == _VERSION and data["crc32"] != zlib.crc32(octets.rpartition(_CHECKSUM)[0]):
+            raise ValueError("its checksum is wrong")
         return Registry(path, [FileEntry(**entry) for entry in data["files"]], is_new=False)
     except FileNotFoundError:
-        return Registry(path)
+        if used:
+            logger.error(
+                "%s is gone: all files are shipped from their beginning", path, extra={"event": "registry_gone"}
+            )
+        registry = Registry(path, is_new=not used)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigurationError(
             f"{path} is no registry of files ({error}); move it away to ship everything again"
         ) from error
+    try:
+        registry.write([])
+    except OSError as error:
+        raise ConfigurationError(f"cannot keep a registry in {path.parent}: {error.strerror or error}") from error
+    return registry
