@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import trio
@@ -11,18 +12,21 @@ from trio.testing import MockClock
 
 from levada.actors.maop import (
     Call,
+    Disapproved,
     Handler,
     HandlerSpec,
     Histogram,
     MaopConfig,
     Metrics,
     OperationFailed,
+    PeerConfig,
     Refuse,
     Refused,
     Reply,
+    connect,
 )
 
-from .conftest import Start, echo, settled
+from .conftest import Start, echo, nothing, settled
 
 NAMES = {
     "ops_inflight",
@@ -50,6 +54,7 @@ NAMES = {
     "maop_streams_aborted_total",
     "maop_fail_total",
     "maop_approval_latency_ms",
+    "maop_approval_index",
 }
 
 
@@ -226,3 +231,58 @@ async def test_ma131b_ma132_what_happens_is_logged_and_no_more(
     assert {"approved", "begun", "done", "cancelled", "draining", "ended", "Proceed", "Refuse"} <= events
     steps = [r for r in caplog.records if getattr(r, "event", "") == "done"]
     assert [r.stream_id for r in steps] == [2]  # type: ignore[attr-defined]
+
+
+@pytest.mark.rule("MA-132")
+async def test_ma132_the_first_and_the_last_block_and_the_response_are_logged(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not each Block, by whichever side a body comes in; with session and stream."""
+    caplog.set_level(logging.DEBUG, "levada.actors.maop")
+    body = bytes(500_000)
+    async with start({101: echo, 102: nothing}) as ends:
+        assert await ends.peer.request(101, body) == body
+        await ends.peer.request(102)
+        session, client, server = ends.peer.session_id.hex(), ends.client.ref.path, ends.server.ref.path
+    steps: dict[tuple[str, int], list[tuple[str, str]]] = {}
+    for record in caplog.records:
+        event = getattr(record, "event", "")
+        if event in ("first_block", "last_block", "response"):
+            assert getattr(record, "connection_id", "") == session
+            seen = steps.setdefault((record.actor, record.stream_id), [])  # type: ignore[attr-defined]
+            seen.append((event, record.getMessage().rpartition("bytes ")[2]))
+    header = 500_000 + 1 + len("application/octet-stream")
+    [first, last, response] = steps.pop((server, 4))
+    assert (first[0], last, response) == ("first_block", ("last_block", "500000"), ("response", str(header)))
+    [response, first, last] = steps.pop((client, 4))
+    assert (response, first[0], last) == (("response", str(header)), "first_block", ("last_block", str(header)))
+    assert steps == {(server, 12): [("response", "0")], (client, 12): [("response", "0")]}
+
+
+@pytest.mark.rule("MA-94")
+@pytest.mark.parametrize("setting", ["production", "debug"])
+async def test_ma94_a_setting_says_where_reasons_are_logged(
+    setting: Any, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Shortened to 100 characters; in the record of what happened, or in a debug record of their own."""
+    caplog.set_level(logging.DEBUG, "levada.actors.maop")
+    async with start({}, log_reasons=setting) as ends:
+        await ends.peer.aclose("moving\nhouse " + "x" * 200)
+        with pytest.raises(Disapproved):
+            config = PeerConfig(log_reasons=setting)
+            async with connect(ends.system, ends.listener.url, token=b"wrong", config=config):
+                pass
+    cut = "moving house " + "x" * 87
+    found = {
+        (record.levelname, text)
+        for record in caplog.records
+        if getattr(record, "event", "") not in ("DisconnectRequest", "Disconnect")  # signals, at debug
+        for text in (cut, "x" * 88, "credentials")
+        if text in record.getMessage()
+    }
+    draining = [r for r in caplog.records if getattr(r, "event", "") == "draining"]
+    assert all("disconnects, 5.000 s" in record.getMessage() for record in draining)
+    if setting == "production":
+        assert found == {("INFO", cut), ("INFO", "credentials"), ("WARNING", "credentials")}
+    else:
+        assert found == {("DEBUG", cut), ("DEBUG", "credentials")}

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 import trio
 
+from levada.actors.maop import Refused
 from levada.actors.maop.metrics import Metrics
+
+from .conftest import Start, echo
 
 pytest.importorskip("prometheus_client", reason="needs the extra: pip install 'levada[prometheus]'")
 
@@ -56,6 +59,25 @@ async def test_ma133_prometheus_reads_the_metrics_by_their_names() -> None:
     ):
         assert expected in text
     assert not [line for line in text if line.startswith("# HELP") and len(line.split()) < 5], "a metric without help"
+
+
+@pytest.mark.rule("MA-134")
+async def test_ma134_prometheus_reads_the_approval_index(start: Start) -> None:
+    """Confirms / (confirms + denies) per identity, also after its connection; no more than 32, the lowest."""
+    async with start({101: echo}) as ends:
+        registry = CollectorRegistry()
+        registry.register(MaopCollector(ends.listener.metrics))
+        for _ in range(3):
+            await ends.peer.request(101)
+        with pytest.raises(Refused):
+            await ends.peer.request(999)
+        assert 'maop_approval_index{identity="client-1"} 0.75' in lines(registry)
+        await ends.peer.aclose()
+        assert 'maop_approval_index{identity="client-1"} 0.75' in lines(registry)
+    many = Metrics()
+    many.approval_indexes = lambda: {f"client-{n}": n / 40 for n in reversed(range(40))}
+    [family] = [family for family in many.collect() if family.name == "maop_approval_index"]
+    assert family.samples == {f"client-{n}": n / 40 for n in range(32)}
 
 
 async def test_several_sources_have_a_label() -> None:

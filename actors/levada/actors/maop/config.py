@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import attrs
 from attrs import validators as v
@@ -57,6 +57,11 @@ class PeerConfig:
     """Identities whose quotas are remembered; of those that use nothing the longest unheard is forgotten."""
     dedup_ttl: float = attrs.field(default=600.0, validator=v.gt(0.0))
     """Seconds for which the answer to an operation with an idempotency key is kept. Source: MA-123."""
+    log_reasons: Literal["debug", "production"] = attrs.field(
+        default="production", validator=v.in_(("debug", "production"))
+    )
+    """Where reasons that the peer gives are logged, 100 characters of each: ``"production"``: with the code, in the record of what happened
+    (`info` or `warning`); ``"debug"``: in a `debug` record of their own. Source: MA-94."""
 
 
 MAX_TOKEN: Final = 65_535

@@ -56,6 +56,7 @@ from levada.transports.maop import (
     ResponseRejected,
     ResponseStarted,
     RoomWanted,
+    Stepped,
     StreamUnblocked,
     code_name,
 )
@@ -344,14 +345,14 @@ class Connection(Actor[Any]):
 
     def _on_disapproved(self, event: DisapprovedEvent) -> None:
         self.disapproval = event
-        text = f"{code_name(event.code)}: {event.reason[:MAX_TEXT]}"
         # A client's program gets it as an error.
-        self.journal.say("disapproved", text, level=logging.INFO if self.is_client else logging.WARNING)
+        level = logging.INFO if self.is_client else logging.WARNING
+        self.journal.say("disapproved", code_name(event.code), level=level, reason=event.reason)
 
     def _on_draining(self, event: Draining) -> None:
         self._draining_since = self._draining_since or trio.current_time()
         who = "the peer" if event.by_peer else "this side"
-        self.journal.say("draining", f"{who} disconnects, {event.drain_time:.3f} s: {event.reason[:MAX_TEXT]}")
+        self.journal.say("draining", f"{who} disconnects, {event.drain_time:.3f} s", reason=event.reason)
         for queue in self.credit.values():
             queue.close(self)
 
@@ -360,8 +361,7 @@ class Connection(Actor[Any]):
         self.journal.say("audit", text, event.stream_id, logging.WARNING)
 
     def _on_rejected(self, event: ResponseRejected) -> None:
-        text = f"{code_name(event.code)}: {event.reason[:MAX_TEXT]}"
-        self.journal.say("response rejected", text, event.stream_id)
+        self.journal.say("response rejected", code_name(event.code), event.stream_id, reason=event.reason)
 
     def _on_ended(self, event: ConnectionEnded) -> None:
         drained = 0.0
@@ -371,8 +371,9 @@ class Connection(Actor[Any]):
         counts = self.core.statistic
         self.journal.say(
             "ended",
-            f"{event.code} ({event.reason[:MAX_TEXT]}), drained {drained:.3f} s, {counts.opened} operations begun, "
-            f"{counts.received} received, {counts.done} of them done, {counts.block_octets} octets",
+            f"{event.code}, drained {drained:.3f} s, {counts.opened} operations begun, {counts.received} received, "
+            f"{counts.done} of them done, {counts.block_octets} octets",
+            reason=event.reason,
         )
         self.resting.most = 0
         self.timers.cancel_all()
@@ -381,6 +382,9 @@ class Connection(Actor[Any]):
         self.opened.set()
         self.ended.set()
         self.turn()
+
+    def _on_stepped(self, event: Stepped) -> None:
+        self.journal.passed(event)
 
     _events: ClassVar[dict[type, Callable[[Any, Any], None]]] = {
         Approved: _on_approved,
@@ -400,6 +404,7 @@ class Connection(Actor[Any]):
         ResponseRejected: _on_rejected,
         ResponseStarted: _on_response,
         RoomWanted: _on_room_wanted,
+        Stepped: _on_stepped,
         StreamUnblocked: _on_unblocked,
     }
 
@@ -479,6 +484,7 @@ class Connection(Actor[Any]):
         if not operation.is_request:
             metrics.upload_latency_ms.observe(1000 * (now - operation.since))
         if self.journal.verbose:
+            self._apply(self.core.take_events())  # its last steps
             self.journal.step("done", operation, octets)
 
     # ------------------------------------------------------------ beginning and end
@@ -486,7 +492,8 @@ class Connection(Actor[Any]):
     def started(self) -> None:
         """See `Actor.started`."""
         self._runs = True
-        self.journal = Journal(self.core, self.ref.path)
+        self.journal = Journal(self.core, self.ref.path, reasons=self.config.log_reasons)
+        self.core.steps = self.journal.verbose
         self.start_soon(self._main)
 
     async def _main(self) -> None:

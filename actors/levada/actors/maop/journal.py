@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+from typing import Literal
 
 import trio
 
-from levada.transports.maop import Incoming, MaopCore, StreamData, code_name, decode_operations
+from levada.transports.maop import Incoming, MaopCore, Stepped, StreamData, code_name, decode_operations
 from levada.transports.text import printable
 
 __all__ = ["Journal"]
@@ -15,15 +16,16 @@ __all__ = ["Journal"]
 logger = logging.getLogger("levada.actors.maop")
 
 MAX_TEXT = 100
-"""Characters of a peer's reason that are logged."""
+"""Characters of a reason that are logged."""
 
 
 class Journal:
     """Log records of one connection: `info` for the connection, `debug` for each operation, `error` for failures of handlers."""
 
-    def __init__(self, core: MaopCore, path: str) -> None:
+    def __init__(self, core: MaopCore, path: str, *, reasons: Literal["debug", "production"]) -> None:
         self._core = core
         self._path = path
+        self._reasons = reasons
         self.verbose = logger.isEnabledFor(logging.DEBUG)
         """Whether steps of operations are logged, as it was when the connection began."""
 
@@ -38,10 +40,37 @@ class Journal:
             fields["stream_id"] = stream_id
         return fields
 
-    def say(self, event: str, text: str, stream_id: int | None = None, level: int = logging.INFO) -> None:
-        """Log something of the connection as a whole."""
+    def say(
+        self, event: str, text: str, stream_id: int | None = None, level: int = logging.INFO, *, reason: str = ""
+    ) -> None:
+        """Log something of the connection as a whole.
+
+        Args:
+            event: what happened.
+            text: the facts.
+            stream_id: of the stream that it is about.
+            level: of the record.
+            reason: in the peer's words, or in ours for the peer; a setting says where it is logged. Source: MA-94.
+        """
+        shown = f": {reason[:MAX_TEXT]}" if reason else ""
         if logger.isEnabledFor(level):
+            text += shown if self._reasons == "production" else ""
             logger.log(level, "%s: %s: %s", self._path, event, printable(text), extra=self._extra(event, stream_id))
+        if shown and self._reasons == "debug":
+            logger.debug("%s: %s%s", self._path, event, printable(shown), extra=self._extra("reason", stream_id))
+
+    def passed(self, event: Stepped) -> None:
+        """Log the first or last Block of a body that comes in, or a Response."""
+        octets = "undefined" if event.octets is None else event.octets
+        what = event.step
+        logger.debug(
+            "%s: stream %d %s: bytes %s",
+            self._path,
+            event.stream_id,
+            what.replace("_", " "),
+            octets,
+            extra=self._extra(what, event.stream_id),
+        )
 
     def step(self, event: str, operation: Incoming, octets: int | None = None, code: int | None = None) -> None:
         """Log a step of an operation of the peer."""

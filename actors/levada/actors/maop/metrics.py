@@ -5,9 +5,10 @@ What the cores count themselves is read from them when somebody asks, so that it
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Literal
 
 import attrs
@@ -18,6 +19,8 @@ __all__ = ["Family", "Histogram", "Metrics"]
 
 MAX_CONTENT_TYPES: Final = 32
 """Distinct content types in labels; the rest is ``other``. Source: MA-133."""
+MAX_IDENTITIES: Final = 32
+"""Identities in labels: those with the lowest approval index."""
 _BOUNDS: Final = tuple(float(f"{m}e{e}") for e in range(-2, 7) for m in (1, 1.5, 2, 3, 5, 7))
 """Upper bounds of buckets, in milliseconds or octets: 10 µs to 2 hours, or 1 octet to 7 MB, each at most half as much again."""
 
@@ -101,6 +104,8 @@ class Metrics:
         """How long connections drained."""
         self.approval_latency_ms = Histogram()
         """From header to Proceed or Refuse."""
+        self.approval_indexes: Callable[[], Mapping[str, float]] = dict
+        """Gives the share of approvals among all decisions, by identity."""
         self._cores: dict[MaopCore, None] = {}
         self._past: Counter[str] = Counter()
         self._past_denies: Counter[int] = Counter()
@@ -218,3 +223,6 @@ class Metrics:
         every = {code_name(code): float(number) for code, number in self.fails.items()}
         yield Family("maop_fail_total", "counter", "error_code", every)
         yield Family("maop_approval_latency_ms", "histogram", "", {"": self.approval_latency_ms})
+        indexes = self.approval_indexes()
+        lowest = heapq.nsmallest(MAX_IDENTITIES, indexes, key=indexes.__getitem__)
+        yield Family("maop_approval_index", "gauge", "identity", {name: indexes[name] for name in lowest})

@@ -101,11 +101,12 @@ _HELP = {
     "maop_request_latency_ms": "Requests of this side, until the Response was complete.",
     "maop_response_fail_total": "Requests of this side that failed or were refused.",
     "maop_rpc_payload_bytes": "Octets of the bodies of Responses received.",
-    "maop_control_backlog": "Signals that wait, by connection.",
+    "maop_control_backlog": "Signals that wait on the fullest control stream of all connections.",
     "maop_late_signals_total": "Signals for operations that had ended or were unknown.",
     "maop_response_unacked_total": "Responses whose requester did not say whether it used them.",
     "maop_drain_ms": "How long connections drained.",
     "maop_streams_aborted_total": "Streams that peers have reset.",
     "maop_fail_total": "Fails sent and received.",
     "maop_approval_latency_ms": "From the header of an operation to Proceed or Refuse.",
+    "maop_approval_index": "Share of approvals among all decisions, of the 32 identities with the lowest.",
 }

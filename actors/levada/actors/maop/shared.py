@@ -34,3 +34,4 @@ class Shared:
     def __attrs_post_init__(self) -> None:
         specs = {msg_id: handler.declared() for msg_id, handler in self.handlers.items()}
         object.__setattr__(self, "specs", specs)
+        self.metrics.approval_indexes = self.registry.approval_indexes

@@ -24,6 +24,7 @@ from typing import Final
 from levada.framework.errors import LocalProtocolError, RemoteProtocolError
 from levada.transports.numbers import Numbers
 
+from .body import BodyReader
 from .config import TEST_SPEC, HandlerSpec, MaopConfig
 from .control import ControlIn, ControlPool, Signals
 from .counters import Statistics
@@ -38,6 +39,7 @@ from .events import (
     Output,
     ResetStream,
     ResponseRejected,
+    Stepped,
     StopStream,
     StreamData,
 )
@@ -98,6 +100,8 @@ class MaopCore(Ending):
         if any(not 1 < msg_id < 65_536 for msg_id in handlers or ()):
             raise ValueError("handlers have msg_ids from 2 to 65535; 0 and 1 are native [MA-41]")
         self.wall_offset = wall_offset
+        self.steps = False
+        """Whether `Stepped` is emitted, for a log."""
         self.quota = quota or Quota(self.config.max_inflight_ops, self.config.max_buffer_bytes, shared=False)
         self.dedup = DedupStore() if dedup is None else dedup  # an empty one is false
         self.replay = replay or ReplayWindow()
@@ -278,6 +282,13 @@ class MaopCore(Ending):
         """Queue a Fail for a stream that carries no operation."""
         self.pool.fail(stream_id, code, self.reason(reason))
         self.statistic.failed[code] += 1
+
+    def note_blocks(self, stream_id: int, before: int, body: BodyReader) -> None:
+        """Tell of the first Block of a body, and of its end; `before` counts the Blocks that had come before. Source: MA-132."""
+        if body.blocks and not before:
+            self.emit(Stepped(stream_id, "first_block", body.total))
+        if body.ended:
+            self.emit(Stepped(stream_id, "last_block", body.total))
 
     def reason(self, text: str) -> bytes:
         """Make a reason fit for the wire. Source: MA-78."""

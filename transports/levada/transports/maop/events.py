@@ -5,7 +5,7 @@ They are made for each operation, so they are plain slotted classes: freezing th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import attrs
 
@@ -42,6 +42,7 @@ __all__ = [
     "ResponseStarted",
     "RoomWanted",
     "SetPriority",
+    "Stepped",
     "StopStream",
     "StreamData",
     "StreamUnblocked",
@@ -149,6 +150,18 @@ class RoomWanted:
 
     stream_id: int
     """Which."""
+
+
+@attrs.define
+class Stepped:
+    """A step of an operation of either side that nobody needs to act on; only while `MaopCore.steps` is true. Source: MA-132."""
+
+    stream_id: int
+    """Which."""
+    step: Literal["first_block", "last_block", "response"]
+    """The first Block of a body that comes in, its Block End, or a Response: one of ours begins, or the header of the peer's has come."""
+    octets: int | None
+    """Of the body so far; of a Response as announced, and None if that is undefined."""
 
 
 # ---------------------------------------------------------------- operations of the peer
@@ -303,6 +316,7 @@ Event: TypeAlias = (
     | Audited
     | StreamUnblocked
     | RoomWanted
+    | Stepped
     | OperationOffered
     | Execute
     | OperationCancelled

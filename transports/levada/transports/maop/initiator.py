@@ -17,6 +17,7 @@ from .events import (
     Refused,
     ResetStream,
     ResponseStarted,
+    Stepped,
     StopStream,
 )
 from .frames import RESPONSE, UNDEFINED
@@ -251,6 +252,8 @@ class Outgoing:
         elif self.limit is not None and length > self.limit:
             raise Fault(ErrorCode.CONTENT_TOO_LARGE, f"Response of {length} octets, at most {self.limit}", "MA-71")
         self._announced = None if length == UNDEFINED else length
+        if core.steps:
+            core.emit(Stepped(self.stream_id, "response", self._announced))
         if not length:
             # MA-98: no body, and no content type either.
             if self.streamed:
@@ -268,7 +271,10 @@ class Outgoing:
     def _octets(self, data: bytes, at: int, now: float) -> None:
         reader = self._reader
         assert reader is not None
+        before = reader.blocks
         reader.read(data, at)
+        if self._core.steps:
+            self._core.note_blocks(self.stream_id, before, reader)
         if self.success and self._success is not None and self._success.content_type is None and reader.pieces:
             self._success_header(reader)
         if self.streamed and (self._success is None or self._success.content_type is not None):

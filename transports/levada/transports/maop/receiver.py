@@ -20,6 +20,7 @@ from .events import (
     ResetStream,
     RoomWanted,
     SetPriority,
+    Stepped,
     StopStream,
     StreamData,
 )
@@ -191,8 +192,10 @@ class Incoming:
         if self.state is _ARMED:
             body = self._body
             assert body is not None
-            held = len(body.pieces)
+            held, before = len(body.pieces), body.blocks
             at = body.read(data, at)
+            if self._core.steps:
+                self._core.note_blocks(self.stream_id, before, body)
             if self.idempotency_key:
                 for piece in body.pieces[held:]:
                     self._digest.update(piece)
@@ -449,6 +452,8 @@ class Incoming:
         """Write a whole Response. Nothing is known of it after this but that it was sent."""
         self.state = RECEIVER[self.state, _RESPONSE]
         size = len(payload)
+        if self._core.steps:
+            self._core.emit(Stepped(self.stream_id, "response", size))
         data = RESPONSE.pack(2, size, start_ms, time_ms)
         if size:
             data = b"".join((data, BLOCK.pack(5, size), payload, BLOCK_END.pack(6, size)))
@@ -466,6 +471,8 @@ class Incoming:
         start, took = self._times(now)
         self._go(_RESPONSE)
         self._announced = length
+        if core.steps:
+            core.emit(Stepped(self.stream_id, "response", None if length == UNDEFINED else length))
         self._prioritise()
         core.out.append(StreamData(self.stream_id, RESPONSE.pack(2, length, start, took), False))
         core.timers.set(self, now + core.config.transfer_idle_timeout)
