@@ -194,7 +194,7 @@ class ListenerHandle(Generic[A]):
 def refuse(accepted: Accepted) -> None:
     """Send a client away that came too late."""
     if isinstance(accepted, Incoming):
-        accepted.refuse()
+        accepted.refuse("the listener is ending")
     else:
         accepted.abort()
 

@@ -37,10 +37,10 @@ async def read_all(stream: QuicStream) -> bytes:
 # ---------------------------------------------------------------- failed handshakes
 
 
-async def test_a_failed_handshake_is_in_the_error_and_not_on_stderr(
+async def test_a_failed_handshake_is_in_the_error_and_in_one_line_of_the_listener(
     lab: Any, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Aioquic logs why a connection fails. Without handlers, as in a program that configures no logging, Python prints that."""
+    """Aioquic warns on both sides too. Without handlers, as in a program that configures no logging, Python would print that."""
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     net = SimNet(1)
     served: list[CloseReason] = []
@@ -54,7 +54,23 @@ async def test_a_failed_handshake_is_in_the_error_and_not_on_stderr(
             async with lab.dialling(net, alpn=("another",)):
                 pass
     assert served == [CloseReason(0x178, "No common ALPN protocols", lost=True)]
-    assert capsys.readouterr() == ("", "")
+    out, line = capsys.readouterr()
+    assert out == ""
+    assert line.startswith("quic://server:4433 turned client:")
+    assert line.endswith(" away: its handshake failed: No common ALPN protocols (code 0x178)\n")
+
+
+async def test_what_the_engine_logs_is_for_debugging_and_of_printable_text(
+    lab: Any, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with lab.connected() as ends:
+        ends.client.close(7, "enough\nERROR all is lost")
+        await ends.server.closed()
+    records = [record for record in caplog.records if record.name == "levada.transports.quic.engine"]
+    assert {record.levelname for record in records} == {"DEBUG"}
+    (said,) = [record.getMessage() for record in records if "close received" in record.getMessage()]
+    assert said.endswith(r" Connection close received (code 0x7, reason enough\nERROR all is lost)")
 
 
 # ---------------------------------------------------------------- datagrams

@@ -352,3 +352,133 @@ async def test_a_flood_of_data_beyond_the_window_is_refused(lab: Any, autojump_c
             assert reason.lost
             assert reason.code == 3  # FLOW_CONTROL_ERROR
         await s.is_served()
+
+
+# ---------------------------------------------------------------- who is turned away
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    assert [record.exc_info for record in caplog.records] == [None] * len(caplog.records)
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+async def test_connections_of_one_address_are_bounded(
+    lab: Any, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those that prove their address by the handshake only are ended then; the end of one lets another one in."""
+    net = SimNet(1)
+    async with siege(lab, net, max_connections_per_address=2) as s:
+        async with lab.dialling(net, host="many") as first, lab.dialling(net, host="many") as second:
+            async with lab.dialling(net, host="many") as third:
+                assert (await third.closed()).code == 0x2  # CONNECTION_REFUSED
+            assert await ask(first, b"first") == b"FIRST"
+            assert await ask(second, b"second") == b"SECOND"
+        await trio.sleep(0.1)
+        async with lab.dialling(net, host="many") as fourth:
+            assert await ask(fourth, b"fourth") == b"FOURTH"
+        await s.is_served()
+        assert s.listener.admission.refused == 1
+        (line,) = warnings(caplog)
+        assert line.startswith("quic://server:4433 turned many:")
+        assert line.endswith(" away: 2 connections of its address are open (max_connections_per_address)")
+
+
+async def test_half_open_connections_count_for_the_address_that_they_have_proved(
+    lab: Any, autojump_clock: MockClock
+) -> None:
+    """Who comes back from a Retry and does not go on holds places of its own address only, and no longer than a handshake may take."""
+    net = SimNet(1)
+    refused: list[str] = []
+
+    async def dawdle() -> None:
+        with pytest.raises(ConnectionLost) as caught:
+            async with lab.dialling(net, host="slow", handshake_timeout=4.0):
+                pass
+        refused.append(str(caught.value))
+
+    async with siege(lab, net, retry="always", max_connections_per_address=3, handshake_timeout=5.0) as s:
+        sizes: dict[str, int] = {}
+
+        def after_the_retry(packet: Any) -> bool:
+            """Lose the server's second packet, which is the first one of the handshake, unless it is a close."""
+            if not packet.destination[0].startswith("slow"):
+                return False
+            key = str(packet.destination)
+            sizes[key] = sizes.get(key, 0) + 1
+            return sizes[key] > 1 and len(packet.data) >= 1_200
+
+        net.drop(after_the_retry)
+        async with trio.open_nursery() as nursery:
+            for _ in range(10):
+                nursery.start_soon(dawdle)
+            await trio.sleep(1)
+            assert s.listener.unfinished == 3
+            await s.is_served()
+            async with lab.dialling(net, host="other") as other:
+                assert await ask(other, b"other") == b"OTHER"
+        assert sum("0x2" in why for why in refused) == 7
+        await trio.sleep(10)
+        assert (s.listener.unfinished, s.listener.admission.refused) == (0, 7 + 3)
+        net.clear_faults()
+        async with lab.dialling(net, host="slow") as late:
+            assert await ask(late, b"late") == b"LATE"
+
+
+async def test_packets_under_a_forged_address_take_no_place_of_it(lab: Any, autojump_clock: MockClock) -> None:
+    first = (await record(lab))[0]
+    net = SimNet(1)
+    async with siege(lab, net, retry="never", max_connections_per_address=1, handshake_timeout=3.0) as s:
+        forger = net.port("victim")
+        for n in range(5):
+            forger.send([(first[:6] + bytes([first[6] ^ (n + 1)]) + first[7:], SERVER)])
+        await trio.sleep(0.1)
+        async with lab.dialling(net, host="victim") as client:
+            assert await ask(client, b"it is me") == b"IT IS ME"
+        await s.is_served()
+
+
+async def test_handshakes_that_fail_are_counted_and_told_of_once(
+    lab: Any, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A hundred clients of another protocol, then of those that do not trust the certificate."""
+    net = SimNet(1)
+    async with siege(lab, net) as s:
+
+        async def fail(**changes: Any) -> None:
+            with pytest.raises(ConnectionLost):
+                async with lab.dialling(net, host="wrong", **changes):
+                    pass
+
+        for _ in range(100):
+            await fail(alpn=("another",))
+        assert s.listener.admission.refused == 100
+        (line,) = warnings(caplog)
+        assert line.startswith("quic://server:4433 turned wrong:")
+        assert "its handshake failed: " in line
+        assert "(code 0x178)" in line
+        await trio.sleep(10)
+        await fail(server_name="somebody.else")
+        await trio.sleep(0.1)  # until the server has heard of it
+        line = warnings(caplog)[1]
+        assert "it broke its handshake off: " in line
+        assert line.endswith(" (99 more since the last such line)")
+        await s.is_served()
+
+
+async def test_clients_that_nobody_accepts_are_told_of(
+    lab: Any, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    net = SimNet(1)
+    first = (await record(lab))[0]
+    async with lab.listening(net, retry="never", max_handshakes=2, handshake_timeout=3.0) as listener:
+        stranger = net.port("stranger")
+        caplog.clear()
+        for n in range(3):
+            stranger.send([(first[:6] + bytes([first[6] ^ (n + 1)]) + first[7:], SERVER)])
+        await trio.sleep(11)
+        with trio.move_on_after(0.1):
+            await listener.accept()
+        assert listener.admission.refused == 3
+        dropped, expired = warnings(caplog)
+        assert dropped.endswith("away: 2 handshakes are not finished (max_handshakes)")
+        assert expired.endswith("away: nobody accepted it within 3.0 s")

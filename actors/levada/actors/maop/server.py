@@ -162,7 +162,7 @@ class ListenerActor(Acceptor[ServerConnection]):
             if self._attempts.allow(host, trio.current_time()):
                 return incoming
             self.refused_attempts += 1
-            incoming.refuse()
+            incoming.refuse("its address has tried too often (max_attempts)")
 
     def make(self, accepted: carriers.Incoming) -> ServerConnection:
         """See `Acceptor.make`."""

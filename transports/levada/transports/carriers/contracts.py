@@ -504,8 +504,8 @@ class Incoming(Protocol):
         """Begin the handshake; see `Connection.handshake`."""
         ...
 
-    def refuse(self) -> None:
-        """Close it at once, so that the peer knows."""
+    def refuse(self, why: str = ...) -> None:
+        """Close it at once, so that the peer knows; `why` is for this side's log only."""
         ...
 
     def retry(self) -> None:

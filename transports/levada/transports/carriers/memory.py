@@ -352,8 +352,8 @@ class MemoryIncoming:
         self._decided.set()
         return self._server
 
-    def refuse(self) -> None:
-        """See `Incoming.refuse`."""
+    def refuse(self, why: str = "") -> None:
+        """See `Incoming.refuse`; nothing is logged of peers in this process."""
         self._server.link.cut("the peer refused the connection")
         self._decided.set()
 

@@ -620,7 +620,7 @@ class QuicConnection:
             self._drained = None
         self._shaken.set()
         self._ended.set()
-        self._endpoint.handshake_over(self)
+        self._endpoint.connection_over(self, reason)
 
     @property
     def peer_address(self) -> Any:

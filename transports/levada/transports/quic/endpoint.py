@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Self
 import trio
 from aioquic.tls import SessionTicket
 
+from levada.transports.carriers.contracts import CloseReason
 from levada.transports.carriers.streams import plain_nursery
 
 from .config import QuicConfig
@@ -247,10 +248,10 @@ class QuicEndpoint:
         if self.listener is not None:
             self.listener.handshake_completed(connection, address)
 
-    def handshake_over(self, connection: QuicConnection) -> None:
+    def connection_over(self, connection: QuicConnection, reason: CloseReason) -> None:
         """A connection has ended, maybe before its handshake."""
         if self.listener is not None:
-            self.listener.handshake_over(connection)
+            self.listener.connection_over(connection, reason)
 
     def rebind(self, port: DatagramPort) -> None:
         """Go on at another port: after a change of network, for example. Dialled connections tell their servers at once."""

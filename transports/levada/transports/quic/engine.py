@@ -28,6 +28,7 @@ from aioquic.quic import events
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import (
     QuicConnection,
+    QuicConnectionAdapter,
     QuicConnectionError,
     QuicConnectionState,
     QuicNetworkPath,
@@ -41,6 +42,8 @@ from aioquic.quic.recovery import QuicPacketRecovery, QuicPacketSpace
 from aioquic.quic.stream import QuicStream
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from levada.transports.text import printable
+
 from .keys import RollingKeys
 from .ranges import Ranges
 
@@ -49,9 +52,7 @@ __all__ = ["OVERRIDES_FIT", "EarlyDatagram", "EngineSettings", "PlainEngine", "e
 SUPPORTED: Final = "1.7"
 """Versions of aioquic, by their first two numbers, whose inside the overrides were written for."""
 
-# aioquic logs why a connection fails. That is in our errors, and a program without handlers should not print it. A program that
-# configures logging still gets it.
-logging.getLogger("quic").addHandler(logging.NullHandler())
+logger = logging.getLogger("levada.transports.quic.engine")
 
 _ONE_RTT = tls.Epoch.ONE_RTT
 _PING = 0  # nobody waits for its acknowledgement
@@ -75,6 +76,19 @@ class EngineSettings:
     reset_token: Callable[[bytes], bytes] = attrs.field(default=lambda cid: os.urandom(16))
     address_validated: bool = False
     """A token has shown that the client receives at its address."""
+
+
+class _EngineLog(QuicConnectionAdapter):
+    """What aioquic logs, for debugging only: it warns of each mistake of each peer, and writes a peer's text as it came.
+
+    Why a connection failed is in our errors, and in the listener's warning.
+    """
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        """Log one thing, whatever it is, at the level DEBUG."""
+        if self.isEnabledFor(logging.DEBUG):
+            text = str(msg) % args if args else str(msg)
+            super().log(logging.DEBUG, "%s", printable(text))
 
 
 class EarlyDatagram(events.DatagramFrameReceived):
@@ -109,6 +123,7 @@ class PlainEngine(QuicConnection):
             token_handler=token_handler,
         )
         self.settings = settings
+        self._logger = self._loss._logger = _EngineLog(logger, self._logger.extra)
         self._challenge_at = 0.0  # when an address that is not validated may be challenged again
         self._key_sending: Any = None
         self._key_start = 0  # number of the first packet, or a later one, under these keys

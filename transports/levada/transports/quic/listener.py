@@ -7,6 +7,7 @@ has to prove first that it receives at its address: a Retry packet carries a tok
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import trio
 from aioquic._buffer import Buffer
@@ -23,6 +24,8 @@ from aioquic.quic.packet import (
 from aioquic.quic.packet_builder import QuicPacketBuilder
 
 from levada.framework.errors import ConnectionClosed, LocalProtocolError
+from levada.transports.carriers.admission import Admission
+from levada.transports.carriers.contracts import CloseReason
 
 from .config import SMALLEST_PACKET, TicketStore
 from .connection import QuicConnection
@@ -49,7 +52,7 @@ class QuicIncoming:
         header: QuicHeader,
         address: Address,
         *,
-        validated: bool,
+        leave: Callable[[], None] | None,
         original_cid: bytes | None,
     ):
         self._listener = listener
@@ -58,7 +61,7 @@ class QuicIncoming:
         self.destination_cid = header.destination_cid
         self.source_cid = header.source_cid
         self._original_cid = original_cid
-        self._validated = validated
+        self._leave = leave
         self._packets: list[bytes] = []
         self._decided = False
         self.expires_at = trio.current_time() + listener.endpoint.config.handshake_timeout
@@ -71,7 +74,7 @@ class QuicIncoming:
     @property
     def validated(self) -> bool:
         """Whether it has shown that it receives at this address, by a token."""
-        return self._validated
+        return self._leave is not None
 
     @property
     def decided(self) -> bool:
@@ -90,14 +93,15 @@ class QuicIncoming:
             LocalProtocolError: it was decided about already.
         """
         self._decide()
-        return self._listener.start(self, self._address, self._packets, self._original_cid, validated=self._validated)
+        return self._listener.start(self, self._address, self._packets, self._original_cid, leave=self._leave)
 
-    def refuse(self) -> None:
-        """Close it at once, so that the client knows."""
-        self._decide()
+    def refuse(self, why: str = "the application refused it") -> None:
+        """Close it at once, so that the client knows; `why` is for the listener's warning."""
+        self.ignore()
         self._listener.send_close(
             self._version, self.source_cid, self.destination_cid, self._address, QuicErrorCode.CONNECTION_REFUSED
         )
+        self._listener.admission.turn_away(self.peer, why)
 
     def retry(self) -> None:
         """Let it prove its address first; it comes back as another `QuicIncoming`.
@@ -105,7 +109,7 @@ class QuicIncoming:
         Raises:
             LocalProtocolError: it has proved it already.
         """
-        if self._validated:
+        if self.validated:
             raise LocalProtocolError("this client has proved its address; accept, refuse or ignore it")
         self._decide()
         self._listener.send_retry(self._version, self.source_cid, self.destination_cid, self._address)
@@ -113,6 +117,8 @@ class QuicIncoming:
     def ignore(self) -> None:
         """Forget it without a word."""
         self._decide()
+        if self._leave is not None:
+            self._leave()
 
     def _decide(self) -> None:
         if self._decided:
@@ -134,7 +140,10 @@ class QuicListener:
         self._queue: deque[QuicIncoming] = deque()
         self._waiters = trio.lowlevel.ParkingLot()
         self._handshakes: dict[QuicConnection, None] = {}
+        self._entered: dict[QuicConnection, Callable[[], None]] = {}  # those that have proved their address
         self._closed = False
+        self.admission = Admission(self.url, config.max_connections_per_address)
+        """Who is let in, and how many were not."""
         endpoint.listener = self
 
     @property
@@ -176,7 +185,7 @@ class QuicListener:
         """Stop accepting; what was accepted lives on."""
         self._closed = True
         for incoming in list(self._pending.values()):
-            incoming.refuse()
+            incoming.refuse("the listener is closed")
         self._queue.clear()
         self._waiters.unpark_all()
         await trio.lowlevel.checkpoint()
@@ -190,14 +199,14 @@ class QuicListener:
         packets: list[bytes],
         original_cid: bytes | None,
         *,
-        validated: bool,
+        leave: Callable[[], None] | None,
     ) -> QuicConnection:
         """Make the connection of a client that was accepted."""
         endpoint, config = self.endpoint, self.endpoint.config
         now = trio.current_time()
         engine = endpoint._class(
             configuration=self._configuration,
-            settings=endpoint.engine_settings(config, address_validated=validated),
+            settings=endpoint.engine_settings(config, address_validated=leave is not None),
             original_destination_connection_id=original_cid or incoming.destination_cid,
             retry_source_connection_id=incoming.destination_cid if original_cid is not None else None,
             session_ticket_fetcher=self._tickets.take if config.early_data else None,
@@ -206,6 +215,8 @@ class QuicListener:
         connection = QuicConnection(endpoint, engine, address, config=config, is_client=False, now=now)
         endpoint.adopt(connection, incoming.destination_cid, engine.host_cid)
         self._handshakes[connection] = None
+        if leave is not None:
+            self._entered[connection] = leave
         for data in packets:
             endpoint.feed(connection, data, address, now)
         endpoint.touch(connection, now)
@@ -216,13 +227,29 @@ class QuicListener:
         self._pending.pop(incoming.destination_cid, None)
 
     def handshake_completed(self, connection: QuicConnection, address: Address) -> None:
-        """A client may skip the proof of its address the next time."""
-        self._handshakes.pop(connection, None)
+        """Its address is proved now, if it was not; it may skip the proof the next time."""
+        if connection not in self._handshakes:
+            return  # it has ended
+        del self._handshakes[connection]
+        if connection not in self._entered:
+            leave = self.admission.enter(address[0])
+            if leave is None:
+                self.admission.too_many(authority(address))
+                connection.fail("too many connections of this address", code=QuicErrorCode.CONNECTION_REFUSED)
+                return
+            self._entered[connection] = leave
         connection.engine.send_new_token(self._tokens.issue(address))
 
-    def handshake_over(self, connection: QuicConnection) -> None:
-        """A handshake will never complete."""
-        self._handshakes.pop(connection, None)
+    def connection_over(self, connection: QuicConnection, reason: CloseReason) -> None:
+        """A connection has ended, maybe before its handshake."""
+        if connection in self._entered:
+            self._entered.pop(connection)()
+        if connection in self._handshakes:
+            del self._handshakes[connection]
+            if reason.lost or reason.by_peer:  # otherwise this side closed it
+                who = "it broke its handshake off" if reason.by_peer else "its handshake failed"
+                why = f"{who}: {reason.text or 'no reason given'} (code {reason.code:#x})"
+                self.admission.turn_away(connection.info.peer, why)
 
     # ---------------------------------------------------------------- packets
 
@@ -276,16 +303,26 @@ class QuicListener:
         if proof is None and header.token and self._tokens.is_retry(header.token, address):
             counters["invalid tokens"] += 1
             self.send_close(version, header.source_cid, header.destination_cid, address, QuicErrorCode.INVALID_TOKEN)
+            self.admission.turn_away(authority(address), "its token is too old, or of another attempt")
             return
         if self.unfinished >= config.max_handshakes:
             counters["dropped"] += 1
+            why = f"{config.max_handshakes} handshakes are not finished (max_handshakes)"
+            self.admission.turn_away(authority(address), why)
             return
         demanded = config.retry == "always" or (config.retry == "load" and self.unfinished >= config.retry_threshold)
         if proof is None and demanded:
             self.send_retry(version, header.source_cid, header.destination_cid, address)
             return
-        original = proof.original_cid if proof is not None else None
-        incoming = QuicIncoming(self, header, address, validated=proof is not None, original_cid=original)
+        leave, original = None, None
+        if proof is not None:
+            leave, original = self.admission.enter(address[0]), proof.original_cid
+            if leave is None:
+                code = QuicErrorCode.CONNECTION_REFUSED
+                self.send_close(version, header.source_cid, header.destination_cid, address, code)
+                self.admission.too_many(authority(address))
+                return
+        incoming = QuicIncoming(self, header, address, leave=leave, original_cid=original)
         incoming.keep(data)
         self._pending[header.destination_cid] = incoming
         self._queue.append(incoming)
@@ -296,6 +333,8 @@ class QuicListener:
         # The oldest first, also those that `accept` has handed out.
         while self._pending and (oldest := next(iter(self._pending.values()))).expires_at <= now:
             oldest.ignore()
+            seconds = self.endpoint.config.handshake_timeout
+            self.admission.turn_away(oldest.peer, f"nobody accepted it within {seconds} s")
         while self._queue and self._queue[0].decided:
             self._queue.popleft()
 
