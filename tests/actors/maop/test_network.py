@@ -7,7 +7,10 @@ import hashlib
 import math
 import tracemalloc
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -15,7 +18,10 @@ import trio
 from trio.testing import MockClock
 
 from levada.actors.maop import (
+    Authentication,
     Call,
+    Denied,
+    Disapproved,
     Handler,
     Handlers,
     HandlerSpec,
@@ -29,11 +35,13 @@ from levada.actors.maop import (
     serve,
 )
 from levada.actors.maop.config import listen_carrier
+from levada.actors.maop.entry import connect_over, serve_over
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError, ConnectionLost
-from levada.transports.carriers import MemoryConfig
+from levada.transports.carriers import CarrierInfo, MemoryConfig
 from levada.transports.carriers.simnet import SimNet
-from levada.transports.quic import QuicConfig
+from levada.transports.maop import Version
+from levada.transports.quic import QuicConfig, dial, listen
 
 from .conftest import NOTHING, TOKENS, Start, echo, nothing, settled
 
@@ -334,3 +342,45 @@ async def test_many_operations_at_once_take_bounded_memory(count: int) -> None:
     megabytes = await many(count)
     print(f"{count}: {megabytes:.2f} MB for 1000 operations, both ends together")
     assert megabytes < 25, f"{megabytes:.1f} MB for 1000 operations"
+
+
+@pytest.mark.rule("MA-19")
+async def test_ma19_a_server_may_demand_the_channel_binding(
+    quic: tuple[QuicConfig, QuicConfig], autojump_clock: MockClock
+) -> None:
+    """The TLS exporter value in a pair; absent, or of another connection: Disapproved UNAUTHORIZED (1)."""
+    asked: list[Authentication] = []
+
+    async def decide(question: Authentication) -> Identity | Denied:
+        asked.append(question)
+        return Identity("bound") if question.bound else Denied("The channel binding is absent or wrong.")
+
+    net = SimNet(1)
+    listening = partial(listen, "quic://server:4433", quic[0], port=net.port("server", 4433))
+    async with ActorSystem() as system, serve_over(system, listening, {101: echo}, authenticate=decide):
+
+        def client(**options: Any) -> AbstractAsyncContextManager[Peer]:
+            dialling = partial(dial, "quic://server:4433", quic[1], port=net.port("client"))
+            return connect_over(system, dialling, token=b"t", **options)
+
+        async with client(bind=True, pairs={"region": "north"}) as peer:
+            assert await peer.request(101, b"x") == b"x"
+            assert asked[0].info.channel_binding == peer.info.channel_binding
+        assert asked[0].pairs["region"] == "north"
+        for pairs in ({}, {"channel-binding": ""}, {"channel-binding": "ä"}, asked[0].pairs):
+            with pytest.raises(Disapproved) as refused:
+                async with client(pairs=pairs):
+                    pass
+            assert refused.value.code == 1
+        assert len({question.info.channel_binding for question in asked}) == 5
+
+
+async def test_a_connection_without_tls_cannot_be_bound() -> None:
+    async with ActorSystem() as system:
+        with pytest.raises(ConfigurationError, match="bind=True needs TLS"):
+            async with connect(system, "maop+memory://desk", token=b"t", bind=True):
+                pass
+
+    info = CarrierInfo(scheme="memory", local="a", peer="b")
+    question = Authentication("bearer", b"t", {"channel-binding": ""}, Version(1, 0, 0), "x", info)
+    assert not question.bound

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 import trio
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from trio.testing import MockClock
 
 from levada.framework.errors import ConnectionLost
 from levada.transports.carriers.simnet import SimNet, SimPacket
 from levada.transports.quic import ClientSessions, QuicConnection, QuicStream, TicketStore
+from levada.transports.quic.keys import channel_binding
 from levada.transports.quic.tokens import AddressTokens, Proof, reset_token
 
 HOME = ("192.0.2.1", 1234)
@@ -549,3 +556,67 @@ async def test_connection_ids_name_the_worker(lab: Any, autojump_clock: MockCloc
         ]
         assert len(own) == 8
         assert {cid[0] for cid in own} == {9}
+
+
+# ---------------------------------------------------------------- channel binding
+
+
+async def test_both_ends_of_a_connection_have_the_same_binding_and_no_other_has(
+    lab: Any, autojump_clock: MockClock
+) -> None:
+    """Resumed connections too have one of their own."""
+    net, sessions = SimNet(1), ClientSessions()
+    found: list[tuple[bool, bytes | None]] = []
+    theirs: list[bytes | None] = []
+
+    async def serve(listener: Any) -> None:
+        while True:
+            connection = (await listener.accept()).accept()
+            theirs.append((await connection.handshake()).channel_binding)
+
+    async with lab.listening(net) as listener, trio.open_nursery() as nursery:
+        nursery.start_soon(serve, listener)
+        for _ in range(3):
+            async with lab.dialling(net, sessions=sessions) as connection:
+                await trio.sleep(1)
+                found.append((connection.info.resumed, connection.info.channel_binding))
+        nursery.cancel_scope.cancel()
+    assert [binding for _, binding in found] == theirs
+    assert [resumed for resumed, _ in found] == [False, True, True]
+    assert len(set(theirs)) == 3
+    assert {len(binding or b"") for binding in theirs} == {32}
+
+
+def test_a_binding_is_what_openssl_exports() -> None:
+    """The same exporter secret gives the same value: OpenSSL logs the one and exports the other."""
+    from OpenSSL import SSL
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "server")])
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    builder = builder.serial_number(1).not_valid_before(start).not_valid_after(start.replace(year=2036))
+    secrets: dict[str, bytes] = {}
+
+    def log(connection: object, line: bytes) -> None:
+        label, _, secret = line.decode().split()
+        secrets[label] = bytes.fromhex(secret)
+
+    contexts = SSL.Context(SSL.TLS_CLIENT_METHOD), SSL.Context(SSL.TLS_SERVER_METHOD)
+    contexts[0].set_keylog_callback(log)
+    contexts[1].use_privatekey(key)
+    contexts[1].use_certificate(builder.sign(key, hashes.SHA256()))
+    client, server = (SSL.Connection(context) for context in contexts)
+    client.set_connect_state()
+    server.set_accept_state()
+    for _ in range(3):
+        for end, other in ((client, server), (server, client)):
+            with contextlib.suppress(SSL.WantReadError):
+                end.do_handshake()
+            with contextlib.suppress(SSL.WantReadError):
+                other.bio_write(end.bio_read(65_536))
+    assert client.get_protocol_version_name() == "TLSv1.3"
+    bits = client.get_cipher_name()
+    algorithm = hashes.SHA384() if bits and bits.endswith("SHA384") else hashes.SHA256()
+    expected = client.export_keying_material(b"EXPORTER-Channel-Binding", 32, b"")
+    assert channel_binding(algorithm, secrets["EXPORTER_SECRET"]) == expected

@@ -9,6 +9,7 @@ import trio
 from levada.framework import Actor
 
 from .connection import Carrier, Connection
+from .registry import BINDING_PAIR
 from .shared import Shared
 
 __all__ = ["ClientActor", "ClientConnection"]
@@ -20,12 +21,17 @@ class ClientConnection(Connection):
     token: bytes
     auth_type: str
     pairs: dict[str, str]
+    bind: bool
 
     def begin(self) -> None:
         """See `Connection.begin`."""
+        pairs = self.pairs
+        binding = None if self.info is None else self.info.channel_binding
+        if self.bind and binding is not None:
+            pairs = {**pairs, BINDING_PAIR: binding.hex()}
         self.feed(
             self.core.handshake_completed(
-                auth_type=self.auth_type, token=self.token, pairs=self.pairs, now=trio.current_time()
+                auth_type=self.auth_type, token=self.token, pairs=pairs, now=trio.current_time()
             )
         )
 
@@ -38,9 +44,10 @@ class ClientActor(Actor[Any]):
     token: bytes
     auth_type: str
     pairs: dict[str, str]
+    bind: bool
 
     def __attrs_post_init__(self) -> None:
-        self.connection = ClientConnection(self.shared, self.carrier, self.token, self.auth_type, self.pairs)
+        self.connection = ClientConnection(self.shared, self.carrier, self.token, self.auth_type, self.pairs, self.bind)
 
     def started(self) -> None:
         """See `Actor.started`."""

@@ -11,7 +11,7 @@ from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
 
 from .client import ClientActor
-from .config import MAX_TOKEN, PeerConfig, dial_carrier, fit_carrier, listen_carrier
+from .config import MAX_TOKEN, PeerConfig, carrier_url, dial_carrier, fit_carrier, listen_carrier
 from .connection import Carrier
 from .handlers import Handlers, handler_table
 from .peer import Peer
@@ -34,6 +34,7 @@ def connect(
     token: bytes = b"",
     auth_type: str = "Bearer",
     pairs: Mapping[str, str] | None = None,
+    bind: bool = False,
     handlers: Handlers | None = None,
     config: PeerConfig | None = None,
 ) -> AbstractAsyncContextManager[Peer]:
@@ -48,6 +49,8 @@ def connect(
         token: opaque octets that say who this client is.
         auth_type: scheme of the token, such as ``"Bearer"`` or ``"Basic"``.
         pairs: metadata of the session: region, role, tenant.
+        bind: whether to name the connection itself in the pair ``channel-binding``, so that the server can tell that nobody in between
+            has handed the token on: see `Authentication.bound`. Over QUIC only. Source: MA-19.
         handlers: what the server may ask of this client.
         config: see `PeerConfig`.
 
@@ -62,9 +65,11 @@ def connect(
     Source: MA-1, MA-15, MA-29.
     """
     settings = fit_carrier(url, config or PeerConfig())
+    if bind and not carrier_url(url).startswith("quic:"):
+        raise ConfigurationError(f"bind=True needs TLS, so a URL of maop://, not {url!r}")
     dialling = partial(dial_carrier, url, settings)
     return connect_over(
-        system, dialling, token=token, auth_type=auth_type, pairs=pairs, handlers=handlers, config=settings
+        system, dialling, token=token, auth_type=auth_type, pairs=pairs, bind=bind, handlers=handlers, config=settings
     )
 
 
@@ -76,6 +81,7 @@ async def connect_over(
     token: bytes = b"",
     auth_type: str = "Bearer",
     pairs: Mapping[str, str] | None = None,
+    bind: bool = False,
     handlers: Handlers | None = None,
     config: PeerConfig | None = None,
 ) -> AsyncIterator[Peer]:
@@ -86,7 +92,7 @@ async def connect_over(
         raise ConfigurationError(f"a token has {MAX_TOKEN:,} octets at most, not {len(token):,} [MA-18]")
     token = bytes(token)
     shared = _share(handlers, config or PeerConfig())
-    client = ClientActor(shared, carrier, token, auth_type, dict(pairs or {}))
+    client = ClientActor(shared, carrier, token, auth_type, dict(pairs or {}), bind)
     root = system.spawn(lambda: client)
     async with closing(root, lambda: [client.connection], client.connection.aclose):
         await client.connection.ready()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hmac
 from collections import OrderedDict
 from collections.abc import Iterable
+from typing import Final
 
 import attrs
 from attrs import validators as v
@@ -15,6 +17,10 @@ from levada.transports.maop import DedupStore, ErrorCode, MaopCore, Quota, Repla
 from .config import PeerConfig
 
 __all__ = ["Authentication", "Denied", "Identity", "Registry", "Share"]
+
+
+BINDING_PAIR: Final = "channel-binding"
+"""Key of the pair that names the connection, in hexadecimal."""
 
 
 def _roles(values: Iterable[str]) -> frozenset[str]:
@@ -64,13 +70,22 @@ class Authentication(Asks["Identity | Denied"]):
     token: bytes = attrs.field(repr=False)
     """Opaque; never logged."""
     pairs: dict[str, str]
-    """Metadata of the session. A demand for channel binding is checked here, by `authenticate`. Source: MA-19."""
+    """Metadata of the session. Source: MA-19."""
     version: Version
     """What the client speaks."""
     vendor: str
     """The client's program."""
     info: CarrierInfo
     """Where it comes from."""
+
+    @property
+    def bound(self) -> bool:
+        """Whether the client has named this very connection, as ``connect(bind=True)`` does: nobody in between has handed its token on.
+
+        False if it did not, if it named another one, or if the carrier has no channel binding. Source: MA-19, RFC 9266.
+        """
+        own = self.info.channel_binding
+        return own is not None and hmac.compare_digest(self.pairs.get(BINDING_PAIR, "").encode(), own.hex().encode())
 
 
 class Rate:

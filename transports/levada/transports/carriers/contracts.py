@@ -64,6 +64,8 @@ class CarrierInfo:
     """Whether the TLS session goes on from an earlier one."""
     early_data_accepted: bool | None = None
     """QUIC 0-RTT: ``None`` if none was tried."""
+    channel_binding: bytes | None = attrs.field(default=None, repr=False)
+    """32 octets that both ends of this connection have and no other connection (``tls-exporter`` of RFC 9266); QUIC only."""
     peer_credentials: tuple[int, int, int] | None = None
     """(pid, uid, gid) of the process at the other end of a Unix socket."""
 

@@ -572,6 +572,7 @@ class QuicConnection:
             peer_certificate=engine.peer_certificate if self.is_client and self._config.verify else None,
             resumed=event.session_resumed,
             early_data_accepted=event.early_data_accepted if self._early_offered or event.early_data_accepted else None,
+            channel_binding=engine.channel_binding,
         )
         if not self.is_client:
             self._endpoint.handshake_completed(self, self._address)

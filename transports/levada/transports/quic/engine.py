@@ -44,7 +44,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from levada.transports.text import printable
 
-from .keys import RollingKeys
+from .keys import RollingKeys, channel_binding
 from .ranges import Ranges
 
 __all__ = ["OVERRIDES_FIT", "EarlyDatagram", "EngineSettings", "PlainEngine", "engine_class"]
@@ -130,6 +130,8 @@ class PlainEngine(QuicConnection):
         self._key_wanted = False
         self._gaps: dict[QuicStream, int] = {}  # in what came of a stream
         self._gap_count = 0
+        self.channel_binding: bytes | None = None
+        """Names this connection to both applications, and to nobody else; there when the handshake is complete."""
         self.early_streams: set[int] = set()
         """Streams that carried 0-RTT data; the reader of the events empties it."""
         self.reset_tokens_changed = False
@@ -326,6 +328,17 @@ class PlainEngine(QuicConnection):
         super()._initialize(peer_cid)
         self._crypto = self._cryptos[_ONE_RTT] = RollingKeys(self._cryptos[_ONE_RTT])
 
+    def _update_traffic_key(
+        self, direction: tls.Direction, epoch: tls.Epoch, cipher_suite: tls.CipherSuite, secret: bytes
+    ) -> None:
+        super()._update_traffic_key(direction, epoch, cipher_suite, secret)
+        if epoch is _ONE_RTT and self.channel_binding is None:
+            # The first key of this epoch is made, on either side, when the transcript ends with the server's Finished, as the exporter
+            # secret wants it; a moment later it has the client's too, and aioquic itself never derives that secret.
+            schedule = self.tls.key_schedule
+            assert schedule is not None
+            self.channel_binding = channel_binding(schedule.algorithm, schedule.derive_secret(b"exp master"))
+
     def receive_datagram(self, data: bytes, addr: Any, now: float) -> None:
         """Take a datagram, and note if the peer has moved."""
         before = self._network_paths[:1]
@@ -481,7 +494,7 @@ _PLAIN_NAMES = """
     _remote_max_streams_bidi _remote_max_streams_uni _get_or_create_stream_for_send _streams
     _QuicConnection__frame_handlers _crypto_streams
     _datagrams_pending _remote_max_datagram_frame_size _network_paths _events
-    _cryptos _spaces _handshake_confirmed _initialize _send_probe _handle_crypto_frame
+    _cryptos _spaces _handshake_confirmed _initialize _update_traffic_key _send_probe _handle_crypto_frame
     _handle_stream_frame _handle_retire_connection_id_frame _host_cids _is_client _ping_pending _probe_pending
 """
 _TUNED_NAMES = """

@@ -1,4 +1,6 @@
-"""The 1-RTT keys with the one before them, for packets that were under way while they changed (RFC 9001 sections 6.3 to 6.5).
+"""What is made of the secrets of TLS: keys that roll, and the value by which an application knows its channel.
+
+The 1-RTT keys with the one before them, for packets that were under way while they changed (RFC 9001 sections 6.3 to 6.5).
 
 aioquic's own pair steps forward with the first packet that it seals, and from then on has no ear for a peer that has not followed.
 If that packet only acknowledges and gets lost, nobody says anything new again: the side with the new keys waits for nothing and
@@ -13,10 +15,20 @@ from aioquic._crypto import AEAD, CryptoError
 from aioquic.quic.connection import QuicConnectionError
 from aioquic.quic.crypto import CryptoPair
 from aioquic.quic.packet import QuicErrorCode, QuicFrameType, decode_packet_number, is_long_header
+from aioquic.tls import hkdf_expand_label
+from cryptography.hazmat.primitives import hashes
 
-__all__ = ["RollingKeys"]
+__all__ = ["RollingKeys", "channel_binding"]
 
 _NONE_YET = 1 << 62
+
+
+def channel_binding(algorithm: hashes.HashAlgorithm, exporter_secret: bytes) -> bytes:
+    """Derive the value that names a channel from its exporter secret. Source: RFC 9266 section 2, RFC 8446 section 7.5."""
+    empty = hashes.Hash(algorithm).finalize()
+    size = algorithm.digest_size
+    derived = hkdf_expand_label(algorithm, exporter_secret, b"EXPORTER-Channel-Binding", empty, size)
+    return hkdf_expand_label(algorithm, derived, b"exporter", empty, 32)
 
 
 class RollingKeys(CryptoPair):
