@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import struct
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from levada.transports.lumberjack import (
     WriterCore,
     WriterEvent,
     encode_event,
+    encode_window,
 )
 
 TEXT = st.text(max_size=8)
@@ -254,3 +257,41 @@ def test_a_writer_understands_or_refuses_any_octets(data: bytes) -> None:
     writer = WriterCore(WriterConfig(), now=0.0)
     found = writer.receive_data(data, 0.0)
     assert all(isinstance(event, Refused | PeerClosed) for event in found)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(0, 9) | st.sampled_from(["", "{[:,", '"', "x" * 300]),
+    lambda inner: st.lists(inner, max_size=8) | st.dictionaries(st.sampled_from("abcdefgh"), inner, max_size=8),
+    max_leaves=30,
+)
+
+
+def least_cost(value: object) -> int:
+    """What LJ-42 says of a value without its text: 72 for each comma and each list, 256 for each object, 128 for each field."""
+    if isinstance(value, dict):
+        return 256 + 128 * len(value) + 72 * max(0, len(value) - 1) + sum(map(least_cost, value.values()))
+    if isinstance(value, list):
+        return 72 * max(1, len(value)) + sum(map(least_cost, value))
+    return 0
+
+
+@pytest.mark.rule("LJ-42")
+@given(st.lists(JSON, min_size=1, max_size=12), st.integers(1, 4000), st.booleans())
+def test_lj42_events_of_a_unit_cost_no_less_than_each_by_itself(values: list[Any], piece: int, compact: bool) -> None:
+    """LJ-42: however objects with lists and objects in them, and those without, are mixed and cut into reads."""
+    texts = [json.dumps(value, separators=(",", ":") if compact else None).encode() for value in values]
+    data = encode_window(2, len(texts))
+    data += b"".join(struct.pack(">2sII", b"2J", 1, len(text)) + text for text in texts)
+    core = ReaderCore(ReaderConfig(), now=0.0)
+    units = []
+    for at in range(0, len(data), piece):
+        events = core.receive_data(data[at : at + piece], 0.0)
+        while True:
+            units += [event for event in events if isinstance(event, UnitReady)]
+            if not core.has_work:
+                break
+            events = core.work(0.0)
+    assert sum(unit.cost for unit in units) >= sum(256 + 4 * len(text) for text in texts) + sum(map(least_cost, values))
+    assert [event for unit in units for event in unit.events] == [
+        value if isinstance(value, dict) else {"value": value} for value in values
+    ]

@@ -6,13 +6,14 @@ import json
 from collections.abc import Iterator
 from typing import Any, Final, NoReturn
 
-__all__ = ["OCTET_COST", "exact_cost", "parse_json", "structure_cost"]
+__all__ = ["FIELD_COST", "OBJECT_COST", "OCTET_COST", "exact_cost", "parse_json", "structure_cost"]
 
 # LJ-42: what octets of text, and what stands between values, take in memory at most.
 OCTET_COST: Final = 4  # one character beyond U+FFFF makes all characters of its string four octets wide
 _VALUE = 72  # for each comma and each bracket that opens
-_OBJECT = 256
+OBJECT_COST: Final = 256  # the most that one octet brings
 _PAIR = 128
+FIELD_COST: Final = _PAIR + _VALUE  # its colon and its comma
 _CHUNK = 64 * 1024
 
 
@@ -62,7 +63,9 @@ def structure_cost(octets: bytes) -> int:
     """Return what values take that stand in JSON, beside the octets of their text, as if none of it were inside strings (LJ-42)."""
     structure = octets.translate(None, _NOT_STRUCTURE)
     return (
-        _VALUE * len(structure) + (_OBJECT - _VALUE) * structure.count(b"{") + (_PAIR - _VALUE) * structure.count(b":")
+        _VALUE * len(structure)
+        + (OBJECT_COST - _VALUE) * structure.count(b"{")
+        + (_PAIR - _VALUE) * structure.count(b":")
     )
 
 
