@@ -48,6 +48,7 @@ WORST: dict[str, Callable[[], bytes]] = {
     "quotes": lambda: envelope(2, json_frame(2, b'["' + b"," * (COST // 100) + b'"' + b'""' * (FRAME // 3) + b"]")),
     "wide characters": lambda: envelope(1, encode_data(1, 1, {"k": "a" * FRAME + "\U0001f600"}) * 6),
     "events": lambda: encode_window(1, 10**6) + envelope(1, encode_data(1, 1, {}) * (600_000 // SCALE))[6:],
+    "windows of one": lambda: envelope(1, encode_data(1, 1, {}) * (600_000 // SCALE)),
     "windows of nothing": lambda: envelope(2, encode_window(2, 0) * (100_000 // SCALE)),
     "zeros": lambda: envelope(1, bytes(64 * MIB // SCALE)),
 }

@@ -186,11 +186,11 @@ def peak_of(reader: Any, payload: bytes, version: int = 1) -> int:
 def test_lj21_lj42_windows_of_nothing_cost_too(desk: Any) -> None:
     """LJ-21, LJ-42: each is answered once, and no number of them takes memory without end, packed or behind a slow sink."""
     nothing = encode_window(2, 0)
-    reader = desk(max_cost=10_000)
+    reader = desk(max_cost=10_000, max_windows=3_000)
     reader.feed(packed(2, frames(2, 1), nothing * 3_000, frames(2, 2)))
     reader.end()
     assert (numbers(reader), reader.acks) == ([[1], [2]], [1, *([0] * 3_000), 2])
-    reader = desk(max_cost=10_000)
+    reader = desk(max_cost=10_000, max_windows=3_000)
     reader.feed(packed(2, nothing * 3_000))
     assert (reader.acks, reader.core.held) == ([0] * 3_000, 0)
     reader = desk(commits=False)
@@ -202,12 +202,44 @@ def test_lj21_lj42_windows_of_nothing_cost_too(desk: Any) -> None:
     assert (fed, reader.acks) == (1100, [])
     reader.commit(1)
     assert (reader.acks, reader.core.wants_data, reader.core.held) == ([1, *([0] * fed)], True, 0)
-    reader = desk(commits=False, max_cost=MIB)
+    reader = desk(commits=False, max_cost=MIB, max_windows=50_010)
     reader.feed(packed(2, encode_window(2, 1), frames(2, 1), nothing * 50_000))
     assert reader.core.held < 2 * MIB
     assert not reader.core.wants_data
     reader.commit(1)
     assert reader.acks == [1, *([0] * 50_000)]
+
+
+@pytest.mark.rule("LJ-41a")
+@pytest.mark.parametrize("max_cost", [10_000, 64 * MIB], ids=["checked first", "built at once"])
+@pytest.mark.parametrize(
+    ("version", "frame"),
+    [
+        (1, encode_data(1, 1, {})),
+        (1, encode_window(1, 1) + encode_data(1, 1, {})),
+        (2, encode_json(2, 1, {})),
+        (2, encode_window(2, 0)),
+        (2, encode_window(2, 5)),
+    ],
+    ids=["D", "W and D", "J", "W 0", "W 5"],
+)
+def test_lj41a_an_envelope_asks_no_more_of_the_sink_than_plain_octets_could(
+    version: int, frame: bytes, max_cost: int, desk: Any
+) -> None:
+    """LJ-41a: 128 windows and one for each ten octets as they are sent; so many are taken, and of more no more is done."""
+    within = zlib.compress(frame * 128)
+    reader = desk(max_windows=256, max_cost=max_cost)
+    reader.feed(encode_window(version, 1) + encode_envelope(version, within))
+    assert reader.refused is None
+    much = zlib.compress(frame * 100_000, 9)
+    reader = desk(max_windows=128, max_cost=max_cost)
+    reader.feed(encode_window(version, 1) + encode_envelope(version, much))
+    most = 128 + len(much) // 10
+    assert reader.refused == "LJ-41a"
+    assert len(much) < 10_000
+    assert reader.core.events <= most + 1
+    assert len(reader.units) + len(reader.acks) <= 2 * most
+    assert reader.core.held == 0
 
 
 @pytest.mark.rule("LJ-47")

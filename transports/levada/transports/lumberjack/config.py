@@ -72,6 +72,9 @@ class ReaderConfig:
     """Octets of one envelope as it is sent (LJ-40)."""
     max_unpacked: int = attrs.field(default=64 * 2**20, validator=_size)
     """Octets that one envelope may unpack to, those inside it included (LJ-41)."""
+    max_windows: int = attrs.field(default=1_024, validator=_count)
+    """Windows that one envelope may announce or fill, beside one for each ten octets of it as it is sent: no more than plain octets
+    could ask of the sink (LJ-41a)."""
     max_cost: int = attrs.field(default=64 * 2**20, validator=_size)
     """Cost of the events that one connection holds before it hands them on as a slice: four times their octets, 256 for each event
     and 128 for each pair; for JSON also 72 for each comma and each list, 256 for each object and 128 for each field, counted before

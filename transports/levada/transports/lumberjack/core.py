@@ -39,6 +39,7 @@ __all__ = ["ReaderCore"]
 _IMPLICIT_WINDOW = 1024  # LJ-22
 _ANNOUNCED_PER_SECOND = 256 * 1024  # LJ-29
 _UNBOUNDED = 2**63
+_SMALLEST = 10  # octets of an event without anything, and so of a window of its own
 _WINDOWS = 1024  # W frames in one step; one takes longer than the six octets of other frames
 _LINE = (
     1024  # answers that may stand in line behind a unit at the sink; a writer that asks for more (LJ-21) is not read
@@ -113,6 +114,7 @@ class ReaderCore:
         self._payload = memoryview(b"")
         self._built = 0  # events of the envelope that the first pass built
         self._built_windows = 0  # and W frames that it took after the last of them
+        self._windows_left = 0  # that it may still announce or fill
         self._bad_json: RemoteProtocolError | None = None
         # The open unit.
         self._window = self._left = _IMPLICIT_WINDOW
@@ -272,6 +274,7 @@ class ReaderCore:
                 self._payload, self._parser.payload = self._parser.payload, memoryview(b"")
                 self._envelope = Unpacker(self.version or 0, self._payload, self._config)
                 self._phase, self._built, self._built_windows, self._bad_json = _Phase.BUILD, 0, 0, None
+                self._windows_left = self._config.max_windows + len(self._payload) // _SMALLEST
             elif stop is Stop.NEED_DATA:
                 if self._input:
                     self._feed(self._input.popleft())
@@ -301,6 +304,8 @@ class ReaderCore:
         stop: Stop | None
         if self._phase is _Phase.CHECK:
             stop = envelope.parse(None, _UNBOUNDED, _UNBOUNDED)
+            if stop is Stop.WINDOW:
+                self._use_window()
         elif self._phase is _Phase.SKIP:
             stop = envelope.parse(None, max(1, self._built), _UNBOUNDED)
             if self._built:
@@ -317,6 +322,7 @@ class ReaderCore:
             except RemoteProtocolError as error:
                 if error.rule != "LJ-12" or self._phase is _Phase.REST:
                     raise
+                error.__traceback__ = error.__context__ = None  # they hold what was being parsed
                 self._bad_json = error
                 stop = Stop.FULL
             if envelope.count:
@@ -324,6 +330,8 @@ class ReaderCore:
                 self._built_windows = 0
             self._count(envelope, stop)
             if stop is Stop.WINDOW:
+                if building:
+                    self._use_window()
                 self._built_windows += 1
                 self._take_window(envelope.window)
             if building and (self._bad_json is not None or stop is Stop.COST or self._cost_room() <= 0):
@@ -331,6 +339,17 @@ class ReaderCore:
         if stop is None:
             self._end_envelope()
         return stop
+
+    def _use_window(self) -> None:
+        """Count a window that the envelope announces or fills: each is a question to the sink, or an answer (LJ-41a)."""
+        if not self._windows_left:
+            limit = self._config.max_windows
+            raise RemoteProtocolError(
+                f"an envelope of {len(self._payload)} octets with more than {limit + len(self._payload) // _SMALLEST} windows"
+                " (raise max_windows)",
+                rule="LJ-41a",
+            )
+        self._windows_left -= 1
 
     def _end_envelope(self) -> None:
         """It is right: let go what was held back, and build what was only checked."""
@@ -378,6 +397,8 @@ class ReaderCore:
         self._open_cost += found.cost
         if self._left == 0:
             self._left = self._window
+            if self._envelope is not None:
+                self._use_window()
             self._close_unit()
         elif self._since >= config.max_window and (self.version == 2 or self._envelope is None):
             self._close_unit()
