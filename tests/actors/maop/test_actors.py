@@ -154,6 +154,7 @@ async def test_a_body_is_not_kept_by_an_actor_at_rest(start: Start) -> None:
 # ---------------------------------------------------------------- operations of the peer
 
 
+@pytest.mark.handler_fails
 @pytest.mark.parametrize("how", ["kill", "fail"])
 async def test_the_end_of_an_execution_is_its_operations(start: Start, how: str, autojump_clock: MockClock) -> None:
     """It fails at the initiator, its code undoes, and another one goes on."""
@@ -269,6 +270,7 @@ async def test_an_operation_actor_undoes_when_its_execution_is_killed(start: Sta
         assert kinds(ends.server) == [ControlPool]
 
 
+@pytest.mark.handler_fails
 async def test_an_actor_whose_code_failed_is_not_used_again(start: Start) -> None:
     async def breaks(call: Call) -> None:
         raise KeyError
@@ -408,6 +410,7 @@ async def test_a_killed_control_pool_goes_on_where_it_was(start: Start, autojump
     assert server.end.code == 0
 
 
+@pytest.mark.handler_fails
 async def test_a_control_pool_that_fails_too_often_ends_its_connection(start: Start, autojump_clock: MockClock) -> None:
     async with start({101: echo}) as ends:
         server = ends.server

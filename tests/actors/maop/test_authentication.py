@@ -129,6 +129,7 @@ async def test_ma20_the_decision_has_a_deadline(autojump_clock: MockClock) -> No
         assert said == ["cancelled"]
 
 
+@pytest.mark.handler_fails
 @pytest.mark.parametrize("outcome", ["raises", "returns nonsense", "names nobody"])
 async def test_an_authenticator_that_fails_lets_nobody_in(
     outcome: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock

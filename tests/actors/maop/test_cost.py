@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tracemalloc
 
-import pytest
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.maop import TestPlan, connect
@@ -12,8 +11,6 @@ from levada.transports.maop.frames import Block, BlockEnd, Request
 
 from .conftest import Start, echo
 from .test_limits import raw
-
-pytestmark = pytest.mark.usefixtures("no_tracebacks")
 
 MIB = 2**20
 

@@ -45,6 +45,7 @@ async def fail_with(call: Any, code: int) -> MaopError:
     return failed.value
 
 
+@pytest.mark.handler_fails
 @pytest.mark.rule("MA-79")
 @pytest.mark.parametrize("kind", ["message", "request"])
 async def test_ma79_an_exception_is_execution_error_under_an_audit_id(
@@ -161,6 +162,7 @@ async def test_ma67_an_error_behind_the_response_header_resets_the_stream(
         assert ends.left() == NOTHING
 
 
+@pytest.mark.handler_fails
 async def test_answers_that_cannot_be_are_failures_of_the_handler(start: Start, autojump_clock: MockClock) -> None:
     async def number(call: Call) -> Any:
         return 7
@@ -243,6 +245,7 @@ async def test_ma44_the_gate_refuses_before_the_body_travels(start: Start) -> No
         assert ran == []
 
 
+@pytest.mark.handler_fails
 @pytest.mark.rule("MA-113")
 async def test_ma113_before_execute_decides_without_the_body(start: Start, autojump_clock: MockClock) -> None:
     """Raising an error there means Refuse with its code; it may be asynchronous."""
@@ -388,6 +391,7 @@ async def test_ma126_a_body_without_octets_times_out(start: Start, autojump_cloc
 # ---------------------------------------------------------------- undoing
 
 
+@pytest.mark.handler_fails
 async def test_a_failing_on_cancel_is_logged_and_harms_nobody(
     start: Start, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
@@ -408,6 +412,7 @@ async def test_a_failing_on_cancel_is_logged_and_harms_nobody(
         assert ends.left() == NOTHING
 
 
+@pytest.mark.handler_fails
 async def test_an_actor_that_fails_is_a_failure_of_its_operation_only(start: Start, autojump_clock: MockClock) -> None:
     class Fails(OperationActor):
         async def execute(self, call: Call) -> None:

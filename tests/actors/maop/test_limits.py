@@ -40,8 +40,6 @@ from levada.transports.maop.frames import Block, Disconnect, Done, Fail, Message
 
 from .conftest import NOTHING, Ends, Start, echo, nothing, settled
 
-pytestmark = pytest.mark.usefixtures("no_tracebacks")
-
 STREAMING = HandlerSpec(allow_undefined_length=True, streaming=True, max_payload=2**40)
 
 

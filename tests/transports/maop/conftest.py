@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict, deque
+from collections.abc import Iterator
 from typing import Any
+
+import pytest
 
 from levada.transports.maop import (
     Capability,
@@ -27,6 +30,15 @@ from levada.transports.maop import (
 from levada.transports.maop.authentication import Authentication, Result
 
 SESSION = bytes(range(16))
+
+
+@pytest.fixture(autouse=True)
+def no_traceback(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Nothing that a peer sends ends in a traceback in a log: a core writes to none."""
+    yield
+    assert caplog.get_records("call") == []
+
+
 PLAIN = {100: HandlerSpec(), 101: HandlerSpec(responses={0, 42})}
 
 
