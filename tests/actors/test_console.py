@@ -282,6 +282,32 @@ async def test_one_too_many_is_told_so(raw: tuple[ActorSystem, Server]) -> None:
     assert await still_served(server)
 
 
+async def test_clients_that_ask_nothing_give_way_and_are_told_of_once(
+    raw: tuple[ActorSystem, Server], autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Half requests count as none; who asks keeps the place."""
+    _, server = raw
+    begin = trio.current_time()
+    silent = [await server() for _ in range(MOST_CLIENTS)]
+    for stream in silent:
+        await stream.send_all(b'{"levada-console":1')
+    await trio.sleep(PATIENCE)
+    await silent[0].send_all(b"}\n")
+    assert b'"office block"' in await silent[0].receive_some()
+    newcomers = []
+    for stream in silent[1:]:
+        newcomers.append(await server())
+        assert await stream.receive_some() == b""
+    await wait_all_tasks_blocked()
+    assert trio.current_time() == begin + PATIENCE
+    late = await server()
+    assert b"are looking already" in await late.receive_some()
+    for stream in [*silent, *newcomers, late]:
+        await stream.aclose()
+    assert [record.exc_info for record in caplog.records] == [None]
+    assert "turned a process away: it has not asked for long, and others want its place" in caplog.text
+
+
 async def test_a_client_that_does_not_read_is_dropped(
     raw: tuple[ActorSystem, Server], autojump_clock: MockClock
 ) -> None:

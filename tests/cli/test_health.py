@@ -106,6 +106,30 @@ async def test_a_request_that_comes_whole_never_waits_for_those_that_do_not(
     assert "no whole request in time" in caplog.text
 
 
+async def test_slow_clients_of_one_address_take_no_places_of_another(
+    patient: Patient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The warning says who it was."""
+    async with served(patient) as port:
+        other = await trio.open_tcp_stream("127.0.0.1", port, local_address="127.0.0.2")
+        await other.send_all(b"GET / HTTP/1.1\r\n")
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        slow = []
+        for _ in range(2 * health.AT_ONCE):
+            slow.append(await trio.open_tcp_stream("127.0.0.1", port))
+            await slow[-1].send_all(b"G")
+        with trio.fail_after(5):
+            for stream in slow[: -health.AT_ONCE_OF_ADDRESS]:
+                assert await stream.receive_some() == b""
+        await other.send_all(b"\r\n")
+        assert (await other.receive_some(12)) == b"HTTP/1.1 200"
+        for stream in [*slow, other]:
+            await stream.aclose()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert " turned 127.0.0.1:" in line
+    assert line.endswith(" away: no whole request in time")
+
+
 async def test_an_address_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 import trio
 
 from levada.framework.errors import ConfigurationError
-from levada.transports.carriers.admission import Admission
+from levada.transports.carriers.admission import Admission, network_of
+from levada.transports.carriers.streams import accept_from, plain_nursery
+from levada.transports.carriers.tcp import authority
 
 __all__ = ["serve_health"]
 
@@ -16,6 +18,8 @@ REQUEST = 8192  # octets of a request's head at most
 PATIENCE = 5.0  # seconds for one request
 AT_ONCE = 64
 """Requests; one more takes the place of the one that has taken longest."""
+AT_ONCE_OF_ADDRESS = 16
+"""Requests of one address, or of one /64 of IPv6; likewise, so that a probe never waits for others of its own address either."""
 
 Report = Callable[[], tuple[bool, Mapping[str, object]]]
 """Says whether all is well, and more about it."""
@@ -44,16 +48,27 @@ async def serve_health(
     name = f"[{host}]" if ":" in host else host
     url = f"http://{name}:{listeners[0].socket.getsockname()[1]}/"
     admission = Admission(url)
-    unfinished: dict[trio.CancelScope, None] = {}  # the oldest first
+    unfinished: dict[trio.CancelScope, str] = {}  # and their networks, the oldest first
+
+    def make_room(network: str) -> None:
+        own = [scope for scope, other in unfinished.items() if other == network]
+        if len(own) < AT_ONCE_OF_ADDRESS:
+            own = list(unfinished) if len(unfinished) >= AT_ONCE else []
+        if own:
+            del unfinished[own[0]]
+            own[0].cancel()
 
     async def answer(stream: trio.SocketStream) -> None:
-        if len(unfinished) >= AT_ONCE:
-            oldest = next(iter(unfinished))
-            del unfinished[oldest]
-            oldest.cancel()
+        try:
+            peer = stream.socket.getpeername()
+        except OSError:  # it is gone already
+            stream.socket.close()
+            return
+        network = network_of(peer[0])
+        make_room(network)
         why = None
         with trio.move_on_after(PATIENCE) as scope:
-            unfinished[scope] = None
+            unfinished[scope] = network
             try:
                 async with stream:
                     why = await _answer(stream, report)
@@ -64,10 +79,20 @@ async def serve_health(
         if scope.cancelled_caught:
             why = "no whole request in time"
         if why is not None:
-            admission.turn_away("a client", why)
+            admission.turn_away(authority(peer), why)
 
-    task_status.started(url)
-    await trio.serve_listeners(answer, listeners)
+    async def take_in(stream: trio.SocketStream) -> None:
+        nursery.start_soon(answer, stream)
+
+    try:
+        async with plain_nursery() as nursery:
+            for listener in listeners:
+                nursery.start_soon(accept_from, listener, take_in)
+            task_status.started(url)
+            await trio.sleep_forever()
+    finally:
+        for listener in listeners:
+            listener.socket.close()
 
 
 async def _answer(stream: trio.SocketStream, report: Report) -> str | None:

@@ -1,7 +1,8 @@
 """The serving side of the console: a Unix socket and the actor that answers on it.
 
 A client can cost the system little: it has one request under way, gets at most so many actors, must take the answer in time and may
-not be idle for ever; there are only so many clients.  Whatever a client does wrong ends its own connection.
+not be idle for ever; there are only so many clients, and while all places are taken one that has not asked for long gives way.  All
+clients together take half of the system's time at most.  Whatever a client does wrong ends its own connection.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ import socket
 import stat
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import trio
 
-from levada.framework import Actor, ActorSystem
+from levada.framework import Actor, ActorSystem, Reason
 from levada.framework.errors import ConfigurationError, DecodeError
+from levada.transports.carriers.admission import Admission
+from levada.transports.carriers.streams import accept_from
 
 from .snapshot import MOST_ACTORS, take_snapshot
 from .wire import LineReader, parse_line, to_line
@@ -31,7 +35,7 @@ logger = logging.getLogger("levada.actors.console")
 REQUEST_LIMIT = 4096
 MOST_CLIENTS = 8
 IDLE = 600.0  # seconds; nobody looks so rarely
-PATIENCE = 10.0  # seconds for an answer to be taken
+PATIENCE = 10.0  # seconds for an answer to be taken, and without a request after which a client gives way
 
 GONE = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 
@@ -40,31 +44,61 @@ class Console(Actor[Any]):
     """Answers with snapshots of its own system. Started by `serve_console`."""
 
     listener: trio.SocketListener
-    clients: int = 0
 
     def started(self) -> None:
         """Begin to accept, in a task of this actor."""
-        self.start_soon(trio.serve_listeners, self.serve_client, [self.listener], name="<console>")
+        self._admission = Admission(f"unix://{self.listener.socket.getsockname()}")
+        self._asked: dict[trio.CancelScope, float] = {}  # when each client asked last, the longest ago first
+        self._looking = trio.Lock()
+        self._rest_until = -inf
+        self.start_soon(accept_from, self.listener, self._take_in, name="<console>")
+
+    async def stopping(self, reason: Reason) -> None:
+        """Close the socket."""
+        await self.listener.aclose()
+
+    async def _take_in(self, stream: trio.SocketStream) -> None:
+        self.start_soon(self.serve_client, stream, name="<console client>")
 
     async def serve_client(self, stream: trio.abc.Stream) -> None:
-        """Answer one client until it leaves, idles or breaks a rule; raises nothing of the client's doing.
+        """Answer one client until it leaves, idles, gives way or breaks a rule; raises nothing of the client's doing.
 
         Cancellation:
             the connection is closed.
         """
-        self.clients += 1
+        why = None
         try:
             async with stream:
-                if self.clients > MOST_CLIENTS:
-                    await self._answer(stream, {"error": f"{MOST_CLIENTS} are looking already; try again later"})
+                if self._has_room():
+                    with trio.CancelScope() as scope:
+                        self._asked[scope] = trio.current_time()
+                        try:
+                            why = await self._answer_requests(stream, scope)
+                        finally:
+                            self._asked.pop(scope, None)
+                    if scope.cancelled_caught:
+                        why = "it has not asked for long, and others want its place"
                 else:
-                    await self._answer_requests(stream)
+                    why = f"{MOST_CLIENTS} are looking already; try again later"
+                    await self._answer(stream, to_line({"error": why}))
         except GONE as error:
             logger.debug("a client of the console is gone: %r", error, extra={"event": "console_client_gone"})
-        finally:
-            self.clients -= 1
+        if why is not None:
+            self._admission.turn_away("a process", why)
 
-    async def _answer_requests(self, stream: trio.abc.Stream) -> None:
+    def _has_room(self) -> bool:
+        """Whether there is a place for one more client, maybe that of one who has not asked for long."""
+        if len(self._asked) < MOST_CLIENTS:
+            return True
+        scope, asked_at = next(iter(self._asked.items()))
+        if trio.current_time() - asked_at < PATIENCE:
+            return False
+        del self._asked[scope]
+        scope.cancel()
+        return True
+
+    async def _answer_requests(self, stream: trio.abc.Stream, scope: trio.CancelScope) -> str | None:
+        """Answer a client until it is gone; return why, if it is turned away."""
         lines = LineReader(stream, REQUEST_LIMIT)
         while True:
             line = None
@@ -72,19 +106,31 @@ class Console(Actor[Any]):
                 with trio.move_on_after(IDLE):
                     line = await lines.line()
                 if line is None:
-                    return
+                    return None
                 limit = parse_line(line).get("limit", MOST_ACTORS)
                 if type(limit) is not int or limit < 1:
                     raise DecodeError(f"limit is a number of actors, 1 or more, not {limit!r}")
             except DecodeError as error:
-                await self._answer(stream, {"error": str(error)})
-                return
-            if not await self._answer(stream, take_snapshot(self.system, limit=limit).to_json()):
-                return
+                await self._answer(stream, to_line({"error": str(error)}))
+                return str(error)
+            self._asked.pop(scope, None)
+            self._asked[scope] = trio.current_time()
+            if not await self._answer(stream, await self._look(limit)):
+                return f"it has not taken its answer within {PATIENCE} s"
 
-    async def _answer(self, stream: trio.abc.Stream, members: dict[str, Any]) -> bool:
+    async def _look(self, limit: int) -> bytes:
+        """Make a snapshot; for as long as one took, no other is made."""
+        async with self._looking:
+            await trio.sleep_until(self._rest_until)
+            began = trio.current_time()
+            line = to_line(take_snapshot(self.system, limit=limit).to_json())
+            now = trio.current_time()
+            self._rest_until = now + (now - began)
+            return line
+
+    async def _answer(self, stream: trio.abc.Stream, line: bytes) -> bool:
         with trio.move_on_after(PATIENCE) as scope:
-            await stream.send_all(to_line(members))
+            await stream.send_all(line)
         return not scope.cancelled_caught
 
 

@@ -13,7 +13,7 @@ import trio
 
 from levada.transports.text import printable
 
-__all__ = ["Admission"]
+__all__ = ["Admission", "network_of"]
 
 logger = logging.getLogger("levada.transports.carriers")
 
@@ -41,7 +41,7 @@ class Admission:
         """Count a connection; return what takes it back, to be called once, or ``None`` if there are too many of its address."""
         if self._limit is None:
             return _nothing
-        network = _network(host)
+        network = network_of(host)
         count = self._connections.get(network, 0)
         if count >= self._limit:
             return None
@@ -76,7 +76,12 @@ def _nothing() -> None:
     pass
 
 
-def _network(host: str) -> str:
+def network_of(host: str) -> str:
+    """Return what counts as one address: the /64 of an IPv6 address, the IPv4 address that it holds, or else what is given.
+
+    >>> network_of("2001:db8::1"), network_of("::ffff:192.0.2.1")
+    ('2001:db8::/64', '192.0.2.1')
+    """
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
