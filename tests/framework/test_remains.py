@@ -323,6 +323,36 @@ async def test_tasks_that_use_the_handles_do_not_fail_because_their_actor_did(
         await sender.send(2)
 
 
+async def test_the_handles_of_a_big_container_end_and_big_data_is_not_looked_through(system: ActorSystem) -> None:
+    """A hub has thousands of senders; thousands of actors may share one list of thousands of numbers."""
+
+    class Watched(list[Any]):
+        looks = 0
+
+        def __iter__(self) -> Iterator[Any]:
+            for each in super().__iter__():
+                Watched.looks += 1
+                yield each
+
+    class Holds(Actor[Fail]):
+        held: Any
+
+        @handles
+        def fail(self, m: Fail) -> None:
+            raise ValueError
+
+    halves = [channel(int) for _ in range(1500)]
+    hub = system.spawn(Holds, {n: sender for n, (sender, _) in enumerate(halves)})
+    hub.tell(Fail())
+    await hub.terminated()
+    assert {receiver.state for _, receiver in halves} == {TerminalState.CANCELLED}
+    data = Watched(range(20_000))
+    for ref in [system.spawn(Holds, data) for _ in range(100)]:
+        ref.kill()
+        await ref.terminated()
+    assert 0 < Watched.looks <= 100 * 10
+
+
 async def test_a_big_container_without_handles_is_not_searched_item_by_item(system: ActorSystem) -> None:
     looked: list[int] = []
 

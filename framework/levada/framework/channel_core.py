@@ -28,7 +28,8 @@ from __future__ import annotations
 import enum
 from _thread import get_ident
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
+from itertools import islice
 from typing import Any
 
 import attrs
@@ -615,10 +616,15 @@ class ChannelCore:
             handle.drop(lost=self.receiver.away > 0)
 
 
-def handles_in(message: Any) -> Iterator[Any]:
+def handles_in(message: Any, *, sampled: bool = False) -> Iterator[Any]:
     """Find the handles of channels in a message, wherever the codec would, and in deques: in message classes and containers, at any depth.
 
     A container without anything that may hold a handle costs 20 ns for each item.
+
+    Args:
+        message: a message, or any value.
+        sampled: let the first ten items of a container with more than a thousand decide whether it is searched. For data that is no message:
+            actors may hold millions of items, and thousands of actors may share them.
 
     Example:
         >>> from levada.framework import channel
@@ -639,7 +645,7 @@ def handles_in(message: Any) -> Iterator[Any]:
         if id(value) in seen:
             continue
         seen.add(id(value))  # a list may be in itself
-        inside: Iterable[Any]
+        inside: Collection[Any]
         if isinstance(value, dict):
             inside = value.values()
         elif isinstance(value, _CONTAINERS):
@@ -650,7 +656,8 @@ def handles_in(message: Any) -> Iterator[Any]:
             inside = value.attachments
         else:
             continue
-        kinds = {kind for kind in set(map(type, inside)) if _may_hold(kind)}
+        looked_at = islice(inside, 10) if sampled and len(inside) > 1000 else inside
+        kinds = {kind for kind in set(map(type, looked_at)) if _may_hold(kind)}
         if kinds:
             todo += [each for each in inside if type(each) in kinds]
 

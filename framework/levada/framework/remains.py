@@ -35,7 +35,7 @@ def open_handles(actor: Any) -> list[Any]:
     fields: list[Any] = list(vars(actor).values())
     for name in type(actor)._slots:
         fields.append(getattr(actor, name, None))
-    return [handle for handle in handles_in(fields) if handle.in_use] if fields else []
+    return [handle for handle in handles_in(fields, sampled=True) if handle.in_use] if fields else []
 
 
 def how_it_ended(reason: Reason) -> str:
