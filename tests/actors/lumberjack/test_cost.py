@@ -18,8 +18,6 @@ from levada.framework.errors import CarrierError
 from levada.transports.carriers import ByteStream, dial
 from levada.transports.lumberjack import encode_data, encode_envelope, encode_window
 
-pytestmark = pytest.mark.usefixtures("no_traceback")
-
 MIB = 2**20
 
 
@@ -47,7 +45,7 @@ WORST: dict[str, Callable[[], bytes]] = {
     "very many lists of lists": lambda: envelope(2, json_frame(2, array(b"[]", 60_000)) * (1000 // SCALE)),
     "quotes": lambda: envelope(2, json_frame(2, b'["' + b"," * (COST // 100) + b'"' + b'""' * (FRAME // 3) + b"]")),
     "wide characters": lambda: envelope(1, encode_data(1, 1, {"k": "a" * FRAME + "\U0001f600"}) * 6),
-    "events": lambda: encode_window(1, 10**6) + envelope(1, encode_data(1, 1, {}) * (600_000 // SCALE))[6:],
+    "events": lambda: encode_window(1, 10**6) + envelope(1, encode_data(1, 1, {}) * (300_000 // SCALE))[6:],
     "windows of one": lambda: envelope(1, encode_data(1, 1, {}) * (600_000 // SCALE)),
     "windows of nothing": lambda: envelope(2, encode_window(2, 0) * (100_000 // SCALE)),
     "zeros": lambda: envelope(1, bytes(64 * MIB // SCALE)),
@@ -90,6 +88,7 @@ CONFIG = ReaderConfig(
     max_unpacked=64 * MIB // SCALE,
     max_envelope=MIB,
     max_cost=COST,
+    max_windows=1024 // SCALE,
     max_inflight_bytes=256 * MIB // SCALE,
 )
 
@@ -121,7 +120,11 @@ async def test_lj47_memory_for_the_worst_messages(message: str, autojump_clock: 
 @pytest.mark.rule("LJ-47")
 @pytest.mark.parametrize("message", WORST)
 async def test_lj47_an_honest_writer_beside_fifty(message: str, autojump_clock: trio.testing.MockClock) -> None:
-    """LJ-47: it has the ack of each of its windows within a second of the processor's time."""
+    """LJ-47: it has the ack of each of its windows within a second of the processor's time.
+
+    Messages and limits are a 64th of those of the default. All that fifty such messages ask for is 0.02 to 0.3 s of work, so what this
+    asserts is that none of them gets past its limit: in one that does there are many seconds.
+    """
     data = WORST[message]()
     waits: list[float] = []
     stop = trio.Event()

@@ -165,6 +165,7 @@ async def test_lj25_a_stopped_sink_stops_the_writer(autojump_clock: MockClock) -
 
 @pytest.mark.rule("LJ-25")
 @pytest.mark.parametrize("how", ["failure", "death", "refusal"])
+@pytest.mark.usefixtures("user_code_fails")
 async def test_lj25_a_sink_that_fails_closes_without_ack(how: str, autojump_clock: MockClock) -> None:
     """LJ-25: failure or death of the sink closes the connection; the writer sends again elsewhere or later."""
 

@@ -68,6 +68,7 @@ class Shipper:
 @pytest.mark.rule("LJ-55")
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("seed", range(12))
+@pytest.mark.usefixtures("user_code_fails")
 async def test_lj55_every_event_at_least_once_over_a_network_that_fails(
     version: int, seed: int, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -192,7 +193,6 @@ HOSTILE = {
 }
 
 
-@pytest.mark.usefixtures("no_traceback")
 @pytest.mark.rule("LJ-35")
 @pytest.mark.rule("LJ-45")
 @pytest.mark.rule("LJ-46")

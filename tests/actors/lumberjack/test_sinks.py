@@ -64,6 +64,7 @@ async def test_numbers_that_json_cannot_hold_become_text(tmp_path: Path) -> None
     assert lines(tmp_path) == [{"a": "inf", "b": [1.5, {"c": "-inf"}]}, {"ok": 1}]
 
 
+@pytest.mark.usefixtures("user_code_fails")
 async def test_a_full_disk_fails_the_unit_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:

@@ -250,6 +250,7 @@ async def test_what_is_not_acked_in_time_comes_again(tmp_path: Path, sink: Sink,
     assert await ship_once(sink, log, registry=registry) == ["one", "two"]
 
 
+@pytest.mark.usefixtures("user_code_fails")
 async def test_a_delivery_that_fails_is_tried_again(tmp_path: Path, sink: Sink, quick: MockClock) -> None:
     (tmp_path / "app.log").write_text("one\ntwo\n")
     sink.failures = 1

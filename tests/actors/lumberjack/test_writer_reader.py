@@ -64,6 +64,7 @@ async def go_through(
     st.integers(0, 1000),
 )
 @pytest.mark.rule("LJ-55")
+@pytest.mark.usefixtures("user_code_fails")
 def test_lj55_every_event_is_committed_and_none_acked_before(
     form: tuple[Any, Any, int], cuts: list[int], failures: set[int], slow: float, seed: int
 ) -> None:

@@ -136,3 +136,10 @@ def no_collector() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def _no_traceback(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """A core raises, or tells; it logs nothing, least of all a traceback."""
+    yield
+    assert caplog.get_records("call") == []

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from typing import Any
 
 import attrs
 import trio
 
 from levada.framework import Actor, Down, Failed, Reason, Ref, Reply, handles
+from levada.framework.errors import ActorStopped
 
 from .registry import FileEntry, digest, names_before_rotation
 from .tail_delivery import Key, Shared
@@ -128,7 +130,10 @@ class Scanner(Actor[Drain | Down]):
             lost = [entry for key in sought if (entry := self.shared.registry.by_inode(*key)) is not None]
             found = await trio.to_thread.run_sync(find_moved, lost) if lost else []
             moved = {(file.device, file.inode): file for file in found}
-            await self.take_in(here | moved)
+            try:
+                await self.take_in(here | moved)
+            except ActorStopped:
+                return  # the end came while threads looked at files
             self.unfinished |= moved.keys() - self.readers.keys() - self.done  # there was no place for them
             self.looked = True
             self.shared.looked.set()
@@ -150,7 +155,7 @@ class Scanner(Actor[Drain | Down]):
             if key not in self.readers and key not in self.done and shared.left.get(key) != file.size
         ]
         by_path = registry.by_path() if missing else {}
-        taken: list[tuple[Key, OpenFile, FileEntry]] = []
+        taken: deque[tuple[Key, OpenFile, FileEntry]] = deque()
         looked_at = 0
         try:
             shared.waiting = len(missing)
@@ -166,15 +171,17 @@ class Scanner(Actor[Drain | Down]):
             if taken:
                 # Before anything is read: killed now and the file renamed then, the next shipper would not know that it must look for it.
                 await self.write_registry()
+            while taken:
+                key, opened, entry = taken[0]
+                self.readers[key] = reader = self.spawn(FileReader, opened, entry, shared)
+                taken.popleft()  # it is the reader's now
+                self.watch(reader, key)
+                if self.drained is not None:  # meanwhile
+                    reader.tell(Drain())
         except BaseException:
             for _, opened, _ in taken:
                 opened.close()
             raise
-        for key, opened, entry in taken:
-            self.readers[key] = reader = self.spawn(FileReader, opened, entry, shared)
-            self.watch(reader, key)
-            if self.drained is not None:  # meanwhile
-                reader.tell(Drain())
         shared.files = len(self.readers)
         shared.waiting = len(missing) - looked_at  # not before the actors are there, see `look_whether_done`
         shared.octets_waiting = sum(self.behind(key, file) for key, file in missing[looked_at:])
