@@ -29,6 +29,7 @@ import enum
 from _thread import get_ident
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Generator, Iterator
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -58,7 +59,9 @@ __all__ = [
     "Outcome",
     "Receipt",
     "TerminalState",
+    "handles_in",
     "let_others_run",
+    "may_hold",
     "park",
 ]
 
@@ -657,7 +660,7 @@ def handles_in(message: Any, *, sampled: bool = False) -> Iterator[Any]:
         else:
             continue
         looked_at = islice(inside, 10) if sampled and len(inside) > 1000 else inside
-        kinds = {kind for kind in set(map(type, looked_at)) if _may_hold(kind)}
+        kinds = {kind for kind in set(map(type, looked_at)) if may_hold(kind)}
         if kinds:
             todo += [each for each in inside if type(each) in kinds]
 
@@ -665,7 +668,8 @@ def handles_in(message: Any, *, sampled: bool = False) -> Iterator[Any]:
 _CONTAINERS = (list, tuple, set, frozenset, dict, deque)
 
 
-def _may_hold(kind: type) -> bool:
+@lru_cache(1024)
+def may_hold(kind: type) -> bool:
     """Whether a value of this class is a handle, or may have one inside."""
     return (
         hasattr(kind, "take_over")

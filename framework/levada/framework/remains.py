@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from traceback import walk_tb
 from typing import Any
 
-from .channel_core import handles_in
+from .channel_core import handles_in, may_hold
 from .links import Failed, Normal, Reason, Shutdown
 
 __all__ = ["drop_frames", "end_handles", "how_it_ended", "open_handles"]
@@ -25,17 +25,19 @@ __all__ = ["drop_frames", "end_handles", "how_it_ended", "open_handles"]
 
 def end_handles(actor: Any, reason: Reason) -> None:
     """End the channels whose handles an actor held when it ended: senders cancel, receivers close."""
-    cause = reason.error if isinstance(reason, Failed) else None
     for handle in open_handles(actor):
-        handle.disown(how_it_ended(reason), cause)
+        handle.disown(how_it_ended(reason), reason.error if isinstance(reason, Failed) else None)
 
 
 def open_handles(actor: Any) -> list[Any]:
     """List the handles in an actor's fields that were not moved, finished or bound to a mailbox, and whose channels are open."""
-    fields: list[Any] = list(vars(actor).values())
+    fields: list[Any] = []
+    for value in vars(actor).values():
+        if may_hold(type(value)):  # of most actors nothing; then this is all, 0.1 µs for each field
+            fields.append(value)
     for name in type(actor)._slots:
         fields.append(getattr(actor, name, None))
-    return [handle for handle in handles_in(fields, sampled=True) if handle.in_use] if fields else []
+    return [handle for handle in handles_in(fields, sampled=True) if handle.in_use] if fields else fields
 
 
 def how_it_ended(reason: Reason) -> str:
