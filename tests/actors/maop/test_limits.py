@@ -452,13 +452,19 @@ MANY_STREAMS = MemoryConfig(shape="connection", max_streams_bidi=5000)
 
 
 @asynccontextmanager
-async def raw(ends: Ends, carrier: MemoryConfig = MANY_STREAMS, *, listening: bool = True) -> AsyncIterator[Raw]:
+async def raw(
+    ends: Ends,
+    carrier: MemoryConfig = MANY_STREAMS,
+    *,
+    listening: bool = True,
+    pairs: dict[str, str] | None = None,
+) -> AsyncIterator[Raw]:
     """Connect to the server as a peer of one's own making, and be let in; `listening`: it takes what comes on its streams."""
     url = ends.listener.url.removeprefix("maop+")
     async with carriers.dial(url, carrier) as connection:
         peer = Raw(connection)
         stream = await peer.connection.open_stream()
-        stream.send_nowait(Authentication("Bearer", b"secret", {}, Version(1, 0, 0), "raw").encode(), fin=True)
+        stream.send_nowait(Authentication("Bearer", b"secret", pairs or {}, Version(1, 0, 0), "raw").encode(), fin=True)
         while await stream.receive_some():
             pass
         async with trio.open_nursery() as nursery:

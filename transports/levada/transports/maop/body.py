@@ -66,11 +66,18 @@ class BodyReader:
             Fault: they are wrong.
         """
         end = len(data)
-        head = self._head
+        head, pieces = self._head, self.pieces
+        first = len(pieces)
         while at < end:
             if self._left:
                 size = min(self._left, end - at)
-                self.pieces.append(data[at : at + size] if size < _VIEW else memoryview(data)[at : at + size])
+                if size >= _VIEW:
+                    pieces.append(memoryview(data)[at : at + size])
+                elif len(pieces) > first and len(pieces[-1]) < _VIEW:
+                    # Blocks of 2 octets would be objects of 40 each, in a list: 25 times what counts in the quota.
+                    pieces[-1] = b"".join((pieces[-1], data[at : at + size]))
+                else:
+                    pieces.append(data[at : at + size])
                 self._left -= size
                 at += size
                 continue
