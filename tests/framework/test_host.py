@@ -677,4 +677,5 @@ async def test_the_tasks_and_contexts_of_an_actor_without_hooks_end_before_it_ha
         case _:
             ref.tell("fail")
     await ref.terminated()
-    assert seen == ["task", "context"]
+    # A kill cancels both at once.
+    assert (sorted(seen, reverse=True) if end == "kill" else seen) == ["task", "context"]

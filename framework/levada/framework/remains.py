@@ -33,7 +33,8 @@ def open_handles(actor: Any) -> list[Any]:
     """List the handles in an actor's fields that were not moved, finished or bound to a mailbox, and whose channels are open."""
     fields: list[Any] = []
     for value in vars(actor).values():
-        if may_hold(type(value)):  # of most actors nothing; then this is all, 0.1 µs for each field
+        kind: type = type(value)
+        if may_hold(kind):  # of most actors nothing; then this is all, 0.1 µs for each field
             fields.append(value)
     for name in type(actor)._slots:
         fields.append(getattr(actor, name, None))
