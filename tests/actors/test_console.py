@@ -282,6 +282,31 @@ async def test_one_too_many_is_told_so(raw: tuple[ActorSystem, Server]) -> None:
     assert await still_served(server)
 
 
+async def test_after_a_snapshot_the_console_rests_for_as_long_as_it_took(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """The time is virtual: each look at the system's clock takes a millisecond, and nothing else takes any."""
+    looks = 0
+
+    def clock() -> float:
+        nonlocal looks
+        looks += 1
+        autojump_clock.jump(0.001)
+        return trio.current_time()
+
+    async with ActorSystem(_clock=clock) as system, serve_console(system, tmp_path / "c") as path:
+        system.spawn(Office)
+        await wait_all_tasks_blocked()
+        async with connect_console(path) as one, connect_console(path) as other:
+            looks, begin = 0, trio.current_time()
+            for _ in range(10):
+                await one.snapshot()
+                await other.snapshot()
+            took, elapsed = looks * 0.001, trio.current_time() - begin
+    assert looks >= 20
+    assert elapsed == pytest.approx(2 * took, rel=0.1)
+
+
 async def test_clients_that_ask_nothing_give_way_and_are_told_of_once(
     raw: tuple[ActorSystem, Server], autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -305,7 +330,7 @@ async def test_clients_that_ask_nothing_give_way_and_are_told_of_once(
     for stream in [*silent, *newcomers, late]:
         await stream.aclose()
     assert [record.exc_info for record in caplog.records] == [None]
-    assert "turned a process away: it has not asked for long, and others want its place" in caplog.text
+    assert "turned a process away: it has been silent, and all places are taken" in caplog.text
 
 
 async def test_a_client_that_does_not_read_is_dropped(

@@ -481,4 +481,4 @@ async def test_clients_that_nobody_accepts_are_told_of(
         assert listener.admission.refused == 3
         dropped, expired = warnings(caplog)
         assert dropped.endswith("away: 2 handshakes are not finished (max_handshakes)")
-        assert expired.endswith("away: nobody accepted it within 3.0 s")
+        assert expired.endswith("away: it was not accepted within 3.0 s")

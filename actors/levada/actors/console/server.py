@@ -1,7 +1,7 @@
 """The serving side of the console: a Unix socket and the actor that answers on it.
 
 A client can cost the system little: it has one request under way, gets at most so many actors, must take the answer in time and may
-not be idle for ever; there are only so many clients, and while all places are taken one that has not asked for long gives way.  All
+not be idle for ever; there are only so many clients, and a silent one gives way when all places are taken.  All
 clients together take half of the system's time at most.  Whatever a client does wrong ends its own connection.
 """
 
@@ -77,7 +77,7 @@ class Console(Actor[Any]):
                         finally:
                             self._asked.pop(scope, None)
                     if scope.cancelled_caught:
-                        why = "it has not asked for long, and others want its place"
+                        why = "it has been silent, and all places are taken"
                 else:
                     why = f"{MOST_CLIENTS} are looking already; try again later"
                     await self._answer(stream, to_line({"error": why}))
@@ -87,7 +87,7 @@ class Console(Actor[Any]):
             self._admission.turn_away("a process", why)
 
     def _has_room(self) -> bool:
-        """Whether there is a place for one more client, maybe that of one who has not asked for long."""
+        """Return whether there is a place for one more client. A client that has been silent for long gives its place up."""
         if len(self._asked) < MOST_CLIENTS:
             return True
         scope, asked_at = next(iter(self._asked.items()))

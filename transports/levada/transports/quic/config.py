@@ -164,8 +164,8 @@ class QuicConfig:
     max_handshakes: int = attrs.field(default=1_000, validator=_size)
     """Unfinished handshakes and waiting `Incoming` above which newcomers are dropped without a word."""
     max_connections_per_address: int | None = attrs.field(default=None, validator=attrs.validators.optional(_size))
-    """Connections of one address (of IPv6: of one /64) that a server lets in; one more is refused. One counts from the moment at which
-    it has proved its address, by a token or its handshake, so that nobody takes the places of others. ``None``: no limit."""
+    """Connections from one address (for IPv6: from one /64) that a server lets in; it refuses further ones. A connection counts once
+    it has proved its address, by a token or by its handshake, so forged addresses use up no places. ``None``: no limit."""
     secret: bytes | None = attrs.field(default=None, repr=False)
     """32 octets or more behind tokens and stateless resets. Give the same to all workers and across restarts; ``None`` for a random one."""
     worker: int = attrs.field(

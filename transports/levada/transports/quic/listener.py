@@ -334,7 +334,7 @@ class QuicListener:
         while self._pending and (oldest := next(iter(self._pending.values()))).expires_at <= now:
             oldest.ignore()
             seconds = self.endpoint.config.handshake_timeout
-            self.admission.turn_away(oldest.peer, f"nobody accepted it within {seconds} s")
+            self.admission.turn_away(oldest.peer, f"it was not accepted within {seconds} s")
         while self._queue and self._queue[0].decided:
             self._queue.popleft()
 
