@@ -53,7 +53,7 @@ from levada.transports.rsocket.extensions import BearerAuthentication, Composite
 if TYPE_CHECKING:
     from .conftest import Actors
 
-pytestmark = pytest.mark.loopback
+pytestmark = [pytest.mark.ci, pytest.mark.loopback]
 
 MIB = 1 << 20
 
@@ -128,7 +128,7 @@ def costs(octets: int, seconds: float) -> Iterator[None]:
     finally:
         tracemalloc.stop()
         pa.set_memory_pool(pa.system_memory_pool())
-    assert peak < octets
+    assert peak < octets + (1 << 20)  # of which the test itself has some
     assert spent < seconds
 
 

@@ -435,7 +435,7 @@ def test_growth_that_was_cut_short_is_finished(tmp_path: Path) -> None:
     ("settings", "complaint"),
     [
         ({"max_bytes": 1 << 20}, "max_bytes is 1048576, less than"),
-        ({"block_bytes": 1 << 30}, "more than segment_bytes"),
+        ({"block_bytes": 1 << 30, "segment_bytes": 64 << 20}, "more than segment_bytes"),
         ({"partitions": 0}, "partitions"),
         ({"retain_time": 0}, "retain_time"),
         ({"sync": "always"}, "sync"),

@@ -241,7 +241,7 @@ def first_version(directory: Path) -> None:
 def test_a_checkpoint_of_the_first_version_is_read(make_actors: Callable[..., Actors]) -> None:
     """It names no opening, and is good up to where the journal ended when it got its first one."""
     actors = make_actors()
-    (actors.directory / "mailboxes").mkdir()
+    (actors.directory / "mailboxes").mkdir(exist_ok=True)
     first_version(actors.directory / "mailboxes" / "old")
     made = actors.mailbox("old", None, partitions=2)
     stream = StreamSource(Options.read({"address": actors.bridge.address, "mailbox": "old"}), WANTED)
