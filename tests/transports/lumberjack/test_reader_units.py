@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -408,3 +409,40 @@ def test_lj46_units_before_a_broken_rule_may_still_be_acked(desk: Any) -> None:
         assert (reader.acks, reader.finished) == (acks, "refused")
     with pytest.raises(LocalProtocolError, match="after the end"):
         reader.feed(b"x")
+
+
+def due(reader: Any, seconds: float, done: Callable[[], bool]) -> None:
+    """Nothing is done a thousandth of a second before, and all of it at the deadline."""
+    reader.wait(seconds - 0.001)
+    assert not done()
+    reader.wait(0.001 + 1e-9)
+    assert done()
+
+
+@pytest.mark.rule("LJ-18")
+@pytest.mark.rule("LJ-20")
+@pytest.mark.rule("LJ-25a")
+@pytest.mark.rule("LJ-28")
+@pytest.mark.rule("LJ-29")
+@pytest.mark.rule("LJ-46")
+def test_deadlines_are_exact(desk: Any) -> None:
+    """Not a moment before or after: idle acks, keepalives, commits, ends and their grace, idleness, and frames."""
+    reader = desk()
+    reader.feed(encode_window(1, 3) + frames(1, 1))
+    due(reader, 1.0, lambda: reader.acks == [1])
+    due(reader, 60.0, lambda: reader.finished == "idle")
+    reader = desk(commits=False)
+    reader.feed(encode_window(2, 1) + frames(2, 1))
+    due(reader, 3.0, lambda: reader.acks == [0])
+    due(reader, 3.0, lambda: reader.acks == [0, 0])
+    reader.shut_down()
+    due(reader, 5.0, lambda: reader.finished == "shutdown")
+    reader = desk(commits=False)
+    reader.feed(encode_window(1, 1) + frames(1, 1))
+    due(reader, 60.0, lambda: reader.finished == "sink_failed")
+    reader = desk(commits=False)
+    reader.feed(encode_window(1, 1) + frames(1, 1) + b"?")
+    due(reader, 1.0, lambda: reader.finished == "refused")
+    reader = desk()
+    reader.feed(b"1C" + (2**20 - 6).to_bytes(4, "big"))
+    due(reader, 34.0, lambda: reader.refused == "LJ-29")

@@ -1,0 +1,114 @@
+"""Each deadline of the core is kept to the millisecond; what is done then, and why, is in the tests of the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from levada.transports.maop import BodyWanted, Failed, HandlerSpec, MaopConfig, OperationCancelled
+from levada.transports.maop.frames import Block, Done, Fail, Message, Proceed, Request, Response
+
+from .conftest import Wire, authentication
+
+
+def due(wire: Wire, seconds: float, done: Callable[[], bool]) -> None:
+    """Nothing is done a thousandth of a second before, and all of it at the deadline."""
+    wire.wait(seconds - 0.001)
+    assert not done()
+    wire.wait(0.001 + 1e-9)
+    assert done()
+
+
+def told(wire: Wire, kind: type[object], stream_id: int) -> Callable[[], bool]:
+    """Whether the core has told such an event of a stream."""
+    return lambda: any(type(event) is kind and getattr(event, "stream_id", None) == stream_id for event in wire.events)
+
+
+def failed(wire: Wire, stream_id: int) -> Callable[[], bool]:
+    """Whether the core has written a Fail for a stream."""
+    return lambda: any(isinstance(signal, Fail) and signal.target_stream_id == stream_id for signal in wire.signals())
+
+
+@pytest.mark.rule("MA-20")
+def test_deadlines_of_authentication_are_exact() -> None:
+    """What is wanted of a client, and of a server."""
+    wire = Wire(approve=False)
+    wire.give(0, authentication().encode()[:5])
+    due(wire, 5.0, lambda: wire.octets[0] != b"")
+    silent = Wire(approve=False, client=True)
+    due(silent, 10.0, lambda: silent.closed is not None)
+
+
+@pytest.mark.rule("MA-68")
+@pytest.mark.rule("MA-127")
+def test_deadlines_of_the_responder_are_exact() -> None:
+    """From the whole body to the header, also at the gate; and until the requester has said Done."""
+    wire = Wire(handlers={6: HandlerSpec(), 7: HandlerSpec(gated=True)})
+    plain = wire.bidi()
+    wire.give(plain, Request(6, 0, timeout_ms=500), fin=True)
+    due(wire, 0.5, told(wire, OperationCancelled, plain))
+    gated = wire.bidi()
+    wire.give(gated, Request(7, 0, timeout_ms=700), fin=True)
+    due(wire, 0.7, told(wire, OperationCancelled, gated))
+    wire = Wire()
+    stream = wire.bidi()
+    wire.give(stream, Request(101, 0), fin=True)
+    wire.core.respond(stream, now=0.0)
+    wire.flush()
+    due(wire, 1.0, lambda: wire.core.statistic.responses_unacked == 1)
+
+
+@pytest.mark.rule("MA-67")
+@pytest.mark.rule("MA-69")
+def test_deadlines_of_the_requester_are_exact() -> None:
+    """For the header, between pieces of the body, and for the Fail that explains a reset."""
+
+    def asking() -> tuple[Wire, int]:
+        wire = Wire(client=True)
+        stream = wire.core.send_request(101, timeout_ms=500, response_msg_id=42, now=0.0)
+        wire.flush()
+        wire.signal(Proceed((stream,)))
+        return wire, stream
+
+    wire, stream = asking()
+    due(wire, 1.5, told(wire, Failed, stream))
+    wire, stream = asking()
+    wire.give(stream, Response(100), Block(b"\1"))
+    due(wire, 30.0, told(wire, Failed, stream))
+    wire, stream = asking()
+    wire.give(stream, Response(100), Block(b"\1"))
+    wire.core.stream_reset(stream, 0, now=0.0)
+    due(wire, 1.0, told(wire, Failed, stream))
+    wire = Wire(client=True)
+    stream = wire.core.send_message(100, timeout=2.0, now=0.0)
+    wire.flush()
+    due(wire, 2.0, told(wire, Failed, stream))
+
+
+@pytest.mark.rule("MA-74")
+@pytest.mark.rule("MA-126")
+def test_deadlines_of_transfers_are_exact() -> None:
+    """Between two pieces, of the peer's body and of our own; for a Proceed; for all of a body; and for Dones that wait for company."""
+    handlers = {5: HandlerSpec(allow_undefined_length=True, max_payload=1000)}
+    for config in (MaopConfig(), MaopConfig(transfer_idle_timeout=100.0, transfer_total_timeout=30.0)):
+        wire = Wire(handlers=handlers, config=config)
+        stream = wire.uni()
+        wire.give(stream, Message(5, 100))
+        wire.give(stream, Block(b"x"))
+        due(wire, 30.0, failed(wire, stream))
+    own = Wire()
+    mine = own.core.send_message(100, None, length=5, now=0.0)
+    own.flush()
+    waits = own.core.send_message(100, None, length=5, now=0.0)
+    own.flush()
+    assert own.signal(Proceed((mine,))) == [BodyWanted(mine)]
+    due(own, 10.0, told(own, Failed, waits))
+    own.core.send_body(mine, b"abc", now=own.now)
+    due(own, 30.0, told(own, Failed, mine))
+    wire = Wire(config=MaopConfig(done_flush=0.05))
+    stream = wire.uni()
+    wire.give(stream, Message(100, 0), fin=True)
+    wire.core.finish(stream, now=0.0)
+    wire.flush()
+    due(wire, 0.05, lambda: any(isinstance(signal, Done) for signal in wire.signals()))
