@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import tracemalloc
 import weakref
+from functools import partial
 from typing import Any
 
 import pytest
@@ -407,34 +408,53 @@ def test_ma54_ma118_an_exhausted_quota_withholds_proceed() -> None:
 
 @pytest.mark.rule("MA-118")
 def test_ma118_octets_are_reserved_and_given_back() -> None:
-    """A body that does not fit waits; the quota is empty when all is over."""
+    """A body that does not fit waits until others are complete; the quota is empty when all is over."""
     wire = Wire(config=MaopConfig(max_buffer_bytes=100))
     one, two = wire.uni(), wire.uni()
     wire.give(one, Message(100, 60))
     wire.give(two, Message(100, 60))
     assert wire.signals() == [Proceed((one,))]
     assert wire.core.quota.buffered == 60
-    wire.give(one, Block(bytes(60)), BlockEnd(60))
+    wire.give(one, Block(bytes(60)), BlockEnd(60), turn=False)
     assert wire.core.quota.buffered == 0
-    wire.core.finish(one, now=0.0)
     wire.flush()
-    assert Proceed((two,)) in wire.signals()
+    assert wire.signals() == [Proceed((two,))]
+    assert wire.core.quota.buffered == 60
+    wire.core.finish(one, now=0.0)
     wire.events.extend(wire.core.stream_reset(two, 0, now=0.0))
     assert (wire.core.quota.operations, wire.core.quota.buffered) == (0, 0)
 
 
 @pytest.mark.rule("MA-118")
 def test_ma118_connections_of_one_identity_share_a_quota() -> None:
-    """Room that another connection frees is found without a word."""
+    """Room that one connection frees goes to the one that has waited longest, which is told, and no clock runs for it."""
     quota = Quota(1, 1000)
-    one, two = Wire(quota=quota), Wire(quota=quota)
-    one.give(2, Message(100, 0))
-    assert [type(e) for e in one.events] == [Execute]
-    two.give(2, Message(100, 0))
-    assert two.events == []
+    wires = one, two, three, four = [Wire(quota=quota) for _ in range(4)]
+    told: list[int] = []
+    for number, wire in enumerate(wires):
+        wire.core.wake = partial(told.append, number)
+    for wire in (one, two, two, three, three, four, four, one):
+        wire.give(wire.uni(), Message(100, 0))
+    assert [len(wire.events) for wire in wires] == [1, 0, 0, 0]
+    assert {wire.core.next_deadline() for wire in wires} == {10.0}
+    two.core.stream_reset(2, 0, now=0.0)
+    two.core.stream_reset(6, 0, now=0.0)  # it wants none any more
     one.core.finish(2, now=0.0)
-    two.wait(0.1)
-    assert [type(e) for e in two.events] == [Execute]
+    one.flush()
+    assert (told, len(one.events)) == ([2], 1)  # the next in line, not the one that had it
+    three.flush()
+    assert [type(e) for e in three.events] == [Execute]
+    three.core.finish(2, now=0.0)
+    assert told == [2, 3]
+    four.core.connection_lost(0, "gone")  # before its turn: the room is handed on
+    assert told == [2, 3, 0]
+    one.flush()
+    assert len(one.events) == 2
+    one.core.finish(6, now=0.0)
+    three.flush()
+    assert len(three.events) == 2
+    three.core.finish(6, now=0.0)
+    assert (quota.operations, quota.waiting) == (0, {})
 
 
 @pytest.mark.rule("MA-128")

@@ -494,6 +494,7 @@ class Connection(Actor[Any]):
         self._runs = True
         self.journal = Journal(self.core, self.ref.path, reasons=self.config.log_reasons)
         self.core.steps = self.journal.verbose
+        self.core.wake = self.turn
         self.start_soon(self._main)
 
     async def _main(self) -> None:

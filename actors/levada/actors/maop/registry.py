@@ -155,7 +155,6 @@ class Registry:
             quota = Quota(
                 identity.max_inflight_ops or settings.max_inflight_ops,
                 identity.max_buffer_bytes or settings.max_buffer_bytes,
-                shared=bool(name),
             )
             share = Share(quota, None if rate is None else Rate(rate))
             if name:

@@ -62,6 +62,10 @@ _MAX_HOLES: Final = 65_536
 """Ranges in the record of streams; each is a stream that the peer opened and never used, which QUIC bounds as well."""
 
 
+def _nothing() -> None:
+    """Wake nobody."""
+
+
 class MaopCore(Ending):
     """One side of a connection.
 
@@ -100,9 +104,11 @@ class MaopCore(Ending):
         if any(not 1 < msg_id < 65_536 for msg_id in handlers or ()):
             raise ValueError("handlers have msg_ids from 2 to 65535; 0 and 1 are native [MA-41]")
         self.wall_offset = wall_offset
+        self.wake: Callable[[], None] = _nothing
+        """Called when another connection has freed room in a shared quota: the owner then takes a turn."""
         self.steps = False
         """Whether `Stepped` is emitted, for a log."""
-        self.quota = quota or Quota(self.config.max_inflight_ops, self.config.max_buffer_bytes, shared=False)
+        self.quota = quota or Quota(self.config.max_inflight_ops, self.config.max_buffer_bytes)
         self.dedup = DedupStore() if dedup is None else dedup  # an empty one is false
         self.replay = replay or ReplayWindow()
         self.statistic = Statistics()
@@ -743,6 +749,7 @@ class MaopCore(Ending):
         """The connection is over; everything in it too."""
         if self.state is _CLOSED:
             return
+        self.gate.quit()
         self.cancel_all(signal=False)
         self.streams.clear()
         self.go(ConnectionInput.CLOSED)
@@ -753,6 +760,7 @@ class MaopCore(Ending):
 
     def let_go(self) -> None:
         """After `ConnectionEnded`: keep nothing that refers back to this core, so that it is freed with its last user, without the collector."""
+        self.wake = _nothing
         self.gate.let_go()
         self.pool.let_go()
         self.signals.let_go()

@@ -23,14 +23,12 @@ if TYPE_CHECKING:
 __all__ = ["Gate"]
 
 _OPEN, _CHECKED, _PENDING = ConnectionState.OPEN, ReceiverInput.CHECKED, ReceiverState.PENDING
-_POLL = 0.02
-"""Seconds after which a shared quota is looked at again: other connections free it without a word."""
 
 
 class Gate:
     """Decides on the operations of one connection."""
 
-    __slots__ = ("_armed", "_core", "_next", "_queue", "_rate", "pending")
+    __slots__ = ("_armed", "_core", "_next", "_queue", "_rate", "_told", "pending")
 
     def __init__(self, core: MaopCore, now: float) -> None:
         self._core = core
@@ -38,6 +36,8 @@ class Gate:
         self._next: Incoming | None = None
         self._armed: list[Incoming] = []
         rate = core.config.max_op_rate
+        self._told = False
+        """Whether another connection has freed room since the last turn."""
         self._rate = None if rate is None else TokenBucket(rate, max(1.0, rate), now)
         self.pending = 0
         """Operations without a decision."""
@@ -153,7 +153,10 @@ class Gate:
     def _room(self, op: Incoming, now: float) -> bool:
         core = self._core
         # MA-85: while signals pile up nothing is approved.
-        if core.pool.backlog > core.config.control_ring or not core.quota.fits(self._octets(op)):
+        if core.pool.backlog > core.config.control_ring:
+            return False
+        if not core.quota.fits(self._octets(op)):
+            core.quota.waiting[self.room_came] = None
             return False
         return self._rate is None or self._rate.take(now)
 
@@ -186,6 +189,12 @@ class Gate:
 
     def flush(self, now: float) -> None:
         """Arm what was approved. Source: MA-50."""
+        if self._told:
+            self._told = False
+            self.pump(now)
+            quota = self._core.quota
+            if self.room_came not in quota.waiting and quota.fits(0):
+                quota.freed()  # what is left is for others
         if not self._armed:
             return
         if self._core.config.proceed_coalesce:
@@ -208,7 +217,12 @@ class Gate:
                 self._queue.remove(op)
         if op.granted:
             op.granted = False
-            self._core.quota.operations -= 1
+            quota = self._core.quota
+            quota.operations -= 1
+            if quota.waiting:
+                quota.freed()
+                if self.room_came in quota.waiting:
+                    return  # another connection is first
         if self.pending:
             self.pump(now)
 
@@ -224,6 +238,22 @@ class Gate:
                 return
             self._grant(op, now)
 
+    def room_came(self) -> bool:
+        """Another operation, perhaps of another connection, has freed room: look in the next turn, if there is still anything to let in."""
+        if not self.pending:
+            return False
+        self._told = True
+        self._core.wake()
+        return True
+
+    def quit(self) -> None:
+        """The connection is over: its place among those that wait for room goes to the next."""
+        quota = self._core.quota
+        quota.waiting.pop(self.room_came, None)
+        if self._told:
+            self._told = False
+            quota.freed()
+
     def let_go(self) -> None:
         """The connection is over: refer to nothing of it."""
         self._queue = FairQueue()
@@ -235,11 +265,7 @@ class Gate:
         """When there may be room without an operation of this connection ending, or Proceeds are due."""
         coalesce = self._core.config.proceed_coalesce
         at = self._armed[0].approved_at + coalesce if self._armed and coalesce else None
-        if self.pending and (self._queue or self._next is not None):
-            core = self._core
-            wait = _POLL if core.quota.shared or core.pool.backlog else None
-            if self._rate is not None:
-                wait = max(self._rate.wait(), 0.001) if wait is None else min(wait, max(self._rate.wait(), 0.001))
-            if wait is not None:
-                at = core.now + wait if at is None else min(at, core.now + wait)
+        if self._rate is not None and self.pending and (self._queue or self._next is not None):
+            due = self._core.now + max(self._rate.wait(), 0.001)
+            at = due if at is None else min(at, due)
         return at

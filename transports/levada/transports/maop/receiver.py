@@ -596,16 +596,25 @@ class Incoming:
         self._release()
         if self.granted:
             self._core.quota.operations -= 1
+            self._core.quota.freed()
 
     def _release(self) -> None:
-        self._core.quota.buffered -= self.reserved
+        if not self.reserved:
+            return
+        quota = self._core.quota
+        quota.buffered -= self.reserved
         self.reserved = 0
+        if quota.waiting:
+            quota.freed()
 
     def consumed(self, octets: int) -> None:
         """The application is through with octets of a streamed body."""
         octets = min(octets, self.reserved)
+        quota = self._core.quota
         self.reserved -= octets
-        self._core.quota.buffered -= octets
+        quota.buffered -= octets
+        if quota.waiting:
+            quota.freed()
 
     def _retire(self, now: float) -> None:
         core = self._core
@@ -613,8 +622,7 @@ class Incoming:
         if self.filed is not None:
             core.timers.set(self, None)
         self._body = None
-        if self.reserved:
-            self._release()
+        self._release()
         core.retire(self)
         core.gate.release(self, now)
 

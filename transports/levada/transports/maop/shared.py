@@ -6,6 +6,7 @@ Each of the three may serve many cores of one thread, or just one. Times are arg
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Final, TypeAlias
 
 import attrs
@@ -130,20 +131,28 @@ class Quota:
     Args:
         operations: approved and not ended.
         octets: of bodies held for the application.
-        shared: whether several connections use it, so that room may come without a word to this one.
     """
 
-    __slots__ = ("buffered", "max_octets", "max_operations", "operations", "shared")
+    __slots__ = ("buffered", "max_octets", "max_operations", "operations", "waiting")
 
-    def __init__(self, operations: int, octets: int, *, shared: bool = True) -> None:
+    def __init__(self, operations: int, octets: int) -> None:
         self.max_operations = operations
         self.max_octets = octets
-        self.shared = shared
         self.operations = 0
         """In flight now."""
         self.buffered = 0
         """Octets held, or promised room, now."""
+        self.waiting: dict[Callable[[], bool], None] = {}
+        """Connections that found no room, the longest first: each is told once, and says whether it still wants any."""
 
     def fits(self, octets: int) -> bool:
         """Whether one more operation with so many octets has room."""
         return self.operations < self.max_operations and self.buffered + octets <= self.max_octets
+
+    def freed(self) -> None:
+        """Tell the next connection that there may be room."""
+        while self.waiting:
+            told = next(iter(self.waiting))
+            del self.waiting[told]
+            if told():
+                return
