@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import gc
+import logging
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
-from levada.actors.rsocket import ApplicationError, ConnectedPeer, Listener, Request, ServerConfig, connect, serve
+from levada.actors.rsocket import (
+    ApplicationError,
+    ClientConfig,
+    ConnectedPeer,
+    Listener,
+    Payload,
+    Request,
+    ServerConfig,
+    connect,
+    serve,
+)
 from levada.framework import ActorSystem
+from levada.framework.errors import LevadaError
 from levada.transports.carriers import dial
 from levada.transports.carriers.contracts import ByteStream
 
 LARGE = 1000  # octets
+
+Use = Callable[[ConnectedPeer, Listener, str], Awaitable[None]]
 
 
 @contextmanager
@@ -50,11 +64,19 @@ async def handler(request: Request) -> Any:
         for _ in range(20):
             yield bytes(3000)
 
+    async def wait_for_ever() -> AsyncIterator[bytes]:
+        yield bytes(3000)
+        await trio.sleep_forever()
+
     match request.data.rstrip(b"\0"):
         case b"channel":
             return request.payloads
         case b"stream":
             return items()
+        case b"wait":
+            await trio.sleep_forever()
+        case b"stream and wait":
+            return wait_for_ever()
         case b"refuse":
             raise ApplicationError("no")
     return bytes(100_000)
@@ -74,6 +96,32 @@ async def use(peer: ConnectedPeer, listener: Listener, end: str) -> None:
         await answers.receive()
         await sender.finish()
         assert len([answer async for answer in answers]) == 1
+    await end_it(peer, listener, end)
+
+
+async def use_to_the_end(peer: ConnectedPeer, listener: Listener, end: str) -> None:
+    """Interactions whose handlers wait when the connection ends, and one whose answers nobody has taken."""
+
+    async def ask() -> None:
+        with pytest.raises(LevadaError):
+            await peer.request_response(b"wait" + bytes(5000))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        taken = await peer.request_stream(b"stream and wait" + bytes(5000))
+        assert await taken.receive() == Payload(bytes(3000))
+        untaken = await peer.request_stream(b"stream" + bytes(5000))
+        sender, answers = await peer.request_channel(b"wait" + bytes(5000))
+        await sender.send(bytes(5000))
+        while listener.peers[0].statistics().requests_received < 4:
+            await trio.lowlevel.checkpoint()
+        await end_it(peer, listener, end)
+    for receiver in (taken, untaken, answers):
+        receiver.close()
+    sender.cancel()
+
+
+async def end_it(peer: ConnectedPeer, listener: Listener, end: str) -> None:
     match end:
         case "aborted":
             peer.abort()
@@ -81,25 +129,48 @@ async def use(peer: ConnectedPeer, listener: Listener, end: str) -> None:
             listener.peers[0].abort()
         case "lost":
             peer.drop_carrier()
-    if end != "closed":
-        await peer.terminated()
+        case _:
+            await peer.aclose()
+    await peer.terminated()
 
 
 @pytest.mark.loopback
+@pytest.mark.parametrize("used", [use, use_to_the_end])
 @pytest.mark.parametrize("end", ["closed", "aborted", "aborted by the server", "lost"])
 @pytest.mark.parametrize("dialect", ["rsocket", "reactivesocket"])
 @pytest.mark.parametrize("carrier", ["memory://desk", "tcp://127.0.0.1:0"])
-async def test_a_connection_that_ended(carrier: str, dialect: str, end: str) -> None:
+async def test_a_connection_that_ended(carrier: str, dialect: str, end: str, used: Use) -> None:
     async with ActorSystem() as system, serve(system, f"{dialect}+{carrier}", handler) as listener:
 
         async def once() -> None:
-            async with connect(system, listener.url) as peer:
-                await use(peer, listener, end)
+            async with connect(system, listener.url, config=ClientConfig(drain=0.0)) as peer:
+                await used(peer, listener, end)
             while system.statistics().actors > 1:
                 await trio.lowlevel.checkpoint()
             await wait_all_tasks_blocked()
 
         await once()  # what is made once stays
+        with nothing_for_the_collector():
+            await once()
+
+
+@pytest.mark.parametrize("dialect", ["rsocket", "reactivesocket"])
+async def test_handlers_that_are_killed_after_their_time_to_stop(
+    dialect: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ActorSystem() as system, serve(system, f"{dialect}+memory://desk", handler) as listener:
+
+        async def once() -> None:
+            async with connect(system, listener.url) as peer:
+                await peer.fire_and_forget(b"wait" + bytes(5000))
+                await wait_all_tasks_blocked()
+                peer.abort()
+            await trio.sleep(60)
+            assert system.statistics().actors == 1
+
+        await once()
+        assert "did not stop in 5 s: killed" in caplog.text
+        caplog.set_level(logging.CRITICAL)  # a record would be kept, with what is in it
         with nothing_for_the_collector():
             await once()
 

@@ -470,11 +470,13 @@ class Answer(_Producing):
 
     def cancelled(self) -> None:
         """See `Stream.cancelled`: a handler that runs is cancelled."""
-        self.inbound = None
+        inbound, self.inbound = self.inbound, None
         self.leave()
         if self.running:
             self.fit = False
-            self.ref.kill()
+            self.ref.kill()  # at its end it closes the request
+        elif inbound is not None:
+            inbound.end(TerminalState.CANCELLED)
 
     def give_up(self, reason: Reason) -> None:
         """See `Stream.give_up`."""
