@@ -456,6 +456,7 @@ async def test_a_forgotten_handle_is_noticed_at_the_other_side(
         assert ends.left() == NOTHING
 
 
+@pytest.mark.handler_fails
 async def test_a_handler_that_fails_gives_up_the_handles_of_its_message(
     autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:

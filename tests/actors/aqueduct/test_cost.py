@@ -14,8 +14,6 @@ import trio
 from levada.actors.aqueduct import RawMessage, connect, serve
 from levada.framework import Actor, ActorSystem, OneshotSender, handles, message, oneshot
 
-pytestmark = pytest.mark.usefixtures("no_traceback")
-
 
 @message("tests.cost.Load")
 class Load:

@@ -29,8 +29,6 @@ from levada.transports.quic import QuicConfig, dial, listen
 
 from .conftest import Keeper, Parcel, Start
 
-pytestmark = pytest.mark.usefixtures("no_traceback")
-
 
 async def test_handles_of_every_kind_arrive_by_index_and_work() -> None:
     with Keeper() as keeper:

@@ -135,6 +135,7 @@ async def test_handles_travel_in_what_is_told_asked_and_answered(two: Any, autoj
         assert await both.ref.ask(Do("say", [1, {"ref": both.ref}])) == [1, {"ref": both.ref}]
 
 
+@pytest.mark.handler_fails
 async def test_an_answer_that_cannot_travel_is_an_error_of_the_ask(two: Any, autojump_clock: MockClock) -> None:
     class Odd(Clerk):
         @handles
@@ -660,6 +661,7 @@ async def test_rf23_a_server_looks_up_at_its_client(autojump_clock: MockClock) -
                 pass
 
 
+@pytest.mark.handler_fails
 async def test_lookup_beside_a_typed_entrypoint_and_by_function(autojump_clock: MockClock) -> None:
     got: list[int] = []
 

@@ -48,8 +48,6 @@ from levada.framework.errors import (
 
 from .conftest import Private, Trapper, settled
 
-pytestmark = pytest.mark.usefixtures("no_traceback")
-
 VECTORS = json.loads((Path(__file__).parents[2] / "transports/aqueduct-refs/data/vectors.json").read_text("utf-8"))
 SENT = {vector["name"]: vector for vector in VECTORS["sent"]}
 

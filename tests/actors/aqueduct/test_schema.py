@@ -18,8 +18,6 @@ from levada.framework.errors import ConnectionLost
 
 from .conftest import Start
 
-pytestmark = pytest.mark.usefixtures("no_traceback")
-
 
 @message("tests.schema.Price")
 class Price:

@@ -14,8 +14,6 @@ from levada.framework import Actor, ActorSystem, OneshotSender, Receiver, Sender
 from levada.framework.channel import TerminalState
 from levada.framework.errors import ChannelCancelled
 
-pytestmark = pytest.mark.usefixtures("no_traceback")
-
 UNCHECKED = PeerConfig(schema="off")
 
 
