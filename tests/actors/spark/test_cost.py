@@ -112,10 +112,16 @@ def desk(make_actors: Callable[..., Actors]) -> Actors:
 # ---------------------------------------------------------------- measuring
 
 
+POOLS: list[pa.MemoryPool] = []
+"""Kept for good: a buffer that outlives its pool crashes the interpreter when it is freed."""
+
+
 @contextmanager
 def costs(octets: int, seconds: float) -> Iterator[None]:
     """Require that the block takes no more memory at any moment, Arrow's included, and no more processor time, than this."""
-    pool = pa.proxy_memory_pool(pa.default_memory_pool())
+    usual = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(usual)
+    POOLS.extend((usual, pool))
     pa.set_memory_pool(pool)
     gc.collect()
     tracemalloc.start(1)
@@ -127,7 +133,7 @@ def costs(octets: int, seconds: float) -> Iterator[None]:
         peak = tracemalloc.get_traced_memory()[1] - before + (pool.max_memory() or 0)
     finally:
         tracemalloc.stop()
-        pa.set_memory_pool(pa.system_memory_pool())
+        pa.set_memory_pool(usual)
     assert peak < octets + (1 << 20)  # of which the test itself has some
     assert spent < seconds
 
