@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgpack
 import pytest
 import trio
 
-from levada.actors.aqueduct import RawMessage, connect, serve
-from levada.framework import Actor, ActorSystem, OneshotSender, handles, message, oneshot
+from levada.actors.aqueduct import Peer, RawMessage, connect, serve
+from levada.framework import (
+    Actor,
+    ActorSystem,
+    OneshotSender,
+    Receiver,
+    TerminalState,
+    channel,
+    handles,
+    message,
+    oneshot,
+)
+from levada.framework.errors import CarrierError, LevadaError
+from levada.transports.aqueduct.frames import VERSION, ConnectionControl, encode_int
+from levada.transports.carriers import Connection, dial
 
 
 @message("tests.cost.Load")
@@ -55,6 +70,8 @@ class Handler:
             m.answer.send(self.loads)
         else:
             self.loads += 1
+            if isinstance(m.value, Receiver):
+                m.value.close()
 
     def function(self) -> Callable[..., Any]:
         async def handler(m: Load | Echo) -> None:
@@ -132,3 +149,105 @@ async def test_messages_that_are_refused_cost_their_sender_only_them(levels: int
         await trio.testing.wait_all_tasks_blocked()
         assert handler.loads == 1
         assert len(listener.peers) == 1
+
+
+# ---------------------------------------------------------------- beside an honest client
+
+
+@contextmanager
+def costs(octets: int, seconds: float) -> Iterator[None]:
+    """Require that the block takes no more memory at any moment, and no more processor time, than this."""
+    tracemalloc.start(1)
+    try:
+        start = time.process_time()
+        yield
+        assert tracemalloc.get_traced_memory()[1] < octets
+        assert time.process_time() - start < seconds
+    finally:
+        tracemalloc.stop()
+
+
+async def honest(peer: Peer[Any]) -> None:
+    """Require that a client is answered within a second of processor time of all."""
+    start = time.process_time()
+    sender, answer = oneshot(int)
+    await peer.send(Echo(sender))
+    await answer
+    assert time.process_time() - start < 1.0
+
+
+@pytest.mark.ci
+async def test_many_lookups_hold_nobody_up() -> None:
+    async with (
+        ActorSystem() as system,
+        serve(system, "aqueduct+memory://desk", Handler().function()) as listener,
+        connect(system, listener.url, object) as hostile,
+        connect(system, listener.url, object) as peer,
+        trio.open_nursery() as nursery,
+    ):
+        with costs(64 << 20, 10.0):
+
+            async def look_up(name: str) -> None:
+                with contextlib.suppress(LevadaError):
+                    await hostile.lookup(name)
+
+            for n in range(500):
+                nursery.start_soon(look_up, f"nobody {n}")
+            await trio.testing.wait_all_tasks_blocked()
+            await honest(peer)
+        hostile.abort()
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+async def test_channels_in_channels_that_are_dropped_hold_nobody_up(shape: str) -> None:
+    """A thousand receivers, each in a message of another: one after the other, or ten in each. The first is closed."""
+    async with (
+        ActorSystem() as system,
+        serve(system, "aqueduct+memory://desk", Handler().function()) as listener,
+        connect(system, listener.url, object) as hostile,
+        connect(system, listener.url, object) as peer,
+    ):
+        with costs(64 << 20, 10.0):
+            first, head = channel(object)
+            senders = [first]
+            for n in range(1000):
+                inner, travelling = channel(object)
+                (senders[-1] if shape == "chain" else senders[n // 10]).send_nowait(Load(travelling))
+                senders.append(inner)
+            await hostile.send(Load(head))
+            await trio.testing.wait_all_tasks_blocked()
+            await honest(peer)
+            hostile.abort()
+            await hostile.terminated()
+            await honest(peer)
+            assert all(sender.state is not TerminalState.OPEN for sender in senders)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("what", ["streams that are reset", "headers without end", "one octet at a time"])
+async def test_raw_octets_hold_nobody_up(what: str) -> None:
+    async with (
+        ActorSystem() as system,
+        serve(system, "aqueduct+memory://desk", Handler().function()) as listener,
+        connect(system, listener.url, object) as peer,
+        dial("memory://desk") as hostile,
+    ):
+        assert isinstance(hostile, Connection)
+        with costs(64 << 20, 10.0):
+            with contextlib.suppress(CarrierError):
+                for n in range(2000 if what == "streams that are reset" else 1):
+                    stream = await hostile.open_stream()
+                    match what:
+                        case "streams that are reset":
+                            stream.send_nowait(bytes([n % 256]))
+                            stream.reset(0)
+                        case "headers without end":
+                            stream.send_nowait(VERSION + b"\x01" + encode_int(1 << 24) + bytes(1 << 20))
+                        case _:
+                            for octet in VERSION + ConnectionControl((("x", bytes(2000)),)).encode():
+                                stream.send_nowait(bytes([octet]))
+                                await trio.lowlevel.checkpoint()
+            await trio.testing.wait_all_tasks_blocked()
+            await honest(peer)
+        hostile.close()
