@@ -438,8 +438,8 @@ def seconds_of(carrier: str, workload: Workload, folder: Path, trouble: Trouble 
         assert workload.trouble is not None
         trouble = workload.trouble if workload.beside_go else CLEAN
     here = Path(__file__).parent
+    program = str(folder / "quicgo")
     if carrier == "quic-go":
-        program = str(folder / "quicgo")
         if not (folder / "quicgo").exists():
             subprocess.run(["go", "build", "-o", program, "."], cwd=here / "quicgo", check=True)
         server = [program, "serve", str(folder)]

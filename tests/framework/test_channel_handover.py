@@ -503,7 +503,10 @@ class Large(Undecoded):
     """Takes 0.2 s to decode, on the clock of the test."""
 
     clock: MockClock
-    large = True
+
+    @property
+    def large(self) -> bool:
+        return True
 
     def open(self) -> int:
         self.clock.jump(0.2)

@@ -745,9 +745,9 @@ async def test_what_is_taken_of_an_old_stream_grants_nothing_to_a_new_one(into_m
         new = await peer.request_stream(b"100", window=4)
         await wait_all_tasks_blocked()
         assert len(produced) == 5  # the fifth waits for credit
+        probe = Probe(system)
         with old, new:
             if into_mailbox:
-                probe = Probe(system)
                 old.to_mailbox(probe.ref, lambda payload: payload.data)
                 for number in range(8):
                     await probe.expect(b"%d" % number)
@@ -759,5 +759,4 @@ async def test_what_is_taken_of_an_old_stream_grants_nothing_to_a_new_one(into_m
                 await new.receive()
             await wait_all_tasks_blocked()
             assert len(produced) == 7
-        if into_mailbox:
-            probe.ref.stop()
+        probe.ref.stop()

@@ -112,7 +112,7 @@ def desk(make_actors: Callable[..., Actors]) -> Actors:
 # ---------------------------------------------------------------- measuring
 
 
-POOLS: list[pa.MemoryPool] = []
+POOLS: list[Any] = []
 """Kept for good: a buffer that outlives its pool crashes the interpreter when it is freed."""
 
 
