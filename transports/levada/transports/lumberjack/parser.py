@@ -236,6 +236,7 @@ class FrameParser:
                             self._need = 10 + length
                             stop = Stop.NEED_DATA
                             break
+                        price = 0
                         small = length <= _SMALL and cost <= small_room and not self._rate
                         if not small:
                             if length > _LARGE and not self._warned:
