@@ -359,7 +359,7 @@ def test_a_query_goes_on_from_a_checkpoint_of_the_first_version(
     spark: SparkSession, make_actors: Callable[..., Actors], tmp_path: Path
 ) -> None:
     actors = make_actors()
-    (actors.directory / "mailboxes").mkdir()
+    (actors.directory / "mailboxes").mkdir(exist_ok=True)
     first_version(actors.directory / "mailboxes" / "old")
     made = actors.mailbox("old", None, partitions=2)
 

@@ -23,6 +23,7 @@ BUFFERED = (1 << 20) + (256 << 10) + (1 << 20)
 # Checks that fill a stream until its sender waits: aioquic's own class opens its windows whether the application takes anything or not.
 FILLING = frozenset(
     """
+    all_acked_waits_for_the_peer_on_a_stream_that_goes_on
     cancelled_close_of_the_connection_still_closes close_tells_everybody_on_both_sides is_cut_while_everybody_waits
     reset_and_stop_wake_who_waits reset_drops_what_is_queued stopped_stream_leaves_the_others_alone
     stream_abort_of_the_peer_wakes_sender_and_flush stream_abort_wakes_both_directions_here

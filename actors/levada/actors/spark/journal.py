@@ -482,6 +482,8 @@ class Journal(
     @handles
     def clean(self, _: _Clean) -> None:
         """Look whether the files are still there, delete what may go, and try again if it was full."""
+        if self._urgent:
+            return  # it is behind, and what is asked for goes first
         self._do_soon(self._store.look)
         if self._full or self.config.retain_time is not None or self.config.segment_time is not None:
             self._do_soon(self._store.retain)

@@ -171,6 +171,13 @@ class AwaitAvailable(Asks[None]):
     """
 
 
+@attrs.frozen
+class _Listener:
+    """Where the events of a query go. A sender in a field would end at each new start; in here it goes on until the query is over."""
+
+    to: Ref[QueryEvent] | Sender[QueryEvent]
+
+
 class Query(Actor[AwaitAvailable | GetProgress]):
     """Runs a streaming query for as long as it lives.
 
@@ -189,6 +196,7 @@ class Query(Actor[AwaitAvailable | GetProgress]):
     spark: SparkSession
     start: Callable[[SparkSession], DataStreamWriter | StreamingQuery]
     progress: Ref[QueryEvent] | Sender[QueryEvent] | None = None
+    _listener: _Listener | None = attrs.field(init=False, default=None)
     _run: _Run | None = attrs.field(init=False, default=None)
     _waiting: list[Reply[None]] = attrs.field(init=False, factory=list)
     """For the next call of ``processAllAvailable``: one that is under way may have looked at the sources before they asked."""
@@ -198,12 +206,16 @@ class Query(Actor[AwaitAvailable | GetProgress]):
     _ending: bool = attrs.field(init=False, default=False)
     _limiter: trio.CapacityLimiter = attrs.field(init=False, factory=lambda: trio.CapacityLimiter(THREADS))
 
+    def __attrs_post_init__(self) -> None:
+        if self.progress is not None:
+            self._listener, self.progress = _Listener(self.progress), None
+
     async def started(self) -> None:
         """Start the query.
 
         Cancellation: a query that comes up later all the same is stopped.
         """
-        events = None if self.progress is None else _Events(trio.lowlevel.current_trio_token())
+        events = None if self._listener is None else _Events(trio.lowlevel.current_trio_token())
         self._run = run = _Run(self.spark, self.start, events)
         started = await self._in_thread(run.start)
         logger.info(
@@ -233,8 +245,8 @@ class Query(Actor[AwaitAvailable | GetProgress]):
     async def stopping(self, reason: Reason) -> None:
         """Stop the query, and pass its last events on."""
         await self._end()
-        if isinstance(self.progress, Sender):
-            self.progress.finish_nowait()
+        if self._listener is not None and isinstance(self._listener.to, Sender):
+            self._listener.to.finish_nowait()
 
     async def restarting(self, error: BaseException | None, message: Any) -> None:
         """Stop what is left of this run, and pass its last events on."""
@@ -297,9 +309,9 @@ class Query(Actor[AwaitAvailable | GetProgress]):
             self._told.set()
 
     async def _pass_on(self, event: QueryEvent) -> None:
-        assert self.progress is not None
+        assert self._listener is not None
         try:
-            await self.progress.send(event)
+            await self._listener.to.send(event)
         except MailboxFull:
             logger.debug("an event of a query is dropped: the mailbox is full", extra=self._extra("event_dropped"))
 
