@@ -1,0 +1,129 @@
+"""The contract of protocol cores: what a connection calls, whatever the protocol.
+
+A core is one side of one connection without I/O. It owns no socket, task or clock. Its owner gives it what arrived and the
+current time, applies the events it returns, and sends what it has queued:
+
+    for event in core.receive_data(data, now):
+        apply(event)
+    carrier.send_nowait(b"".join(core.data_to_send(now)))
+    deadline = core.next_deadline()
+
+`Core` is the part that every protocol shares. What arrives depends on the carrier, so each core also satisfies one of three input
+protocols: `BytesInput`, `MessagesInput` or `StreamsInput`.
+
+Every method that takes input returns the events it caused, after those that earlier calls left behind; `Core.take_events` returns
+only the latter. So each event is returned exactly once, and in order.
+
+The peer's mistakes never raise: the core queues the goodbye that the protocol has for them, and its last event says what was wrong.
+The caller's mistakes raise `LocalProtocolError` and change nothing.
+
+A core ends once. Its last event says how. After it the core ignores input, has no deadline and queues nothing new; what is queued
+may still be sent.
+
+`now` is in seconds on any clock that does not go backwards, the same clock for all calls.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+__all__ = ["BytesInput", "Core", "MessagesInput", "StreamsInput"]
+
+E_co = TypeVar("E_co", covariant=True)
+"""The events of the protocol."""
+O_co = TypeVar("O_co", covariant=True)
+"""What goes out: `bytes`, or the actions on streams of a carrier with many."""
+
+
+class Core(Protocol[E_co, O_co]):
+    """One side of a connection without I/O."""
+
+    def take_events(self) -> list[E_co]:
+        """Return the events that calls of the owner left behind; each is returned once."""
+        ...
+
+    def data_to_send(self, now: float) -> list[O_co]:
+        """Take what is queued.
+
+        For a byte stream the pieces are sent one after another; for a carrier of messages each is a message; for a carrier of
+        many streams each is an action on a stream.
+        """
+        ...
+
+    def next_deadline(self) -> float | None:
+        """Return when `handle_timeout` is due, as of the last call of any other method; `None` if never."""
+        ...
+
+    def handle_timeout(self, now: float) -> list[E_co]:
+        """Do what is due. A call that is early, or one too many, does nothing."""
+        ...
+
+    def connection_lost(self, code: int, reason: str, now: float) -> list[E_co]:
+        """Note that the carrier has ended.
+
+        Args:
+            code: the carrier's code for the end; 0 if it has none.
+            reason: the carrier's words; may be empty.
+            now: the current time.
+        """
+        ...
+
+    def drain(self, now: float) -> list[E_co]:
+        """Begin no new work, let open work finish within the time that the settings allow, then end.
+
+        A second call changes nothing.
+        """
+        ...
+
+    def close(self, code: int, reason: str, now: float) -> list[E_co]:
+        """End now: open work fails, and the peer is told if the protocol has words for it.
+
+        Args:
+            code: 0 for an orderly end, else an error code of the protocol.
+            reason: for the peer; may be empty.
+            now: the current time.
+        """
+        ...
+
+
+class BytesInput(Protocol[E_co]):
+    """Input from a byte stream."""
+
+    def receive_data(self, data: bytes, now: float) -> list[E_co]:
+        """Take bytes, cut anywhere; `b""` means the peer sends no more."""
+        ...
+
+
+class MessagesInput(Protocol[E_co]):
+    """Input from a carrier that keeps the boundaries of messages."""
+
+    def receive_message(self, message: bytes, now: float) -> list[E_co]:
+        """Take exactly one message."""
+        ...
+
+
+class StreamsInput(Protocol[E_co]):
+    """Input from a carrier with many streams."""
+
+    def receive_stream_data(self, stream_id: int, data: bytes, fin: bool, now: float) -> list[E_co]:
+        """Take bytes of a stream, cut anywhere.
+
+        Args:
+            stream_id: as in QUIC.
+            data: may be empty.
+            fin: whether they are the last.
+            now: the current time.
+        """
+        ...
+
+    def stream_reset(self, stream_id: int, code: int, now: float) -> list[E_co]:
+        """Note that the peer has reset its direction of a stream: bytes that have not arrived never will."""
+        ...
+
+    def stream_stopped(self, stream_id: int, code: int, now: float) -> list[E_co]:
+        """Note that the peer wants no more bytes on a stream."""
+        ...
+
+    def receive_datagram(self, data: bytes, now: float) -> list[E_co]:
+        """Take a datagram."""
+        ...
