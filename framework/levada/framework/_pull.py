@@ -9,13 +9,13 @@ from typing import Any
 from trio.lowlevel import Abort, RaiseCancelT, Task, current_task, enable_ki_protection, wait_task_rescheduled
 
 from ._routees import Resize, RouterBase
+from ._runtime.cell import RUNNING, Cell
+from ._runtime.dispatch import RUNTIME_ENTRIES
+from ._runtime.tokens import TURN, Stop, Take
 from .ask import Ask
-from .cell import RUNNING, Cell
-from .dispatch import RUNTIME_ENTRIES
 from .errors import AskCycle, ConfigurationError
 from .loop import Inbox
 from .ref import Ref
-from .tokens import TURN, Stop, Take
 
 __all__ = ["PullRouter"]
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import attrs
 
+from ._runtime.cell import RUNNING
+from ._runtime.tokens import Stop
 from .actor import Actor
 from .ask import Ask
-from .cell import RUNNING
 from .links import NORMAL, SHUTDOWN, Reason
 from .mailbox import MailboxPolicy
 from .message import message
 from .ref import Ref
 from .registry import Joined, Left
 from .supervision import Supervision
-from .tokens import Stop
 
 __all__ = ["GroupMembers", "PoolChildren", "Resize", "RouterBase"]
 

@@ -33,21 +33,21 @@ from trio.lowlevel import (
     enable_ki_protection,
 )
 
+from ._runtime.cell import Cell
+from ._runtime.channel_link import ChannelLink
+from ._runtime.dispatch import RUNTIME_ENTRIES
+from ._runtime.host import Host
+from ._runtime.tokens import TURN
 from .ask import OpenAsks, Reply
-from .cell import Cell
-from .channel_link import ChannelLink
-from .dispatch import RUNTIME_ENTRIES
 from .errors import ActorError, ConfigurationError, MailboxFull, wrong_thread
 from .events import Unhandled
 from .handlers import Behaviour, build_table, find_handler, flatten, handles, refuse_generator, unprotected
-from .host import Host
 from .links import NORMAL, Down, Reason
 from .loop import Inbox
 from .message import check_defaults
 from .ref import Ref
 from .supervision import one_for_one
 from .timers import Timers
-from .tokens import TURN
 
 if TYPE_CHECKING:
     from .mailbox import MailboxPolicy

@@ -18,9 +18,9 @@ from .errors import ActorStopped, AskCycle, AskTimeout, NoValue, wrong_thread
 from .ref import DEFAULT_TIMEOUT
 
 if TYPE_CHECKING:
-    from .cell import Cell
+    from ._runtime.cell import Cell
+    from ._runtime.scheduler import RunQueue, Worker
     from .links import Reason
-    from .scheduler import RunQueue, Worker
     from .system import ThreadInbox
     from .timers import Timer
 

@@ -36,8 +36,8 @@ from typing import Any, ClassVar, Generic, Literal, NoReturn, Self, TypeVar, ove
 import trio
 from trio.lowlevel import checkpoint, enable_ki_protection, reschedule
 
+from ._runtime.channel_mailbox import Destination, MailboxFeed
 from .channel_core import ENDED, OPEN, ChannelCore, Half, Mode, Outcome, Receipt, TerminalState, park
-from .channel_mailbox import Destination, MailboxFeed
 from .errors import (
     ChannelError,
     ConfigurationError,

@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin
 import trio
 from trio.lowlevel import disable_ki_protection
 
-from .awaitables import is_generator_function
-from .dispatch import RUNTIME_ENTRIES
+from ._runtime.awaitables import is_generator_function
+from ._runtime.dispatch import RUNTIME_ENTRIES
 from .errors import ConfigurationError
 
 __all__ = [

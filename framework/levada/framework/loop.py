@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 import trio
 from trio.lowlevel import Abort, RaiseCancelT, current_task, enable_ki_protection, reschedule, wait_task_rescheduled
 
+from ._runtime.dispatch import RUNTIME_ENTRIES
+from ._runtime.tokens import Stop, Take
 from .ask import Ask
-from .dispatch import RUNTIME_ENTRIES
 from .errors import ActorError, EndOfChannel
-from .tokens import Stop, Take
 
 if TYPE_CHECKING:
-    from .cell import Cell
+    from ._runtime.cell import Cell
 
 __all__ = ["Inbox"]
 

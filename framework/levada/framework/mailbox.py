@@ -1,6 +1,6 @@
 """How many messages may wait for an actor, and what happens to one more.
 
-A policy only; the queues themselves are in `levada.framework.cell`, beside the code that drains them.
+A policy only; the queues themselves are in `levada.framework._runtime.cell`, beside the code that drains them.
 """
 
 from __future__ import annotations

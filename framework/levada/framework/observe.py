@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from .cell import PAUSED, RUNNING, Cell
+from ._runtime.cell import PAUSED, RUNNING, Cell
 from .errors import ActorError
 from .events import SlowHandler
 

@@ -1,6 +1,6 @@
 """When a child ends: who starts again, how often, and what is told upwards.
 
-Decisions only; carrying them out is in `levada.framework.lifecycle`.  A decision is made by the runtime from the parent's
+Decisions only; carrying them out is in `levada.framework._runtime.lifecycle`.  A decision is made by the runtime from the parent's
 settings, not by a message to the parent, so a busy parent delays nothing and back-off holds up no mailbox.
 """
 
@@ -17,7 +17,7 @@ from .errors import ConfigurationError
 from .links import Failed, Killed, Lost, Reason
 
 if TYPE_CHECKING:
-    from .cell import Cell
+    from ._runtime.cell import Cell
     from .mailbox import MailboxPolicy
 
 __all__ = [

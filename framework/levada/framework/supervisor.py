@@ -13,8 +13,8 @@ from typing import Any, cast
 import attrs
 import trio
 
+from ._runtime.cell import Cell
 from .actor import Actor
-from .cell import Cell
 from .errors import ActorError, ConfigurationError
 from .handlers import handles
 from .links import SHUTDOWN

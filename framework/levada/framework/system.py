@@ -17,24 +17,24 @@ import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
+from ._runtime.cell import RUNNING, STOPPED, Cell, make_cell
+from ._runtime.host import split_cancelled
+from ._runtime.lifecycle import Lifecycle
+from ._runtime.scheduler import RunQueue
+from ._runtime.tokens import START, Stop
 from .actor import Actor
 from .actor import actor as function_actor
 from .ask import Ask, WaitGraph, stopped_error
-from .cell import RUNNING, STOPPED, Cell, make_cell
 from .errors import ActorError, ActorStopped, ConfigurationError, LevadaError, MailboxFull, NameTaken, wrong_thread
 from .events import DeadLetters, EventStream, Sparingly
 from .handlers import find_handler
-from .host import split_cancelled
-from .lifecycle import Lifecycle
 from .links import CANCELLED, KILLED, SHUTDOWN
 from .mailbox import MailboxPolicy, unbounded
 from .message import Asks, fits, reply_type
 from .observe import Observer
 from .registry import Groups, Registry
-from .scheduler import RunQueue
 from .supervision import RestartPolicy, Supervised, Supervision
 from .timers import TimerHeap
-from .tokens import START, Stop
 
 if TYPE_CHECKING:
     from .ref import Ref

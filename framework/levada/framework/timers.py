@@ -22,7 +22,7 @@ from trio.lowlevel import enable_ki_protection
 from .errors import ConfigurationError, wrong_thread
 
 if TYPE_CHECKING:
-    from .cell import Cell
+    from ._runtime.cell import Cell
 
 __all__ = ["Tick", "Timer", "TimerHeap", "Timers"]
 

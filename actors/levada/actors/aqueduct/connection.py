@@ -26,7 +26,7 @@ import trio
 
 from levada.actors.resting import Resting
 from levada.framework import Actor, Lost, Reason, handles
-from levada.framework.cell import RUNNING
+from levada.framework._runtime.cell import RUNNING
 from levada.framework.channel import WINDOW, Receiver, Sender, channel
 from levada.framework.channel_core import ChannelCore, Outcome, TerminalState
 from levada.framework.errors import (

@@ -16,8 +16,8 @@ import attrs
 import trio
 
 from levada.framework import Failed
+from levada.framework._runtime.cell import Cell
 from levada.framework.ask import Ask
-from levada.framework.cell import Cell
 from levada.framework.channel_core import LARGE, let_others_run
 from levada.framework.codec import AttachmentKind
 from levada.framework.errors import ActorError, ActorStopped, DecodeError, LevadaError

@@ -23,8 +23,8 @@ import attrs
 import trio
 
 from levada.framework import ActorSystem, Failed, Lost, Reason, Ref
+from levada.framework._runtime.cell import Cell, make_dead
 from levada.framework.ask import Ask, ThreadAsk, stopped_error
-from levada.framework.cell import Cell, make_dead
 from levada.framework.channel import WINDOW
 from levada.framework.channel_core import ChannelCore, TerminalState
 from levada.framework.codec import AttachmentKind

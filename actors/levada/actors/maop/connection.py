@@ -25,7 +25,7 @@ import trio
 
 from levada.actors.resting import Resting
 from levada.framework import Actor, Reason, Ref, handles, restart
-from levada.framework.cell import RUNNING
+from levada.framework._runtime.cell import RUNNING
 from levada.framework.errors import (
     ActorStopped,
     CarrierError,

@@ -9,8 +9,8 @@ from typing import Any
 
 import trio
 
+from levada.framework._runtime.cell import RUNNING, STOPPED, Cell
 from levada.framework.ask import Ask
-from levada.framework.cell import RUNNING, STOPPED, Cell
 from levada.framework.errors import ActorStopped
 from levada.framework.links import KILLED, NORMAL, SHUTDOWN, Exit, Reason
 from levada.framework.ref import DEFAULT_TIMEOUT, FromThread, Ref

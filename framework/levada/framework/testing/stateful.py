@@ -30,7 +30,7 @@ except ModuleNotFoundError as missing:
         name=missing.name,
     ) from missing
 
-from levada.framework.host import split_cancelled
+from levada.framework._runtime.host import split_cancelled
 from levada.framework.system import ActorSystem
 
 from .clock import CountingClock, autojump, deterministic

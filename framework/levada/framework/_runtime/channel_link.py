@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from levada.framework.channel_core import TerminalState
+from levada.framework.errors import ChannelError
+from levada.framework.links import NORMAL, Failed, Lost, Normal, Reason
+
 from .cell import Cell
-from .channel_core import TerminalState
-from .errors import ChannelError
-from .links import NORMAL, Failed, Lost, Normal, Reason
 from .remains import how_it_ended
 
 __all__ = ["ChannelLink"]

@@ -9,10 +9,11 @@ from __future__ import annotations
 from types import CoroutineType
 from typing import Any
 
-from .ask import Ask, ThreadAsk
+from levada.framework.ask import Ask, ThreadAsk
+from levada.framework.timers import Tick
+
 from .awaitables import coroutine_of
 from .scheduler import Begun
-from .timers import Tick
 from .tokens import END_TURN, Hear, Room, Start, Stop, Take, Turn
 
 __all__ = ["RUNTIME_ENTRIES", "deliver"]

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from traceback import walk_tb
 from typing import Any
 
-from .channel_core import handles_in, may_hold
-from .links import Failed, Normal, Reason, Shutdown
+from levada.framework.channel_core import handles_in, may_hold
+from levada.framework.links import Failed, Normal, Reason, Shutdown
 
 __all__ = ["drop_frames", "end_handles", "how_it_ended", "open_handles"]
 

@@ -29,20 +29,32 @@ import outcome
 import trio
 from trio.lowlevel import enable_ki_protection, reschedule
 
-from .ask import Ask, stopped_error
+from levada.framework.ask import Ask, stopped_error
+from levada.framework.errors import ActorError, MailboxFull
+from levada.framework.events import ActorFailed, ActorRestarted, ActorTerminated
+from levada.framework.links import (
+    CANCELLED,
+    KILLED,
+    NORMAL,
+    SHUTDOWN,
+    Exit,
+    Failed,
+    Normal,
+    Reason,
+    Shutdown,
+    weightier,
+)
+from levada.framework.supervision import RestartPolicy, Strategy, delay, members, record, resumes, wants_restart
+from levada.framework.timers import Tick
+
 from .cell import NO_HANDLERS, PAUSED, RUNNING, STOPPED, Cell, RoomCall
-from .errors import ActorError, MailboxFull
-from .events import ActorFailed, ActorRestarted, ActorTerminated
 from .host import Host, split_cancelled
-from .links import CANCELLED, KILLED, NORMAL, SHUTDOWN, Exit, Failed, Normal, Reason, Shutdown, weightier
 from .remains import drop_frames, end_handles, open_handles
 from .scheduler import Begun
-from .supervision import RestartPolicy, Strategy, delay, members, record, resumes, wants_restart
-from .timers import Tick
 from .tokens import END_TURN, START, TURN, Room, Start, Stop, Take, Turn
 
 if TYPE_CHECKING:
-    from .system import ActorSystem
+    from levada.framework.system import ActorSystem
 
 __all__ = ["Ending", "Lifecycle"]
 

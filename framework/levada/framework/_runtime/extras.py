@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from .ask import OpenAsks
+from levada.framework.ask import OpenAsks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from trio.lowlevel import Task
 
+    from levada.framework.links import Reason
+    from levada.framework.supervision import Supervised
+    from levada.framework.timers import Timer, Timers
+
     from .cell import Cell
     from .host import Host
     from .lifecycle import Ending, Group
-    from .links import Reason
-    from .supervision import Supervised
-    from .timers import Timer, Timers
 
 __all__ = ["Extras"]
 

@@ -9,8 +9,16 @@ from typing import Any, Protocol, TypeVar
 from trio import current_time
 from trio.lowlevel import spawn_system_task
 
-from .channel_core import NOT_PROCESSED, OPEN, PROCESSED, ChannelCore, Envelope, TerminalState, let_others_run
-from .errors import ActorStopped, DecodeError
+from levada.framework.channel_core import (
+    NOT_PROCESSED,
+    OPEN,
+    PROCESSED,
+    ChannelCore,
+    Envelope,
+    TerminalState,
+    let_others_run,
+)
+from levada.framework.errors import ActorStopped, DecodeError
 
 __all__ = ["Destination", "MailboxFeed"]
 

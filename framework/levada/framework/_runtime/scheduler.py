@@ -45,13 +45,14 @@ from trio.lowlevel import (
     wait_task_rescheduled,
 )
 
-from .ask import Ask
+from levada.framework.ask import Ask
+
 from .awaitables import coroutine_of
 from .cell import NO_MESSAGES, RUNNING, Cell
 from .tokens import END_TURN, TURN
 
 if TYPE_CHECKING:
-    from .system import ActorSystem
+    from levada.framework.system import ActorSystem
 
 __all__ = ["RunQueue", "Worker"]
 

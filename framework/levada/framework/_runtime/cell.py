@@ -33,21 +33,23 @@ from trio.lowlevel import (
     wait_task_rescheduled,
 )
 
-from .ask import Ask, ThreadAsk, stopped_error
-from .errors import MailboxFull, WrongThread, wrong_thread
+from levada.framework.ask import Ask, ThreadAsk, stopped_error
+from levada.framework.errors import MailboxFull, WrongThread, wrong_thread
+from levada.framework.links import KILLED, NORMAL, SHUTDOWN, Reason
+from levada.framework.mailbox import Conflate, MailboxPolicy
+from levada.framework.ref import DEFAULT_TIMEOUT, FromThread, Ref
+
 from .extras import Extras
-from .links import KILLED, NORMAL, SHUTDOWN, Reason
-from .mailbox import Conflate, MailboxPolicy
-from .ref import DEFAULT_TIMEOUT, FromThread, Ref
 from .tokens import ROOM, START, STOP, TAKE, TURN, Hear, Start, Stop, Turn
 
 if TYPE_CHECKING:
     import contextvars
     from collections.abc import Callable, Hashable
 
-    from .actor import Actor
+    from levada.framework.actor import Actor
+    from levada.framework.system import ActorSystem
+
     from .scheduler import RunQueue, Worker
-    from .system import ActorSystem
 
 __all__ = ["PAUSED", "RUNNING", "STOPPED", "BoundedCell", "Cell", "StoreCell", "make_cell", "make_dead"]
 

@@ -1,16 +1,16 @@
 """Entries of a mailbox that are not messages: they tell the runtime to do something at this point of the queue.
 
-Each has a class of its own, because the handler table is keyed by class; what is done is in `levada.framework.dispatch`.
+Each has a class of its own, because the handler table is keyed by class; what is done is in `levada.framework._runtime.dispatch`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from .links import SHUTDOWN
+from levada.framework.links import SHUTDOWN
 
 if TYPE_CHECKING:
-    from .links import Reason
+    from levada.framework.links import Reason
 
 __all__ = ["END_TURN", "ROOM", "START", "STOP", "TAKE", "TURN", "Hear", "Room", "Start", "Stop", "Take", "Turn"]
 

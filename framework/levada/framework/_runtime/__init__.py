@@ -1,0 +1,1 @@
+"""Internals of the runtime; nothing outside `levada.framework` imports from this package."""
