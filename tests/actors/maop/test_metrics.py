@@ -205,7 +205,7 @@ async def test_ma131b_ma132_what_happens_is_logged_and_no_more(
         await trio.sleep_forever()
 
     async with start({101: echo, 102: hang}, core=MaopConfig(max_inflight_ops=77)) as ends:
-        session = ends.peer.session_id.hex()
+        session, client, server = ends.peer.session_id.hex(), ends.client.ref.path, ends.server.ref.path
         await ends.peer.message(101, b"the payload")
         with pytest.raises(Refused):
             await ends.peer.request(999)
@@ -223,15 +223,31 @@ async def test_ma131b_ma132_what_happens_is_logged_and_no_more(
         "Done",
     ):
         assert phrase in text, phrase
-    assert "cancelled: msg_id 102, bytes 0, lat_ms 100, priority 128, result CANCELLED" in text
+    cancelled = "cancelled: msg_id 102, bytes 0, lat_ms 100, priority 128, result CANCELLED"
+    assert text.count(cancelled) == 2  # by either side
     assert "draining" in text
     assert "ended: 0" in text
     assert "payload" not in text
     assert "secret" not in text
     events = {getattr(r, "event", "") for r in caplog.records if getattr(r, "connection_id", "") == session}
     assert {"approved", "begun", "done", "cancelled", "draining", "ended", "Proceed", "Refuse"} <= events
-    steps = [r for r in caplog.records if getattr(r, "event", "") == "done"]
-    assert [r.stream_id for r in steps] == [2]  # type: ignore[attr-defined]
+    steps: dict[str, list[tuple[int, str]]] = {client: [], server: []}
+    for record in caplog.records:
+        if getattr(record, "event", "") in ("begun", "proceed", "refused", "done", "failed", "cancelled"):
+            assert getattr(record, "connection_id", "") == session
+            steps[record.actor].append((record.stream_id, record.event))  # type: ignore[attr-defined]
+    message, refused, hung = 2, 4, 8
+    assert steps[server] == [(message, "begun"), (message, "done"), (hung, "begun"), (hung, "cancelled")]
+    assert steps[client] == [
+        (message, "begun"),
+        (message, "proceed"),
+        (message, "done"),
+        (refused, "begun"),
+        (refused, "refused"),
+        (hung, "begun"),
+        (hung, "proceed"),
+        (hung, "cancelled"),
+    ]
 
 
 @pytest.mark.rule("MA-132")

@@ -270,6 +270,9 @@ def test_ma126_a_body_that_stalls() -> None:
     total.give(stream, Block(b"x"))
     total.wait(12)
     assert failed(total) == 5
+    silent, stream = armed(100, config=MaopConfig(transfer_total_timeout=3.0))
+    silent.wait(3.1)  # shorter than the longest pause, and not an octet has come
+    assert failed(silent) == 5
     own = Wire()
     mine = own.core.send_message(100, None, length=5, now=0.0)
     own.flush()

@@ -39,6 +39,7 @@ from levada.transports.carriers import CarrierInfo
 from levada.transports.maop import (
     Approved,
     Audited,
+    Begun,
     BodyEnded,
     BodyReceived,
     BodyWanted,
@@ -258,6 +259,8 @@ class Connection(Actor[Any]):
         operation = self.operations.pop(stream_id, None)
         if stream_id & 2 and self.streams is not None:
             self.streams.finished(stream_id)
+        if self.journal.verbose:
+            self.journal.outcome(event)
         if operation is not None:
             operation.end(event)
 
@@ -383,12 +386,16 @@ class Connection(Actor[Any]):
         self.ended.set()
         self.turn()
 
+    def _on_begun(self, event: Begun) -> None:
+        self.journal.begun(event)
+
     def _on_stepped(self, event: Stepped) -> None:
         self.journal.passed(event)
 
     _events: ClassVar[dict[type, Callable[[Any, Any], None]]] = {
         Approved: _on_approved,
         Audited: _on_audited,
+        Begun: _on_begun,
         BodyEnded: _on_body_end,
         BodyReceived: _on_body,
         BodyWanted: _on_wanted,

@@ -8,7 +8,19 @@ from typing import Literal
 
 import trio
 
-from levada.transports.maop import Incoming, MaopCore, Stepped, StreamData, code_name, decode_operations
+from levada.transports.maop import (
+    Begun,
+    Completed,
+    ErrorCode,
+    Failed,
+    Incoming,
+    MaopCore,
+    Refused,
+    Stepped,
+    StreamData,
+    code_name,
+    decode_operations,
+)
 from levada.transports.text import printable
 
 __all__ = ["Journal"]
@@ -28,6 +40,7 @@ class Journal:
         self._reasons = reasons
         self.verbose = logger.isEnabledFor(logging.DEBUG)
         """Whether steps of operations are logged, as it was when the connection began."""
+        self._own: dict[int, tuple[float, Begun]] = {}
 
     def _extra(self, event: str, stream_id: int | None = None) -> dict[str, object]:
         fields: dict[str, object] = {
@@ -60,9 +73,16 @@ class Journal:
             logger.debug("%s: %s%s", self._path, event, printable(shown), extra=self._extra("reason", stream_id))
 
     def passed(self, event: Stepped) -> None:
-        """Log the first or last Block of a body that comes in, or a Response."""
-        octets = "undefined" if event.octets is None else event.octets
+        """Log a step of an operation, of either side, that the core alone sees."""
         what = event.step
+        if what == "proceed":
+            self._log_own("proceed", event.stream_id, "-")
+            return
+        if what == "cancelled":
+            self._log_own("cancelled", event.stream_id, code_name(ErrorCode.CANCELLED))
+            self._own.pop(event.stream_id, None)
+            return
+        octets = "undefined" if event.octets is None else event.octets
         logger.debug(
             "%s: stream %d %s: bytes %s",
             self._path,
@@ -70,6 +90,35 @@ class Journal:
             what.replace("_", " "),
             octets,
             extra=self._extra(what, event.stream_id),
+        )
+
+    def begun(self, event: Begun) -> None:
+        """Log that an operation of ours begins."""
+        self._own[event.stream_id] = trio.current_time(), event
+        self._log_own("begun", event.stream_id, "-")
+
+    def outcome(self, event: Completed | Refused | Failed) -> None:
+        """Log how an operation of ours ended."""
+        if isinstance(event, Completed):
+            self._log_own("done", event.stream_id, "ok")
+        else:
+            name = "refused" if isinstance(event, Refused) else "failed"
+            self._log_own(name, event.stream_id, code_name(event.code))
+        self._own.pop(event.stream_id, None)
+
+    def _log_own(self, what: str, stream_id: int, result: str) -> None:
+        since, begun = self._own[stream_id]
+        logger.debug(
+            "%s: stream %d %s: msg_id %d, bytes %s, lat_ms %d, priority %d, result %s",
+            self._path,
+            stream_id,
+            what,
+            begun.msg_id,
+            "undefined" if begun.octets is None else begun.octets,
+            1000 * (trio.current_time() - since),
+            begun.priority,
+            result,
+            extra=self._extra(what, stream_id),
         )
 
     def step(self, event: str, operation: Incoming, octets: int | None = None, code: int | None = None) -> None:

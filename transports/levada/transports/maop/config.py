@@ -162,7 +162,7 @@ class MaopConfig:
     transfer_idle_timeout: float = _seconds(30.0)
     """Longest pause inside a body. Source: MA-126."""
     transfer_total_timeout: float | None = _optional_seconds()
-    """Longest time for a body. Source: MA-126."""
+    """Longest time for a body of the peer, from the approval of its operation. Source: MA-126."""
     default_request_timeout_ms: int = _number(5000, 0, 2**32 - 1)
     """What a Request asks for if the caller says nothing. Source: MA-68."""
     response_grace: float = _seconds(1.0)

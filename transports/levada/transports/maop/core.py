@@ -31,6 +31,7 @@ from .counters import Statistics
 from .ending import Ending
 from .errors import ErrorCode, check_code, close_code, sanitise
 from .events import (
+    Begun,
     CloseConnection,
     ConnectionEnded,
     Event,
@@ -107,7 +108,7 @@ class MaopCore(Ending):
         self.wake: Callable[[], None] = _nothing
         """Called when another connection has freed room in a shared quota: the owner then takes a turn."""
         self.steps = False
-        """Whether `Stepped` is emitted, for a log."""
+        """Whether `Begun` and `Stepped` are emitted, for a log."""
         self.quota = quota or Quota(self.config.max_inflight_ops, self.config.max_buffer_bytes)
         self.dedup = DedupStore() if dedup is None else dedup  # an empty one is false
         self.replay = replay or ReplayWindow()
@@ -525,6 +526,9 @@ class MaopCore(Ending):
         self.streams[stream_id] = operation
         self.operations += 1
         self.statistic.opened += 1
+        if self.steps:
+            _, msg_id, length = MESSAGE.unpack_from(header)[:3]
+            self.emit(Begun(stream_id, msg_id, None if length == UNDEFINED else length, priority))
         self.out.append(OpenStream(stream_id, unidirectional, priority))
         self.out.append(StreamData(stream_id, header, operation.own_over))
         operation.wait(now)

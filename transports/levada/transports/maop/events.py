@@ -21,6 +21,7 @@ __all__ = [
     "Approved",
     "Audited",
     "AuthenticationReceived",
+    "Begun",
     "BodyEnded",
     "BodyReceived",
     "BodyWanted",
@@ -153,13 +154,31 @@ class RoomWanted:
 
 
 @attrs.define
+class Begun:
+    """An operation of ours has begun; only while `MaopCore.steps` is true. Source: MA-132."""
+
+    stream_id: int
+    """Its stream."""
+    msg_id: int
+    """Names the peer's handler."""
+    octets: int | None
+    """Announced length of the body; None if that is undefined."""
+    priority: int
+    """0 (first) to 255."""
+
+
+@attrs.define
 class Stepped:
     """A step of an operation of either side that nobody needs to act on; only while `MaopCore.steps` is true. Source: MA-132."""
 
     stream_id: int
     """Which."""
-    step: Literal["first_block", "last_block", "response"]
-    """The first Block of a body that comes in, its Block End, or a Response: one of ours begins, or the header of the peer's has come."""
+    step: Literal["proceed", "first_block", "last_block", "response", "cancelled"]
+    """What happened.
+
+    The first Block of a body that comes in, its Block End, or a Response (one of ours begins, or the header of the peer's has come);
+    the Proceed for an operation of ours, or its cancellation by the application.
+    """
     octets: int | None
     """Of the body so far; of a Response as announced, and None if that is undefined."""
 
@@ -316,6 +335,7 @@ Event: TypeAlias = (
     | Audited
     | StreamUnblocked
     | RoomWanted
+    | Begun
     | Stepped
     | OperationOffered
     | Execute

@@ -154,6 +154,8 @@ class Outgoing:
             self.fail(ErrorCode.DUPLICATE_OPERATION, "second Proceed", now)
             return
         self.proceeded = True
+        if self._core.steps:
+            self._core.emit(Stepped(self.stream_id, "proceed", None))
         if self.state is not _HEADER_SENT or self.cut_off:
             return
         self._go(_PROCEED)
@@ -366,7 +368,9 @@ class Outgoing:
         self._end(ErrorCode.CANCELLED if code == ErrorCode.TIMEOUT else code)
 
     def cancel(self) -> None:
-        """The caller wants no more of it; no event follows. Source: MA-61."""
+        """The caller wants no more of it; no event follows, but for a log. Source: MA-61."""
+        if self._core.steps:
+            self._core.emit(Stepped(self.stream_id, "cancelled", None))
         self._end(ErrorCode.CANCELLED)
 
     def _end(self, code: int) -> None:

@@ -224,15 +224,18 @@ class Incoming:
                 return
         raise Fault(code, "Block or Block End has no place here", "MA-95")
 
+    def _watch_transfer(self, now: float) -> None:
+        config = self._core.config
+        at = now + config.transfer_idle_timeout
+        if config.transfer_total_timeout is not None:
+            at = min(at, self.approved_at + config.transfer_total_timeout)
+        self._core.timers.set(self, at)
+
     def _take_pieces(self, body: BodyReader, now: float) -> None:
         core = self._core
         if not body.pieces and not body.blocks:
             return
-        config = core.config
-        at = now + config.transfer_idle_timeout
-        if config.transfer_total_timeout is not None:
-            at = min(at, self.since + config.transfer_total_timeout)
-        core.timers.set(self, at)
+        self._watch_transfer(now)
         if self.repeated is not None:
             return
         octets = sum(map(len, body.pieces)) if self.spec.streaming or self.length is None else 0
@@ -294,7 +297,7 @@ class Incoming:
         self._go(_APPROVED)
         self._body = BodyReader(UNDEFINED if self.length is None else self.length, self.spec.max_payload, core.config)
         core.pool.proceed(self.stream_id)
-        core.timers.set(self, now + core.config.transfer_idle_timeout)
+        self._watch_transfer(now)
 
     def refuse(self, code: int, retry_after: float, now: float) -> None:
         """Turn the operation down. Source: MA-51."""
