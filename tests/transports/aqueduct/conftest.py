@@ -110,21 +110,21 @@ class Wire:
     def give(self, stream_id: int, *frames: Frame | bytes, fin: bool = False) -> int:
         """Send frames to the core."""
         data = b"".join(frame if isinstance(frame, bytes) else frame.encode() for frame in frames)
-        self.events += self.core.receive_stream_data(stream_id, data, fin)
+        self.events += self.core.receive_stream_data(stream_id, data, fin, self.now)
         self.flush()
         return stream_id
 
     def give_datagram(self, *frames: Frame | bytes) -> None:
         data = b"".join(frame if isinstance(frame, bytes) else frame.encode() for frame in frames)
-        self.events += self.core.receive_datagram(data)
+        self.events += self.core.receive_datagram(data, self.now)
         self.flush()
 
     def reset(self, stream_id: int, code: int) -> None:
-        self.events += self.core.stream_reset(stream_id, code)
+        self.events += self.core.stream_reset(stream_id, code, self.now)
         self.flush()
 
     def stop(self, stream_id: int, code: int = 0) -> None:
-        self.events += self.core.stream_stopped(stream_id, code)
+        self.events += self.core.stream_stopped(stream_id, code, self.now)
         self.flush()
 
     def wait(self, seconds: float) -> None:
@@ -268,7 +268,7 @@ class Pair:
         way.over = way.over or fin
         other = self.peer(side)
         if data or fin:
-            other.events += other.core.receive_stream_data(stream_id, data, fin)
+            other.events += other.core.receive_stream_data(stream_id, data, fin, self.now)
 
     def deliver_reset(self, side: Side, stream_id: int) -> None:
         """Let the reset of a stream arrive; what had not arrived never does."""
@@ -277,7 +277,7 @@ class Pair:
         code, way.reset, way.over = way.reset, None, True
         way.data.clear()
         other = self.peer(side)
-        other.events += other.core.stream_reset(stream_id, code)
+        other.events += other.core.stream_reset(stream_id, code, self.now)
 
     def deliver_stop(self, side: Side) -> None:
         """Let the oldest request to stop arrive; the peer's QUIC resets the direction with the same code."""
@@ -286,7 +286,7 @@ class Pair:
         way = other.streams.setdefault(stream_id, _Direction())
         if not way.over:
             way.reset = code if way.reset is None else way.reset
-        other.events += other.core.stream_stopped(stream_id, code)
+        other.events += other.core.stream_stopped(stream_id, code, self.now)
 
     def pending(self, side: Side) -> list[tuple[Literal["data", "reset", "stop", "datagram"], int]]:
         """What could arrive next."""
@@ -326,7 +326,7 @@ class Pair:
                     side.datagrams.rotate(rng.randrange(len(side.datagrams)))
                 data = side.datagrams.popleft()
                 if not (rng and rng.random() < 0.3):
-                    other.events += other.core.receive_datagram(data)
+                    other.events += other.core.receive_datagram(data, self.now)
         return True
 
     def collect(self) -> None:

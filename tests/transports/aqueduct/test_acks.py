@@ -65,7 +65,7 @@ def test_aq35_holes_are_not_acked(wire: Callable[..., Wire]) -> None:
     acks = []
     for numbers in ((0, 1, 5), (2, 6), (9, 4), (3, 7, 8)):
         for number in numbers:
-            w.core.receive_stream_data(w.uni(), Message(0, number).encode(), fin=True)
+            w.core.receive_stream_data(w.uni(), Message(0, number).encode(), True, w.now)
         w.flush()
         w.wait(0.1)
         acks.append(w.take_sent(1)[-1])

@@ -244,7 +244,7 @@ def test_aq19_close_codes_and_what_the_halves_say(wire: Callable[..., Wire]) -> 
     sender.send(b"y", token="y")  # type: ignore[union-attr]
     w.give(2, Message(0, 1, (), b"z"))
     w.events.clear()
-    events = w.core.close(CloseCode.APPLICATION, "enough")
+    events = w.core.close(CloseCode.APPLICATION, "enough", w.now)
     assert events == [
         *[e for e in events if isinstance(e, Settled | Ended)],
         ConnectionEnded(2, "enough"),
@@ -255,8 +255,9 @@ def test_aq19_close_codes_and_what_the_halves_say(wire: Callable[..., Wire]) -> 
     assert w.receiver.take().payload == b"z"
     assert w.core.data_to_send(1.0) == [CloseConnection(2, "enough")]
     assert w.core.data_to_send(1.0) == []
-    assert w.core.receive_stream_data(2, b"\xff") == w.core.receive_datagram(b"") == w.core.handle_timeout(9.0) == []
-    assert w.core.stream_reset(2, 9) == w.core.stream_stopped(2, 9) == w.core.close() == []
+    assert w.core.receive_stream_data(2, b"\xff", False, 1.0) == w.core.receive_datagram(b"", 1.0) == []
+    assert w.core.stream_reset(2, 9, 1.0) == w.core.stream_stopped(2, 9, 1.0) == w.core.close(0, "", 1.0) == []
+    assert w.core.handle_timeout(9.0) == []
     with pytest.raises(LocalProtocolError):
         sender.send(b"more")  # type: ignore[union-attr]
     sender.cancel()  # type: ignore[union-attr]
@@ -270,7 +271,7 @@ def test_aq19_a_lost_connection(wire: Callable[..., Wire]) -> None:
     (receiver,) = w.sender.send(b"", [Attach.SENDER])
     receiver.close()  # type: ignore[union-attr]
     w.sender.cancel()
-    assert w.core.connection_lost(7, "gone")[-1] == ConnectionEnded(7, "gone")
+    assert w.core.connection_lost(7, "gone", w.now)[-1] == ConnectionEnded(7, "gone")
     assert (w.sender.state, receiver.state) == (SenderState.CANCELLED, ReceiverState.CLOSED)
     assert w.core.data_to_send(0.0) == []
     assert w.core.next_deadline() is None
@@ -389,9 +390,9 @@ def test_aq21_a_client_repeats_what_was_refused(accepted: bool) -> None:
         10: StreamData(10, first[2].data + later, fin=False),
         14: StreamData(14, first[6].data, fin=True),
     }
-    core.receive_stream_data(4, VERSION + ConnectionControl().encode())
+    core.receive_stream_data(4, VERSION + ConnectionControl().encode(), False, 0.0)
     assert core.state is ConnectionState.OPEN
-    core.receive_stream_data(1, ChannelControl(0).encode() + AckReliable((3,)).encode())
+    core.receive_stream_data(1, ChannelControl(0).encode() + AckReliable((3,)).encode(), False, 0.0)
     assert sender.unsettled == 1  # type: ignore[union-attr]
 
 

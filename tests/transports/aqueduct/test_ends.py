@@ -455,7 +455,7 @@ def test_the_tables_have_no_way_out_of_an_end() -> None:
 
 def test_a_channel_ended_before_its_control_stream_was_written_was_never_there(wire: Callable[..., Wire]) -> None:
     w = wire(client=False)
-    w.core.receive_stream_data(w.uni(), Message(8, 0).encode(), fin=True)
+    w.core.receive_stream_data(w.uni(), Message(8, 0).encode(), True, w.now)
     w.give(w.uni(), ClosedChannelLost(8), fin=True)
     assert set(w.octets) == {0, 1}
     assert w.resets == {}
@@ -498,7 +498,7 @@ def test_what_is_not_acked_is_only_denied_if_it_is_sure(wire: Callable[..., Wire
             w.flush()
             w.reset(1, 2)
         case _:
-            w.events += w.core.connection_lost()
+            w.events += w.core.connection_lost(0, "", w.now)
     unknown = {"closed": False, "nacked": False}.get(end)
     told = ["b"] if end == "nacked" else ["a", "b"]
     assert [(e.tokens, e.delivered) for e in w.events if isinstance(e, Settled)] == [(["acked"], True), (told, unknown)]

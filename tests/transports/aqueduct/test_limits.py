@@ -119,7 +119,7 @@ def test_a_large_message_in_small_pieces_is_read_once(wire: Callable[..., Wire])
     w = wire(client=False)
     data = Message(0, 0, (), bytes(65536)).encode()
     for octet in range(len(data)):
-        w.core.receive_stream_data(2, data[octet : octet + 1])
+        w.core.receive_stream_data(2, data[octet : octet + 1], False, w.now)
     assert len(w.receiver.take().payload) == 65536
     assert w.core.held == 0
 

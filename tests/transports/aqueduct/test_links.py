@@ -213,7 +213,7 @@ def lose_a_chain_of_senders(wire: Callable[..., Wire], length: int) -> float:
     made = chain(first, length, Mode.UNRELIABLE)
     w.core.data_to_send(0.0)
     start = time.thread_time()
-    w.core.receive_stream_data(1, AckNackUnreliable((0, 1)).encode())
+    w.core.receive_stream_data(1, AckNackUnreliable((0, 1)).encode(), False, w.now)
     spent = time.thread_time() - start
     assert list(w.core.halves) == [0]
     assert made[-1].state is SenderState.LOST
@@ -223,7 +223,7 @@ def lose_a_chain_of_senders(wire: Callable[..., Wire], length: int) -> float:
 def discard_a_chain_of_mailboxes(wire: Callable[..., Wire], length: int) -> float:
     w = wire(client=False, config=AqueductConfig(max_channels=length + 2))
     frames = [b"\x03" + encode_int(index << 3) + b"\0" + _attach((index + 1) << 3) + b"\0" for index in range(length)]
-    w.core.receive_stream_data(2, b"".join(frames))
+    w.core.receive_stream_data(2, b"".join(frames), False, w.now)
     w.core.data_to_send(0.0)
     assert len(w.core.halves) == length + 1
     start = time.thread_time()

@@ -279,7 +279,7 @@ class Connection(Actor[Any]):
     def _on_headers(self, event: HeadersReceived) -> None:
         reason = "" if self.item_type is RawMessage else self._compare(dict(event.headers))
         if reason:
-            self._apply_all(self.core.close(CloseCode.SERIALISATION, reason))
+            self._apply_all(self.core.close(CloseCode.SERIALISATION, reason, trio.current_time()))
             return
         if not self.client:
             self.core.accept(self._headers())
@@ -385,7 +385,8 @@ class Connection(Actor[Any]):
     async def _receive_datagrams(self, carrier: carriers.Connection) -> None:
         try:
             while True:
-                self.feed(self.core.receive_datagram((await carrier.receive_datagram()).data))
+                data = (await carrier.receive_datagram()).data
+                self.feed(self.core.receive_datagram(data, trio.current_time()))
         except CarrierError:
             pass
 
@@ -449,7 +450,7 @@ class Connection(Actor[Any]):
     def _lose(self, text: str, code: int = 0) -> None:
         """The carrier is gone."""
         self._carrier_over = True
-        self._apply_all(self.core.connection_lost(code, text))
+        self._apply_all(self.core.connection_lost(code, text, trio.current_time()))
         self.wires.clear()
         if self.client:
             self.halves.end(self.entry, TerminalState.CONNECTION_LOST)  # in case that it never began
@@ -509,7 +510,7 @@ class Connection(Actor[Any]):
         """Close at once: channels end, the actor ends."""
         self.closing = True
         if self._begun:
-            self._apply_all(self.core.close(CloseCode.ORDERLY))
+            self._apply_all(self.core.close(CloseCode.ORDERLY, "", trio.current_time()))
             self._flush()
         elif self._runs:
             self.ref.stop(now=True)

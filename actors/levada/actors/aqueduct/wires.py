@@ -134,9 +134,10 @@ class Wires:
     def drain(self) -> None:
         """Give the core all that had arrived, blocked or not, when the tasks have ended."""
         self._drained = True
+        now = trio.current_time()
         for wire in list(self._table.values()):
             if wire.stream is not None:
-                self._look(wire)
+                self._look(wire, now)
 
     def clear(self) -> None:
         """Forget all streams."""
@@ -182,15 +183,15 @@ class Wires:
 
         Source: AQ-20, AQ-20a, AQ-48, E-13.
         """
-        core, stream_id = self._core, wire.stream_id
+        core, stream_id, now = self._core, wire.stream_id, trio.current_time()
         if stream_id == core.control_id:
-            self._feed(core.close(CloseCode.APPLICATION, "the actor of the connection control stream was ended"))
+            self._feed(core.close(CloseCode.APPLICATION, "the actor of the connection control stream was ended", now))
         elif stream_id & _UNIDIRECTIONAL and bool(stream_id & _SERVER) is not core.client:
             self.do(ResetStream(stream_id, ResetCode.LOST))
-            self._feed(core.stream_stopped(stream_id, ResetCode.LOST))
+            self._feed(core.stream_stopped(stream_id, ResetCode.LOST, now))
         else:
             self.do(StopStream(stream_id, ResetCode.LOST))
-            self._over(wire, core.stream_reset(stream_id, ResetCode.LOST))
+            self._over(wire, core.stream_reset(stream_id, ResetCode.LOST, now))
         wire.over = True
 
     # ------------------------------------------------ writing
@@ -267,8 +268,9 @@ class Wires:
 
     def look(self) -> None:
         """Give the core what has come on the first of those that stand in line."""
+        now = trio.current_time()
         for _ in range(min(len(self.line), AT_ONCE)):
-            self._look(self.line.popleft())
+            self._look(self.line.popleft(), now)
 
     def unblock(self, stream_id: int) -> None:
         """Read a stream on."""
@@ -276,14 +278,14 @@ class Wires:
         if wire is not None:
             wire.look()
 
-    def _look(self, wire: Wire) -> None:
+    def _look(self, wire: Wire, now: float) -> None:
         wire.waits = False
         stream, stream_id, core = wire.stream, wire.stream_id, self._core
         if stream is None:
             return  # its stream was over meanwhile
         if wire.stop_code is not None and not wire.over:
             code, wire.stop_code = wire.stop_code, None
-            self._feed(core.stream_stopped(stream_id, code))
+            self._feed(core.stream_stopped(stream_id, code, now))
         if wire.over or (stream.unidirectional and stream.initiated_here):
             return
         try:
@@ -292,14 +294,14 @@ class Wires:
                 if data is None:
                     return
                 if not data:
-                    self._over(wire, core.receive_stream_data(stream_id, b"", fin=True))
+                    self._over(wire, core.receive_stream_data(stream_id, b"", True, now))
                     return
-                self._feed(core.receive_stream_data(stream_id, data))
+                self._feed(core.receive_stream_data(stream_id, data, False, now))
         except StreamWasReset as error:
-            self._over(wire, core.stream_reset(stream_id, error.code))
+            self._over(wire, core.stream_reset(stream_id, error.code, now))
         except ConnectionClosed:
             # Stopped here; nothing happens if the connection is over.
-            self._over(wire, core.stream_reset(stream_id, ResetCode.LOST))
+            self._over(wire, core.stream_reset(stream_id, ResetCode.LOST, now))
         except CarrierError:
             pass  # the connection has ended
 

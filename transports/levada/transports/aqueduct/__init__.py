@@ -10,7 +10,7 @@ Example:
     ...     for one, other in (client, server), (server, client), (client, server), (server, client):
     ...         for out in one.data_to_send(0.0):
     ...             if isinstance(out, StreamData):
-    ...                 other.receive_stream_data(out.stream_id, out.data, out.fin)
+    ...                 other.receive_stream_data(out.stream_id, out.data, out.fin, 0.0)
     >>> client, server = AqueductCore(client=True), AqueductCore(client=False)
     >>> events = [core.handshake_completed(1170) for core in (client, server)]
     >>> pump()

@@ -2,10 +2,13 @@
 
 How an owner uses it, in turns:
 
-1. Give it whatever has come: `receive_stream_data`, `stream_reset`, `stream_stopped`, `receive_datagram`, `handle_timeout`; use the
-   halves: `SenderHalf.send`, `ReceiverHalf.take` and so on.
-2. Do what the events say. Each `receive_…` returns them; calls to halves leave theirs for `take_events`.
+1. Give it what has come: `receive_stream_data`, `stream_reset`, `stream_stopped`, `receive_datagram`, `handle_timeout`. Use the halves:
+   `SenderHalf.send`, `ReceiverHalf.take` and so on.
+2. Do what the events say. Each input returns them; calls to halves leave theirs for `take_events`.
 3. Once a turn take `data_to_send(now)`, do it, and sleep until `next_deadline`.
+
+`AqueductCore` is a `levada.transports.core.Core` with `levada.transports.core.StreamsInput`. Calls to halves carry no time: what they
+want done later counts from the last time that the core was told.
 
 Creation of halves, loss and the ends of channels touch many channels at once; all of it has happened when a call returns, whichever
 way it came about. What the peer breaks ends the connection: a last output closes it, a last event says why, and every later call is
@@ -112,6 +115,7 @@ class AqueductCore:
         self._mine = 0 if client else MINTER
         self._inward = FLOW if client else 0
         self._excess: RemoteProtocolError | None = None
+        self._now = 0.0
         self.ack_later: Callable[[ReceiverHalf], None] = self._timers.ack
         self.declare_soon: Callable[[SenderHalf], None] = self._timers.declare
         self.nack_later: Callable[[ReceiverHalf], None] = self._timers.nack
@@ -152,14 +156,16 @@ class AqueductCore:
         self._release()
         return self._finish_turn()
 
-    def receive_stream_data(self, stream_id: int, data: bytes, fin: bool = False) -> list[Event]:
-        """Take octets of a stream; return what they mean.
+    def receive_stream_data(self, stream_id: int, data: bytes, fin: bool, now: float) -> list[Event]:
+        """Take bytes of a stream; return what they mean.
 
         Args:
-            stream_id: the peer's number for a stream of its own, the core's for one that this side opened.
-            data: any number of octets, cut anywhere.
+            stream_id: the peer's number for a stream of its own, the core's number for a stream that this side opened.
+            data: any number of bytes, cut anywhere.
             fin: whether they are the last.
+            now: the current time.
         """
+        self._now = now
         stream = self._stream(stream_id)
         if stream is not None and stream.receives and not stream.fin_seen:
             try:
@@ -168,8 +174,9 @@ class AqueductCore:
                 self._fail(error)
         return self._finish_turn()
 
-    def stream_reset(self, stream_id: int, code: int) -> list[Event]:
+    def stream_reset(self, stream_id: int, code: int, now: float) -> list[Event]:
         """The peer reset its direction of a stream: what had not arrived never will. Source: AQ-11, AQ-20, AQ-25a, AQ-46, AQ-48."""
+        self._now = now
         stream = self._stream(stream_id)
         if stream is not None and stream.receives:
             if stream.blocked and not stream_id & 2:
@@ -181,15 +188,12 @@ class AqueductCore:
                     self._fail(error)
         return self._finish_turn()
 
-    def stream_stopped(self, stream_id: int, code: int) -> list[Event]:
-        """The peer wants no more on a stream, and QUIC has reset this side's direction.
-
-        Args:
-            stream_id: which.
-            code: not looked at.
+    def stream_stopped(self, stream_id: int, code: int, now: float) -> list[Event]:
+        """The peer wants no more on a stream, and QUIC has reset this side's direction; the code has no meaning.
 
         Source: AQ-15, AQ-20a.
         """
+        self._now = now
         stream = self._stream(stream_id)
         if stream is not None:
             if stream is self._control:
@@ -206,8 +210,9 @@ class AqueductCore:
             self._open_gate(stream)
         return self._finish_turn()
 
-    def receive_datagram(self, data: bytes) -> list[Event]:
+    def receive_datagram(self, data: bytes, now: float) -> list[Event]:
         """Take a datagram; return what it means."""
+        self._now = now
         if self.state is not ConnectionState.CLOSED:
             try:
                 self._datagram(data)
@@ -215,7 +220,7 @@ class AqueductCore:
                 self._fail(error)
         return self._finish_turn()
 
-    def connection_lost(self, code: int = 0, reason: str = "") -> list[Event]:
+    def connection_lost(self, code: int, reason: str, now: float) -> list[Event]:
         """QUIC has ended, by the peer or the network. Source: AQ-19."""
         self._end(code, reason, None, tell=False)
         return self.take_events()
@@ -243,8 +248,8 @@ class AqueductCore:
         self._release()
         self.settle()
 
-    def close(self, code: int = CloseCode.ORDERLY, reason: str = "") -> list[Event]:
-        """End the connection and everything in it. Once more, it does nothing. Source: AQ-19 (D-9), AQ-51."""
+    def close(self, code: int, reason: str, now: float) -> list[Event]:
+        """End the connection and everything in it. A second call does nothing. Source: AQ-19 (D-9), AQ-51."""
         self._end(code, reason, None, tell=True)
         return self.take_events()
 
@@ -262,10 +267,10 @@ class AqueductCore:
         return events
 
     def data_to_send(self, now: float, most: int = LARGEST) -> list[Output]:
-        """Take what is to be done, and date what is to be done later. Once a turn.
+        """Take what is to be done. Once a turn.
 
         Args:
-            now: seconds by any clock that does not go back.
+            now: the current time.
             most: about how much to take, so that an owner of thousands of channels can let others run between. If it gets less than
                 this, nothing is left.
         """
@@ -273,27 +278,29 @@ class AqueductCore:
             out: list[Output] = [] if self._close is None else [self._close]
             self._close = None
             return out
+        self._now = now
         for receiver in self.ack_now:
             receiver.ack(due=False)
         self.ack_now.clear()
-        self._timers.date(now, self.round_trip)
         if self.state is ConnectionState.HANDSHAKE and not self.streams.early:
             return []
         return self.streams.flush(most)
 
     def next_deadline(self) -> float | None:
-        """Return when `handle_timeout` is wanted; None if never. As of the last `data_to_send`."""
-        return None if self.state is ConnectionState.CLOSED else self._timers.next()
+        """Return when `handle_timeout` is due; None if never."""
+        return None if self.state is ConnectionState.CLOSED else self._timers.next(self._now, self.round_trip)
 
     def handle_timeout(self, now: float) -> list[Event]:
-        """Do what is due: acks, declarations, nacks. Too early or too often does nothing.
+        """Do what is due: acks, declarations, nacks.
 
-        What is due at once for very many channels is done in several calls: `next_deadline` has passed until all of it is.
+        What is due for very many channels at once takes several calls: until it is done, `next_deadline` is in the past.
 
         Source: AQ-35 to AQ-37, AQ-20a.
         """
         if self.state is ConnectionState.CLOSED:
             return self.take_events()
+        self._timers.date(self._now, self.round_trip)
+        self._now = now
         for receiver in self._timers.acks_due(now):
             receiver.ack(due=True)
         for sender in self._timers.declarations_due(now):

@@ -119,8 +119,9 @@ class Timers:
             self._stops += [(now + config.stop_grace, sender) for sender in self._unstopped]
             self._unstopped.clear()
 
-    def next(self) -> float | None:
-        """Return the next deadline."""
+    def next(self, now: float, round_trip: float) -> float | None:
+        """Give a deadline to what has none, and return the first."""
+        self.date(now, round_trip)
         times = [at for at in (self._ack_at, self._declare_at) if at is not None]
         if self._nacks:
             times.append(self._nacks[0].at)
