@@ -59,7 +59,7 @@ class SmallReader:
                                 await self.acks.wait()
                                 core.commit(event.number, trio.current_time())
                         found = core.work(trio.current_time())
-                    await stream.send_all(core.data_to_send())
+                    await stream.send_all(b"".join(core.data_to_send(trio.current_time())))
         except CarrierError:
             pass
 

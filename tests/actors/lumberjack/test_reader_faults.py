@@ -52,7 +52,7 @@ class Shipper:
                 while self.queue:
                     while (batch := self.queue.next_batch(trio.current_time(), core.room, flush=True)) is not None:
                         core.send_batch(batch, trio.current_time())
-                        await stream.send_all(core.data_to_send())
+                        await stream.send_all(b"".join(core.data_to_send(trio.current_time())))
                     for event in core.receive_data(await stream.receive_some(), trio.current_time()):
                         if isinstance(event, EventsAcked):
                             self.acked += event.tokens
@@ -62,6 +62,7 @@ class Shipper:
         except CarrierError:
             pass
         finally:
+            core.close(0, "", trio.current_time())
             self.queue.give_back(core.unacked())
 
 

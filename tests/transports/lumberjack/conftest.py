@@ -66,10 +66,11 @@ class Desk:
                 if self.keeps:
                     self.units.append(event)
                 if self.commits:
-                    todo += self.core.commit(event.number, self.now)
+                    self.core.commit(event.number, self.now)
+                    todo += self.core.take_events()
             else:
                 self.others.append(event)
-        self.sent += self.core.data_to_send()
+        self.sent += b"".join(self.core.data_to_send(self.now))
 
     def work(self) -> None:
         while self.core.has_work:
@@ -87,15 +88,16 @@ class Desk:
         self.feed(b"")
 
     def reset(self) -> None:
-        self.take(self.core.connection_lost(self.now))
+        self.take(self.core.connection_lost(0, "", self.now))
         self.work()
 
     def commit(self, number: int) -> None:
-        self.take(self.core.commit(number, self.now))
+        self.core.commit(number, self.now)
+        self.take(self.core.take_events())
         self.work()
 
-    def shut_down(self) -> None:
-        self.take(self.core.shut_down(self.now))
+    def drain(self) -> None:
+        self.take(self.core.drain(self.now))
 
     def wait(self, seconds: float) -> None:
         """Let time pass, calling the core when it wants to be called."""

@@ -74,7 +74,7 @@ class Wire(RuleBasedStateMachine):
             if isinstance(event, UnitReady):
                 self.at_sink.append(event)
                 self.seen += [int(item["n"]) for item in event.events]
-        self.to_writer += self.reader.data_to_send()
+        self.to_writer += b"".join(self.reader.data_to_send(self.now))
         if self.reader.wants_data:
             self.reader.reading(self.now)
 
@@ -97,7 +97,7 @@ class Wire(RuleBasedStateMachine):
         batch = self.queue.next_batch(self.now, self.writer.room, flush=flush)
         if batch is not None:
             self.writer.send_batch(batch, self.now)
-            self.to_reader += self.writer.data_to_send()
+            self.to_reader += b"".join(self.writer.data_to_send(self.now))
 
     @precondition(lambda self: self.to_reader and self.reader.wants_data)
     @rule(data=st.data())
@@ -117,7 +117,8 @@ class Wire(RuleBasedStateMachine):
     def commit(self, data: st.DataObject) -> None:
         unit = self.at_sink.pop(data.draw(st.integers(0, len(self.at_sink) - 1), label="unit"))
         self.stored |= {int(item["n"]) for item in unit.events}
-        self.hear_reader(self.reader.commit(unit.number, self.now))
+        self.reader.commit(unit.number, self.now)
+        self.hear_reader(self.reader.take_events())
 
     @precondition(lambda self: self.to_writer)
     @rule(data=st.data())
@@ -140,13 +141,14 @@ class Wire(RuleBasedStateMachine):
         count = part % (len(self.to_reader) + 1)
         if self.reader.wants_data and count:
             self.hear_reader(self.reader.receive_data(bytes(self.to_reader[:count]), self.now))
-        events = self.reader.connection_lost(self.now)
+        events = self.reader.connection_lost(0, "", self.now)
         self.hear_reader(events)
         while self.reader.has_work:
             self.hear_reader(self.reader.work(self.now))
         for unit in self.at_sink:  # the sink may well go on with what it has
             if part % 2:
                 self.stored |= {int(item["n"]) for item in unit.events}
+        self.writer.close(0, "", self.now)
         self.queue.give_back(self.writer.unacked())
         self.connect()
 
@@ -176,7 +178,8 @@ class Wire(RuleBasedStateMachine):
             elif self.at_sink:
                 unit = self.at_sink.pop(0)
                 self.stored |= {int(item["n"]) for item in unit.events}
-                self.hear_reader(self.reader.commit(unit.number, self.now))
+                self.reader.commit(unit.number, self.now)
+                self.hear_reader(self.reader.take_events())
             elif self.to_writer:
                 self.hear_writer(self.writer.receive_data(bytes(self.to_writer), self.now))
                 self.to_writer.clear()
@@ -227,13 +230,13 @@ def exchange(config: WriterConfig, events: list[dict[str, Any]]) -> list[dict[st
     batch = queue.next_batch(0.0, writer.room, flush=True)
     assert batch is not None
     writer.send_batch(batch, 0.0)
-    found = reader.receive_data(writer.data_to_send(), 0.0)
+    found = reader.receive_data(b"".join(writer.data_to_send(0.0)), 0.0)
     while reader.has_work:
         found += reader.work(0.0)
     (unit,) = found
     assert isinstance(unit, UnitReady)
     reader.commit(unit.number, 0.0)
-    (acked, _) = writer.receive_data(reader.data_to_send(), 0.0)
+    (acked, _) = writer.receive_data(b"".join(reader.data_to_send(0.0)), 0.0)
     assert isinstance(acked, EventsAcked)
     assert len(acked.tokens) == len(events)
     return unit.events

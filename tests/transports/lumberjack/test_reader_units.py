@@ -240,10 +240,26 @@ def test_lj25_a_failed_sink_ends_the_connection_without_ack(desk: Any) -> None:
     """LJ-25: failure of the sink closes without ack."""
     reader = desk(commits=False)
     reader.feed(encode_window(2, 1) + frames(2, 1, 2))
-    reader.take(reader.core.sink_failed())
+    reader.core.sink_failed()
+    reader.take(reader.core.take_events())
     assert (reader.sent, reader.finished, reader.others[-1].unacked) == (b"", "sink_failed", 2)
     reader.commit(2)
     assert (reader.sent, reader.core.late_commits) == (b"", 1)
+
+
+@pytest.mark.rule("LJ-28")
+def test_lj28_a_closed_connection_ends_without_ack(desk: Any) -> None:
+    """LJ-28: what is at the sink, or on its way there, comes again; octets that still come are ignored."""
+    reader = desk(commits=False)
+    reader.feed(encode_window(2, 1) + frames(2, 1, 2, 3, 4))
+    reader.take(reader.core.close(0, "", 0.0))
+    assert (reader.sent, reader.finished, reader.others[-1].unacked) == (b"", "closed", 3)
+    reader.feed(frames(2, 5))
+    reader.end()
+    reader.reset()
+    reader.drain()
+    reader.take(reader.core.close(0, "", 0.0))
+    assert (len(reader.others), reader.core.next_deadline(), len(reader.units)) == (1, None, 2)
 
 
 @pytest.mark.rule("LJ-25a")
@@ -308,16 +324,16 @@ def test_lj28_our_end_drops_the_open_unit_and_waits_a_moment_for_the_sink(desk: 
     reader = desk(commits=False)
     reader.feed(encode_window(1, 1) + frames(1, 1, 2, 3, 4))
     assert not reader.core.wants_data
-    reader.shut_down()
+    reader.drain()
     reader.wait(4.0)
     reader.commit(1)
     assert (numbers(reader), reader.acks, reader.finished) == ([[1], [2]], [1], None)
     reader.wait(1.0)
-    assert (reader.finished, reader.others[-1].unacked, reader.core.next_deadline()) == ("shutdown", 1, None)
+    assert (reader.finished, reader.others[-1].unacked, reader.core.next_deadline()) == ("drained", 1, None)
     idle = desk()
     idle.feed(encode_window(1, 2) + frames(1, 1))
-    idle.shut_down()
-    assert (idle.units, idle.finished) == ([], "shutdown")
+    idle.drain()
+    assert (idle.units, idle.finished) == ([], "drained")
 
 
 @pytest.mark.rule("LJ-29")
@@ -391,7 +407,8 @@ def test_lj42b_a_paused_connection_hands_on_its_open_unit(desk: Any) -> None:
     reader = desk()
     reader.feed(encode_window(1, 3) + frames(1, 1, 2) + b"1D")
     assert reader.core.held == 2 * (256 + 128 + 4 * (10 + 4 + 1 + 4 + 1)) + 2
-    reader.take(reader.core.hand_on(reader.now))
+    reader.core.hand_on(reader.now)
+    reader.take(reader.core.take_events())
     assert (numbers(reader), reader.acks, reader.core.held) == ([[1, 2]], [], 2)
     reader.feed(frames(1, 3)[2:])
     assert (numbers(reader), reader.acks) == ([[1, 2], [3]], [3])
@@ -407,8 +424,8 @@ def test_lj46_units_before_a_broken_rule_may_still_be_acked(desk: Any) -> None:
         reader.wait(seconds)
         reader.commit(1)
         assert (reader.acks, reader.finished) == (acks, "refused")
-    with pytest.raises(LocalProtocolError, match="after the end"):
-        reader.feed(b"x")
+    reader.feed(b"2")
+    assert len(reader.others) == 2
 
 
 def due(reader: Any, seconds: float, done: Callable[[], bool]) -> None:
@@ -435,8 +452,8 @@ def test_deadlines_are_exact(desk: Any) -> None:
     reader.feed(encode_window(2, 1) + frames(2, 1))
     due(reader, 3.0, lambda: reader.acks == [0])
     due(reader, 3.0, lambda: reader.acks == [0, 0])
-    reader.shut_down()
-    due(reader, 5.0, lambda: reader.finished == "shutdown")
+    reader.drain()
+    due(reader, 5.0, lambda: reader.finished == "drained")
     reader = desk(commits=False)
     reader.feed(encode_window(1, 1) + frames(1, 1))
     due(reader, 60.0, lambda: reader.finished == "sink_failed")

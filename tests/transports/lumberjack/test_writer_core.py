@@ -15,6 +15,7 @@ from levada.transports.lumberjack import (
     BatchDone,
     EventRejected,
     EventsAcked,
+    Finished,
     KeepaliveReceived,
     PeerClosed,
     Refused,
@@ -49,7 +50,7 @@ class Ends:
     def send(self, now: float = 0.0, *, flush: bool = True) -> bytes:
         while (batch := self.queue.next_batch(now, self.core.room, flush=flush)) is not None:
             self.core.send_batch(batch, now)
-        return self.core.data_to_send()
+        return b"".join(self.core.data_to_send(now))
 
     def hear(self, number: int, now: float = 0.0) -> list[WriterEvent]:
         events = self.core.receive_data(ack(self.config.version, number), now)
@@ -63,6 +64,7 @@ class Ends:
 
     def lose(self) -> list[int]:
         """End the connection; begin another one."""
+        self.core.close(0, "", 0.0)
         rejected = self.queue.give_back(self.core.unacked())
         self.core = WriterCore(self.config, now=0.0)
         return rejected
@@ -223,8 +225,39 @@ def test_lj52_what_is_no_ack_of_our_version(data: bytes) -> None:
         assert isinstance(refused, Refused)
         assert refused.head == data
     assert core.state is WriterState.CLOSED
+    assert core.receive_data(b"x", 0.0) == []
+
+
+@pytest.mark.rule("LJ-58")
+def test_lj58_a_drained_connection_ends_with_its_last_ack() -> None:
+    """LJ-58: no window is sent any more, those in flight are acked, then it ends."""
+    ends = Ends(window=2, pipelining=2)
+    ends.put(4)
+    ends.send()
     with pytest.raises(LocalProtocolError):
-        core.receive_data(b"x", 0.0)
+        ends.core.unacked()
+    assert (ends.core.drain(0.0), ends.core.drain(0.0), ends.core.room) == ([], [], 0)
+    assert len(ends.hear(2)) == 2
+    assert ends.core.next_deadline() == 30.0
+    assert ends.hear(2)[-1] == Finished("drained", 0)
+    assert (ends.core.state, ends.core.unacked(), ends.core.next_deadline()) == (WriterState.CLOSED, [], None)
+    idle = WriterCore(WriterConfig(), now=0.0)
+    assert (idle.drain(0.0), idle.drain(0.0)) == ([Finished("drained", 0)], [])
+
+
+@pytest.mark.rule("LJ-55")
+def test_lj55_a_closed_connection_gives_back_what_is_in_flight() -> None:
+    """LJ-55: it ends at once, draining or not, and only once."""
+    for drained in (False, True):
+        ends = Ends(window=2, pipelining=2)
+        ends.put(3)
+        ends.send()
+        if drained:
+            ends.core.drain(0.0)
+        ends.hear(1)
+        assert ends.core.close(0, "", 0.0) == [Finished("closed", 2)]
+        assert (ends.core.close(0, "", 0.0), ends.core.connection_lost(0, "", 0.0), ends.hear(1)) == ([], [], [])
+        assert [batch.tokens for batch in ends.core.unacked()] == [[1], [2]]
 
 
 @pytest.mark.rule("LJ-53")

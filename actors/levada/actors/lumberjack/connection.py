@@ -88,7 +88,7 @@ class Connection(Actor[Any]):
 
     def end(self) -> None:
         """See `Pausable`: running commits have their time, then the connection is closed (LJ-28)."""
-        self._take(self.core.shut_down(trio.current_time()))
+        self._take(self.core.drain(trio.current_time()))
         if self._closed:
             self._asks.cancel_scope.cancel()  # it was only counting late commits
 
@@ -111,7 +111,7 @@ class Connection(Actor[Any]):
                 await self._read_loop()
                 await self.stream.aclose()
                 self._closed = True
-                if self._finished is not None and self._finished.reason != "shutdown":
+                if self._finished is not None and self._finished.reason != "drained":
                     with trio.move_on_after(_LATE):
                         await self._all_answered()
                 self._asks.cancel_scope.cancel()
@@ -145,7 +145,7 @@ class Connection(Actor[Any]):
             now = trio.current_time()
             if data is None:
                 self._take(core.work(now))
-            elif core.state is ReaderState.OPEN:  # else it ended in the moment in which they came
+            else:
                 self.load.octets_received += len(data)
                 self._take(core.receive_data(data, now))
         finally:
@@ -205,7 +205,7 @@ class Connection(Actor[Any]):
         if scope.cancelled_caught:
             self._log(logging.WARNING, "no_room", "does not read its acks")
             self.stream.abort()
-            self._take(self.core.connection_lost(trio.current_time()))
+            self._take(self.core.connection_lost(0, "does not read its acks", trio.current_time()))
 
     def _lost(self, error: CarrierError) -> None:
         now = trio.current_time()
@@ -214,7 +214,7 @@ class Connection(Actor[Any]):
             self._take(self.core.receive_data(b"", now))
         else:
             self._log(logging.DEBUG, "lost", "lost: %s", error)
-            self._take(self.core.connection_lost(now))
+            self._take(self.core.connection_lost(0, str(error), now))
 
     # ------------------------------------------------------------ what the core tells
 
@@ -237,12 +237,12 @@ class Connection(Actor[Any]):
                     self.load.events_unacked += event.unacked
                     self.load.sink_failures += event.reason == "sink_failed"
                     self._log(logging.DEBUG, "finished", "finished: %s", event.reason)
-        data = self.core.data_to_send()
-        if data:
+        out = self.core.data_to_send(trio.current_time())
+        if out:
             try:
-                self.stream.send_nowait(data)
-            except CarrierError:
-                self._take(self.core.connection_lost(trio.current_time()))
+                self.stream.send_nowait(b"".join(out))
+            except CarrierError as error:
+                self._take(self.core.connection_lost(0, str(error), trio.current_time()))
         self.load.report(self)
         self._nudge()
 
@@ -258,7 +258,8 @@ class Connection(Actor[Any]):
     def pause(self) -> None:
         """See `Pausable`; the open unit is handed on, so that it does not wait with us (LJ-42b)."""
         self._paused = True
-        self._take(self.core.hand_on(trio.current_time()))
+        self.core.hand_on(trio.current_time())
+        self._take(self.core.take_events())
 
     def resume(self) -> None:
         """See `Pausable`."""
@@ -278,13 +279,14 @@ class Connection(Actor[Any]):
             self._open_asks -= 1
             if self._finished is None:
                 self._log(logging.WARNING, "sink_failed", "closed, as the sink failed: %s", error)
-            self._take(self.core.sink_failed())
+            self.core.sink_failed()
         else:
             self._open_asks -= 1
             late = self.core.late_commits
-            self._take(self.core.commit(ready.number, trio.current_time()))
+            self.core.commit(ready.number, trio.current_time())
             if self.core.late_commits > late:
                 self._note_late_commit(trio.current_time() - began)
+        self._take(self.core.take_events())
         if self._wait is not None and self._finished is not None:
             self._wait.cancel()
 

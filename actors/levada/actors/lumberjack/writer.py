@@ -33,6 +33,7 @@ from levada.transports.lumberjack import (
     Batch,
     BatchDone,
     EventsAcked,
+    Finished,
     PeerClosed,
     Refused,
     WriterConfig,
@@ -132,6 +133,7 @@ class _Connection(Actor[Any]):
                 nursery.start_soon(talk.send_windows, ttl)
         finally:
             # LJ-55: whatever ended this, what is unacked goes back.
+            talk.core.close(0, "", trio.current_time())
             self.hub.give_back(talk.core.unacked())
         return talk.why
 
@@ -157,17 +159,14 @@ class _Talk:
         expires = math.inf if ttl is None else trio.current_time() + ttl
         try:
             while True:
-                deadline = math.inf
-                if trio.current_time() < expires:
-                    batch = hub.take(core)
-                    if batch is not None:
-                        await self.send(batch)
-                        continue
-                    deadline = min(expires, hub.next_deadline(core))
-                elif not core.in_flight:
-                    self.end(None)
-                    return
-                with trio.CancelScope(deadline=deadline):
+                if trio.current_time() >= expires:
+                    expires = math.inf
+                    self.apply(core.drain(trio.current_time()))
+                batch = hub.take(core)
+                if batch is not None:
+                    await self.send(batch)
+                    continue
+                with trio.CancelScope(deadline=min(expires, hub.next_deadline(core))):
                     await hub.work.park()
         except CarrierError as error:
             self.end(str(error))
@@ -178,7 +177,7 @@ class _Talk:
         hub.windows += 1
         hub.counters.windows_sent += 1
         hub.counters.events_sent += len(batch.bodies)
-        data = memoryview(core.data_to_send())
+        data = memoryview(b"".join(core.data_to_send(trio.current_time())))
         for at in range(0, len(data), _SLICE):
             part = data[at : at + _SLICE]
             await self.stream.send_all(part)
@@ -189,8 +188,7 @@ class _Talk:
         try:
             while not self.scope.cancel_called:
                 data = await self.stream.receive_some()
-                for event in self.core.receive_data(data, trio.current_time()):
-                    self.handle(event)
+                self.apply(self.core.receive_data(data, trio.current_time()))
         except CarrierError as error:
             self.end(str(error))
 
@@ -199,26 +197,28 @@ class _Talk:
             deadline = self.core.next_deadline()
             # A deadline that comes up meanwhile is later than this.
             await trio.sleep_until(trio.current_time() + self.hub.config.ack_timeout if deadline is None else deadline)
-            for event in self.core.handle_timeout(trio.current_time()):
-                self.handle(event)
+            self.apply(self.core.handle_timeout(trio.current_time()))
 
-    def handle(self, event: WriterEvent) -> None:
-        match event:
-            case EventsAcked():
-                self.rota.acked()
-                self.hub.acked(event)
-                self.hub.work.unpark_all()
-            case BatchDone():
-                self.hub.windows -= 1
-                self.hub.work.unpark_all()
-            case PeerClosed():
-                self.end("the reader closed the connection")
-            case Refused(error):
-                self.end(str(error))
-            case AckTimedOut(seconds):
-                self.end(f"no ack for {seconds:g} s")
-            case _:
-                pass  # a keepalive: the core has seen it
+    def apply(self, events: list[WriterEvent]) -> None:
+        for event in events:
+            match event:
+                case EventsAcked():
+                    self.rota.acked()
+                    self.hub.acked(event)
+                    self.hub.work.unpark_all()
+                case BatchDone():
+                    self.hub.windows -= 1
+                    self.hub.work.unpark_all()
+                case PeerClosed():
+                    self.end("the reader closed the connection")
+                case Refused(error):
+                    self.end(str(error))
+                case AckTimedOut(seconds):
+                    self.end(f"no ack for {seconds:g} s")
+                case Finished():
+                    self.end(None)
+                case _:
+                    pass  # a keepalive: the core has seen it
 
 
 class _Writer(Actor[Any]):

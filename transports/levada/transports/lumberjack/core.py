@@ -104,6 +104,7 @@ class ReaderCore:
         """Units committed when there was nobody left to tell (LJ-26)."""
         self._config = config
         self._out: list[bytes] = []
+        self._events: list[ReaderEvent] = []
         # Input, and what it is in the midst of.
         self._parser = FrameParser(1, config)
         self._input: deque[bytes] = deque()
@@ -189,11 +190,15 @@ class ReaderCore:
         """Since when the sink has had the oldest unit that it has not committed."""
         return next((piece.since for piece in self._handed if not piece.committed), None)
 
-    def data_to_send(self) -> bytes:
-        """Take the octets that are queued; empty if there are none."""
-        data = b"".join(self._out)
-        self._out.clear()
-        return data
+    def take_events(self) -> list[ReaderEvent]:
+        """Return the events that `commit`, `sink_failed` and `hand_on` left behind; each is returned once."""
+        events, self._events = self._events, []
+        return events
+
+    def data_to_send(self, now: float) -> list[bytes]:
+        """Take the acks that are queued, in order."""
+        out, self._out = self._out, []
+        return out
 
     # ------------------------------------------------------------ input
 
@@ -203,12 +208,9 @@ class ReaderCore:
         Args:
             data: any number of octets, cut anywhere; ``b""`` is the end of the writer's direction.
             now: the time.
-
-        Raises:
-            LocalProtocolError: called when the connection does not take octets any more.
         """
         if self.state is not ReaderState.OPEN or self._ended:
-            raise LocalProtocolError("receive_data() after the end")
+            return self.take_events()
         self.stop_reading(now)
         if data:
             self._silence = self._quiet = 0.0
@@ -217,33 +219,34 @@ class ReaderCore:
             self._ended = True
         return self.work(now)
 
-    def connection_lost(self, now: float) -> list[ReaderEvent]:
-        """Take note that the carrier failed. What had come whole is still handed on, without ack (LJ-28); go on with `work`."""
+    def connection_lost(self, code: int, reason: str, now: float) -> list[ReaderEvent]:
+        """Note that the carrier has ended. What had come whole is still handed on, without ack (LJ-28); go on with `work`."""
         if self._lost or self.state is ReaderState.CLOSED:
-            return []
+            return self.take_events()
         self._lost = True
         self._out.clear()
         if self.state is ReaderState.OPEN:
             self._ended = True
             return self.work(now)
         self._move(ReaderInput.LOST)
-        return self._tell([], now)
+        self._advance(now)
+        return self.take_events()
 
     def work(self, now: float) -> list[ReaderEvent]:
         """Go on with the octets that are here: one step of an envelope (LJ-35), or plain frames."""
-        events: list[ReaderEvent] = []
         if self.has_work:
             try:
-                self._step(now, events)
+                self._step(now)
             except RemoteProtocolError as error:
                 head = self._parser.head()
                 if self._payload:
                     error.offset = self._parser.frame_offset - len(self._payload) - 6
                     head = struct.pack(">2sI", b"%dC" % (self.version or 0), len(self._payload)) + self._payload[:26]
-                self._refuse(error, head, now, events)
-        return self._tell(events, now)
+                self._refuse(error, head, now)
+        self._advance(now)
+        return self.take_events()
 
-    def _step(self, now: float, events: list[ReaderEvent]) -> None:
+    def _step(self, now: float) -> None:
         steps = 1
         windows = _WINDOWS
         self.large = False
@@ -280,7 +283,7 @@ class ReaderCore:
                     self._feed(self._input.popleft())
                 else:
                     if self._ended:
-                        self._take_end(events)
+                        self._take_end()
                     elif self._frame != self._parser.frame_offset:
                         self._frame = self._parser.frame_offset
                         self._frame_time = 0.0
@@ -471,7 +474,7 @@ class ReaderCore:
 
     # ------------------------------------------------------------ commits and acks
 
-    def commit(self, number: int, now: float) -> list[ReaderEvent]:
+    def commit(self, number: int, now: float) -> None:
         """Take note that the events of a unit are safe; queues the acks that are due now, in order (LJ-17).
 
         Args:
@@ -491,12 +494,12 @@ class ReaderCore:
         if self._reading_since is not None:
             self.reading(now)  # the silence so far comes before the ack
         self.late_commits += self._lost or self.state is ReaderState.CLOSED
-        return self._tell([], now)
+        self._advance(now)
 
-    def _tell(self, events: list[ReaderEvent], now: float) -> list[ReaderEvent]:
+    def _advance(self, now: float) -> None:
         """Hand on pieces, queue acks, and see whether it is over."""
         if self.state is ReaderState.CLOSED:
-            return events
+            return
         limit = self._config.max_uncommitted_units
         while self._waiting and (self._waiting[0].unit is None or self._uncommitted < limit):
             piece = self._waiting.popleft()
@@ -506,15 +509,14 @@ class ReaderCore:
             else:
                 self._uncommitted += 1
                 piece.since = now
-                events.append(piece.unit)
+                self._events.append(piece.unit)
         self._queue_acks()
         if not self._uncommitted:
             self._alive_at = None
         elif self._alive_at is None and self.version == 2:
             self._alive_at = now + self._config.keepalive
         if not self._handed and not self._waiting and (self.state, ReaderInput.SETTLED) in READER_TRANSITIONS:
-            self._finish(ReaderInput.SETTLED, events)
-        return events
+            self._finish(ReaderInput.SETTLED)
 
     def _queue_acks(self) -> None:
         while self._handed and self._handed[0].committed:
@@ -534,23 +536,24 @@ class ReaderCore:
                 self._quiet = 0.0
                 self.acks += 1
 
-    def sink_failed(self) -> list[ReaderEvent]:
-        """Take note that a unit will not be committed: the connection ends without its ack (LJ-25)."""
-        events: list[ReaderEvent] = []
+    def sink_failed(self) -> None:
+        """Note that a unit will not be committed: the connection ends without its ack (LJ-25)."""
+        self._end_now(ReaderInput.SINK_FAILED)
+
+    def _end_now(self, what: ReaderInput) -> None:
         if self.state is not ReaderState.CLOSED:
             self._drop_input()
-            self._finish(ReaderInput.SINK_FAILED, events)
-        return events
+            self._finish(what)
 
-    def hand_on(self, now: float) -> list[ReaderEvent]:
+    def hand_on(self, now: float) -> None:
         """Hand on the open unit as a slice, as nothing is read for a while (LJ-42b)."""
         if self.state is ReaderState.OPEN and self._envelope is None:
             self._slice()
-        return self._tell([], now)
+        self._advance(now)
 
     # ------------------------------------------------------------ the end
 
-    def _take_end(self, events: list[ReaderEvent]) -> None:
+    def _take_end(self) -> None:
         """End of input, and all of it is worked off (LJ-6, LJ-28)."""
         lost = self._lost
         clean = not lost and not self._parser.in_frame
@@ -559,35 +562,46 @@ class ReaderCore:
         elif self._open_count:
             self._close_piece(None)
         self._drop_input()
-        events.append(PeerClosed(clean, lost))
+        self._events.append(PeerClosed(clean, lost))
         self._move(ReaderInput.LOST if lost else ReaderInput.PEER_ENDED)
 
-    def _refuse(self, error: RemoteProtocolError, head: bytes, now: float, events: list[ReaderEvent]) -> None:
+    def _refuse(self, error: RemoteProtocolError, head: bytes, now: float) -> None:
         # Its traceback holds what was being parsed, and this event.
         error.__traceback__ = error.__context__ = None
         self._drop_input()
         self._move(ReaderInput.BROKEN_RULE)
         self._grace_ends = now + self._config.close_grace
-        events.append(Refused(error, head))
+        self._events.append(Refused(error, head))
 
-    def shut_down(self, now: float) -> list[ReaderEvent]:
+    def drain(self, now: float) -> list[ReaderEvent]:
         """End this side: units at the sink may still be committed and acked for `shutdown_grace`; the rest comes again (LJ-28)."""
-        if self.state in (ReaderState.CLOSED, ReaderState.STOPPING):
-            return []
+        if self.state in (ReaderState.CLOSED, ReaderState.DRAINING):
+            return self.take_events()
         if self.state is not ReaderState.REFUSING:
             self._grace_ends = now + self._config.shutdown_grace
-        self._move(ReaderInput.SHUT_DOWN)
+        self._move(ReaderInput.DRAIN)
         self._drop_input()
         self._piece_cost -= sum(piece.cost for piece in self._waiting)
         self._waiting.clear()
-        return self._tell([], now)
+        self._advance(now)
+        return self.take_events()
 
-    def _finish(self, what: ReaderInput, events: list[ReaderEvent]) -> None:
-        reason: Literal["peer_closed", "refused", "idle", "shutdown", "sink_failed", "lost"]
-        reason = "sink_failed" if what is ReaderInput.SINK_FAILED else _REASONS[self.state]
+    def close(self, code: int, reason: str, now: float) -> list[ReaderEvent]:
+        """End now: units at the sink are not acked and come again. The writer sees only the end of the connection."""
+        self._end_now(ReaderInput.CLOSE)
+        return self.take_events()
+
+    def _finish(self, what: ReaderInput) -> None:
+        reason: Literal["peer_closed", "refused", "idle", "drained", "sink_failed", "closed", "lost"]
+        if what is ReaderInput.SINK_FAILED:
+            reason = "sink_failed"
+        elif what is ReaderInput.CLOSE:
+            reason = "closed"
+        else:
+            reason = _REASONS[self.state]
         self._move(what)
         self._alive_at = self._grace_ends = None
-        events.append(Finished(reason, self.unacked))
+        self._events.append(Finished(reason, self.unacked))
 
     def _move(self, what: ReaderInput) -> None:
         self.state = READER_TRANSITIONS[self.state, what]
@@ -639,10 +653,9 @@ class ReaderCore:
         return self._config.frame_timeout + self._parser.announced / _ANNOUNCED_PER_SECOND
 
     def handle_timeout(self, now: float) -> list[ReaderEvent]:
-        """Say that it is `now`; does what is due."""
-        events: list[ReaderEvent] = []
+        """Do what is due."""
         if self.state is ReaderState.CLOSED:
-            return events
+            return self.take_events()
         due = {clock for when, clock in self._deadlines() if when <= now}
         if self._reading_since is not None:
             self.reading(now)
@@ -653,21 +666,22 @@ class ReaderCore:
                 self._out.append(encode_ack(2, 0))
                 self.keepalives += 1
         if _Clock.GRACE in due:
-            self._finish(ReaderInput.TIME_OUT, events)
+            self._finish(ReaderInput.TIME_OUT)
         elif _Clock.COMMIT in due:
-            events += self.sink_failed()
+            self.sink_failed()
         elif _Clock.FRAME in due:
             limit = self._frame_limit()
             error = RemoteProtocolError(
                 f"a frame took longer than {limit:.0f} s", rule="LJ-29", offset=self._parser.frame_offset
             )
-            self._refuse(error, self._parser.head(), now, events)
+            self._refuse(error, self._parser.head(), now)
         elif _Clock.IDLE_ACK in due:
             self._close_unit()
             self._silence = 0.0
         elif _Clock.IDLE in due:
-            self._finish(ReaderInput.IDLE, events)
-        return self._tell(events, now)
+            self._finish(ReaderInput.IDLE)
+        self._advance(now)
+        return self.take_events()
 
 
 class _Clock(Enum):
@@ -679,10 +693,10 @@ class _Clock(Enum):
     IDLE = auto()
 
 
-_REASONS: Mapping[ReaderState, Literal["peer_closed", "refused", "idle", "shutdown", "lost"]] = {
+_REASONS: Mapping[ReaderState, Literal["peer_closed", "refused", "idle", "drained", "lost"]] = {
     ReaderState.OPEN: "idle",
-    ReaderState.DRAINING: "peer_closed",
+    ReaderState.HALF_CLOSED: "peer_closed",
     ReaderState.REFUSING: "refused",
-    ReaderState.STOPPING: "shutdown",
+    ReaderState.DRAINING: "drained",
     ReaderState.ORPHANED: "lost",
 }

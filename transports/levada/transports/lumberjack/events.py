@@ -46,6 +46,18 @@ class Refused:
     """The first octets of the frame at fault, 32 at most, for the log line."""
 
 
+@attrs.frozen
+class Finished:
+    """This side is done with the connection: send what `data_to_send` still gives, then close as LJ-28a says."""
+
+    reason: Literal["peer_closed", "refused", "idle", "drained", "sink_failed", "closed", "lost"]
+    """Why a reader has: the writer ended and has its acks; it broke a rule; nothing came for long; `ReaderCore.drain`;
+    `ReaderCore.sink_failed`; `ReaderCore.close`; the carrier failed and no unit waits for its commit any more. A writer has
+    ``"drained"`` and ``"closed"`` only; its other ends are `PeerClosed`, `Refused` and `AckTimedOut`."""
+    unacked: int
+    """Events that were handed on or sent, and not committed or acked in time; they come again."""
+
+
 # ---------------------------------------------------------------- the reader
 
 
@@ -67,17 +79,6 @@ class UnitReady:
     end before the connection was lost (LJ-28)."""
     cost: int
     """What it holds of memory, as `ReaderConfig.max_cost` counts."""
-
-
-@attrs.frozen
-class Finished:
-    """This side is done with the connection: send what `data_to_send` still gives, then close as LJ-28a says."""
-
-    reason: Literal["peer_closed", "refused", "idle", "shutdown", "sink_failed", "lost"]
-    """Why: the writer ended and has its acks; it broke a rule; nothing came for long; `ReaderCore.shut_down`;
-    `ReaderCore.sink_failed`; the carrier failed and nothing waits for its commit any more."""
-    unacked: int
-    """Events handed on whose commit did not come in time; they come again."""
 
 
 ReaderEvent: TypeAlias = UnitReady | PeerClosed | Refused | Finished
@@ -137,5 +138,5 @@ class AckTimedOut:
     seconds: float
 
 
-WriterEvent: TypeAlias = EventsAcked | BatchDone | KeepaliveReceived | AckTimedOut | PeerClosed | Refused
+WriterEvent: TypeAlias = EventsAcked | BatchDone | KeepaliveReceived | AckTimedOut | PeerClosed | Refused | Finished
 """What `WriterCore` tells."""

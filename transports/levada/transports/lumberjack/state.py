@@ -14,11 +14,11 @@ class ReaderState(Enum):
 
     OPEN = auto()
     """Octets are taken."""
-    DRAINING = auto()
+    HALF_CLOSED = auto()
     """The writer has ended its direction; units wait for their commit and are acked (LJ-28)."""
     REFUSING = auto()
     """A rule was broken; units that closed before it have a moment to be committed and acked (LJ-46)."""
-    STOPPING = auto()
+    DRAINING = auto()
     """This side ends; units at the sink have `shutdown_grace` to be committed and acked (LJ-28)."""
     ORPHANED = auto()
     """The carrier is gone; units at the sink are counted as they are committed, and nobody is told (LJ-26)."""
@@ -31,9 +31,10 @@ class ReaderInput(Enum):
 
     PEER_ENDED = auto()
     BROKEN_RULE = auto()
-    SHUT_DOWN = auto()
+    DRAIN = auto()
     IDLE = auto()
     SINK_FAILED = auto()
+    CLOSE = auto()
     LOST = auto()
     SETTLED = auto()
     """Nothing waits for a commit any more."""
@@ -42,24 +43,29 @@ class ReaderInput(Enum):
 
 
 READER_TRANSITIONS: Final[Mapping[tuple[ReaderState, ReaderInput], ReaderState]] = {
-    (ReaderState.OPEN, ReaderInput.PEER_ENDED): ReaderState.DRAINING,
+    (ReaderState.OPEN, ReaderInput.PEER_ENDED): ReaderState.HALF_CLOSED,
     (ReaderState.OPEN, ReaderInput.BROKEN_RULE): ReaderState.REFUSING,
-    (ReaderState.OPEN, ReaderInput.SHUT_DOWN): ReaderState.STOPPING,
+    (ReaderState.OPEN, ReaderInput.DRAIN): ReaderState.DRAINING,
     (ReaderState.OPEN, ReaderInput.IDLE): ReaderState.CLOSED,
     (ReaderState.OPEN, ReaderInput.LOST): ReaderState.ORPHANED,
-    (ReaderState.DRAINING, ReaderInput.SHUT_DOWN): ReaderState.STOPPING,
-    (ReaderState.DRAINING, ReaderInput.LOST): ReaderState.ORPHANED,
-    (ReaderState.DRAINING, ReaderInput.SETTLED): ReaderState.CLOSED,
-    (ReaderState.REFUSING, ReaderInput.SHUT_DOWN): ReaderState.REFUSING,
+    (ReaderState.HALF_CLOSED, ReaderInput.DRAIN): ReaderState.DRAINING,
+    (ReaderState.HALF_CLOSED, ReaderInput.LOST): ReaderState.ORPHANED,
+    (ReaderState.HALF_CLOSED, ReaderInput.SETTLED): ReaderState.CLOSED,
+    (ReaderState.REFUSING, ReaderInput.DRAIN): ReaderState.REFUSING,
     (ReaderState.REFUSING, ReaderInput.LOST): ReaderState.REFUSING,
     (ReaderState.REFUSING, ReaderInput.SETTLED): ReaderState.CLOSED,
     (ReaderState.REFUSING, ReaderInput.TIME_OUT): ReaderState.CLOSED,
-    (ReaderState.STOPPING, ReaderInput.LOST): ReaderState.STOPPING,
-    (ReaderState.STOPPING, ReaderInput.SETTLED): ReaderState.CLOSED,
-    (ReaderState.STOPPING, ReaderInput.TIME_OUT): ReaderState.CLOSED,
-    (ReaderState.ORPHANED, ReaderInput.SHUT_DOWN): ReaderState.STOPPING,
+    (ReaderState.DRAINING, ReaderInput.LOST): ReaderState.DRAINING,
+    (ReaderState.DRAINING, ReaderInput.SETTLED): ReaderState.CLOSED,
+    (ReaderState.DRAINING, ReaderInput.TIME_OUT): ReaderState.CLOSED,
+    (ReaderState.ORPHANED, ReaderInput.DRAIN): ReaderState.DRAINING,
     (ReaderState.ORPHANED, ReaderInput.SETTLED): ReaderState.CLOSED,
-} | {(state, ReaderInput.SINK_FAILED): ReaderState.CLOSED for state in ReaderState if state is not ReaderState.CLOSED}
+} | {
+    (state, what): ReaderState.CLOSED
+    for state in ReaderState
+    if state is not ReaderState.CLOSED
+    for what in (ReaderInput.SINK_FAILED, ReaderInput.CLOSE)
+}
 
 
 class WriterState(Enum):
@@ -67,6 +73,8 @@ class WriterState(Enum):
 
     OPEN = auto()
     """Windows are sent and acked."""
+    DRAINING = auto()
+    """No more windows are sent; those in flight are acked."""
     CLOSED = auto()
     """Over; what was in flight is unacked."""
 
@@ -77,10 +85,17 @@ class WriterInput(Enum):
     PEER_ENDED = auto()
     BROKEN_RULE = auto()
     TIME_OUT = auto()
-    GIVEN_UP = auto()
-    """The driver took the unacked batches back."""
+    DRAIN = auto()
+    SETTLED = auto()
+    """Nothing is in flight any more."""
+    CLOSE = auto()
 
 
 WRITER_TRANSITIONS: Final[Mapping[tuple[WriterState, WriterInput], WriterState]] = {
-    (WriterState.OPEN, what): WriterState.CLOSED for what in WriterInput
+    (WriterState.OPEN, WriterInput.DRAIN): WriterState.DRAINING,
+    (WriterState.DRAINING, WriterInput.SETTLED): WriterState.CLOSED,
+} | {
+    (state, what): WriterState.CLOSED
+    for state in (WriterState.OPEN, WriterState.DRAINING)
+    for what in (WriterInput.PEER_ENDED, WriterInput.BROKEN_RULE, WriterInput.TIME_OUT, WriterInput.CLOSE)
 }

@@ -17,7 +17,7 @@ import zlib
 from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from levada.framework.errors import LocalProtocolError, RemoteProtocolError
 from levada.transports.lumberjack.config import WriterConfig
@@ -26,6 +26,7 @@ from levada.transports.lumberjack.events import (
     Batch,
     BatchDone,
     EventsAcked,
+    Finished,
     KeepaliveReceived,
     PeerClosed,
     Refused,
@@ -142,11 +143,14 @@ class WriterCore:
         packed = zlib.compress(frames, self._config.compression)
         return _HEAD.pack(self._version + b"C", len(packed)) + packed
 
-    def data_to_send(self) -> bytes:
-        """Take the octets that are queued; empty if there are none."""
-        data = b"".join(self._out)
-        self._out.clear()
-        return data
+    def take_events(self) -> list[WriterEvent]:
+        """Return nothing: only input causes events, and each call of it returns its own."""
+        return []
+
+    def data_to_send(self, now: float) -> list[bytes]:
+        """Take the frames that are queued, in order."""
+        out, self._out = self._out, []
+        return out
 
     def octets_taken(self, count: int, now: float) -> None:
         """Note that the carrier has taken so many more octets; a slow line is no dead one (LJ-53)."""
@@ -163,13 +167,10 @@ class WriterCore:
             data: any number of octets, cut anywhere; ``b""`` is end of stream.
             now: the time.
 
-        Raises:
-            LocalProtocolError: called after the end.
-
         Source: LJ-2, LJ-4 to LJ-6, LJ-52.
         """
-        if self.state is not WriterState.OPEN:
-            raise LocalProtocolError("receive_data() after the end")
+        if self.state is WriterState.CLOSED:
+            return []
         if not data:
             self._move(WriterInput.PEER_ENDED)
             return [PeerClosed(clean=not self._in)]
@@ -192,6 +193,8 @@ class WriterCore:
             return events
         del self._in[:at]
         self._offset += at
+        if self.state is WriterState.DRAINING and not self._flights:
+            events.append(self._finish(WriterInput.SETTLED, "drained"))
         return events
 
     def _broken(self, detail: str, rule: str, at: int) -> RemoteProtocolError:
@@ -240,7 +243,7 @@ class WriterCore:
 
     def next_deadline(self) -> float | None:
         """Return when `handle_timeout` wants to be called; ``None`` while nothing is in flight."""
-        if self.state is not WriterState.OPEN or not self._flights:
+        if self.state is WriterState.CLOSED or not self._flights:
             return None
         return self._clock + self._config.ack_timeout
 
@@ -252,27 +255,44 @@ class WriterCore:
         self._move(WriterInput.TIME_OUT)
         return [AckTimedOut(self._config.ack_timeout)]
 
-    def connection_lost(self) -> list[WriterEvent]:
-        """Take note that the carrier failed; harmless after the end."""
-        if self.state is not WriterState.OPEN:
+    def connection_lost(self, code: int, reason: str, now: float) -> list[WriterEvent]:
+        """Note that the carrier has ended; what is in flight is `unacked`."""
+        if self.state is WriterState.CLOSED:
             return []
         self._move(WriterInput.PEER_ENDED)
         return [PeerClosed(clean=False, lost=True)]
 
-    def unacked(self) -> list[Batch]:
-        """End the connection if it is open, and take the batches that must be sent again, oldest first (LJ-55).
+    def drain(self, now: float) -> list[WriterEvent]:
+        """Send no more windows; the end comes when those in flight are acked, or `WriterConfig.ack_timeout` without an ack."""
+        if self.state is not WriterState.OPEN:
+            return []
+        self._move(WriterInput.DRAIN)
+        return [] if self._flights else [self._finish(WriterInput.SETTLED, "drained")]
 
-        Those of which nothing was acked have one failure more.
+    def close(self, code: int, reason: str, now: float) -> list[WriterEvent]:
+        """End now; what is in flight is `unacked`. The reader sees only the end of the connection."""
+        return [] if self.state is WriterState.CLOSED else [self._finish(WriterInput.CLOSE, "closed")]
+
+    def unacked(self) -> list[Batch]:
+        """Take the batches that must be sent again once the connection has ended, oldest first (LJ-55).
+
+        If no event of a batch was acked, its failures go up by one.
+
+        Raises:
+            LocalProtocolError: the connection has not ended.
         """
-        if self.state is WriterState.OPEN:
-            self._move(WriterInput.GIVEN_UP)
+        if self.state is not WriterState.CLOSED:
+            raise LocalProtocolError("unacked() before the end: close() first", rule="LJ-55")
         for flight in self._flights:
             flight.batch.failures += flight.number == 0
         batches = [flight.batch for flight in self._flights]
         self._flights.clear()
         self._unacked = 0
-        self._out.clear()
         return batches
+
+    def _finish(self, what: WriterInput, reason: Literal["drained", "closed"]) -> Finished:
+        self._move(what)
+        return Finished(reason, self._unacked)
 
     def _move(self, what: WriterInput) -> None:
         self.state = WRITER_TRANSITIONS[self.state, what]
