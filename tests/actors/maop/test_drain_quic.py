@@ -11,6 +11,7 @@ from levada.actors.interop.certificates import make_certificates
 from levada.actors.maop import Call, Identity, OperationFailed, PeerConfig, connect, serve
 from levada.framework import ActorSystem
 from levada.framework.errors import ConnectionClosed, ConnectionLost
+from levada.transports.maop import MaopConfig
 from levada.transports.quic import QuicConfig
 
 pytestmark = pytest.mark.loopback
@@ -33,7 +34,7 @@ async def test_ma92_what_runs_when_a_listener_ends_may_finish(tmp_path: Path) ->
         await trio.sleep_forever()
         return b""
 
-    server = PeerConfig(carrier=QuicConfig(certificate=made.certificate, key=made.key), drain=2.0)
+    server = PeerConfig(carrier=QuicConfig(certificate=made.certificate, key=made.key), core=MaopConfig(drain=2.0))
     client = PeerConfig(carrier=QuicConfig(ca=made.ca))
 
     async with ActorSystem() as system, trio.open_nursery() as nursery:

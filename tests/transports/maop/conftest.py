@@ -280,7 +280,7 @@ class Pair:
         elif what == "reset":
             events = core.stream_reset(stream_id, rest, now=self.now)
         elif what == "close":
-            events = core.connection_lost(rest)
+            events = core.connection_lost(rest, "", now=self.now)
         else:
             cut = rng.randint(1, len(what)) if what else 0
             if cut < len(what):

@@ -323,7 +323,7 @@ def test_ma5_invalid_text_in_the_exchange_is_0() -> None:
 def test_ma125_octets_before_the_handshake_are_0rtt() -> None:
     """A server takes none."""
     core = MaopCore(client=False, random_bytes=bytes)
-    [event] = core.receive_stream_data(4, b"\x01", now=0.0)
+    [event] = core.receive_stream_data(4, b"\x01", False, now=0.0)
     assert isinstance(event, ConnectionEnded)
     assert event.code == 0x101
 

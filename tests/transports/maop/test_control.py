@@ -84,7 +84,7 @@ def test_ma38_ma85_order_and_batches_of_a_backlog() -> None:
         wire.core.finish(stream, now=0.0)
     wire.give(streams[5], Message(100, 0), Block(b"x"))
     wire.give(streams[6], Message(999, 0))
-    wire.core.request_disconnect(5.0, now=0.0)
+    wire.core.request_disconnect(5.0, "", now=0.0)
     wire.flush()
     assert wire.signals() == [Proceed((first,))]
     wire.core.set_control_writable(control, True)

@@ -10,12 +10,14 @@ from levada.transports.maop import (
     ConnectionEnded,
     ConnectionState,
     Draining,
+    ErrorCode,
     Execute,
     Failed,
     HandlerSpec,
+    MaopConfig,
     OperationCancelled,
 )
-from levada.transports.maop.frames import Disconnect, DisconnectRequest, Done, Fail, Message, Proceed, Refuse
+from levada.transports.maop.frames import Disconnect, DisconnectRequest, Done, Fail, Message, Proceed, Refuse, Request
 
 from .conftest import Pair, Wire
 
@@ -50,12 +52,12 @@ def test_ma90_the_shorter_time_holds_and_the_asker_may_grant_more() -> None:
     assert wire.signals() == [DisconnectRequest(10_000, b"maintenance")]
     wire.signal(DisconnectRequest(4000))
     assert deadline(wire) == 4.0
-    wire.core.request_disconnect(20.0, now=0.0)
+    wire.core.request_disconnect(20.0, "", now=0.0)
     assert deadline(wire) == 20.0
     asked = Wire()
     asked.give(asked.uni(), Message(100, 0))
     asked.signal(DisconnectRequest(10_000))
-    asked.core.request_disconnect(50.0, now=0.0)
+    asked.core.request_disconnect(50.0, "", now=0.0)
     assert deadline(asked) == 10.0
     asked.signal(DisconnectRequest(20_000))
     assert deadline(asked) == 20.0
@@ -151,9 +153,9 @@ def test_ma92_two_cores_drain(both: bool) -> None:
     pair = Pair()
     stream = pair.client.send_message(100, b"x", now=0.0)
     pair.pump()
-    pair.client.request_disconnect(5.0, now=0.0)
+    pair.client.request_disconnect(5.0, "", now=0.0)
     if both:
-        pair.server.request_disconnect(4.0, now=0.0)
+        pair.server.request_disconnect(4.0, "", now=0.0)
     pair.pump()
     pair.server.finish(stream, now=0.0)
     pair.pump()
@@ -214,7 +216,7 @@ def test_ma61_ma120_a_lost_connection_says_what_was_not_executed() -> None:
     )
     wire.flush()
     wire.signal(Proceed((asked,)))
-    events = wire.core.connection_lost(7, "gone")
+    events = wire.core.connection_lost(7, "gone", now=0.0)
     assert [(e.stream_id, e.not_executed) for e in events if isinstance(e, Failed)] == [
         (body, True),
         (empty, False),
@@ -225,6 +227,47 @@ def test_ma61_ma120_a_lost_connection_says_what_was_not_executed() -> None:
     assert wire.closed is None
     assert wire.core.next_deadline() is None
     assert wire.core.handle_timeout(100.0) == []
-    assert wire.core.receive_stream_data(4, b"x", now=0.0) == []
+    assert wire.core.receive_stream_data(4, b"x", False, now=0.0) == []
     with pytest.raises(LocalProtocolError):
-        wire.core.request_disconnect(1.0, now=0.0)
+        wire.core.request_disconnect(1.0, "", now=0.0)
+
+
+@pytest.mark.rule("MA-2")
+@pytest.mark.parametrize("approve", [True, False])
+def test_ma2_a_datagram_ends_the_connection(approve: bool) -> None:
+    """No datagrams."""
+    wire = Wire(approve=approve)
+    [event] = wire.core.receive_datagram(b"x", 0.0)
+    assert isinstance(event, ConnectionEnded)
+    assert event.error is not None
+    assert event.error.rule == "MA-2"
+    wire.flush()
+    assert wire.closed is not None
+    assert wire.closed.code == 0x100 + ErrorCode.PROTOCOL_VIOLATION
+    assert wire.core.receive_datagram(b"x", 0.0) == []
+
+
+def test_drain_takes_its_time_from_the_settings_and_a_second_call_changes_nothing() -> None:
+    wire = Wire(config=MaopConfig(drain=3.0))
+    wire.give(wire.bidi(), Request(101, 0), fin=True)
+    [draining] = wire.core.drain(1.0)
+    assert draining == Draining(3.0, "", False)
+    assert wire.core.drain(2.0) == []
+    wire.flush()
+    assert wire.signals()[-1] == DisconnectRequest(3000, b"")
+    assert wire.core.next_deadline() == 4.0
+
+
+def test_drain_answers_the_peer_that_asked_first() -> None:
+    wire = Wire(config=MaopConfig(drain=3.0))
+    wire.give(wire.bidi(), Request(101, 0), fin=True)
+    wire.signal(DisconnectRequest(1000, b""))
+    assert wire.core.drain(0.5) == [Draining(0.5, "", False)]
+    assert wire.core.drain(0.5) == []
+
+
+@pytest.mark.parametrize("client", [True, False])
+def test_drain_of_a_connection_that_is_not_open_ends_it(client: bool) -> None:
+    wire = Wire(client=client, approve=False)
+    assert wire.core.drain(0.0) == [ConnectionEnded(0, "")]
+    assert wire.core.next_deadline() is None

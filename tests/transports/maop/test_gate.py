@@ -446,7 +446,7 @@ def test_ma118_connections_of_one_identity_share_a_quota() -> None:
     assert [type(e) for e in three.events] == [Execute]
     three.core.finish(2, now=0.0)
     assert told == [2, 3]
-    four.core.connection_lost(0, "gone")  # before its turn: the room is handed on
+    four.core.connection_lost(0, "gone", now=0.0)  # before its turn: the room is handed on
     assert told == [2, 3, 0]
     one.flush()
     assert len(one.events) == 2

@@ -15,6 +15,7 @@ from levada.transports.maop import (
     CloseConnection,
     Completed,
     ConnectionEnded,
+    ErrorCode,
     Execute,
     HandlerSpec,
     MaopConfig,
@@ -77,7 +78,7 @@ def test_no_input_breaks_a_core(steps: list[tuple[int, bytes, str]], client: boo
     if ends:
         assert wire.events[-1] is ends[0]
         assert wire.core.next_deadline() is None
-    wire.events += wire.core.connection_lost()
+    wire.events += wire.core.connection_lost(0, "", now=wire.now)
     assert isinstance(wire.events[-1], ConnectionEnded)
     assert (wire.core.quota.operations, wire.core.quota.buffered, wire.core.operations) == (0, 0, 0)
 
@@ -321,7 +322,7 @@ def test_deadlines_are_met_within_a_millisecond(steps: list[tuple[int, int | Non
 def test_outputs_of_a_closed_core_end_with_the_close() -> None:
     wire = Wire()
     wire.core.send_message(100, now=0.0)
-    wire.core.close(0x101, "enough")
+    wire.core.close(ErrorCode.UNAUTHORIZED, "enough", now=0.0)
     outs = wire.core.data_to_send(0.0)
     assert outs[-1] == CloseConnection(0x101, "enough")
     assert [type(out) for out in outs].count(StreamData) == 1

@@ -107,7 +107,7 @@ def ask(wire: Wire, *plans: TestPlan) -> list[int]:
         wire.give(stream, Request(1, 2))
     for stream, plan in zip(streams, plans, strict=True):
         octets = Block(plan.encode()).encode() + BlockEnd(2).encode()
-        wire.events += wire.core.receive_stream_data(stream, octets, now=0.0)
+        wire.events += wire.core.receive_stream_data(stream, octets, False, now=0.0)
     return streams
 
 

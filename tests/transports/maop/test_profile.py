@@ -117,7 +117,7 @@ def test_ma135_all_that_a_peer_needs() -> None:
     ]
 
     # The end.
-    core.request_disconnect(1.0, now=0.0)
+    core.request_disconnect(1.0, "", now=0.0)
     wire.flush()
     wire.signal(DisconnectRequest(500))
     core.control_acknowledged(now=0.0)

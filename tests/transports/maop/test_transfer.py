@@ -172,7 +172,7 @@ def test_ma62_what_a_sender_writes() -> None:
     body = bytes(range(256)) * 512
     stream = wire.core.send_message(100, body, now=0.0)
     wire.flush()
-    wire.core.receive_stream_data(wire.control, Proceed((stream,)).encode(), now=0.0)
+    wire.core.receive_stream_data(wire.control, Proceed((stream,)).encode(), False, now=0.0)
     outs = [out for out in wire.core.data_to_send(0.0) if isinstance(out, StreamData)]
     views = [out.data for out in outs if isinstance(out.data, memoryview)]
     assert [len(view) for view in views] == [50_000, 50_000, 31_072]

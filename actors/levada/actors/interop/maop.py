@@ -164,9 +164,10 @@ def serve(
     assert tls is not None
     # Testers connect from one address, as often as they like, and want no long good-bye.
     core = attrs.evolve(
-        PeerConfig().core, proceed_coalesce=args.proceed_coalesce / 1000, control_batch_max=args.control_batch_max
+        PeerConfig().core,
+        proceed_coalesce=args.proceed_coalesce / 1000,
+        control_batch_max=args.control_batch_max,
+        drain=1.0,
     )
-    config = PeerConfig(
-        core=core, carrier=QuicConfig(certificate=tls.certificate, key=tls.key), max_attempts=None, drain=1.0
-    )
+    config = PeerConfig(core=core, carrier=QuicConfig(certificate=tls.certificate, key=tls.key), max_attempts=None)
     return serve_maop(system, f"maop://{where}", HANDLERS, authenticate=authenticate, config=config)

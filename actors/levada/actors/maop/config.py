@@ -41,8 +41,6 @@ class PeerConfig:
     windows and idle time are raised to what MAOP asks for at least. Its numbers of streams bound the peer's operations."""
     codec: Codec = attrs.field(factory=Codec, validator=v.instance_of(Codec))
     """Writes and reads message classes."""
-    drain: float = attrs.field(default=5.0, validator=v.ge(0.0))
-    """Seconds that running operations have to end when this side disconnects in order. Source: MA-89."""
     cancel_grace: float = attrs.field(default=5.0, validator=v.ge(0.0))
     """Seconds that a handler's ``on_cancel`` may take."""
     max_running: int = attrs.field(default=1024, validator=_COUNT)

@@ -549,7 +549,7 @@ class Connection(Actor[Any]):
 
     def _lose(self, text: str, code: int = 0) -> None:
         """The carrier is gone."""
-        self._apply(self.core.connection_lost(code, text))
+        self._apply(self.core.connection_lost(code, text, trio.current_time()))
         if self.streams is not None:
             self.streams.clear()
             self.streams = None
@@ -587,18 +587,19 @@ class Connection(Actor[Any]):
                 self.closing = True
                 now = trio.current_time()
                 if self.core.state in (ConnectionState.OPEN, ConnectionState.DRAINING):
-                    self.feed(self.core.request_disconnect(self.config.drain, reason, now=now))
-                    with trio.move_on_at(now + self.config.drain + 3 * self.config.core.flush_timeout):
+                    core = self.config.core
+                    self.feed(self.core.request_disconnect(core.drain, reason, now))
+                    with trio.move_on_at(now + core.drain + 3 * core.flush_timeout):
                         await self.ended.wait()
         finally:
             self.shut()
         await self.ref.terminated()
 
-    def shut(self, code: int = 0, reason: str = "") -> None:
+    def shut(self) -> None:
         """Close at once: operations end, the actor ends."""
         self.closing = self.closing or self.end is None  # else the peer did, before
         if self._begun:
-            self._apply(self.core.close(code, reason))
+            self._apply(self.core.close(0, "", trio.current_time()))
             self.flush()
         elif self._runs:
             self.ref.stop(now=True)

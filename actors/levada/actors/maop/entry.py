@@ -40,7 +40,7 @@ def connect(
 ) -> AbstractAsyncContextManager[Peer]:
     """Connect to a server; entering the block means that it has let this client in.
 
-    Leaving it begins nothing more, lets running operations of both sides end for `PeerConfig.drain` seconds, then disconnects; after an
+    Leaving it begins nothing more, lets running operations of both sides end for `MaopConfig.drain` seconds, then disconnects; after an
     exception or a cancellation it closes at once. Within an actor: ``await self.enter(connect(self.system, …))``.
 
     Args:
@@ -109,7 +109,7 @@ def serve(
 ) -> AbstractAsyncContextManager[Listener]:
     """Serve clients; entering the block means bound and listening, `Listener.url` holds the real port.
 
-    Leaving it accepts nobody any more, asks all clients for the end, lets running operations end for `PeerConfig.drain` seconds, then
+    Leaving it accepts nobody any more, asks all clients for the end, lets running operations end for `MaopConfig.drain` seconds, then
     disconnects; after an exception or a cancellation it closes at once. Within an actor: ``await self.enter(serve(self.system, …))``.
 
     Args:

@@ -463,7 +463,7 @@ class Peer:
         )
 
     async def aclose(self, reason: str = "") -> None:
-        """Begin nothing more on either side, let running operations end within `PeerConfig.drain` seconds, then disconnect.
+        """Begin nothing more on either side, let running operations end within `MaopConfig.drain` seconds, then disconnect.
 
         What is left then fails by CANCELLED, with the reason ``SHUTDOWN``. Twice is harmless. Source: MA-89 to MA-93.
 

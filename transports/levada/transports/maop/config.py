@@ -171,6 +171,8 @@ class MaopConfig:
     """Longest pause inside the body of a Response. Source: MA-69."""
     response_ack_timeout: float = _seconds(1.0)
     """How long a responder remembers a Response for its Done. Source: MA-71."""
+    drain: float = attrs.field(default=5.0, converter=float, validator=v.ge(0.0))
+    """How long running operations may take to end when this side disconnects in order. Source: MA-89."""
     max_drain: float = _seconds(30.0)
     """Cap on the drain time that the peer asks for. Source: MA-92."""
     flush_timeout: float = _seconds(0.5)

@@ -132,7 +132,7 @@ class MaopCore(Ending):
 
     # ------------------------------------------------ what comes
 
-    def receive_stream_data(self, stream_id: int, data: bytes, fin: bool = False, *, now: float) -> list[Event]:
+    def receive_stream_data(self, stream_id: int, data: bytes, fin: bool, now: float) -> list[Event]:
         """Take octets of a stream; return what they mean.
 
         Args:
@@ -160,7 +160,7 @@ class MaopCore(Ending):
             self.receive_early(stream_id, bytes(data), fin, now)
         return self.take_events()
 
-    def stream_reset(self, stream_id: int, code: int, *, now: float) -> list[Event]:
+    def stream_reset(self, stream_id: int, code: int, now: float) -> list[Event]:
         """The peer reset its direction of a stream: what had not arrived never will. The code says nothing (MA-7)."""
         self.now = now
         if self.state is _OPEN or self.state is _DRAINING:
@@ -178,7 +178,7 @@ class MaopCore(Ending):
             self.reset_early(stream_id, code)
         return self.take_events()
 
-    def stream_stopped(self, stream_id: int, code: int, *, now: float) -> list[Event]:
+    def stream_stopped(self, stream_id: int, code: int, now: float) -> list[Event]:
         """The peer wants no more on a stream, and QUIC has reset this side's direction. The code says nothing (MA-7)."""
         self.now = now
         if self.state is _OPEN or self.state is _DRAINING:
@@ -188,6 +188,12 @@ class MaopCore(Ending):
                 entry = self.streams.get(stream_id)
                 if isinstance(entry, Outgoing) or (isinstance(entry, Incoming) and entry.is_request):
                     entry.stopped(now)
+        return self.take_events()
+
+    def receive_datagram(self, data: bytes, now: float) -> list[Event]:
+        """End the connection: the profile of QUIC has no datagrams, so a peer that sends one breaks a rule. Source: MA-2."""
+        self.now = now
+        self.fail_connection(ErrorCode.PROTOCOL_VIOLATION, "datagrams are not used", "MA-2")
         return self.take_events()
 
     def stream_credit(self, *, bidirectional: int, unidirectional: int) -> None:
@@ -549,14 +555,14 @@ class MaopCore(Ending):
             raise LocalProtocolError(f"stream {stream_id} is no operation of the peer", rule="MA-42")
         return None
 
-    def cancel(self, stream_id: int, *, now: float) -> None:
+    def cancel(self, stream_id: int, now: float) -> None:
         """Give an operation of ours up; no event follows. One that has ended is left alone. Source: MA-61."""
         self.now = now
         operation = self._mine(stream_id)
         if operation is not None:
             operation.cancel()
 
-    def consumed(self, stream_id: int, *, now: float) -> None:
+    def consumed(self, stream_id: int, now: float) -> None:
         """Acknowledge a Response that was asked for with ``acknowledge=False``. Source: MA-71.
 
         Raises:
@@ -566,7 +572,7 @@ class MaopCore(Ending):
         if operation is not None:
             operation.consumed(now)
 
-    def reject(self, stream_id: int, code: int, reason: str, *, now: float) -> None:
+    def reject(self, stream_id: int, code: int, reason: str, now: float) -> None:
         """Say that a Response is of no use, while it comes or before it is acknowledged. Source: MA-71.
 
         Raises:
@@ -578,7 +584,7 @@ class MaopCore(Ending):
 
     # ------------------------------------------------ bodies of either side
 
-    def send_body(self, stream_id: int, data: Octets, *, now: float) -> None:
+    def send_body(self, stream_id: int, data: Octets, now: float) -> None:
         """Send octets of a body: after `BodyWanted`, or after `start_response`.
 
         Args:
@@ -593,7 +599,7 @@ class MaopCore(Ending):
         if operation is not None:
             operation.send_body(data, now)
 
-    def end_body(self, stream_id: int, *, now: float) -> None:
+    def end_body(self, stream_id: int, now: float) -> None:
         """End a body. Source: MA-56, MA-57, MA-62.
 
         Raises:
@@ -606,7 +612,7 @@ class MaopCore(Ending):
     def _either(self, stream_id: int) -> Outgoing | Incoming | None:
         return self._mine(stream_id) if stream_id & 1 == self._parity else self._theirs(stream_id)
 
-    def body_consumed(self, stream_id: int, octets: int, *, now: float) -> list[Event]:
+    def body_consumed(self, stream_id: int, octets: int, now: float) -> list[Event]:
         """The application is through with octets of a streamed body of the peer's operation: there is room again."""
         operation = self._theirs(stream_id)
         if operation is not None:
@@ -617,7 +623,7 @@ class MaopCore(Ending):
             self.gate.pump(now)
         return self.take_events()
 
-    def has_room(self, stream_id: int, *, now: float) -> list[Event]:
+    def has_room(self, stream_id: int, now: float) -> list[Event]:
         """Say that a stream has room again, as `RoomWanted` asked; for one that has ended it does nothing."""
         operation = self._theirs(stream_id)
         if operation is not None:
@@ -633,7 +639,7 @@ class MaopCore(Ending):
 
     # ------------------------------------------------ operations of the peer
 
-    def proceed(self, stream_id: int, *, now: float) -> list[Event]:
+    def proceed(self, stream_id: int, now: float) -> list[Event]:
         """Let an operation in that was offered.
 
         Raises:
@@ -660,7 +666,7 @@ class MaopCore(Ending):
             operation.told = False
             operation.refuse(code, retry_after, now)
 
-    def finish(self, stream_id: int, *, now: float) -> None:
+    def finish(self, stream_id: int, now: float) -> None:
         """A Message is executed: Done. Source: MA-74.
 
         Raises:
@@ -709,7 +715,7 @@ class MaopCore(Ending):
         if operation is not None:
             operation.start_response(length, content_type, now)
 
-    def fail(self, stream_id: int, code: int, reason: str, *, now: float) -> None:
+    def fail(self, stream_id: int, code: int, reason: str, now: float) -> None:
         """A handler failed.
 
         Args:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from levada.framework.errors import LocalProtocolError
 
+from .errors import close_code
 from .events import Draining, Event
 from .session import Session
 from .state import CONNECTION, ConnectionInput, ConnectionState
@@ -33,7 +34,18 @@ class Ending(Session):
     def reason(self, text: str) -> bytes:
         """Make a reason fit for the wire."""
 
-    def request_disconnect(self, drain_time: float, reason: str = "", *, now: float) -> list[Event]:
+    def drain(self, now: float) -> list[Event]:
+        """Begin no new work, let open work finish within `MaopConfig.drain` seconds, then end; a second call changes nothing.
+
+        A connection that is not open yet has no work, and ends at once.
+        """
+        if self.state < ConnectionState.LINGERING:
+            return self.close(0, "", now)
+        if self.state is _OPEN or (self.state is _DRAINING and not self._asked):
+            return self.request_disconnect(self.config.drain, "", now)
+        return self.take_events()
+
+    def request_disconnect(self, drain_time: float, reason: str, now: float) -> list[Event]:
         """Ask for the end: what runs may finish within `drain_time` seconds; 0 ends it at once.
 
         While draining it answers the peer's request by a time of our own, the shorter of which holds, or grants more time after our
@@ -46,6 +58,7 @@ class Ending(Session):
         """
         if self.state not in (_OPEN, _DRAINING):
             raise LocalProtocolError(f"request_disconnect() in state {self.state.name}", rule="MA-89")
+        self.now = now
         self.pool.disconnect_request(min(round(drain_time * 1000), 2**32 - 1), self.reason(reason))
         if self.state is _DRAINING and not self._asked:
             left = max(0.0, (self.at or now) - now)
@@ -61,7 +74,7 @@ class Ending(Session):
         self.at = now + time
         self.emit(Draining(time, reason, by_peer))
 
-    def disconnect(self, *, now: float) -> list[Event]:
+    def disconnect(self, now: float) -> list[Event]:
         """End the connection at once; also the way to deny a drain. Once more, it does nothing. Source: MA-28, MA-90 (c), MA-93."""
         self.now = now
         if (self.state, ConnectionInput.DISCONNECT) in CONNECTION:
@@ -69,19 +82,27 @@ class Ending(Session):
             self._say_disconnect(0)
         return self.take_events()
 
-    def control_acknowledged(self, *, now: float) -> list[Event]:
+    def control_acknowledged(self, now: float) -> list[Event]:
         """QUIC knows that the peer has all signals; only of use where QUIC can tell, and only at the end. Source: MA-92, MA-93."""
         if self.state in (ConnectionState.FLUSHING, ConnectionState.CLOSING) and not self.pool.waiting():
             self.step(now)
         return self.take_events()
 
-    def close(self, code: int = 0, reason: str = "") -> list[Event]:
-        """Close without a word but that of QUIC; `code` 0 is orderly, others are `ErrorCode` and 0x100. Source: MA-7."""
-        self.end(code, reason, None, tell=True)
+    def close(self, code: int, reason: str, now: float) -> list[Event]:
+        """Close without a word but that of QUIC.
+
+        Args:
+            code: 0 for an orderly end, else an `ErrorCode`. Source: MA-7.
+            reason: for people; sanitised here.
+            now: the current time.
+        """
+        self.now = now
+        self.end(close_code(code) if code else 0, reason, None, tell=True)
         return self.take_events()
 
-    def connection_lost(self, code: int = 0, reason: str = "") -> list[Event]:
-        """QUIC has ended, by the peer or the network."""
+    def connection_lost(self, code: int, reason: str, now: float) -> list[Event]:
+        """Note that QUIC has ended, by the peer or the network."""
+        self.now = now
         self.end(code, reason, None, tell=False)
         return self.take_events()
 

@@ -94,11 +94,11 @@ class Session(ABC):
         """The peer has broken a rule that ends the connection."""
 
     @abstractmethod
-    def receive_stream_data(self, stream_id: int, data: bytes, fin: bool = False, *, now: float) -> list[Event]:
+    def receive_stream_data(self, stream_id: int, data: bytes, fin: bool, now: float) -> list[Event]:
         """Take octets of a stream."""
 
     @abstractmethod
-    def stream_reset(self, stream_id: int, code: int, *, now: float) -> list[Event]:
+    def stream_reset(self, stream_id: int, code: int, now: float) -> list[Event]:
         """The peer reset its direction of a stream."""
 
     @abstractmethod
