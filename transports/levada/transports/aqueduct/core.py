@@ -26,7 +26,7 @@ from levada.transports.numbers import Numbers
 
 from .config import AqueductConfig
 from .errors import CloseCode, LimitExceeded, ResetCode, violation
-from .events import CloseConnection, ConnectionEnded, Event, HeadersReceived, Output, StreamUnblocked
+from .events import CloseConnection, ConnectionEnded, Event, HeadersReceived, Output, Reached, StreamUnblocked
 from .frames import (
     LARGEST,
     VERSION,
@@ -87,8 +87,10 @@ class AqueductCore:
         """Senders and receivers that are not gone, by channel id; for reading."""
         self.unclaimed: dict[int, ReceiverHalf] = {}
         """Receivers that ended before the message came that attaches them. Source: AQ-30."""
-        self.links = Links(self)
         self.streams = Streams(client=client, early=early)
+        self.links: Links[SenderHalf | ReceiverHalf] = Links(
+            self.halves, lambda half: self.emit(Reached(half)), self.streams.announce
+        )
         self.held = 0
         """Octets held for the peer; see `AqueductConfig.max_held`."""
         self.unacked = 0

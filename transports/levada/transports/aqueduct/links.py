@@ -13,27 +13,51 @@ does it until nothing is left (I-11).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from typing import Generic, Protocol, TypeVar
 
-from .events import Reached
 from .frames import encode_int
-from .sender import SenderHalf
 
-if TYPE_CHECKING:
-    from .core import AqueductCore
-    from .receiver import ReceiverHalf
-
-__all__ = ["Links"]
+__all__ = ["Linked", "Links"]
 
 
-class Links:
-    """Reachability, loss and tombstones of one connection."""
+class Linked(Protocol):
+    """A half, as far as links are concerned."""
 
-    __slots__ = ("_core", "_running", "todo", "tombstones")
+    id: int
+    minted_here: bool
+    reachable: bool
+    """Whether the peer's application has, or can get at, the other half."""
 
-    def __init__(self, core: AqueductCore) -> None:
-        self._core = core
+    def take_acked_links(self) -> list[int]:
+        """Take the channels that are attached to acked messages of a sender which was not reachable."""
+        ...
+
+    def lose(self) -> None:
+        """The peer's application will never get the other half."""
+        ...
+
+
+H = TypeVar("H", bound=Linked)
+
+
+class Links(Generic[H]):
+    """Reachability, loss and tombstones of one connection.
+
+    Args:
+        halves: the halves that are not gone, by channel.
+        reached: called with a half that the peer's application can reach from now on.
+        announce: sends bytes on a stream of their own.
+    """
+
+    __slots__ = ("_announce", "_halves", "_reached", "_running", "todo", "tombstones")
+
+    def __init__(
+        self, halves: Mapping[int, H], reached: Callable[[H], None], announce: Callable[[bytes], None]
+    ) -> None:
+        self._halves = halves
+        self._reached = reached
+        self._announce = announce
         self._running = False
         self.todo: list[tuple[Callable[[int], None], int] | Callable[[], None]] = []
         """What is left to do, in any order."""
@@ -67,32 +91,30 @@ class Links:
         self._running = False
 
     def close(self) -> None:
-        """The connection is over: there is nothing to reach or to lose any more, and the core need not wait for the collector."""
+        """The connection is over: nothing can be reached or lost any more, and the core need not wait for the collector."""
         self.todo.clear()
         self.tombstones.clear()
-        del self._core
+        del self._halves, self._reached, self._announce
 
-    def bury(self, half: SenderHalf | ReceiverHalf) -> None:
+    def leave_tombstone(self, half: H) -> None:
         """Keep what must be known of a half that ended in its own way. Source: AQ-56 (`end`)."""
         if half.minted_here and not half.reachable:
-            self.tombstones[half.id] = (half.acked_links if isinstance(half, SenderHalf) else None) or []
+            self.tombstones[half.id] = half.take_acked_links()
 
     def _reach(self, channel: int) -> None:
-        half = self._core.halves.get(channel)
+        half = self._halves.get(channel)
         if half is None:
             self.reach(self.tombstones.pop(channel, ()))
         elif not half.reachable:
             half.reachable = True
-            self._core.emit(Reached(half))
-            if isinstance(half, SenderHalf) and half.acked_links:
-                self.reach(half.acked_links)
-                half.acked_links = None
+            self._reached(half)
+            self.reach(half.take_acked_links())
 
     def _lose(self, channel: int) -> None:
-        half = self._core.halves.get(channel)
+        half = self._halves.get(channel)
         if half is not None:
             assert not half.reachable, "a link is resolved before what hangs on it is reached"  # I-8
             half.lose()
         elif channel in self.tombstones:
-            self._core.streams.announce(b"\x09" + encode_int(channel))
+            self._announce(b"\x09" + encode_int(channel))
             self.lose(self.tombstones.pop(channel))

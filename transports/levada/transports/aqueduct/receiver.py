@@ -435,6 +435,10 @@ class ReceiverHalf:
         self.drop_mailbox(lost=True)
         self._gone()
 
+    def take_acked_links(self) -> list[int]:
+        """A receiver carries no channels."""
+        return []
+
     def connection_lost(self) -> None:
         """The connection is over. What is in the mailbox stays. Source: AQ-19."""
         self._go(ReceiverInput.CONNECTION_CLOSED)
@@ -515,7 +519,7 @@ class ReceiverHalf:
         control.write(b"\x08\x00")
         control.finish()
         self._gone()
-        self.core.links.bury(self)
+        self.core.links.leave_tombstone(self)
 
     def _gone(self) -> None:
         """Forget the half. The state has been set."""

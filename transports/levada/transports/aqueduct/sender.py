@@ -332,7 +332,7 @@ class SenderHalf:
             self._stream.finish()
         self._go(SenderInput.CLOSED_COMPLETE if complete else SenderInput.CLOSED)
         self._gone(ResetCode.CANCELLED)
-        self.core.links.bury(self)
+        self.core.links.leave_tombstone(self)
 
     def lose(self, *, told: bool = False) -> None:
         """It is lost, with everything that was attached to its messages. Source: AQ-48, AQ-56.
@@ -350,6 +350,11 @@ class SenderHalf:
         self._gone(ResetCode.LOST)
         if self.acked_links:
             self.core.links.lose(self.acked_links)
+
+    def take_acked_links(self) -> list[int]:
+        """Take the channels attached to messages that were acked while this sender was not reachable."""
+        links, self.acked_links = self.acked_links, None
+        return links or []
 
     def connection_lost(self) -> None:
         """The connection is over; nothing is written and nothing cascades."""

@@ -1,27 +1,63 @@
 """What is to be done at which moment, for all channels of a connection.
 
-A core reads no clock. Whoever has something to be done later says so at once, and it is dated at the end of the turn, when the owner
-takes the output and tells the time. Acks and declarations of all channels share one deadline each: one wake-up, one flush.
+A core reads no clock. A half that wants something done later says so at once, and it gets its date when the owner asks for the next
+deadline. Acks and declarations of all channels share one deadline each: one wake-up, one flush.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import attrs
 
 from .config import AqueductConfig
 
-if TYPE_CHECKING:
-    from .receiver import ReceiverHalf
-    from .sender import SenderHalf
-
-__all__ = ["NackDue", "Timers"]
+__all__ = ["DueReceiver", "DueSender", "NackDue", "Timers"]
 
 _AT_ONCE = 256
-"""Channels for which something is done in one call, about 1 ms: whoever keeps the time lets others run between."""
+"""Channels for which something is done in one call, about 1 ms: the owner lets others run between."""
+
+
+class DueSender(Protocol):
+    """A sender that has something to do later."""
+
+    id: int
+    declaring: bool
+    """Whether it is among those that will declare."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the half is gone."""
+        ...
+
+    def declare(self) -> None:
+        """Tell the peer how many datagrams were sent."""
+        ...
+
+
+class DueReceiver(Protocol):
+    """A receiver that has something to do later."""
+
+    acking: bool
+    """Whether it is among those that will ack."""
+    nack: NackDue | None
+    """When the datagrams that were declared last are settled."""
+    total: int
+    """Datagrams that were declared."""
+
+    def about_to_ack(self) -> None:
+        """Half of the ack delay is over."""
+        ...
+
+    def ack(self, *, due: bool) -> None:
+        """Ack what was processed."""
+        ...
+
+    def settle_due(self, end: int) -> None:
+        """Settle the datagrams below `end`."""
+        ...
 
 
 @attrs.define(order=True)
@@ -30,7 +66,7 @@ class NackDue:
 
     at: float
     order: int
-    receiver: ReceiverHalf = attrs.field(order=False)
+    receiver: DueReceiver = attrs.field(order=False)
     end: int = attrs.field(order=False)
     """The number after the last that was declared in time for it."""
 
@@ -54,16 +90,16 @@ class Timers:
 
     def __init__(self, config: AqueductConfig) -> None:
         self._config = config
-        self._acking: list[ReceiverHalf] = []
-        self._acking_next: list[ReceiverHalf] = []
+        self._acking: list[DueReceiver] = []
+        self._acking_next: list[DueReceiver] = []
         self._ack_at: float | None = None
-        self._declaring: list[SenderHalf] = []
+        self._declaring: list[DueSender] = []
         self._declare_at: float | None = None
-        self._undated: list[ReceiverHalf] = []
+        self._undated: list[DueReceiver] = []
         self._nacks: list[NackDue] = []
         self._order = 0
-        self._unstopped: list[SenderHalf] = []
-        self._stops: list[tuple[float, SenderHalf]] = []
+        self._unstopped: list[DueSender] = []
+        self._stops: list[tuple[float, DueSender]] = []
 
     def close(self) -> None:
         """Forget everything that is to be done."""
@@ -78,21 +114,21 @@ class Timers:
         ):
             waiting.clear()
 
-    def ack(self, receiver: ReceiverHalf) -> None:
+    def ack(self, receiver: DueReceiver) -> None:
         """Have a receiver ack within the ack delay, and after half of it at the earliest."""
         receiver.acking = True
         self._acking_next.append(receiver)
 
-    def declare(self, sender: SenderHalf) -> None:
+    def declare(self, sender: DueSender) -> None:
         """Have a sender declare its datagrams within the declare delay."""
         sender.declaring = True
         self._declaring.append(sender)
 
-    def nack(self, receiver: ReceiverHalf) -> None:
+    def nack(self, receiver: DueReceiver) -> None:
         """Have a receiver settle what has been declared when it had its time."""
         self._undated.append(receiver)
 
-    def stopped(self, sender: SenderHalf) -> None:
+    def stopped(self, sender: DueSender) -> None:
         """Have a sender whose message stream was stopped be over in time."""
         self._unstopped.append(sender)
 
@@ -129,7 +165,7 @@ class Timers:
             times.append(self._stops[0][0])
         return min(times, default=None)
 
-    def acks_due(self, now: float) -> list[ReceiverHalf]:
+    def acks_due(self, now: float) -> list[DueReceiver]:
         """Take the receivers that must ack now."""
         if self._ack_at is None or now < self._ack_at:
             return []
@@ -147,7 +183,7 @@ class Timers:
         self._ack_at = now + self._config.ack_delay / 2 if self._acking else None
         return due
 
-    def declarations_due(self, now: float) -> list[SenderHalf]:
+    def declarations_due(self, now: float) -> list[DueSender]:
         """Take the senders that must declare now."""
         if self._declare_at is None or now < self._declare_at:
             return []
@@ -168,7 +204,7 @@ class Timers:
                 due.receiver.nack = None
             yield due
 
-    def stops_due(self, now: float) -> Iterator[SenderHalf]:
+    def stops_due(self, now: float) -> Iterator[DueSender]:
         """Take the senders whose time is over."""
         while self._stops and self._stops[0][0] <= now:
             yield self._stops.pop(0)[1]
