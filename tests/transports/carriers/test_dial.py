@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
 import pytest
 import trio
 
 from levada.framework.errors import ConfigurationError
 from levada.transports.carriers import (
     ByteStream,
+    Carrier,
     Connection,
     Incoming,
     MemoryConfig,
@@ -22,8 +26,10 @@ from levada.transports.carriers import (
     UnixConfig,
     dial,
     listen,
+    register,
 )
 from levada.transports.carriers.contracts import Listener
+from levada.transports.carriers.memory import memory_streams
 
 if TYPE_CHECKING:
     from tests.transports.carriers.conftest import Authority
@@ -127,3 +133,34 @@ def test_missing_extra_is_named(scheme: str, needs: str, monkeypatch: pytest.Mon
     extra = "quic" if needs == "aioquic" else "websocket"
     with pytest.raises(ConfigurationError, match=rf"{scheme}:// needs {needs}: pip install 'levada\[{extra}\]'"):
         dial(f"{scheme}://127.0.0.1:1")
+
+
+def test_a_program_registers_a_carrier() -> None:
+    seen: list[tuple[str, object]] = []
+
+    @asynccontextmanager
+    async def opens(url: str, config: TcpConfig | None) -> AsyncIterator[ByteStream]:
+        seen.append((url, config))
+        yield memory_streams()[0]
+
+    carrier: Carrier[TcpConfig] = Carrier(dial=opens, listen="module_not_there:listen", config=TcpConfig, requires="it")
+    register("opens", carrier)
+    with pytest.raises(ConfigurationError, match="opens:// needs module_not_there: pip install 'it'"):
+        dial("opens://x")
+    register("opens2", attrs.evolve(carrier, listen=listen))
+
+    async def main() -> None:
+        async with dial("opens2://x") as stream, dial("opens2://y", TcpConfig(backlog=5)):
+            assert isinstance(stream, ByteStream)
+
+    trio.run(main)
+    assert seen == [("opens2://x", None), ("opens2://y", TcpConfig(backlog=5))]
+    with pytest.raises(ConfigurationError, match="opens2:// takes a TcpConfig, got a UnixConfig"):
+        dial("opens2://x", UnixConfig())
+    with pytest.raises(ConfigurationError, match=r"tcp:// is levada's own \(levada.transports.carriers.tcp\)"):
+        register("tcp", carrier)
+
+
+def test_an_unknown_scheme_says_where_others_come_from() -> None:
+    with pytest.raises(ConfigurationError, match=r"must be one of memory, tcp, .*entry point group levada.carriers"):
+        dial("vsock://3:7000")

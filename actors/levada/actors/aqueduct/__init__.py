@@ -26,7 +26,7 @@ from __future__ import annotations
 from levada.transports.aqueduct import AqueductConfig
 
 from .config import PeerConfig
-from .entry import connect, serve
+from .entry import connect, connect_over, serve, serve_over
 from .lookup import Expose
 from .peer import ConnectionStatistics, Peer
 from .raw import RawMessage
@@ -42,5 +42,7 @@ __all__ = [
     "PeerConfig",
     "RawMessage",
     "connect",
+    "connect_over",
     "serve",
+    "serve_over",
 ]

@@ -56,7 +56,18 @@ def connect(
 async def connect_over(
     system: ActorSystem, carrier: Carrier, message_type: type[T], config: PeerConfig, expose: Expose = ()
 ) -> AsyncIterator[Peer[T]]:
-    """Do what `connect` does, over a carrier of one's own making."""
+    """Connect as `connect` does, over a carrier that the program makes.
+
+    Args:
+        system: has been entered.
+        carrier: connects, such as ``partial(dial, url, settings)`` of a carrier's own; called once. Leaving its context closes.
+        message_type: as for `connect`.
+        config: as for `connect`; its ``carrier`` is not used.
+        expose: as for `connect`.
+
+    Yields:
+        The peer, as `connect` does; errors as there.
+    """
     check_expose(expose)
     if expose and message_type is RawMessage:
         raise ConfigurationError("a connection of RawMessage has no names to look up")
@@ -113,7 +124,19 @@ async def serve_over(
     config: PeerConfig,
     expose: Expose = (),
 ) -> AsyncIterator[Listener]:
-    """Do what `serve` does, over a listener of one's own making."""
+    """Serve as `serve` does, over a listener that the program makes.
+
+    Args:
+        system: has been entered.
+        listening: listens, such as ``partial(listen, url, settings)`` of a carrier's own; called once. Leaving its context stops that.
+        handler: as for `serve`.
+        message_type: as for `serve`.
+        config: as for `serve`; its ``carrier`` is not used.
+        expose: as for `serve`.
+
+    Yields:
+        The listener, as `serve` does; errors as there.
+    """
     check_handler(handler)
     check_expose(expose)
     actor = ListenerActor(config, listening, message_type, handler, expose)

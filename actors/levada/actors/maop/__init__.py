@@ -22,7 +22,7 @@ from levada.transports.maop import ErrorCode, HandlerSpec, MaopConfig, TestPlan
 
 from .bodies import MESSAGE_TYPE, Body
 from .config import PeerConfig, RetryPolicy
-from .entry import connect, serve
+from .entry import connect, connect_over, serve, serve_over
 from .errors import (
     Disapproved,
     MaopError,
@@ -76,5 +76,7 @@ __all__ = [
     "RetryPolicy",
     "TestPlan",
     "connect",
+    "connect_over",
     "serve",
+    "serve_over",
 ]

@@ -85,7 +85,21 @@ async def connect_over(
     handlers: Handlers | None = None,
     config: PeerConfig | None = None,
 ) -> AsyncIterator[Peer]:
-    """Do what `connect` does, over a carrier of one's own making."""
+    """Connect as `connect` does, over a carrier that the program makes.
+
+    Args:
+        system: has been entered.
+        carrier: connects, such as ``partial(dial, url, settings)`` of a carrier's own; called once. Leaving its context closes.
+        token: as for `connect`.
+        auth_type: as for `connect`.
+        pairs: as for `connect`.
+        bind: as for `connect`; the carrier must give `CarrierInfo.channel_binding`.
+        handlers: as for `connect`.
+        config: as for `connect`; its ``carrier`` is not used.
+
+    Yields:
+        The peer, as `connect` does; errors as there.
+    """
     if not isinstance(token, bytes | bytearray | memoryview):
         raise TypeError(f"a token is bytes, not {type(token).__name__}: encode it")
     if len(token) > MAX_TOKEN:
@@ -143,7 +157,18 @@ async def serve_over(
     authenticate: Authenticate,
     config: PeerConfig | None = None,
 ) -> AsyncIterator[Listener]:
-    """Do what `serve` does, over a listener of one's own making."""
+    """Serve as `serve` does, over a listener that the program makes.
+
+    Args:
+        system: has been entered.
+        listening: listens, such as ``partial(listen, url, settings)`` of a carrier's own; called once. Leaving its context stops that.
+        handlers: as for `serve`.
+        authenticate: as for `serve`.
+        config: as for `serve`; its ``carrier`` is not used.
+
+    Yields:
+        The listener, as `serve` does; errors as there.
+    """
     check_authenticate(authenticate)
     actor = ListenerActor(_share(handlers, config or PeerConfig()), listening, authenticate)
     root = system.spawn(lambda: actor)

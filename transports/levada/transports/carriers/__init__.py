@@ -1,4 +1,4 @@
-"""Carriers: what moves octets between two ends, and knows no protocol.
+"""Carriers: they move bytes between two ends, and know no protocol.
 
 `dial` and `listen` choose the carrier by the scheme of a URL:
 
@@ -13,7 +13,7 @@ ws, wss    ``wss://example.org/rsocket``     `MessageStream`                    
 quic       ``quic://example.org:4433``       `Connection`                         ``QuicConfig``
 ========== ================================= ==================================== ==========================
 
-What each of them can and cannot do stands in ``docs/reference/carriers.md``.
+``docs/reference/carriers.md`` says what each of them can and cannot do. `register` adds a scheme.
 
 Example:
     >>> import trio
@@ -28,13 +28,12 @@ Example:
 
 from __future__ import annotations
 
-import importlib
 from contextlib import AbstractAsyncContextManager
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, overload
 from urllib.parse import urlsplit
 
 from levada.framework.errors import ConfigurationError
+from levada.transports.carriers.carrier import Carrier, Dial, Listen, built_in
 from levada.transports.carriers.contracts import (
     ByteStream,
     CarrierInfo,
@@ -51,6 +50,7 @@ from levada.transports.carriers.memory import MemoryConfig
 from levada.transports.carriers.tcp import TcpConfig
 from levada.transports.carriers.tls import TlsConfig
 from levada.transports.carriers.unix import UnixConfig
+from levada.transports.plugins import Plugins, resolve
 
 if TYPE_CHECKING:  # these two are extras
     from levada.transports.carriers.websocket_config import WebSocketConfig
@@ -58,6 +58,7 @@ if TYPE_CHECKING:  # these two are extras
 
 __all__ = [
     "ByteStream",
+    "Carrier",
     "CarrierInfo",
     "CarrierStatistics",
     "CloseReason",
@@ -73,39 +74,62 @@ __all__ = [
     "UnixConfig",
     "dial",
     "listen",
+    "register",
 ]
 
-_SCHEMES = {
-    "memory": ("levada.transports.carriers.memory", "MemoryConfig", ""),
-    "tcp": ("levada.transports.carriers.tcp", "TcpConfig", ""),
-    "tls": ("levada.transports.carriers.tls", "TlsConfig", ""),
-    "unix": ("levada.transports.carriers.unix", "UnixConfig", ""),
-    "ws": ("levada.transports.carriers.websocket", "WebSocketConfig", "websocket"),
-    "wss": ("levada.transports.carriers.websocket", "WebSocketConfig", "websocket"),
-    "quic": ("levada.transports.quic", "QuicConfig", "quic"),
-}
-"""Module, class of the settings, and the extra that brings what the module needs."""
+_CARRIERS = Plugins(
+    "levada.carriers",
+    Carrier,
+    {
+        "memory": built_in("levada.transports.carriers.memory", "MemoryConfig"),
+        "tcp": built_in("levada.transports.carriers.tcp", "TcpConfig"),
+        "tls": built_in("levada.transports.carriers.tls", "TlsConfig"),
+        "unix": built_in("levada.transports.carriers.unix", "UnixConfig"),
+        "ws": built_in("levada.transports.carriers.websocket", "WebSocketConfig", requires="levada[websocket]"),
+        "wss": built_in("levada.transports.carriers.websocket", "WebSocketConfig", requires="levada[websocket]"),
+        "quic": built_in("levada.transports.quic", "QuicConfig", requires="levada[quic]"),
+    },
+)
 
 
-def _carrier(url: str, config: object) -> tuple[ModuleType, Any]:
-    """Return the module for a URL and its settings, the defaults for ``None``."""
+def register(scheme: str, carrier: Carrier[Any]) -> None:
+    """Make `dial` and `listen`, and so every protocol that takes this shape, know URLs of a scheme.
+
+    A package does the same for every program by an entry point of the group ``levada.carriers`` that is named like the scheme and
+    refers to a `Carrier`: see ``docs/how-to/add-a-carrier.md``.
+
+    Args:
+        scheme: lower-case letters, digits, ``.`` and ``-``.
+        carrier: see `Carrier`. Registering an equal one again changes nothing.
+
+    Raises:
+        ConfigurationError: the scheme has a carrier, or is not a scheme.
+        TypeError: not a `Carrier`.
+    """
+    _CARRIERS.register(scheme, carrier)
+
+
+def _carrier(url: str, config: object) -> tuple[Dial[Any], Listen[Any], type[Any]]:
+    """Return the parts of a URL's carrier."""
     try:
         scheme = urlsplit(url).scheme
     except ValueError as error:
         raise ConfigurationError(f"not a URL: {url!r}: {error}") from error
-    if scheme not in _SCHEMES:
-        raise ConfigurationError(f"no carrier for {url!r}: its scheme must be one of {', '.join(_SCHEMES)}")
-    name, kind, extra = _SCHEMES[scheme]
+    carrier = _CARRIERS.find(scheme)
+    if carrier is None:
+        raise ConfigurationError(
+            f"no carrier for {url!r}: its scheme must be one of {', '.join(_CARRIERS)}, or one that an installed package brings "
+            "(entry point group levada.carriers)"
+        )
     try:
-        module = importlib.import_module(name)
+        dialling, listening, expected = resolve(carrier.dial), resolve(carrier.listen), resolve(carrier.config)
     except ModuleNotFoundError as error:
-        if not extra or (error.name or "").partition(".")[0] == "levada":
+        if not carrier.requires or (error.name or "").partition(".")[0] == "levada":
             raise
-        raise ConfigurationError(f"{scheme}:// needs {error.name}: pip install 'levada[{extra}]'") from error
-    expected = getattr(module, kind)
+        raise ConfigurationError(f"{scheme}:// needs {error.name}: pip install '{carrier.requires}'") from error
     if config is not None and not isinstance(config, expected):
-        raise ConfigurationError(f"{scheme}:// takes a {kind}, got a {type(config).__name__}")
-    return module, expected() if config is None else config
+        raise ConfigurationError(f"{scheme}:// takes a {expected.__name__}, got a {type(config).__name__}")
+    return dialling, listening, expected
 
 
 @overload
@@ -115,26 +139,20 @@ def dial(url: str, config: WebSocketConfig) -> AbstractAsyncContextManager[Messa
 @overload
 def dial(url: str, config: QuicConfig) -> AbstractAsyncContextManager[Connection]: ...
 @overload
-def dial(
-    url: str, config: MemoryConfig | None = None
-) -> AbstractAsyncContextManager[ByteStream | MessageStream | Connection]: ...
-def dial(
-    url: str, config: MemoryConfig | TcpConfig | TlsConfig | UnixConfig | WebSocketConfig | QuicConfig | None = None
-) -> AbstractAsyncContextManager[ByteStream | MessageStream | Connection]:
+def dial(url: str, config: object = None) -> AbstractAsyncContextManager[ByteStream | MessageStream | Connection]: ...
+def dial(url: str, config: object = None) -> AbstractAsyncContextManager[ByteStream | MessageStream | Connection]:
     """Connect; entering the block means connected, leaving it closes after what is queued.
 
     Args:
         url: see the table of this package.
-        config: the settings of the scheme's carrier; ``None`` takes the defaults (in memory those of the listener).
+        config: the settings of the scheme's carrier; ``None`` takes the defaults (in memory the listener's).
 
     Raises:
-        ConnectionLost: nobody answers there, or not whom it should be.
+        ConnectionLost: no peer answers there, or another one than the certificate must name.
         ConfigurationError: a URL or settings that cannot work, or an extra that is not installed.
     """
-    module, settings = _carrier(url, config)
-    carrier: AbstractAsyncContextManager[ByteStream | MessageStream | Connection]
-    carrier = module.dial(url) if config is None else module.dial(url, settings)
-    return carrier
+    dialling, _, _ = _carrier(url, config)
+    return dialling(url, config)
 
 
 @overload
@@ -147,10 +165,10 @@ def listen(url: str, config: WebSocketConfig) -> AbstractAsyncContextManager[Lis
 def listen(url: str, config: QuicConfig) -> AbstractAsyncContextManager[Listener[Incoming]]: ...
 @overload
 def listen(
-    url: str, config: MemoryConfig | None = None
+    url: str, config: object = None
 ) -> AbstractAsyncContextManager[Listener[ByteStream | MessageStream | Incoming]]: ...
 def listen(
-    url: str, config: MemoryConfig | TcpConfig | TlsConfig | UnixConfig | WebSocketConfig | QuicConfig | None = None
+    url: str, config: object = None
 ) -> AbstractAsyncContextManager[Listener[ByteStream | MessageStream | Incoming]]:
     """Listen; entering the block means bound, `Listener.url` holds the real port; leaving it stops listening.
 
@@ -161,8 +179,5 @@ def listen(
     Raises:
         ConfigurationError: a URL or settings that cannot work, an address that is taken, or an extra that is not installed.
     """
-    module, settings = _carrier(url, config)
-    listener: AbstractAsyncContextManager[Listener[ByteStream | MessageStream | Incoming]] = module.listen(
-        url, settings
-    )
-    return listener
+    _, listening, settings = _carrier(url, config)
+    return listening(url, settings() if config is None else config)

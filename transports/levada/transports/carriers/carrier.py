@@ -1,0 +1,79 @@
+"""What a carrier gives to have a URL scheme."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Generic, Protocol, TypeVar
+
+import attrs
+
+from levada.transports.carriers.contracts import ByteStream, Connection, Incoming, Listener, MessageStream
+from levada.transports.plugins import Part, name_of
+
+__all__ = ["Carrier", "Dial", "Listen", "built_in"]
+
+C = TypeVar("C")
+"""The class of a carrier's settings."""
+C_contra = TypeVar("C_contra", contravariant=True)
+
+
+class Dial(Protocol[C_contra]):
+    """Connects."""
+
+    def __call__(
+        self, url: str, config: C_contra | None, /
+    ) -> AbstractAsyncContextManager[ByteStream | MessageStream | Connection]:
+        """Connect; entering the block means connected, leaving it closes after what is queued.
+
+        Args:
+            url: as the program gave it, scheme included.
+            config: the program's settings; ``None`` means the defaults.
+
+        Raises:
+            ConnectionLost: no peer answers there, or the wrong one.
+            ConfigurationError: a URL or settings that cannot work.
+        """
+        ...
+
+
+class Listen(Protocol[C_contra]):
+    """Listens."""
+
+    def __call__(
+        self, url: str, config: C_contra, /
+    ) -> AbstractAsyncContextManager[Listener[ByteStream | MessageStream | Incoming]]:
+        """Listen; entering the block means bound, leaving it stops listening.
+
+        Args:
+            url: as the program gave it; `Listener.url` is the same with the real address.
+            config: the program's settings, or an instance of `Carrier.config` made without arguments.
+
+        Raises:
+            ConfigurationError: a URL or settings that cannot work, or an address that is taken.
+        """
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class Carrier(Generic[C]):
+    """A carrier, for `levada.transports.carriers.register` or an entry point of the group ``levada.carriers``.
+
+    Each part is an object, or its name as in an entry point (``"package.module:dial"``), which is imported when it is first used.
+    """
+
+    dial: Part[Dial[C]]
+    """Connects: see `Dial`. What it yields keeps the promises of `levada.transports.carriers.contracts`."""
+    listen: Part[Listen[C]]
+    """Listens: see `Listen`."""
+    config: Part[type[C]]
+    """Class of the settings. It can be made without arguments; other settings are refused."""
+    requires: str = ""
+    """What pip installs to bring the modules that the parts import, such as ``"levada[quic]"``: part of the error if one is missing."""
+
+    def __str__(self) -> str:
+        return name_of(self.dial).partition(":")[0]
+
+
+def built_in(module: str, config: str, requires: str = "") -> Carrier[Any]:
+    """Describe a carrier that is a module with ``dial``, ``listen`` and the class of its settings."""
+    return Carrier(dial=f"{module}:dial", listen=f"{module}:listen", config=f"{module}:{config}", requires=requires)
