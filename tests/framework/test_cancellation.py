@@ -183,7 +183,7 @@ def empty(ref: Any) -> None:
     """What must hold of a mailbox that has been worked off."""
     assert not ref._box
     assert not ref._batch
-    assert not ref._line
+    assert not ref.line
     assert ref._asking is None
     assert ref._idle
 

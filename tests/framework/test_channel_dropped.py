@@ -26,7 +26,7 @@ from levada.framework import (
     message,
     oneshot,
 )
-from levada.framework.channel_core import handles_in
+from levada.framework._runtime.channel_core import handles_in
 from levada.framework.errors import AskTimeout
 
 

@@ -19,8 +19,8 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from levada.framework._runtime.channel_core import ChannelCore, Envelope, Outcome
 from levada.framework.channel import OneshotReceiver, OneshotSender, Receiver, Sender, TerminalState, channel, oneshot
-from levada.framework.channel_core import ChannelCore, Envelope, Outcome
 from levada.framework.errors import (
     ActorStopped,
     ChannelCancelled,

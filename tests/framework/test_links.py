@@ -99,7 +99,7 @@ async def end(ref: Ref[Any], reason: Reason) -> Reason:
     elif isinstance(reason, Normal):
         ref.tell(Do(lambda actor: actor.stop()))
     else:
-        ref._system.lifecycle.request(ref, reason, cancel=isinstance(reason, Killed))  # type: ignore[attr-defined]
+        ref.system.lifecycle.request(ref, reason, cancel=isinstance(reason, Killed))  # type: ignore[attr-defined]
     await wait_all_tasks_blocked()
     return await ref.terminated()
 

@@ -726,7 +726,7 @@ async def test_questions_that_were_given_up_do_not_pile_up_in_line(
     for n in range(1000):
         with pytest.raises(AskTimeout):
             await desk.ref.ask(Query(n), timeout=0.01)
-    assert len(desk.ref._line or ()) <= 64  # type: ignore[attr-defined]
+    assert len(desk.ref.line or ()) <= 64  # type: ignore[attr-defined]
     async with trio.open_nursery() as nursery:
         for n in range(1000, 1200):
             nursery.start_soon(desk.ref.ask, Query(n))

@@ -200,7 +200,7 @@ async def test_least_mailbox_goes_round_those_who_wait_or_have_more_to_do(
     # 0 and 1 are at work, each counts for one message.
     assert [path for path, n in log] == ["/w/0", "/w/1", "/w/2"]
     workers = {child.path: child for child in router._actor.children}  # type: ignore[attr-defined]
-    assert [workers[f"/w/{n}"]._depth() for n in range(3)] == [1, 1, 0]
+    assert [workers[f"/w/{n}"].depth() for n in range(3)] == [1, 1, 0]
 
 
 async def test_consistent_hash_keeps_a_key_with_one_routee(system: ActorSystem) -> None:

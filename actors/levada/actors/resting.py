@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import attrs
 
 from levada.framework import Actor
+from levada.framework.embedding import LocalRef, adopt, local_ref
 from levada.framework.errors import ActorStopped
 
 __all__ = ["Restful", "Resting"]
@@ -20,6 +21,8 @@ __all__ = ["Restful", "Resting"]
 class Restful(Actor[Any]):
     """A child that serves one thing after another."""
 
+    own: LocalRef = attrs.field(init=False)
+    """Its own ref. A look at `Actor.ref` is a call, and drivers use it for each request."""
     fit: bool = attrs.field(default=True, init=False)
     """Whether it may rest when it has nothing to do."""
 
@@ -54,7 +57,7 @@ class Resting:
         resting = self._kinds[kind]
         while resting:
             child: R = resting.pop()
-            if child._cell._context is None:
+            if child.own.context is None:
                 return child
             child.fit = False
             child.ref.stop()
@@ -62,7 +65,9 @@ class Resting:
             raise ActorStopped("the parent has ended")
         made: Any = kind
         child = made(self._parent)
-        self._parent.spawn(lambda: child)
+        if not adopt(self._parent, child):
+            raise ActorStopped("the parent is ending")
+        child.own = local_ref(child)
         return child
 
     def close(self) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 from trio.lowlevel import Abort, RaiseCancelT, Task, current_task, enable_ki_protection, wait_task_rescheduled
 
 from ._routees import Resize, RouterBase
-from ._runtime.cell import RUNNING, Cell
+from ._runtime.cell import Cell
 from ._runtime.dispatch import RUNTIME_ENTRIES
+from ._runtime.phase import RUNNING
 from ._runtime.tokens import TURN, Stop, Take
 from .ask import Ask
 from .errors import AskCycle, ConfigurationError
@@ -115,7 +116,7 @@ class _PullInbox(Inbox[Any]):
         try:
             if not self._pulls:
                 self._look_for_stop()
-            for _ in range(min(self._cell._depth(), len(self._free))):
+            for _ in range(min(self._cell.depth(), len(self._free))):
                 self._offer()
             if not self._ended:
                 self._task = current_task()
@@ -128,7 +129,7 @@ class _PullInbox(Inbox[Any]):
         """Let a routee take messages from now on."""
         self._pulls[routee] = Pull(self, routee)
         self._free.append(routee)
-        if self._cell._depth():
+        if self._cell.depth():
             self._offer()
 
     def remove(self, routee: Any) -> None:
@@ -137,7 +138,7 @@ class _PullInbox(Inbox[Any]):
             return
         if routee in self._free:
             self._free.remove(routee)
-        elif self._cell._depth():
+        elif self._cell.depth():
             self._offer()  # it may have been about to take what another one can have
         if not self._pulls:
             self._look_for_stop()
@@ -196,7 +197,7 @@ class _PullInbox(Inbox[Any]):
         free = self._free
         if free and not self._ended:
             for _ in range(len(free)):
-                if free[0]._state is RUNNING:
+                if free[0].phase is RUNNING:
                     break
                 free.rotate(-1)
             routee = free.popleft()

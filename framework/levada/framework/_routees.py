@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from ._runtime.cell import RUNNING
+from ._runtime.phase import RUNNING
 from ._runtime.tokens import Stop
 from .actor import Actor
 from .ask import Ask
@@ -90,7 +90,7 @@ class PoolChildren:
     def _emptied(self, router: RouterBase) -> None:
         cell = router._bound()
         ending = cell._extras.ending if cell._extras is not None else None
-        if not self._routees and cell._actor is router and cell._state is RUNNING and ending is None:
+        if not self._routees and cell._actor is router and cell.phase is RUNNING and ending is None:
             # Not `request`, which would come to it later: a new start that is on its way by then would be called off.
             router.system.lifecycle._request(cell, NORMAL, False, False)
 
@@ -127,11 +127,11 @@ class GroupMembers:
         else:
             self._router.remove(event.ref)
 
-    def _add_watcher(self, key: Hashable, ended: Callable[[Reason], None]) -> None:
+    def add_watcher(self, key: Hashable, ended: Callable[[Reason], None]) -> None:
         """It ends with its router, and unsubscribes then."""
 
-    def _forget_watcher(self, key: Hashable) -> None:
-        """See `_add_watcher`."""
+    def forget_watcher(self, key: Hashable) -> None:
+        """See `add_watcher`."""
 
 
 class RouterBase(Actor[Any]):
@@ -169,7 +169,7 @@ class RouterBase(Actor[Any]):
 
     def watch_end(self, ref: Any, ended: Callable[[], None]) -> None:
         """Call `ended` when a child has ended, in that very turn."""
-        ref._add_watcher((self, ref), lambda _: ended())
+        ref.add_watcher((self, ref), lambda _: ended())
 
     def refuse(self, entry: Any, error: Exception, why: str) -> None:
         """Give up a message or a question that no routee takes."""

@@ -211,7 +211,7 @@ class Actor(Generic[M]):
     @property
     def system(self) -> ActorSystem:
         """The system that this actor lives in."""
-        return self._bound()._system
+        return self._bound().system
 
     # ------------------------------------------------------------ children, links, monitors
 
@@ -286,8 +286,8 @@ class Actor(Generic[M]):
         watched[key] = lambda: None  # until it is known how to take the watch back; the target may have ended already
         forget: Callable[[], None]
         if isinstance(target, Ref):
-            target._add_watcher((cell, tag), ended)  # type: ignore[attr-defined]
-            forget = functools.partial(target._forget_watcher, (cell, tag))  # type: ignore[attr-defined]
+            target.add_watcher((cell, tag), ended)  # type: ignore[attr-defined]
+            forget = functools.partial(target.forget_watcher, (cell, tag))  # type: ignore[attr-defined]
         else:
             try:
                 forget = target.on_terminated(lambda _, error: ended(error))
@@ -335,7 +335,7 @@ class Actor(Generic[M]):
     def stop(self) -> None:
         """End this actor after the running handler, as `Normal`; what is queued is handed to `undelivered`."""
         cell = self._here()
-        cell._system.lifecycle.request(cell, NORMAL)
+        cell.system.lifecycle.request(cell, NORMAL)
 
     # ------------------------------------------------------------ handling
 
@@ -424,9 +424,9 @@ class Actor(Generic[M]):
             extras.receive_timer.cancel()
             extras.receive_timer = None
         if seconds is not None:
-            if cell._context is None:
+            if cell.context is None:
                 # Turns in a context of its own are the only ones whose time the scheduler notes.
-                cell._context = self.system.scheduler.base_context()
+                cell.context = self.system.scheduler.base_context()
             extras.touched = trio.current_time()
             look = functools.partial(_look_at_receive_timeout, cell, seconds)
             extras.receive_timer = self.system.heap.after(seconds, look)
@@ -540,7 +540,7 @@ def _look_at_receive_timeout(cell: Cell, seconds: float) -> None:
             Cell.tell(cell, ReceiveTimeout(seconds))
             left = seconds
     look = functools.partial(_look_at_receive_timeout, cell, seconds)
-    extras.receive_timer = cell._system.heap.after(left, look)
+    extras.receive_timer = cell.system.heap.after(left, look)
 
 
 # ---------------------------------------------------------------- functions as actors

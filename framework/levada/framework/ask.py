@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import trio
 from trio.lowlevel import Abort, RaiseCancelT, current_task, enable_ki_protection, reschedule, wait_task_rescheduled
 
-from .channel_core import handles_in
+from ._runtime.channel_core import handles_in
 from .errors import ActorStopped, AskCycle, AskTimeout, NoValue, wrong_thread
 from .ref import DEFAULT_TIMEOUT
 
@@ -33,7 +33,7 @@ def stopped_error(cell: Cell, reason: Reason, message: Any) -> ActorStopped:
     """Build the error for somebody whose message `cell` did not handle; a handler's exception becomes its cause."""
     error = getattr(reason, "error", None)
     why = f"failed: {error!r}" if error is not None else f"has stopped ({type(reason).__name__.lower()})"
-    stopped = ActorStopped(f"{cell._where} {why}", actor=cell.path, reason=reason, message=message)
+    stopped = ActorStopped(f"{cell.where} {why}", actor=cell.path, reason=reason, message=message)
     stopped.__cause__ = error
     return stopped
 
@@ -58,7 +58,7 @@ class Ask:
     def answer(self, value: Any) -> None:
         """Hand over the answer; too late, it is counted as a late reply."""
         if self.settled:
-            self.target._system.counters.late_replies += 1
+            self.target.system.counters.late_replies += 1
             for handle in handles_in(value):
                 handle.drop(lost=False)
         else:
@@ -72,16 +72,16 @@ class Ask:
     def start_timer(self, timeout: float | None) -> None:
         """Give up in `timeout` seconds."""
         if timeout == DEFAULT_TIMEOUT:
-            timeout = self.target._system.ask_timeout
+            timeout = self.target.system.ask_timeout
         if timeout is not None and not self.settled:
-            self.timer = self.target._system.heap.after(timeout, self._expire)
+            self.timer = self.target.system.heap.after(timeout, self._expire)
 
     def timed_out(self, seconds: float) -> AskTimeout:
         """Build the error for an answer that did not come in `seconds`."""
         path = self.target.path
         question = type(self.message).__name__
         return AskTimeout(
-            f"{self.target._where} did not answer {question} in {seconds:g} s",
+            f"{self.target.where} did not answer {question} in {seconds:g} s",
             actor=path,
             seconds=seconds,
             message=self.message,
@@ -205,7 +205,7 @@ class Reply(Generic[R]):
 
     def _check_thread(self) -> None:
         target = self._ask.target
-        if get_ident() != target._system.scheduler.thread:
+        if get_ident() != target.system.scheduler.thread:
             raise wrong_thread(f"answer of {target.path}")
 
     def __del__(self) -> None:
@@ -213,7 +213,7 @@ class Reply(Generic[R]):
         if not ask.settled:
             # Collection may happen in any thread and at any moment, so the asker is woken from the system's own turn.
             name = type(ask.message).__name__
-            ask.target._system.inbox.call(ask.fail, NoValue(f"the answer to {name} was given up"))
+            ask.target.system.inbox.call(ask.fail, NoValue(f"the answer to {name} was given up"))
 
     def __repr__(self) -> str:
         return f"<Reply to {type(self._ask.message).__name__}, {'wanted' if self.wanted else 'settled'}>"

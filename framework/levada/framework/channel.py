@@ -36,8 +36,8 @@ from typing import Any, ClassVar, Generic, Literal, NoReturn, Self, TypeVar, ove
 import trio
 from trio.lowlevel import checkpoint, enable_ki_protection, reschedule
 
+from ._runtime.channel_core import ENDED, OPEN, ChannelCore, Half, Mode, Outcome, Receipt, TerminalState, park
 from ._runtime.channel_mailbox import Destination, MailboxFeed
-from .channel_core import ENDED, OPEN, ChannelCore, Half, Mode, Outcome, Receipt, TerminalState, park
 from .errors import (
     ChannelError,
     ConfigurationError,
@@ -159,7 +159,7 @@ class _Handle:
         )
 
     def take_over(self, where: str) -> ChannelCore:
-        """Move this handle into a message: for the layer that carries the message. See `levada.framework.channel_core`.
+        """Move this handle into a message: for the layer that carries the message. See `levada.framework.embedding`.
 
         Args:
             where: for the text of `HandleMoved`, for example ``"message 17 to /peer"``.

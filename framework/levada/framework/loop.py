@@ -78,7 +78,7 @@ class Inbox(Generic[M]):
         """
         self.give_up_question()
         cell = self._cell
-        await self.scheduler.breathe()
+        await self.scheduler.checkpoint_if_slice_over()
         while True:
             if self._ended:
                 raise EndOfChannel(f"{cell.path} was asked to stop")

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ._runtime.cell import PAUSED, RUNNING, Cell
+from ._runtime.cell import Cell
+from ._runtime.phase import PAUSED, RUNNING
 from .errors import ActorError
 from .events import SlowHandler
 
@@ -157,10 +158,10 @@ class Observer:
     def _info(self, cell: Cell, now: float, children: tuple[ActorInfo, ...], hidden: int) -> ActorInfo:
         worker = cell._worker
         extras = cell._extras
-        depth = cell._depth()
+        depth = cell.depth()
         if worker is not None:
             state = "waiting"
-        elif cell._state is PAUSED:
+        elif cell.phase is PAUSED:
             ending = extras.ending if extras is not None else None
             state = "restarting" if ending is not None and ending.restart else "stopping"
         else:
@@ -170,7 +171,7 @@ class Observer:
             kind=type(cell._actor).__name__,
             state=state,
             depth=depth,
-            age=max(0.0, now - cell._since) if depth and cell._state is RUNNING else 0.0,
+            age=max(0.0, now - cell._since) if depth and cell.phase is RUNNING else 0.0,
             handled=cell._handled,
             restarts=extras.restarts if extras is not None else 0,
             handler=worker.coroutine.__qualname__ if worker is not None else None,

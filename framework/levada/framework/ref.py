@@ -67,7 +67,7 @@ class Ref(ABC, Generic[M_contra]):
         """Names from the root of its system to the actor, for example ``"/desk/prices"``."""
 
     @property
-    def _where(self) -> str:
+    def where(self) -> str:
         """The path, and the peer if the actor is elsewhere: for texts of errors."""
         return self.path
 

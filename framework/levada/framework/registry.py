@@ -40,14 +40,14 @@ class Registry:
         if not ref.is_alive:
             raise ActorStopped(f"{ref.path} has ended and takes no name", actor=ref.path, reason=SHUTDOWN)
         self._refs[name] = ref
-        ref._add_watcher((self, name), lambda _: self._refs.pop(name, None))  # type: ignore[attr-defined]
+        ref.add_watcher((self, name), lambda _: self._refs.pop(name, None))  # type: ignore[attr-defined]
 
     def unregister(self, name: str) -> None:
         """Take a name back; harmless if nobody has it."""
         self._system.check_thread("registry.unregister()")
         ref = self._refs.pop(name, None)
         if ref is not None:
-            ref._forget_watcher((self, name))  # type: ignore[attr-defined]
+            ref.forget_watcher((self, name))  # type: ignore[attr-defined]
 
     def get(self, name: str) -> Ref[Any] | None:
         """Find the actor of this name."""
@@ -103,7 +103,7 @@ class Groups:
                     subscriber.check(ref)
             self._members.setdefault(topic, {})[ref] = None
             self._announce(topic, Joined(topic, ref))
-            ref._add_watcher((self, "member", topic), lambda _: self.leave(topic, ref))  # type: ignore[attr-defined]
+            ref.add_watcher((self, "member", topic), lambda _: self.leave(topic, ref))  # type: ignore[attr-defined]
 
     def leave(self, topic: Hashable, ref: Ref[Any]) -> None:
         """Remove a member; harmless if it is none."""
@@ -113,7 +113,7 @@ class Groups:
             del members[ref]
             if not members:
                 del self._members[topic]
-            ref._forget_watcher((self, "member", topic))  # type: ignore[attr-defined]
+            ref.forget_watcher((self, "member", topic))  # type: ignore[attr-defined]
             self._announce(topic, Left(topic, ref))
 
     def members(self, topic: Hashable) -> list[Ref[Any]]:
@@ -143,7 +143,7 @@ class Groups:
         if ref in subscribers or not ref.is_alive:
             return
         subscribers[ref] = None
-        ref._add_watcher((self, "subscriber", topic), lambda _: self.unsubscribe(topic, ref))  # type: ignore[attr-defined]
+        ref.add_watcher((self, "subscriber", topic), lambda _: self.unsubscribe(topic, ref))  # type: ignore[attr-defined]
         for member in self.members(topic):
             ref.tell(Joined(topic, member))
 
@@ -155,7 +155,7 @@ class Groups:
             del subscribers[ref]
             if not subscribers:
                 del self._subscribers[topic]
-            ref._forget_watcher((self, "subscriber", topic))  # type: ignore[attr-defined]
+            ref.forget_watcher((self, "subscriber", topic))  # type: ignore[attr-defined]
 
     def _announce(self, topic: Hashable, event: Joined | Left) -> None:
         for ref in list(self._subscribers.get(topic, ())):

@@ -293,7 +293,7 @@ class _LeastMailbox(_Picker):
 
 
 def _load(ref: Any) -> int:
-    load: int = ref._depth()
+    load: int = ref.depth()
     return load + 1 if isinstance(ref, Cell) and ref._worker is not None else load
 
 
@@ -410,7 +410,7 @@ class Router(RouterBase):
     def _hand_on(self, question: Ask, routee: Any) -> None:
         if isinstance(routee, Cell):
             self.system.waits.forward(question, routee)
-        routee._enqueue(question)
+        routee.enqueue(question)
 
     def _move_on(self, entry: Any, full: Any, error: ActorError) -> None:
         for routee in self._picker.others(full):

@@ -17,9 +17,10 @@ import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ._runtime.cell import RUNNING, STOPPED, Cell, make_cell
+from ._runtime.cell import Cell, make_cell
 from ._runtime.host import split_cancelled
 from ._runtime.lifecycle import Lifecycle
+from ._runtime.phase import RUNNING, STOPPED
 from ._runtime.scheduler import RunQueue
 from ._runtime.tokens import START, Stop
 from .actor import Actor
@@ -386,7 +387,7 @@ class ActorSystem:
     ) -> Any:
         if self.scheduler.parked and get_ident() != self.scheduler.thread:
             raise wrong_thread(f"spawn below {parent.path}")
-        if parent._state is not RUNNING:
+        if parent.phase is not RUNNING:
             raise ActorStopped(f"{parent.path} is ending: it spawns no more", actor=parent.path, reason=SHUTDOWN)
         if not isinstance(factory, type):
             factory = _as_factory(factory)
@@ -396,10 +397,10 @@ class ActorSystem:
             raise ConfigurationError(f"{factory!r} made {made}; wrap a plain function with actor()")
         if supervise != "stop" and supervise != "escalate" and not isinstance(supervise, RestartPolicy):
             raise ConfigurationError(f"supervise is 'stop', 'escalate' or restart(…), not {supervise!r}")
-        return self._install(parent, actor, factory, args, name, mailbox, supervise)
+        return self.install(parent, actor, factory, args, name, mailbox, supervise)
 
     @enable_ki_protection
-    def _install(
+    def install(
         self,
         parent: Cell,
         actor: Actor[Any],
@@ -409,6 +410,7 @@ class ActorSystem:
         mailbox: MailboxPolicy | None,
         supervise: Supervision,
     ) -> Cell:
+        """Make an actor object the actor of a new cell below `parent`, which is running."""
         family = parent._extras
         if family is None or family.children is None:
             family = parent._more()
@@ -455,7 +457,7 @@ class ActorSystem:
         """Return the counters as they are now."""
         counters, scheduler = self.counters, self.scheduler
         return Statistics(
-            actors=counters.spawned - counters.stopped + (self._root._state is STOPPED),
+            actors=counters.spawned - counters.stopped + (self._root.phase is STOPPED),
             spawned=counters.spawned,
             stopped=counters.stopped,
             failures=counters.failures,
@@ -523,7 +525,7 @@ class ActorSystem:
             raise cell._wrong_thread("tell")
         self.observe.count_tell(cell)
         actor = cell._actor
-        if cell._state is RUNNING and not actor._is_loop and type(actor).unhandled is Actor.unhandled:
+        if cell.phase is RUNNING and not actor._is_loop and type(actor).unhandled is Actor.unhandled:
             kind = type(message)
             if find_handler(kind, type(actor)._table) is None and find_handler(kind, cell._table) is None:
                 what = f"{cell.path} ({type(actor).__name__}) has no handler for {kind.__name__}"
@@ -590,7 +592,7 @@ class ThreadInbox:
         if self._closed:
             question = message.message if isinstance(message, Ask) else message
             raise stopped_error(cell, SHUTDOWN, question)
-        line = getattr(cell, "_line", None)
+        line = cell.line
         if len(self._queue) + (len(line) if line else 0) >= self._limit:
             question = message.message if isinstance(message, Ask) else message
             raise MailboxFull(
@@ -627,7 +629,7 @@ class ThreadInbox:
                 function(*arguments)
             else:
                 try:
-                    cell._enqueue(message, patient=True)
+                    cell.enqueue(message, patient=True)
                 except LevadaError as error:
                     if isinstance(message, Ask):
                         message.fail(error)
@@ -648,4 +650,4 @@ class ThreadInbox:
         while self._queue:
             cell, message = self._queue.popleft()
             if cell is not None:
-                cell._enqueue(message)
+                cell.enqueue(message)

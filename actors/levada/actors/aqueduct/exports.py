@@ -16,10 +16,8 @@ import attrs
 import trio
 
 from levada.framework import Failed
-from levada.framework._runtime.cell import Cell
-from levada.framework.ask import Ask
-from levada.framework.channel_core import LARGE, let_others_run
 from levada.framework.codec import AttachmentKind
+from levada.framework.embedding import LARGE, Ask, LocalRef, let_others_run
 from levada.framework.errors import ActorError, ActorStopped, DecodeError, LevadaError
 from levada.framework.message import Asks, reply_type
 from levada.transports.aqueduct import Delivery, ReceiverHalf, SenderHalf
@@ -41,7 +39,7 @@ logger = logging.getLogger("levada.actors.aqueduct")
 class Export(HalfActor):
     """What receives the envelopes of one copy of a ref."""
 
-    target: Cell
+    target: LocalRef
     """The actor whose ref it is."""
     _held: Any = attrs.field(default=None, init=False)
     """A message or a question that did not fit into the mailbox."""
@@ -173,9 +171,9 @@ class Export(HalfActor):
 
     def _watch(self, half: SenderHalf) -> None:
         cell, halves = self.target, self.halves
-        promise = Promise(halves, lambda: cell._forget_watcher(promise), idle=True)
+        promise = Promise(halves, lambda: cell.forget_watcher(promise), idle=True)
         halves.start(promise.bound(half))
-        cell._add_watcher(promise, lambda reason: promise.send(envelopes.encode_signal(envelopes.DOWN, reason)))
+        cell.add_watcher(promise, lambda reason: promise.send(envelopes.encode_signal(envelopes.DOWN, reason)))
 
     def _link(self, delivery: Delivery) -> None:
         """Tie the actor here to the one that asks for it, if it may be.
@@ -215,14 +213,14 @@ class Export(HalfActor):
         tie = Tie(ref, cell)
         halves.start(tie.ours.bound(ours))
         if not cell.is_alive:
-            tie.tell_exit(cell._reason)
-        elif not getattr(cell._actor, "accept_remote_links", False):
+            tie.tell_exit(cell.reason)
+        elif not cell.accepts_links:
             tie.tell_exit(
                 Failed(ActorError(f"{cell.path} lets no actor of another system link to it (accept_remote_links)"))
             )
         else:
             ref.add_tie(tie)
-            cell._tie(ref)
+            cell.tie(ref)
         halves.start(tie.theirs.bound(theirs))
 
     # ------------------------------------------------ the mailbox
@@ -243,7 +241,7 @@ class Export(HalfActor):
             if isinstance(entry, Ask):
                 entry.fail(ActorError(f"{cell.path} has no key for this question", actor=cell.path))
             else:
-                cell._system.dead_letter(entry, cell, "no key")
+                cell.system.dead_letter(entry, cell, "no key")
 
     def _room(self) -> None:
         if self._waiting:
@@ -258,7 +256,7 @@ class Question(Ask):
 
     __slots__ = ("_promise", "_refs")
 
-    def __init__(self, refs: Refs, cell: Cell, half: SenderHalf) -> None:
+    def __init__(self, refs: Refs, cell: LocalRef, half: SenderHalf) -> None:
         super().__init__(None, cell)
         self._refs = refs
         self._promise = Promise(refs.halves, self.withdraw)

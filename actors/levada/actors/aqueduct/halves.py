@@ -22,10 +22,9 @@ import attrs
 
 from levada.framework import OneshotReceiver, OneshotSender, Reason, Receiver, Ref, Sender, Shutdown, message
 from levada.framework.channel import WINDOW
-from levada.framework.channel_core import (
+from levada.framework.codec import AttachmentKind, Codec
+from levada.framework.embedding import (
     LARGE,
-    NOT_PROCESSED,
-    PROCESSED,
     ChannelCore,
     Envelope,
     Mode,
@@ -33,7 +32,6 @@ from levada.framework.channel_core import (
     TerminalState,
     Tracked,
 )
-from levada.framework.codec import AttachmentKind, Codec
 from levada.framework.errors import ChannelCancelled, ChannelError, DecodeError, HandleMoved, LocalProtocolError
 from levada.transports import aqueduct
 from levada.transports.aqueduct import (
@@ -58,6 +56,7 @@ __all__ = ["CODEC", "Arrival", "Halves", "Inbound", "Letter", "Outbound", "Unrea
 logger = logging.getLogger("levada.actors.aqueduct")
 
 _OPEN = TerminalState.OPEN
+_PROCESSED = Outcome.PROCESSED
 
 _MODES: Final = {
     Mode.ORDERED: aqueduct.Mode.ORDERED,
@@ -255,7 +254,7 @@ class Letter(Envelope):
 
     def settle(self, outcome: Outcome) -> None:
         """See `Envelope.settle`."""
-        if outcome is not PROCESSED:
+        if outcome is not _PROCESSED:
             self.halves.undelivered += 1
         if self.tracked is not None:
             self.tracked.settle(outcome)
@@ -355,7 +354,7 @@ class Arrival(Envelope):
         """See `Envelope.settle`."""
         if self.delivery.release():
             self.halves.turn()
-        if outcome is not PROCESSED:
+        if outcome is not _PROCESSED:
             lost = self.delivery.half.state in (ReceiverState.CANCELLED, ReceiverState.LOST)
             self.delivery.discard(lost=lost)
             self.halves.turn()
@@ -539,14 +538,14 @@ class Outbound(HalfActor):
                 letter = self._letter(entry, self._encode(entry))
             except Exception:
                 logger.exception("channel %s: a message that was queued cannot travel", self.channel.name)
-                self.channel.settle(entry, outcome=NOT_PROCESSED)
+                self.channel.settle(entry, outcome=Outcome.NOT_PROCESSED)
                 return
         kinds = [kind for _, kind in letter.attached] if letter.attached else ()
         try:
             made = self.half.send(letter.payload, kinds, mode=mode, token=letter)
         except LocalProtocolError as error:
             logger.error("channel %s: a message was not sent: %s", self.channel.name, error)
-            self.channel.settle(letter, outcome=NOT_PROCESSED)
+            self.channel.settle(letter, outcome=Outcome.NOT_PROCESSED)
             return
         self.halves.sent += 1
         letter.payload = b""  # the core has it; this would keep it until the ack
@@ -685,7 +684,7 @@ class Inbound(HalfActor):
         """The channel has ended: by its receiver, or as the half did."""
         if self._held is not None:
             held, self._held = self._held, None
-            held.settle(NOT_PROCESSED)
+            held.settle(Outcome.NOT_PROCESSED)
         self.half.close()
         self.halves.turn()
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import attrs
 
 from levada.framework import Actor, Lost, Reason, Ref
-from levada.framework.links import NORMAL
+from levada.framework.embedding import adopt, release, signal_exit
 from levada.transports.aqueduct import ReceiverHalf, ReceiverState, SenderHalf, SenderState
 
 if TYPE_CHECKING:
@@ -55,25 +55,24 @@ class HalfActor(Actor[Any]):
 
     def begin(self) -> None:
         """Be an actor from now on, unless the connection is ending."""
-        self.is_actor = self.halves.connection.adopt(self)
+        self.is_actor = adopt(self.halves.connection, self)
 
     def retire(self) -> None:
         """The half is gone, so the actor ends, for the reason that the core gives."""
         if not self.is_actor:
             return
-        cell, half, halves = self._cell, self.half, self.halves
-        lifecycle = cell._system.lifecycle
+        half, halves = self.half, self.halves
         if half.state in _LOST:
             link = halves.links.get(half)
             source = halves.connection.ref
             if link is not None:
                 source = link.source
-                logger.debug("%s is lost: message %d of %s was", cell.path, link.number, source.path)
-            lifecycle.exit_signal(cell, source, Lost(halves.peer))
+                logger.debug("%s is lost: message %d of %s was", self.ref.path, link.number, source.path)
+            signal_exit(self, source, Lost(halves.peer))
         elif half.state in _CONNECTION_LOST:
-            lifecycle.release(cell, halves.reason)
+            release(self, halves.reason)
         else:
-            lifecycle.release(cell, NORMAL)
+            release(self)
 
     def stopping(self, reason: Reason) -> None:
         """See `Actor.stopping`: the half is gone, or somebody else ends the actor."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from levada.framework.channel_core import NOT_PROCESSED, Outcome, TerminalState
+from levada.framework.embedding import Outcome, TerminalState
 from levada.framework.errors import LocalProtocolError
 from levada.transports.aqueduct import Delivery, ReceiverHalf, ReceiverState, SenderHalf, SenderState
 
@@ -175,7 +175,7 @@ class Promise:
         try:
             made = half.send(letter.payload, [kind for _, kind in letter.attached], token=letter)
         except LocalProtocolError:
-            letter.settle(NOT_PROCESSED)  # it ended meanwhile
+            letter.settle(Outcome.NOT_PROCESSED)  # it ended meanwhile
             return
         self._halves.sent += 1
         if made:  # the connection stands for halves that are no actors
@@ -230,7 +230,7 @@ class Promise:
     def _over(self) -> None:
         letter, self._due = self._due, None
         if letter is not None:
-            letter.settle(NOT_PROCESSED)
+            letter.settle(Outcome.NOT_PROCESSED)
         gone, self._gone = self._gone, None
         if gone is not None:
             gone()

@@ -23,11 +23,9 @@ import attrs
 import trio
 
 from levada.framework import ActorSystem, Failed, Lost, Reason, Ref
-from levada.framework._runtime.cell import Cell, make_dead
-from levada.framework.ask import Ask, ThreadAsk, stopped_error
 from levada.framework.channel import WINDOW
-from levada.framework.channel_core import ChannelCore, TerminalState
 from levada.framework.codec import AttachmentKind
+from levada.framework.embedding import Ask, ChannelCore, LocalRef, TerminalState, ThreadAsk, dead_ref, stopped_error
 from levada.framework.errors import ActorError, DecodeError, HandleNotForwardable, LevadaError, MailboxFull, NoValue
 from levada.framework.ref import DEFAULT_TIMEOUT, FromThread
 from levada.transports.aqueduct import Attach, Delivery
@@ -54,7 +52,7 @@ class Refs:
         self.system = system
         # An envelope has a few octets before its message.
         self.codec = attrs.evolve(halves.codec, max_bytes=max(1, halves.codec.max_bytes - 16))
-        self._exported: weakref.WeakValueDictionary[int, Cell] = weakref.WeakValueDictionary()
+        self._exported: weakref.WeakValueDictionary[int, LocalRef] = weakref.WeakValueDictionary()
         """Actors of this side that the peer has had a ref of: living ones, and dead ones that somebody here still holds."""
         self.answers = ChannelCore(Any, 1, "for an answer")
         """Names the place of handles in answers."""
@@ -79,7 +77,7 @@ class Refs:
         """
         if packing.channel is not None and packing.channel.item_type is RawMessage:
             raise HandleNotForwardable(f"{handle!r} cannot travel beside octets; send a Sender")
-        if isinstance(handle, Cell):
+        if isinstance(handle, LocalRef):
             self._exported[handle.incarnation] = handle
             note = Identity(handle.incarnation, handle.path).encode()
             return AttachmentKind.REF, packing.take(Export(self.halves, handle), Attach.SENDER), note
@@ -126,7 +124,7 @@ class Refs:
             raise LookupError("the message has no attachments")
         cell = self._exported.get(number)
         # Whoever is not known any more has ended; a number that was never given away leads nowhere either.
-        return cell if cell is not None else make_dead(self.system, number)
+        return cell if cell is not None else dead_ref(self.system, number)
 
 
 # ---------------------------------------------------------------- what goes over the channel of a ref
@@ -279,7 +277,7 @@ class Tie(Signal):
 
     __slots__ = ("cell", "ours", "ref", "theirs")
 
-    def __init__(self, ref: RemoteRef, cell: Cell) -> None:
+    def __init__(self, ref: RemoteRef, cell: LocalRef) -> None:
         halves = ref.refs.halves
         self.ref = ref
         self.cell = cell
@@ -310,7 +308,7 @@ class Tie(Signal):
         """The actor there has ended, or is out of reach."""
         self.cut()
         self.ref.forget_tie(self)
-        self.cell._exited(self.ref, reason)
+        self.cell.exited(self.ref, reason)
 
     def _exited(self, delivery: Delivery) -> None:
         delivery.discard()
@@ -324,7 +322,7 @@ class Tie(Signal):
         if state is TerminalState.FINISHED:  # the actor there has unlinked
             self.ours.finish()
             if self.ref.forget_tie(self):
-                self.cell._untie(self.ref)
+                self.cell.untie(self.ref)
         else:
             self.end(Lost(self.ref.refs.peer))
 
@@ -359,7 +357,7 @@ class RemoteRef(Ref[Any]):
         """Whether it ended because the way to the actor was lost, not because the actor ended."""
         self._standing: set[Signal] = set()
         """Stand in line for room."""
-        self._ties: dict[Cell, list[Tie]] = {}
+        self._ties: dict[LocalRef, list[Tie]] = {}
         self._watchers: dict[Hashable, Callable[[Reason], None]] = {}
         self._watching: _Watching | None = None
         self._channel = ChannelCore(Any, WINDOW, f"ref {identity.path}")
@@ -383,7 +381,8 @@ class RemoteRef(Ref[Any]):
         return self._identity.path
 
     @property
-    def _where(self) -> str:
+    def where(self) -> str:
+        """The path and the peer: for texts of errors."""
         return f"{self.path} at {self.refs.peer}"
 
     @property
@@ -410,7 +409,7 @@ class RemoteRef(Ref[Any]):
             return
         window = self._channel.window
         raise MailboxFull(
-            f"{window} messages are on their way to {self._where}; send() waits for room",
+            f"{window} messages are on their way to {self.where}; send() waits for room",
             actor=self.path,
             capacity=window,
             message=message,
@@ -422,7 +421,7 @@ class RemoteRef(Ref[Any]):
         Raises:
             TypeError, ValueError, LevadaError: the message cannot travel; its handles are still here.
         """
-        await self.system.scheduler.breathe()
+        await self.system.scheduler.checkpoint_if_slice_over()
         if self._reason is None:
             self._watch_end()
             if self._channel.accept(message):
@@ -469,11 +468,11 @@ class RemoteRef(Ref[Any]):
         """See `Ref.terminated`."""
         ended = trio.Event()
         key = object()
-        self._add_watcher(key, lambda _: ended.set())
+        self.add_watcher(key, lambda _: ended.set())
         try:
             await ended.wait()
         finally:
-            self._forget_watcher(key)
+            self.forget_watcher(key)
         assert self._reason is not None
         return self._reason
 
@@ -485,8 +484,8 @@ class RemoteRef(Ref[Any]):
     def on_stopped(self, callback: Callable[[], None]) -> Callable[[], None]:
         """See `Ref.on_stopped`."""
         key = object()
-        self._add_watcher(key, lambda _: callback())
-        return lambda: self._forget_watcher(key)
+        self.add_watcher(key, lambda _: callback())
+        return lambda: self.forget_watcher(key)
 
     def __repr__(self) -> str:
         return f"<Ref {self.path}#{self.incarnation} at {self.refs.peer}>"
@@ -504,16 +503,16 @@ class RemoteRef(Ref[Any]):
         """The system on this side."""
         return self.refs.system
 
-    _system = system
-
     @property
-    def _line(self) -> Any:
+    def line(self) -> Any:
+        """What stands in line for room in the channel."""
         return self._channel.putters
 
-    def _depth(self) -> int:
+    def depth(self) -> int:
+        """Messages on their way, or in line."""
         return len(self._channel.queue) + len(self._channel.putters)
 
-    def _enqueue(self, message: Any, *, patient: bool = False) -> None:
+    def enqueue(self, message: Any, *, patient: bool = False) -> None:
         """Put a message or a question in, or in line for room, for those who cannot wait: routers and threads."""
         if not isinstance(message, Ask):
             later = _Later(self, message)
@@ -529,30 +528,35 @@ class RemoteRef(Ref[Any]):
         else:
             message.fail(self.stopped(message.message))
 
-    def _add_watcher(self, key: Hashable, ended: Callable[[Reason], None]) -> None:
+    def add_watcher(self, key: Hashable, ended: Callable[[Reason], None]) -> None:
+        """Call `ended` when the actor has ended, or is out of reach."""
         if self._reason is not None:
             ended(self._reason)
             return
         self._watch_end()
         self._watchers[key] = ended
 
-    def _forget_watcher(self, key: Hashable) -> None:
+    def forget_watcher(self, key: Hashable) -> None:
+        """Take a watcher out; the owner is told when the last one goes."""
         if self._watchers.pop(key, None) is not None and not self._watchers and self._watching is not None:
             watching, self._watching = self._watching, None
             self._standing.discard(watching)
             watching.down.close()
 
-    def _tie(self, cell: Cell) -> None:
+    def tie(self, cell: LocalRef) -> None:
+        """Link the actor there to one here."""
         if cell not in self._ties:
             tie = Tie(self, cell)
             self._post(tie)
             self._ties[cell] = [tie]
 
-    def _untie(self, cell: Cell) -> None:
+    def untie(self, cell: LocalRef) -> None:
+        """Take a link back."""
         for tie in self._ties.pop(cell, ()):
             tie.cut()
 
-    def _exited(self, cell: Cell, reason: Reason) -> None:
+    def exited(self, cell: LocalRef, reason: Reason) -> None:
+        """Tell the actor there that a linked one here has ended."""
         for tie in self._ties.pop(cell, ()):
             tie.tell_exit(reason)
 

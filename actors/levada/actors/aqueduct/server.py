@@ -13,7 +13,7 @@ import trio
 
 from levada.actors.listening import Acceptor, ListenerHandle
 from levada.framework import Actor, Reason, Receiver, Ref
-from levada.framework.channel_core import PROCESSED, ChannelCore, let_others_run
+from levada.framework.embedding import ChannelCore, Outcome, let_others_run
 from levada.framework.errors import ConfigurationError, LevadaError
 from levada.transports import carriers
 from levada.transports.text import printable
@@ -63,7 +63,7 @@ class Calls:
         while channel.queue and self._running < self._connection.config.max_handlers:
             self._running += 1
             arrival = channel.take()
-            channel.settle(arrival, outcome=PROCESSED)  # a handler that runs takes no room in the window
+            channel.settle(arrival, outcome=Outcome.PROCESSED)  # a handler that runs takes no room in the window
             self._connection.handlers.start_soon(self._call, arrival)
         if channel.pending is not None and not channel.queue and not self._running:
             channel.end_pending()

@@ -22,8 +22,8 @@ import trio
 
 from levada.actors.resting import Restful
 from levada.framework import Reason
+from levada.framework.embedding import release
 from levada.framework.errors import ActorStopped, CarrierError, ConnectionClosed, StreamWasReset, StreamWasStopped
-from levada.framework.links import NORMAL
 from levada.transports import carriers
 from levada.transports.aqueduct import (
     CloseCode,
@@ -173,7 +173,7 @@ class Wires:
             if len(self._resting.of(Wire)) < self._resting.most:
                 self._resting.put(wire)
             else:  # where ten thousand channels end at once
-                wire._cell._system.lifecycle.release(wire._cell, NORMAL)
+                release(wire)
 
     def give_up(self, wire: Wire) -> None:
         """Somebody has ended the actor of a stream: end the stream, in both directions, and tell the core.

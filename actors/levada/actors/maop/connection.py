@@ -25,7 +25,7 @@ import trio
 
 from levada.actors.resting import Resting
 from levada.framework import Actor, Reason, Ref, handles, restart
-from levada.framework._runtime.cell import RUNNING
+from levada.framework.embedding import ActorPhase, local_ref
 from levada.framework.errors import (
     ActorStopped,
     CarrierError,
@@ -420,7 +420,7 @@ class Connection(Actor[Any]):
     @property
     def is_ending(self) -> bool:
         """Whether this actor is ending, and all its children with it."""
-        return self._cell._state is not RUNNING
+        return local_ref(self).phase is not ActorPhase.RUNNING
 
     @property
     def is_open(self) -> bool:

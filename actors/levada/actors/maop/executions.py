@@ -152,7 +152,7 @@ class Execution(Restful):
     def begin(self) -> None:
         """See `levada.actors.maop.scheduler.Job`."""
         self.connection.unbegun += 1
-        self._cell.tell(BEGIN)
+        self.own.tell(BEGIN)
 
     @handles
     def on_begin(self, m: Begin) -> Coroutine[Any, Any, None]:

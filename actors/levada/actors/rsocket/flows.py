@@ -16,7 +16,7 @@ from outcome import Value
 from trio.lowlevel import reschedule
 
 from levada.framework import TerminalState
-from levada.framework.channel_core import LARGE, ChannelCore, Envelope, Half, Outcome
+from levada.framework.embedding import LARGE, ChannelCore, Envelope, Half, Outcome
 from levada.framework.errors import ChannelError, ConnectionLost, LevadaError
 
 __all__ = ["Decoded", "Inbound", "again"]

@@ -30,7 +30,7 @@ from trio.lowlevel import (
 
 from levada.actors.resting import Restful
 from levada.framework import Reason, Receiver, TerminalState, handles
-from levada.framework.channel_core import ChannelCore
+from levada.framework.embedding import ChannelCore
 from levada.framework.errors import ActorStopped, ChannelError, DecodeError, LevadaError
 from levada.transports.rsocket import ErrorCode, Payload
 from levada.transports.rsocket.events import Interaction, RequestReceived, StreamFailed
@@ -311,7 +311,7 @@ class _Producing(Stream):
             if items >= FLUSH_ITEMS or octets >= FLUSH_OCTETS:
                 items = octets = 0
                 connection.flush()
-                if connection.crowded or scheduler.clock() > scheduler.end:
+                if connection.crowded or scheduler.slice_over():
                     await connection.turn()
             if self.stream_id != stream_id:
                 return False
@@ -421,7 +421,7 @@ class Answer(_Producing):
         self.request = Request(kind, stream_id, event.payload, connection.peer, connection.encoding, self.inbound)
         self.stream_id = stream_id
         connection.streams[stream_id] = self
-        self._cell.tell(BEGIN)
+        self.own.tell(BEGIN)
 
     def _open_inbound(self, event: RequestReceived) -> None:
         inbound = Inbound(self.connection.config.window, f"stream {event.stream_id}", Payload, self._grant)

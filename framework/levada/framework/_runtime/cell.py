@@ -40,6 +40,7 @@ from levada.framework.mailbox import Conflate, MailboxPolicy
 from levada.framework.ref import DEFAULT_TIMEOUT, FromThread, Ref
 
 from .extras import Extras
+from .phase import RUNNING, STOPPED, ActorPhase
 from .tokens import ROOM, START, STOP, TAKE, TURN, Hear, Start, Stop, Turn
 
 if TYPE_CHECKING:
@@ -51,9 +52,7 @@ if TYPE_CHECKING:
 
     from .scheduler import RunQueue, Worker
 
-__all__ = ["PAUSED", "RUNNING", "STOPPED", "BoundedCell", "Cell", "StoreCell", "make_cell", "make_dead"]
-
-RUNNING, PAUSED, STOPPED = "running", "paused", "stopped"
+__all__ = ["BoundedCell", "Cell", "StoreCell", "make_cell", "make_dead"]
 
 NO_MESSAGES: Any = ()
 """Batch of a cell that no worker holds; a tuple, so that nobody appends to it by mistake."""
@@ -72,7 +71,7 @@ class Cell(Ref[Any]):
         "_asking",
         "_batch",
         "_box",
-        "_context",
+        "context",
         "_extras",
         "_handled",
         "_idle",
@@ -80,15 +79,15 @@ class Cell(Ref[Any]):
         "_number",
         "_parent",
         "_quantum",
-        "_reason",
+        "reason",
         "_scheduler",
         "_since",
-        "_state",
+        "phase",
         "_table",
         "_worker",
     )
 
-    _line: OrderedDict[InLine, None] | None = None
+    line: OrderedDict[InLine, None] | None = None
     """Messages that wait for room."""
 
     def __init__(
@@ -102,16 +101,16 @@ class Cell(Ref[Any]):
         self._box: list[Any] = []
         self._batch: list[Any] = NO_MESSAGES
         self._idle = True
-        self._state = RUNNING
+        self.phase: ActorPhase = RUNNING
         self._table: dict[Any, Any] = type(actor)._table
         self._quantum = 128
         self._since = 0.0
         self._handled = 0
-        self._context: contextvars.Context | None = None
+        self.context: contextvars.Context | None = None
         self._worker: Worker | None = None
         self._asking: Ask | None = None
         self._extras: Extras | None = None
-        self._reason: Reason = NORMAL
+        self.reason: Reason = NORMAL
 
     # ------------------------------------------------------------ what users call
 
@@ -135,7 +134,12 @@ class Cell(Ref[Any]):
 
     @property
     def is_alive(self) -> bool:
-        return self._state is not STOPPED
+        return self.phase is not STOPPED
+
+    @property
+    def accepts_links(self) -> bool:
+        """Whether an actor of another system may link to this one."""
+        return getattr(self._actor, "accept_remote_links", False)
 
     @enable_ki_protection
     def tell(self, message: Any) -> None:
@@ -151,9 +155,9 @@ class Cell(Ref[Any]):
             self._box.append(message)
 
     async def send(self, message: Any) -> None:
-        await self._system.scheduler.breathe()
-        if self._state is STOPPED:
-            raise stopped_error(self, self._reason, message)
+        await self.system.scheduler.checkpoint_if_slice_over()
+        if self.phase is STOPPED:
+            raise stopped_error(self, self.reason, message)
         self.tell(message)
 
     async def ask(self, message: Any, *, timeout: float | None = DEFAULT_TIMEOUT) -> Any:
@@ -167,40 +171,40 @@ class Cell(Ref[Any]):
             # sync handler cannot wait, so nothing of it runs under the asker's cancellation. Saves two task steps, 8 µs.
             scheduler.call_inline(self, handler, question)
             if scheduler.now > scheduler.end:
-                await scheduler.rest()
+                await scheduler.shielded_checkpoint()
             if question.settled:
                 return question.result()
         else:
-            if self._state is STOPPED:
-                raise stopped_error(self, self._reason, message)
-            self._enqueue(question)
-        edge = self._system.waits.begin(self, question)
+            if self.phase is STOPPED:
+                raise stopped_error(self, self.reason, message)
+            self.enqueue(question)
+        edge = self.system.waits.begin(self, question)
         try:
             question.start_timer(timeout)
             return await question.wait()
         finally:
-            self._system.waits.end(edge)
+            self.system.waits.end(edge)
 
     def stop(self, *, now: bool = False) -> None:
         if now:
             if get_ident() != self._scheduler.thread:
                 raise self._wrong_thread("stop")
-            self._system.lifecycle.request(self, SHUTDOWN)
+            self.system.lifecycle.request(self, SHUTDOWN)
         else:
             self._admit(STOP)
 
     def kill(self) -> None:
         if get_ident() != self._scheduler.thread:
             raise self._wrong_thread("kill")
-        self._system.lifecycle.request(self, KILLED, cancel=True)
+        self.system.lifecycle.request(self, KILLED, cancel=True)
 
     @enable_ki_protection
     async def terminated(self) -> Reason:
         if get_ident() != self._scheduler.thread:
             raise self._wrong_thread("terminated")
-        if self._state is STOPPED:
+        if self.phase is STOPPED:
             await trio.lowlevel.checkpoint()
-            return self._reason
+            return self.reason
         extras = self._more()
         waiters = extras.waiters = extras.waiters if extras.waiters is not None else {}
         task = current_task()
@@ -211,7 +215,7 @@ class Cell(Ref[Any]):
             return Abort.SUCCEEDED
 
         await wait_task_rescheduled(abort)
-        return self._reason
+        return self.reason
 
     @property
     def from_thread(self) -> FromThread[Any]:
@@ -232,13 +236,13 @@ class Cell(Ref[Any]):
     def on_stopped(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call back when this actor has ended, at once if it has; return what takes this back."""
         key = object()
-        self._add_watcher(key, lambda _: callback())
-        return functools.partial(self._forget_watcher, key)
+        self.add_watcher(key, lambda _: callback())
+        return functools.partial(self.forget_watcher, key)
 
     # ------------------------------------------------------------ for the runtime
 
     @property
-    def _system(self) -> ActorSystem:
+    def system(self) -> ActorSystem:
         return self._scheduler.system
 
     def _wrong_thread(self, call: str) -> WrongThread:
@@ -273,11 +277,11 @@ class Cell(Ref[Any]):
     def _came_up(self, entry: Any) -> None:
         """An entry of the runtime has left the mailbox; only a mailbox with a capacity counts them."""
 
-    def _enqueue(self, message: Any, *, patient: bool = False) -> None:
+    def enqueue(self, message: Any, *, patient: bool = False) -> None:
         """Put a message in, or in line for room, without waiting; `patient`: also where the policy is to raise."""
         self.tell(message)
 
-    def _depth(self) -> int:
+    def depth(self) -> int:
         """Messages that wait, about: entries of the runtime are counted too."""
         return len(self._box) + len(self._batch)
 
@@ -331,17 +335,17 @@ class Cell(Ref[Any]):
         self._box = []
         return entries
 
-    def _add_watcher(self, key: Hashable, ended: Callable[[Reason], None]) -> None:
+    def add_watcher(self, key: Hashable, ended: Callable[[Reason], None]) -> None:
         """Call `ended` when this actor ends, at once if it has."""
-        if self._state is STOPPED:
-            ended(self._reason)
+        if self.phase is STOPPED:
+            ended(self.reason)
             return
         extras = self._more()
         if extras.watchers is None:
             extras.watchers = {}
         extras.watchers[key] = ended
 
-    def _forget_watcher(self, key: Hashable) -> None:
+    def forget_watcher(self, key: Hashable) -> None:
         if self._extras is not None and self._extras.watchers is not None:
             self._extras.watchers.pop(key, None)
 
@@ -351,35 +355,35 @@ class Cell(Ref[Any]):
         if other is self:
             return
         if not other.is_alive:
-            self._exited(other, other._reason)
+            self.exited(other, other.reason)
             return
-        other._tie(self)
-        self._tie(other)
+        other.tie(self)
+        self.tie(other)
 
     @enable_ki_protection
     def _unlink(self, other: Any) -> None:
         """Untie on both sides."""
-        self._untie(other)
-        other._untie(self)
+        self.untie(other)
+        other.untie(self)
 
     # One side of a link each; what stands for an actor elsewhere has its own.
 
-    def _tie(self, other: Any) -> None:
+    def tie(self, other: Any) -> None:
         """Let the end of this actor be told to `other`."""
         extras = self._more()
         if extras.links is None:
             extras.links = {}
         extras.links[other] = None
 
-    def _untie(self, other: Any) -> None:
+    def untie(self, other: Any) -> None:
         """Let it not be told to `other` any more."""
         if self._extras is not None and self._extras.links is not None:
             self._extras.links.pop(other, None)
 
-    def _exited(self, other: Any, reason: Reason) -> None:
+    def exited(self, other: Any, reason: Reason) -> None:
         """`other`, which was tied to this actor, has ended."""
-        self._untie(other)
-        self._system.lifecycle.exit_signal(self, other, reason)
+        self.untie(other)
+        self.system.lifecycle.exit_signal(self, other, reason)
 
     def _bury(self) -> None:
         """Become a dead cell."""
@@ -389,7 +393,7 @@ class Cell(Ref[Any]):
 class BoundedCell(Cell):
     """An actor whose mailbox has a capacity."""
 
-    __slots__ = ("_admitted", "_capacity", "_granted", "_line", "_overflow", "_room_due", "_stops", "_sweep_at")
+    __slots__ = ("_admitted", "_capacity", "_granted", "line", "_overflow", "_room_due", "_stops", "_sweep_at")
 
     def __init__(
         self,
@@ -404,7 +408,7 @@ class BoundedCell(Cell):
         assert policy.capacity is not None
         self._capacity = policy.capacity
         self._overflow = policy.overflow
-        self._line = None
+        self.line = None
         self._room_due = False
         """Whether a `ROOM` is in the mailbox; one is enough, however often senders come and give up."""
         self._granted = False
@@ -419,7 +423,7 @@ class BoundedCell(Cell):
     @enable_ki_protection
     def tell(self, message: Any) -> None:
         box = self._box
-        if self._line or len(box) + len(self._batch) >= self._capacity:
+        if self.line or len(box) + len(self._batch) >= self._capacity:
             self._refuse(message)
         elif self._idle:
             scheduler = self._scheduler
@@ -435,7 +439,7 @@ class BoundedCell(Cell):
     @enable_ki_protection
     async def send(self, message: Any) -> None:
         box = self._box
-        if not self._line and len(box) + len(self._batch) < self._capacity:
+        if not self.line and len(box) + len(self._batch) < self._capacity:
             # With a bound no look at the clock is needed: a loop of sends waits soon.
             if self._idle:
                 scheduler = self._scheduler
@@ -447,20 +451,20 @@ class BoundedCell(Cell):
                 scheduler.ready.append(self)
             else:
                 box.append(message)
-        elif not self._line and not self._is_full():
+        elif not self.line and not self._is_full():
             Cell.tell(self, message)
         elif get_ident() != self._scheduler.thread:
             raise self._wrong_thread("send")
         elif self._overflow == "wait":
-            edge = self._system.waits.begin(self, message)
+            edge = self.system.waits.begin(self, message)
             try:
                 await self._stand_in_line(message)
             finally:
-                self._system.waits.end(edge)
+                self.system.waits.end(edge)
         else:
-            await self._system.scheduler.breathe()
-            if self._state is STOPPED:
-                raise stopped_error(self, self._reason, message)
+            await self.system.scheduler.checkpoint_if_slice_over()
+            if self.phase is STOPPED:
+                raise stopped_error(self, self.reason, message)
             self.tell(message)
 
     async def _stand_in_line(self, message: Any) -> None:
@@ -474,9 +478,9 @@ class BoundedCell(Cell):
         await wait_task_rescheduled(abort)
 
     def _queue_up(self, entry: InLine) -> OrderedDict[InLine, None]:
-        line = self._line
+        line = self.line
         if line is None:
-            line = self._line = OrderedDict()
+            line = self.line = OrderedDict()
         if len(line) >= self._sweep_at:
             for gone in [other for other in line if isinstance(other.message, Ask) and other.message.settled]:
                 del line[gone]
@@ -500,7 +504,7 @@ class BoundedCell(Cell):
         """Give the room there is to those in line, first come first served; the slot is theirs before they wake."""
         self._admitted -= 1
         self._room_due = False
-        line = self._line
+        line = self.line
         while line and not self._stops and not self._is_full():
             entry, _ = line.popitem(last=False)
             message = entry.message
@@ -520,7 +524,7 @@ class BoundedCell(Cell):
     @enable_ki_protection
     def try_tell(self, message: Any) -> bool:
         if self._overflow == "wait" or self._overflow == "raise":
-            if (self._line and not self._granted) or self._is_full():
+            if (self.line and not self._granted) or self._is_full():
                 return False
             self._granted = False
             Cell.tell(self, message)
@@ -533,8 +537,8 @@ class BoundedCell(Cell):
         entry = InLine(RoomCall(callback), None)
         return functools.partial(self._queue_up(entry).pop, entry, None)
 
-    def _enqueue(self, message: Any, *, patient: bool = False) -> None:
-        if (self._line or self._is_full()) and (self._overflow == "wait" or (patient and self._overflow == "raise")):
+    def enqueue(self, message: Any, *, patient: bool = False) -> None:
+        if (self.line or self._is_full()) and (self._overflow == "wait" or (patient and self._overflow == "raise")):
             self._queue_up(InLine(message, None))
         else:
             self.tell(message)
@@ -552,7 +556,7 @@ class BoundedCell(Cell):
         self._admitted -= 1
         if type(entry) is Stop:
             self._stops -= 1
-            if self._line and not self._stops and not self._room_due:
+            if self.line and not self._stops and not self._room_due:
                 self._await_room()  # it may start again, and then those in line have their turn
 
     def _put_first(self, message: Any) -> None:
@@ -577,7 +581,7 @@ class BoundedCell(Cell):
     def _refuse(self, message: Any) -> None:
         if get_ident() != self._scheduler.thread:
             raise self._wrong_thread("tell")
-        if not self._line and not self._is_full():
+        if not self.line and not self._is_full():
             Cell.tell(self, message)
             return
         overflow = self._overflow
@@ -585,13 +589,13 @@ class BoundedCell(Cell):
             raise self._full(message)
         self._drop(message)
         if overflow == "stop":
-            self._system.lifecycle.overflowed(self, self._full(message))
+            self.system.lifecycle.overflowed(self, self._full(message))
 
     def _drop(self, message: Any) -> None:
         if isinstance(message, Ask):
             message.fail(self._full(message))
         else:
-            self._system.dead_letter(message, self, "mailbox full")
+            self.system.dead_letter(message, self, "mailbox full")
 
 
 class StoreCell(BoundedCell):
@@ -638,12 +642,12 @@ class StoreCell(BoundedCell):
 
     @enable_ki_protection
     async def send(self, message: Any) -> None:
-        await self._system.scheduler.breathe()
-        if self._state is STOPPED:
-            raise stopped_error(self, self._reason, message)
+        await self.system.scheduler.checkpoint_if_slice_over()
+        if self.phase is STOPPED:
+            raise stopped_error(self, self.reason, message)
         self.tell(message)
 
-    def _enqueue(self, message: Any, *, patient: bool = False) -> None:
+    def enqueue(self, message: Any, *, patient: bool = False) -> None:
         self.tell(message)
 
     try_tell = Cell.try_tell
@@ -702,16 +706,16 @@ class _Dead(Cell):
 
     def tell(self, message: Any) -> None:
         if isinstance(message, Ask):
-            message.fail(stopped_error(self, self._reason, message.message))
+            message.fail(stopped_error(self, self.reason, message.message))
         else:
-            self._system.dead_letter(message, self, "stopped")
+            self.system.dead_letter(message, self, "stopped")
 
     def try_tell(self, message: Any) -> bool:
-        raise stopped_error(self, self._reason, message)
+        raise stopped_error(self, self.reason, message)
 
     async def send(self, message: Any) -> None:
         await trio.lowlevel.checkpoint_if_cancelled()
-        raise stopped_error(self, self._reason, message)
+        raise stopped_error(self, self.reason, message)
 
     def stop(self, *, now: bool = False) -> None:
         pass
@@ -719,7 +723,7 @@ class _Dead(Cell):
     def kill(self) -> None:
         pass
 
-    def _enqueue(self, message: Any, *, patient: bool = False) -> None:
+    def enqueue(self, message: Any, *, patient: bool = False) -> None:
         self.tell(message)
 
     def _admit(self, message: Any) -> None:
@@ -744,7 +748,7 @@ def make_dead(system: ActorSystem, number: int) -> Cell:
     """Make the cell of an actor of which no more is known than that it has ended."""
     nobody: Any = _Nobody()
     cell = _Dead(system.scheduler, nobody, system._root, None, number)
-    cell._state, cell._reason, cell._idle, cell._actor = STOPPED, SHUTDOWN, False, None
+    cell.phase, cell.reason, cell._idle, cell._actor = STOPPED, SHUTDOWN, False, None
     return cell
 
 
@@ -763,11 +767,11 @@ class StrictCell(Cell):
     __slots__ = ()
 
     def tell(self, message: Any) -> None:
-        self._system.strict_check(self, message)
+        self.system.strict_check(self, message)
         super().tell(message)
 
     async def ask(self, message: Any, *, timeout: float | None = DEFAULT_TIMEOUT) -> Any:
-        return self._system.strict_answer(self, message, await super().ask(message, timeout=timeout))
+        return self.system.strict_answer(self, message, await super().ask(message, timeout=timeout))
 
 
 class StrictBoundedCell(BoundedCell):
@@ -776,11 +780,11 @@ class StrictBoundedCell(BoundedCell):
     __slots__ = ()
 
     def tell(self, message: Any) -> None:
-        self._system.strict_check(self, message)
+        self.system.strict_check(self, message)
         super().tell(message)
 
     async def ask(self, message: Any, *, timeout: float | None = DEFAULT_TIMEOUT) -> Any:
-        return self._system.strict_answer(self, message, await super().ask(message, timeout=timeout))
+        return self.system.strict_answer(self, message, await super().ask(message, timeout=timeout))
 
 
 class StrictStoreCell(StoreCell):
@@ -789,11 +793,11 @@ class StrictStoreCell(StoreCell):
     __slots__ = ()
 
     def tell(self, message: Any) -> None:
-        self._system.strict_check(self, message)
+        self.system.strict_check(self, message)
         super().tell(message)
 
     async def ask(self, message: Any, *, timeout: float | None = DEFAULT_TIMEOUT) -> Any:
-        return self._system.strict_answer(self, message, await super().ask(message, timeout=timeout))
+        return self.system.strict_answer(self, message, await super().ask(message, timeout=timeout))
 
 
 _DEAD: dict[type[Cell], type[Cell]] = {
@@ -837,11 +841,11 @@ class _CellFromThread(FromThread[Any]):
         self._cell = cell
 
     def tell(self, message: Any) -> None:
-        self._cell._system.inbox.put(self._cell, message)
+        self._cell.system.inbox.put(self._cell, message)
 
     def ask(self, message: Any, *, timeout: float | None = DEFAULT_TIMEOUT) -> Any:
         cell = self._cell
-        system = cell._system
+        system = cell.system
         if system.inbox.is_home():
             raise RuntimeError("from_thread.ask() in the system's own thread would wait for ever; await ask() instead")
         question = ThreadAsk(message, cell)

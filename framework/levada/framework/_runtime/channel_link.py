@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from levada.framework.channel_core import TerminalState
 from levada.framework.errors import ChannelError
 from levada.framework.links import NORMAL, Failed, Lost, Normal, Reason
 
 from .cell import Cell
+from .channel_core import TerminalState
 from .remains import how_it_ended
 
 __all__ = ["ChannelLink"]
@@ -46,32 +46,32 @@ class ChannelLink:
         Raises:
             HandleMoved: the handle was sent away before.
         """
-        self._cell._tie(self)
+        self._cell.tie(self)
         try:
             self._forget = self.handle.on_terminated(self._ended)
         except BaseException:
-            self._cell._untie(self)
+            self._cell.untie(self)
             raise
 
     def cut(self) -> None:
         """Untie."""
         self._forget()
-        self._cell._untie(self)
+        self._cell.untie(self)
 
     def _ended(self, state: TerminalState, error: ChannelError | None) -> None:
         """The channel has ended."""
         cell, handle = self._cell, self.handle
-        cell._untie(self)
+        cell.untie(self)
         reason: Reason = NORMAL
         if state in _LOST:
             reason = Lost(handle.name)
         elif error is not None and state is not _OWN[hasattr(handle, "receive")]:
             reason = Failed(error)
-        cell._system.lifecycle.exit_signal(cell, handle, reason)
+        cell.system.lifecycle.exit_signal(cell, handle, reason)
 
     # What the end of the actor asks of those it is linked to.
 
-    def _exited(self, _: Cell, reason: Reason) -> None:
+    def exited(self, _: Cell, reason: Reason) -> None:
         """The actor has ended: nobody will use the handle, unless it has gone elsewhere."""
         self._forget()
         handle = self.handle

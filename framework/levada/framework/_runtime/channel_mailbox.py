@@ -9,7 +9,9 @@ from typing import Any, Protocol, TypeVar
 from trio import current_time
 from trio.lowlevel import spawn_system_task
 
-from levada.framework.channel_core import (
+from levada.framework.errors import ActorStopped, DecodeError
+
+from .channel_core import (
     NOT_PROCESSED,
     OPEN,
     PROCESSED,
@@ -18,7 +20,6 @@ from levada.framework.channel_core import (
     TerminalState,
     let_others_run,
 )
-from levada.framework.errors import ActorStopped, DecodeError
 
 __all__ = ["Destination", "MailboxFeed"]
 

@@ -43,7 +43,7 @@ def _on_stop(actor: Any, stop: Stop) -> Any:
     no_message(actor)
     cell = actor._cell
     cell._came_up(stop)
-    return cell._system.lifecycle.reached_stop(cell, stop)
+    return cell.system.lifecycle.reached_stop(cell, stop)
 
 
 def _on_room(actor: Any, _: Room) -> None:

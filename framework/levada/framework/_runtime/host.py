@@ -62,7 +62,7 @@ class Host:
         self._pending.append((function, args, name or function))
         if self._gone is None:
             self._gone = trio.Event()
-            self._cell._system.start_task(self._hold_nursery, name=f"<tasks of {self._cell.path}>")
+            self._cell.system.start_task(self._hold_nursery, name=f"<tasks of {self._cell.path}>")
 
     async def enter(self, context: AbstractAsyncContextManager[Any]) -> Any:
         """Enter `context` in a task of its own and return what it gives."""
@@ -70,7 +70,7 @@ class Host:
             raise RuntimeError(f"{self._cell.path} is stopping: it enters no more contexts")
         entered = _Entered(self._cell, context)
         self._contexts.append(entered)
-        self._cell._system.start_task(entered.hold, name=f"<context of {self._cell.path}>")
+        self._cell.system.start_task(entered.hold, name=f"<context of {self._cell.path}>")
         try:
             return await entered.value()
         except BaseException:
@@ -125,7 +125,7 @@ class Host:
             cancelled, rest = split_cancelled(error)
             try:
                 if rest is not None:
-                    self._cell._system.lifecycle.task_failed(self._cell, self, rest)
+                    self._cell.system.lifecycle.task_failed(self._cell, self, rest)
                 if cancelled is not None:
                     raise cancelled from None
             finally:
@@ -184,7 +184,7 @@ class _Entered:
             cancelled, rest = split_cancelled(error)
             if rest is not None:
                 if self.inside or self.waiter is None:
-                    self.cell._system.lifecycle.task_failed(self.cell, host, rest)
+                    self.cell.system.lifecycle.task_failed(self.cell, host, rest)
                 else:
                     self._tell(outcome.Error(rest))
             if cancelled is not None:

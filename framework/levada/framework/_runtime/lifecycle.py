@@ -47,8 +47,9 @@ from levada.framework.links import (
 from levada.framework.supervision import RestartPolicy, Strategy, delay, members, record, resumes, wants_restart
 from levada.framework.timers import Tick
 
-from .cell import NO_HANDLERS, PAUSED, RUNNING, STOPPED, Cell, RoomCall
+from .cell import NO_HANDLERS, Cell, RoomCall
 from .host import Host, split_cancelled
+from .phase import PAUSED, RUNNING, STOPPED
 from .remains import drop_frames, end_handles, open_handles
 from .scheduler import Begun
 from .tokens import END_TURN, START, TURN, Room, Start, Stop, Take, Turn
@@ -134,7 +135,7 @@ class Lifecycle:
             # The lane: a fault of the runtime itself, or a hook that may not fail. Nothing is trustworthy now.
             self._system.crash(error)
             return
-        if cell._state is RUNNING:
+        if cell.phase is RUNNING:
             self.fail_question(cell, error)
             self._failed(cell, error, message)
 
@@ -222,7 +223,7 @@ class Lifecycle:
         self._signal(self._exit, cell, source, reason)
 
     def _exit(self, cell: Cell, source: Any, reason: Reason) -> None:
-        if cell._state is STOPPED:
+        if cell.phase is STOPPED:
             return
         actor = cell._actor
         if actor is not None and actor.trap_exits:
@@ -243,19 +244,19 @@ class Lifecycle:
 
     def _fail_from_outside(self, cell: Cell, error: BaseException) -> None:
         """Something that belongs to the actor failed beside its handlers."""
-        if cell._state is RUNNING and cell._worker is None:
+        if cell.phase is RUNNING and cell._worker is None:
             self._failed(cell, error, None, queued=not cell._idle)
-        elif cell._state is STOPPED:
+        elif cell.phase is STOPPED:
             self._forget(error)
         else:
             self._report(cell, error, None)
-            if cell._state is PAUSED or not _resumes(cell, error):
+            if cell.phase is PAUSED or not _resumes(cell, error):
                 self._request(cell, Failed(error), True, False)
             else:
                 self._forget_failure(cell)
 
     def _request(self, cell: Cell, reason: Reason, cancel: bool, final: bool) -> None:
-        if cell._state is STOPPED:
+        if cell.phase is STOPPED:
             return
         pending = cell._extras.ending if cell._extras is not None else None
         if pending is not None:
@@ -291,7 +292,7 @@ class Lifecycle:
         if ending.concluded:
             if not ending.restart:
                 self._terminate(cell, ending.reason)
-        elif cell._state is PAUSED and cancel:
+        elif cell.phase is PAUSED and cancel:
             if not ending.closed:
                 self._stop_children(cell)
             elif extras.host is not None:
@@ -358,7 +359,7 @@ class Lifecycle:
             return
         self._system.scheduler.claim_context(cell)
         extras = cell._more()
-        cell._state = PAUSED
+        cell.phase = PAUSED
         cell._take_out_start()
         cell._table = NO_HANDLERS
         cell._idle = False
@@ -373,7 +374,7 @@ class Lifecycle:
             cell._put_back(extras.stash)
             extras.stash = None
         self._plan(cell, ending)
-        if cell._context is None:
+        if cell.context is None:
             self._stop_children(cell)
         else:
             # This may be inside the actor's own context, which the hooks want to enter.
@@ -391,7 +392,7 @@ class Lifecycle:
             return
         parent = cell._parent
         assert parent is not None
-        if parent._state is not RUNNING or not wants_restart(policy, ending.reason):
+        if parent.phase is not RUNNING or not wants_restart(policy, ending.reason):
             return
         strategy: Strategy = parent._actor.strategy
         group = parent._more().group
@@ -427,7 +428,7 @@ class Lifecycle:
     def _stop_children(self, cell: Cell) -> None:
         """Stop the last child, or all at once if there is no time; then go on to step 3."""
         extras = cell._extras
-        if cell._state is not PAUSED or extras is None or extras.ending is None or extras.ending.closed:
+        if cell.phase is not PAUSED or extras is None or extras.ending is None or extras.ending.closed:
             return
         ending = extras.ending
         if extras.stop_timer is not None:
@@ -442,7 +443,7 @@ class Lifecycle:
             # As `next(reversed(…))`, which would step over all that were deleted before it: 100,000 children took 6 s.
             child, _ = extras.children.popitem()
             extras.children[child] = None
-            if ending.graceful and child._state is RUNNING and (child._extras is None or child._extras.ending is None):
+            if ending.graceful and child.phase is RUNNING and (child._extras is None or child._extras.ending is None):
                 child._admit(Stop(SHUTDOWN, final=True))
             else:
                 self._signal(self._request, child, SHUTDOWN, False, True)
@@ -452,7 +453,7 @@ class Lifecycle:
 
     def _out_of_time(self, cell: Cell, ending: Ending | None) -> None:
         """Kill an actor that does not end; for good, unless it is only this `ending` that lasts too long."""
-        if cell._state is not STOPPED and (ending is None or cell._more().ending is ending):
+        if cell.phase is not STOPPED and (ending is None or cell._more().ending is ending):
             logger.warning(
                 "%s did not stop in %g s: killed", cell.path, self._system.stop_timeout, extra={"actor": cell.path}
             )
@@ -469,7 +470,7 @@ class Lifecycle:
         if group is not None and child in group.members:
             del group.members[child]
             self._signal(self._regroup, parent, group)
-        if parent._state is PAUSED and extras.ending is not None and (not extras.children or not extras.ending.cancel):
+        if parent.phase is PAUSED and extras.ending is not None and (not extras.children or not extras.ending.cancel):
             self._signal(self._stop_children, parent)
 
     # ------------------------------------------------------------ step 3: close
@@ -498,7 +499,7 @@ class Lifecycle:
                 return
             # A sync hook that returned something to wait for, or started tasks.
             hook, arguments = _identity, (waiting,)
-        context = cell._context if cell._context is not None else self._system.scheduler.base_context()
+        context = cell.context if cell.context is not None else self._system.scheduler.base_context()
         context.run(self._system.start_task, self._close_in_task, cell, hook, arguments, name=f"<end of {cell.path}>")
 
     def _hook(self, actor: Any, ending: Ending) -> tuple[Callable[..., Any] | None, tuple[Any, ...]]:
@@ -552,12 +553,12 @@ class Lifecycle:
     def _call(self, cell: Cell, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call code of the user in the actor's context."""
         scheduler = self._system.scheduler
-        context = cell._context if cell._context is not None else scheduler.base_context()
+        context = cell.context if cell.context is not None else scheduler.base_context()
         try:
             return context.run(function, *arguments)
         finally:
-            if cell._context is None and scheduler.differs(context):
-                cell._context = context
+            if cell.context is None and scheduler.differs(context):
+                cell.context = context
 
     # ------------------------------------------------------------ step 4: conclude
 
@@ -588,7 +589,7 @@ class Lifecycle:
 
     def _regroup(self, parent: Cell, group: Group) -> None:
         """See to the last member that has not concluded: stop it, or wait for it; when all have, start them."""
-        if parent._state is not RUNNING or parent._more().group is not group:
+        if parent.phase is not RUNNING or parent._more().group is not group:
             return
         while group.running:
             cell = group.running[-1]
@@ -612,7 +613,7 @@ class Lifecycle:
 
     def _revive_group(self, parent: Cell, group: Group) -> None:
         waiting = [cell._extras.ending for cell in group.members if cell._extras is not None]
-        if parent._state is not RUNNING or parent._more().group is not group:
+        if parent.phase is not RUNNING or parent._more().group is not group:
             return
         if all(ending is not None and ending.concluded for ending in waiting):
             parent._more().group = None
@@ -623,7 +624,7 @@ class Lifecycle:
     def _revive_alone(self, cell: Cell) -> None:
         """A wait for a new start is over, unless the actor was stopped or caught up in a group meanwhile."""
         ending = cell._extras.ending if cell._extras is not None else None
-        if cell._state is PAUSED and ending is not None and ending.concluded and cell._parent is not None:
+        if cell.phase is PAUSED and ending is not None and ending.concluded and cell._parent is not None:
             group = cell._parent._more().group
             if group is None or cell not in group.members:
                 self._revive(cell)
@@ -649,7 +650,7 @@ class Lifecycle:
         cell._actor = actor
         actor._cell = cell
         cell._table = type(actor)._table
-        cell._state = RUNNING
+        cell.phase = RUNNING
         if actor._has_start:
             cell._admit_first(START)
         self._system.counters.restarts += 1
@@ -665,9 +666,9 @@ class Lifecycle:
     def _terminate(self, cell: Cell, reason: Reason) -> None:
         """The actor ends for good."""
         system = self._system
-        left = self._fail_questions(cell, reason) if cell._batch or cell._box or cell._line else None
-        cell._state = STOPPED
-        cell._reason = reason
+        left = self._fail_questions(cell, reason) if cell._batch or cell._box or cell.line else None
+        cell.phase = STOPPED
+        cell.reason = reason
         cell._idle = False
         cell._table = NO_HANDLERS
         cell._batch = [TURN]  # if it is in the run queue, this ends its last turn at once
@@ -677,7 +678,7 @@ class Lifecycle:
         actor, cell._actor = cell._actor, None
         if left:
             self._hand_back(cell, actor, left)
-        cell._context = None
+        cell.context = None
         system.counters.stopped += 1
         parent = cell._parent
         extras = cell._extras
@@ -709,7 +710,7 @@ class Lifecycle:
                 entry.question.fail(stopped_error(cell, reason, entry.question.message))
             elif not isinstance(entry, _ENTRIES):
                 left.append(entry)
-        line = cell._line
+        line = cell.line
         while line:
             entry, _ = line.popitem(last=False)
             message, task = entry.message, entry.task
@@ -739,7 +740,7 @@ class Lifecycle:
         for forget in list((extras.watched or {}).values()):
             forget()
         for other in extras.links or ():
-            other._exited(cell, reason)
+            other.exited(cell, reason)
         for ask in extras.open_asks or ():
             ask.fail(stopped_error(cell, reason, ask.message))
         if extras.timers is not None:

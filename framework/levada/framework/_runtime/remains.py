@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from traceback import walk_tb
 from typing import Any
 
-from levada.framework.channel_core import handles_in, may_hold
 from levada.framework.links import Failed, Normal, Reason, Shutdown
+
+from .channel_core import handles_in, may_hold
 
 __all__ = ["drop_frames", "end_handles", "how_it_ended", "open_handles"]
 

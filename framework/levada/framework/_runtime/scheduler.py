@@ -48,7 +48,8 @@ from trio.lowlevel import (
 from levada.framework.ask import Ask
 
 from .awaitables import coroutine_of
-from .cell import NO_MESSAGES, RUNNING, Cell
+from .cell import NO_MESSAGES, Cell
+from .phase import RUNNING
 from .tokens import END_TURN, TURN
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ class RunQueue:
     @enable_ki_protection
     def settle(self, cell: Cell) -> None:
         """Put a cell that no worker holds where it belongs."""
-        if cell._state is RUNNING:
+        if cell.phase is RUNNING:
             if cell._batch or cell._box:
                 if cell is self._lane:
                     self.ready.appendleft(cell)
@@ -225,8 +226,8 @@ class RunQueue:
         self.inline = True
         cell._idle = False
         cell._asking = question
-        if cell._context is not None:
-            context = cell._context
+        if cell.context is not None:
+            context = cell.context
             if cell._extras is not None:
                 cell._extras.touched = trio.current_time()
         else:
@@ -245,8 +246,8 @@ class RunQueue:
             self.now = self.clock()
             if self.now - began > SLICE:
                 self.system.observe.took_long(cell, question.message, self.now - began, 1)
-            if cell._context is None and context != self._base:
-                cell._context = context
+            if cell.context is None and context != self._base:
+                cell.context = context
                 self._scratch = self._base.copy()
         cell._handled += 1
         coroutine = result
@@ -267,16 +268,24 @@ class RunQueue:
             cell._batch = NO_MESSAGES
             cell._idle = True
 
-    async def rest(self) -> None:
+    async def shielded_checkpoint(self) -> None:
         """Yield to others after inline calls; what has been done stays done, so it cannot be cancelled."""
         await trio.lowlevel.cancel_shielded_checkpoint()
         self.end = self.clock() + self.slice
 
-    async def breathe(self) -> None:
+    async def checkpoint_if_slice_over(self) -> None:
         """Be a checkpoint if a slice has passed since the last one; nothing has been done yet, so it may be cancelled."""
         if self.clock() > self.end:
             await trio.lowlevel.checkpoint()
             self.end = self.clock() + self.slice
+
+    def slice_over(self) -> bool:
+        """Whether a slice has passed since the last checkpoint."""
+        return self.clock() > self.end
+
+    def begin_slice(self) -> None:
+        """Note that there was a checkpoint just now."""
+        self.end = self.clock() + self.slice
 
     # ------------------------------------------------------------ contexts
 
@@ -287,8 +296,8 @@ class RunQueue:
     def claim_context(self, cell: Cell) -> None:
         """Give a cell whose turn goes on the context that this turn has changed, so that its hooks see it."""
         worker = self._active
-        if worker is not None and worker.cell is cell and cell._context is None and worker.context != self._base:
-            cell._context = worker.context
+        if worker is not None and worker.cell is cell and cell.context is None and worker.context != self._base:
+            cell.context = worker.context
 
     def differs(self, context: contextvars.Context) -> bool:
         """Whether a ContextVar has been set in a copy of the base context."""
@@ -348,8 +357,8 @@ class RunQueue:
             if what == _OWN_CONTEXT:
                 cell = worker.cell
                 assert cell is not None
-                assert cell._context is not None
-                what = cell._context.run(self._slice, worker, iter((cell,)).__next__, cell._context, self._base)
+                assert cell.context is not None
+                what = cell.context.run(self._slice, worker, iter((cell,)).__next__, cell.context, self._base)
                 if cell._extras is not None:
                     cell._extras.touched = trio.current_time()
                 del cell
@@ -380,7 +389,7 @@ class RunQueue:
     def _give_context(self, worker: Worker) -> None:
         """The last turn set a ContextVar: the scratch context is that actor's own from now on."""
         assert worker.cell is not None
-        worker.cell._context = worker.context
+        worker.cell.context = worker.context
         worker.context = self._base.copy()
 
     @enable_ki_protection
@@ -404,7 +413,7 @@ class RunQueue:
                     worker.cell = None
                     return _IDLE
                 worker.cell = cell
-                if cell._context is not own:
+                if cell.context is not own:
                     return _OWN_CONTEXT
                 batch = cell._batch
                 if not batch:
@@ -509,7 +518,7 @@ class RunQueue:
             self.system.observe.took_long(cell, message, seconds, count)
 
     def _find_handler(self, cell: Cell, message: Any) -> Callable[[Any, Any], Any]:
-        if cell._state is RUNNING:
+        if cell.phase is RUNNING:
             return cell._actor._find_handler(type(message), cell._table)  # type: ignore[no-any-return]
         # The cell is paused: the message goes back, the turn ends.
         cell._handled -= 1
@@ -521,7 +530,7 @@ class RunQueue:
         """Drive the handler that waits to its end while another worker runs the queue."""
         cell = worker.cell
         assert cell is not None
-        own = cell._context
+        own = cell.context
         step = (own if own is not None else worker.context).run
         coroutine, trap, message = worker.coroutine, worker.trap, worker.message
         worker.trap = worker.message = None
@@ -626,13 +635,13 @@ def _make_lane(scheduler: RunQueue) -> Cell:
     """Make the cell that runs signals; it has no actor and no parent."""
     lane = Cell.__new__(Cell)
     lane._scheduler = scheduler
-    lane._actor = lane._parent = lane._context = lane._worker = lane._asking = lane._extras = None
+    lane._actor = lane._parent = lane.context = lane._worker = lane._asking = lane._extras = None
     lane._name = "<lane>"
     lane._number = 0
     lane._box = []
     lane._batch = NO_MESSAGES
     lane._idle = True
-    lane._state = RUNNING
+    lane.phase = RUNNING
 
     def run_signal(_: Any, signal: tuple[Callable[..., object], tuple[Any, ...]]) -> Any:
         function, arguments = signal

@@ -9,7 +9,8 @@ from typing import Any
 
 import trio
 
-from levada.framework._runtime.cell import RUNNING, STOPPED, Cell
+from levada.framework._runtime.cell import Cell
+from levada.framework._runtime.phase import RUNNING, STOPPED, ActorPhase
 from levada.framework.ask import Ask
 from levada.framework.errors import ActorStopped
 from levada.framework.links import KILLED, NORMAL, SHUTDOWN, Exit, Reason
@@ -89,7 +90,7 @@ class FakeRef(Ref[Any]):
         self._watchers.clear()
         links, self._links = self._links, {}
         for cell in links:
-            cell._exited(self, reason)
+            cell.exited(self, reason)
 
     # ------------------------------------------------------------ what a Ref does
 
@@ -173,45 +174,42 @@ class FakeRef(Ref[Any]):
     def on_stopped(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call back at the end, at once if it has come."""
         key = object()
-        self._add_watcher(key, lambda _: callback())
-        return lambda: self._forget_watcher(key)
+        self.add_watcher(key, lambda _: callback())
+        return lambda: self.forget_watcher(key)
 
-    def _enqueue(self, question: Ask) -> None:
+    def enqueue(self, question: Ask) -> None:
         """Take the envelope of an ask that a router hands on."""
         try:
             question.answer(self._answer(question.message))
         except Exception as error:  # noqa: BLE001 - whatever the table says to raise is for the asker
             question.fail(error)
 
-    def _depth(self) -> int:
+    def depth(self) -> int:
         return len(self.told) + len(self.sent)
 
-    def _add_watcher(self, key: Hashable, ended: Callable[[Reason], None]) -> None:
+    def add_watcher(self, key: Hashable, ended: Callable[[Reason], None]) -> None:
         if self.reason is not None:
             ended(self.reason)
         else:
             self._watchers[key] = ended
 
-    def _forget_watcher(self, key: Hashable) -> None:
+    def forget_watcher(self, key: Hashable) -> None:
         self._watchers.pop(key, None)
 
-    def _tie(self, other: Cell) -> None:
+    def tie(self, other: Cell) -> None:
         self._links[other] = None
 
-    def _untie(self, other: Cell) -> None:
+    def untie(self, other: Cell) -> None:
         self._links.pop(other, None)
 
-    def _exited(self, other: Cell, reason: Reason) -> None:
-        self._untie(other)
+    def exited(self, other: Cell, reason: Reason) -> None:
+        self.untie(other)
         self.exits.append(Exit(other, reason))
 
     @property
-    def _state(self) -> str:
+    def phase(self) -> ActorPhase:
+        """Running until it is made to end."""
         return RUNNING if self.reason is None else STOPPED
-
-    @property
-    def _reason(self) -> Reason:
-        return self.reason if self.reason is not None else NORMAL
 
 
 class _FakeFromThread(FromThread[Any]):

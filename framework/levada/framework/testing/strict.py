@@ -92,8 +92,8 @@ class _StrictSystem(ActorSystem):
         self._seals: dict[int, _Seal] = {}
         """By id; the seal holds the message, so no id is given out again."""
 
-    def _install(self, *args: Any, **keywords: Any) -> Cell:
-        cell = super()._install(*args, **keywords)
+    def install(self, *args: Any, **keywords: Any) -> Cell:
+        cell = super().install(*args, **keywords)
         cell.__class__ = _STRICT[type(cell)]
         return cell
 
@@ -230,7 +230,7 @@ class _Checks(Cell):
 
 
 def _system_of(cell: Cell) -> _StrictSystem:
-    return cast("_StrictSystem", cell._system)
+    return cast("_StrictSystem", cell.system)
 
 
 class _CheckedCell(_Checks, StrictCell):
@@ -311,7 +311,7 @@ class _Watched:
 
     def __call__(self, actor: Any, message: Any) -> Any:
         cell = actor._cell
-        cell._system.unseal(cell, message)
+        cell.system.unseal(cell, message)
         before = _open_scope()
         result = None
         try:
@@ -337,7 +337,7 @@ class _Watched:
                 _close_scopes(before)
 
     def _report(self, cell: Cell, message: Any, what: str) -> None:
-        system: Any = cell._system
+        system: Any = cell.system
         name = getattr(self.plain, "__qualname__", repr(self.plain))
         kind = type(message).__name__
         system.violation(

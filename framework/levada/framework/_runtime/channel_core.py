@@ -39,7 +39,7 @@ from outcome import Error, Value
 from trio import current_time, sleep
 from trio.lowlevel import Abort, Task, current_task, current_trio_token, in_trio_run, reschedule, wait_task_rescheduled
 
-from .errors import (
+from levada.framework.errors import (
     ChannelCancelled,
     ChannelConnectionLost,
     ChannelError,
@@ -283,7 +283,7 @@ class _SendWaiter:
     def admit(self, core: ChannelCore) -> None:
         try:
             core.put(self.entry)
-        except Exception as error:  # noqa: BLE001 - it could not be prepared, which is its sender's to know
+        except Exception as error:
             reschedule(self.task, Error(error))
         else:
             reschedule(self.task, Value(True))
