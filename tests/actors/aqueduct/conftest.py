@@ -322,7 +322,7 @@ class Two:
                 len(end.core.halves) - 1,
                 len(end.core.unclaimed) + len(end.core.links.tombstones) + end.core.held,
                 len(end.halves.outbound) + len(end.halves.inbound) - 1,
-                len(end.halves.idle),
+                len(end.core.background),
             )
         )
 

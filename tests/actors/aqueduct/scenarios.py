@@ -388,7 +388,7 @@ class World:
             # What had arrived at a lost connection stays until it is taken, if ever.
             assert over or not core.held, f"I-5: {core.held} octets"
             assert len(halves.outbound) + len(halves.inbound) == entry, "I-5"
-            assert not any((core.unacked, core.crowded, halves.idle)), "I-5"
+            assert not any((core.unacked, core.crowded, core.background)), "I-5"
             assert not halves.refs._remote, "a ref that nobody holds"
         if not over:
             rest = (tasks(), self.client.streams, self.server.streams)

@@ -550,7 +550,7 @@ async def test_a_dropped_ref_gives_its_channel_up(two: Any, autojump_clock: Mock
         await settled()
         assert clerk.notes == ["last words", "really"]
         assert [len(end.core.halves) for end in (client, server)] == [1, 1]
-        assert not client.halves.idle
+        assert not client.core.background
         again = await both.peer.lookup("clerk", object)
         assert await again.ask(Do("texts")) == clerk.notes
 

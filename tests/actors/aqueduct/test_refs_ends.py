@@ -413,7 +413,7 @@ async def test_a_loss_at_every_stage(two: Any, autojump_clock: MockClock, stage:
                 assert outcomes == [lost]
         assert not both.client.halves.outbound
         assert not both.client.halves.inbound
-        assert not both.client.halves.idle
+        assert not both.client.core.background
         both.clerk.gate.set()
 
 

@@ -237,7 +237,7 @@ class Refs(ActorStateMachine):
         client = self.peer._connection
         assert not client.halves.outbound
         assert not client.halves.inbound
-        assert not client.halves.idle
+        assert not client.core.background
         for far in self.remotes:
             if far.reason is None:
                 self.ended(far, Lost)

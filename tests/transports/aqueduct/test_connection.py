@@ -247,7 +247,7 @@ def test_aq19_close_codes_and_what_the_halves_say(wire: Callable[..., Wire]) -> 
     events = w.core.close(CloseCode.APPLICATION, "enough", w.now)
     assert events == [
         *[e for e in events if isinstance(e, Settled | Ended)],
-        ConnectionEnded(2, "enough"),
+        ConnectionEnded(2, "enough", closed_here=True),
     ]
     assert {e.half for e in events if isinstance(e, Ended)} == {w.receiver, sender}
     assert [e.tokens for e in events if isinstance(e, Settled)] == [["y"]]

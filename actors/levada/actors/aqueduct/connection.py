@@ -7,8 +7,8 @@
 * Streams are opened in the order in which the core names them. Where the peer gives no credit for one, what is to be done on it waits,
   and so do those behind it of the same kind; control streams, which carry the acks, do not wait for streams of messages.
 * Time is the core's: a timer of the actor is set to `next_deadline`, and only ever set anew to be earlier.
-* The end is the core's too: `ConnectionEnded` is its last event, each channel has had its own by then. When the carrier ends, all that
-  had arrived is given to the core first.
+* The end is the core's too, in order or not: `ConnectionEnded` is its last event, each channel has had its own by then. When the carrier
+  ends, all that had arrived is given to the core first.
 * Octets queued on the carrier are bounded by the windows of the channels; a stream that the peer has stopped is noticed at the next write.
 """
 
@@ -19,6 +19,7 @@ import math
 import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any, ClassVar
 
 import attrs
@@ -42,6 +43,7 @@ from levada.transports.aqueduct import (
     CloseCode,
     CloseConnection,
     ConnectionEnded,
+    ConnectionState,
     DatagramData,
     Ended,
     Event,
@@ -108,7 +110,8 @@ class Connection(Actor[Any]):
         codec = self.config.codec
         self.early = self.client and self.config.early
         """Whether it sends before the handshake is complete."""
-        self.core = AqueductCore(client=self.client, headers=self._headers(), config=self.config.core, early=self.early)
+        settings = attrs.evolve(self.config.core, drain=self.config.drain)
+        self.core = AqueductCore(client=self.client, headers=self._headers(), config=settings, early=self.early)
         self.halves = Halves(self, attrs.evolve(codec, max_bytes=min(codec.max_bytes, limit)))
         self.entry = ChannelCore(self.item_type, WINDOW, "entrypoint")
         """The client's sends, the server's receives."""
@@ -128,6 +131,8 @@ class Connection(Actor[Any]):
         """Why there was no carrier."""
         self.greeted = self.closing = False
         self.handlers: trio.Nursery
+        self.tasks: trio.Nursery
+        """Where the connection's own tasks run, while it has a carrier."""
         self.turns = self.datagrams_dropped = 0
         self._carrier: carriers.Connection | None = None
         self._carrier_over = False
@@ -137,9 +142,6 @@ class Connection(Actor[Any]):
         """Set when there is something to be read or to be flushed."""
         self._flush_due = False
         self._armed = math.inf
-        self._idle = trio.Event()
-        self._resting = False
-        """Whether it closes as soon as nothing is left to wait for."""
         self._runs = self._begun = False
         self._gone = trio.Event()
 
@@ -197,6 +199,8 @@ class Connection(Actor[Any]):
         outputs = core.data_to_send(trio.current_time(), most)
         for output in outputs:
             actions[type(output)](self, output)
+        if self.end is None and core.state is ConnectionState.CLOSED:
+            self._apply_all(core.take_events())  # it has drained
         deadline = core.next_deadline()
         if deadline is not None and deadline < self._armed:
             self._armed = deadline
@@ -219,6 +223,8 @@ class Connection(Actor[Any]):
     def _explain(self, event: ConnectionEnded) -> None:
         """Say how the connection ended to all that end with it."""
         halves = self.halves
+        if event.closed_here and event.code == CloseCode.ORDERLY:
+            self.closing = True
         if self.closing:
             halves.detail = "this side closed the connection"
         elif event.error is not None:
@@ -233,13 +239,6 @@ class Connection(Actor[Any]):
         record = self.halves.outbound.get(event.half)
         if record is not None:
             record.settled(event.tokens, _OUTCOMES[event.delivered])
-        if self._resting:
-            self._look_for_rest()
-
-    def _look_for_rest(self) -> None:
-        """Go on with closing if nothing is left to wait for."""
-        if self._resting and self.halves.is_idle():
-            self._idle.set()
 
     def _on_readable(self, event: Readable) -> None:
         record = self.halves.inbound.get(event.half)
@@ -257,7 +256,6 @@ class Connection(Actor[Any]):
         if record is not None:
             record.ended()
         halves.links.pop(half, None)
-        self._look_for_rest()
 
     def _on_reached(self, event: Reached) -> None:
         self.halves.links.pop(event.half, None)
@@ -319,7 +317,6 @@ class Connection(Actor[Any]):
             trio.current_time()
         ):  # no turn follows: what is left is to close the carrier
             self._actions[type(output)](self, output)
-        self._idle.set()
         self.opened.set()
 
     _events: ClassVar[dict[type, Callable[[Any, Any], None]]] = {
@@ -352,8 +349,14 @@ class Connection(Actor[Any]):
             pass
 
     def _do_close(self, output: CloseConnection) -> None:
-        if self._carrier is not None:
-            self._carrier.close(output.code, output.reason)
+        carrier = self._carrier
+        if carrier is None:
+            return
+        if output.drain:
+            # What ended the channels is still on its way to the peer.
+            self.tasks.start_soon(partial(carrier.aclose, output.code, output.reason, drain=output.drain))
+        else:
+            carrier.close(output.code, output.reason)
 
     def _use(self) -> carriers.Connection:
         assert self._carrier is not None
@@ -411,14 +414,14 @@ class Connection(Actor[Any]):
         """Move octets until the carrier ends."""
         self._begun = True
         self._met(carrier.info)
-        async with trio.open_nursery() as tasks:
+        async with trio.open_nursery() as self.tasks:
             self._carrier = carrier
             self._carried.set()
-            self.wires.start(carrier, tasks)
-            tasks.start_soon(self._drive)
+            self.wires.start(carrier, self.tasks)
+            self.tasks.start_soon(self._drive)
             if isinstance(self.core.entrypoint, SenderHalf):
                 self.halves.start(EntryOutbound(self.halves, self.entry, half=self.core.entrypoint))
-            tasks.start_soon(self._receive_datagrams, carrier)
+            self.tasks.start_soon(self._receive_datagrams, carrier)
             self.turn()
             try:
                 self._met(await carrier.handshake())  # complete already, but for an early client
@@ -471,17 +474,9 @@ class Connection(Actor[Any]):
         """
         self.close_entry()
         try:
-            if self._carrier is not None and self.end is None:
-                self.turn()
-                with trio.move_on_after(self.config.drain) as scope:
-                    self._resting = True
-                    while not self.halves.is_idle() and self.end is None:
-                        self._idle = trio.Event()
-                        await self._idle.wait()
-                    self.closing = True
-                    # What ended the channels is still on its way to the peer.
-                    left = max(0.0, scope.deadline - trio.current_time())
-                    await self._carrier.aclose(CloseCode.ORDERLY, "", drain=left)
+            if self._carrier is not None and not self._carrier_over:
+                self.feed(self.core.drain(trio.current_time()))
+                await self.ref.terminated()
         finally:
             self.shut()
         await self.ref.terminated()
@@ -501,6 +496,8 @@ class Connection(Actor[Any]):
         if self._begun:
             self._apply_all(self.core.close(CloseCode.ORDERLY, "", trio.current_time()))
             self._flush()
+            if self._carrier is not None:
+                self._carrier.close(CloseCode.ORDERLY)  # it may be closing in order
         elif self._runs:
             self.ref.stop(now=True)
         elif self.client:

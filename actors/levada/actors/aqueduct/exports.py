@@ -56,7 +56,7 @@ class Export(HalfActor):
         """The message has left, and this is the half."""
         self.half = half
         self.halves.inbound[half] = self
-        self.halves.idle.add(half)
+        self.halves.core.background.add(half)
         return self
 
     def forget(self) -> None:
@@ -78,7 +78,7 @@ class Export(HalfActor):
     def ended(self) -> None:
         """The peer has given the ref up, or is lost; what has arrived is still handled."""
         self.halves.inbound.pop(self.half, None)
-        self.halves.idle.discard(self.half)
+        self.halves.core.background.discard(self.half)
         self.pump()
         self.retire()
 

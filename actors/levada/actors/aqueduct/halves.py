@@ -155,8 +155,6 @@ class Halves:
         """What halves hang on that the peer's program has not got yet."""
         self.refs: Refs
         """Refs that have travelled; set before the first message."""
-        self.idle: set[Half] = set()
-        """Those that an end in order need not wait for, once everything sent has arrived."""
         self.detail = ""
         """How the connection ended, when it has."""
         self.cause: BaseException | None = None
@@ -217,12 +215,6 @@ class Halves:
             self.end(channel, TerminalState.CONNECTION_LOST if self.detail else TerminalState.LOST)
         else:
             channel.forget()
-
-    def is_idle(self) -> bool:
-        """Whether nothing is left but refs that nobody uses at the moment."""
-        if len(self.core.halves) > len(self.idle):
-            return False
-        return not any(isinstance(half, SenderHalf) and half.unsettled for half in self.idle)
 
     def has_room(self, channels: int) -> bool:
         """Whether so many channels more may be made."""

@@ -60,7 +60,7 @@ class Awaited:
         self._half = half
         self._halves.inbound[half] = self
         if self._idle:
-            self._halves.idle.add(half)
+            self._halves.core.background.add(half)
         return self
 
     def forget(self) -> None:
@@ -101,7 +101,7 @@ class Awaited:
         half = self._half
         assert half is not None
         self._halves.inbound.pop(half, None)
-        self._halves.idle.discard(half)
+        self._halves.core.background.discard(half)
         self.pump()
         self._settle(_ENDS.get(half.state, TerminalState.LOST))
 
@@ -191,7 +191,7 @@ class Promise:
         self._half = half
         self._halves.outbound[half] = self
         if self._idle:
-            self._halves.idle.add(half)
+            self._halves.core.background.add(half)
         return self
 
     def forget(self) -> None:
@@ -224,7 +224,7 @@ class Promise:
         half = self._half
         assert half is not None
         self._halves.outbound.pop(half, None)
-        self._halves.idle.discard(half)
+        self._halves.core.background.discard(half)
         self._over()
 
     def _over(self) -> None:

@@ -178,7 +178,7 @@ class _RefOutbound(Outbound):
         return envelopes.TELL + refs.codec.encode(entry, attachments=packing)
 
     def ended(self) -> None:
-        self.halves.idle.discard(self.half)
+        self.halves.core.background.discard(self.half)
         super().ended()
 
 
@@ -370,7 +370,7 @@ class RemoteRef(Ref[Any]):
                 ref.lose()
 
         self._channel.sender.on_terminated(channel_ended)
-        refs.halves.idle.add(half)
+        refs.halves.core.background.add(half)
         refs.halves.start(_RefOutbound(refs.halves, self._channel, half=half))
 
     # ------------------------------------------------------------ what users call

@@ -54,5 +54,7 @@ class AqueductConfig:
     """Seconds that the declaration of datagrams may wait for more. Source: AQ-37."""
     nack_delay: float = _seconds(1.0)
     """Seconds, at least, that a declared datagram has to arrive; twice the round trip if that is longer. Source: AQ-36."""
+    drain: float = attrs.field(default=5.0, converter=float, validator=v.ge(0.0))
+    """Seconds that open channels have to end after `AqueductCore.drain`; what is sent last has the rest of them to arrive."""
     stop_grace: float = _seconds(10.0)
     """Seconds after which a channel whose message stream the peer has stopped must be over. Source: AQ-20a."""

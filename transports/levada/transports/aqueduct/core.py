@@ -51,14 +51,16 @@ from .ids import ENTRYPOINT, FLOW, MINTER, ONESHOT, SPACES, Attach
 from .links import Links
 from .receiver import ReceiverHalf
 from .sender import SenderHalf
-from .state import CONNECTION, ENDS, PLACES, ConnectionInput, ConnectionState, Place, ReceiverState
+from .state import CONNECTION, ENDS, PLACES, ConnectionInput, ConnectionState, Place, ReceiverState, SenderState
 from .streams import Stream, Streams
 from .timers import Timers
 
 __all__ = ["AqueductCore"]
 
 # A member of an enum takes 6 times as long to look up as a name; these are wanted for each message.
+_SENDING = (SenderState.OPEN, SenderState.UNATTACHED)
 _OPEN, _MESSAGES = ConnectionState.OPEN, Place.MESSAGES
+_GREETED = (ConnectionState.OPEN, ConnectionState.DRAINING, ConnectionState.CLOSED)
 _KINDS = frozenset(FrameType)
 _SMALL = 4096  # octets
 _GREETINGS = (FrameType.VERSION, FrameType.CONNECTION_CONTROL)
@@ -88,6 +90,8 @@ class AqueductCore:
         self.unclaimed: dict[int, ReceiverHalf] = {}
         """Receivers that ended before the message came that attaches them. Source: AQ-30."""
         self.streams = Streams(client=client, early=early)
+        self.background: set[SenderHalf | ReceiverHalf] = set()
+        """Halves whose channels a drain does not wait for, once everything sent on them is settled."""
         self.links: Links[SenderHalf | ReceiverHalf] = Links(
             self.halves, lambda half: self.emit(Reached(half)), self.streams.announce
         )
@@ -248,12 +252,27 @@ class AqueductCore:
         receiver.claimed = receiver.known = True
         self.entrypoint = receiver
         self._release()
+        self._enter_drain()
         self.settle()
 
     def close(self, code: int, reason: str, now: float) -> list[Event]:
         """End the connection and everything in it. A second call does nothing. Source: AQ-19 (D-9), AQ-51."""
         self._end(code, reason, None, tell=True)
         return self.take_events()
+
+    def drain(self, now: float) -> list[Event]:
+        """Let open channels end, then end the connection.
+
+        The entrypoint takes nothing more: a client finishes it, a server closes it. Only if the owner of a client's entrypoint waits for
+        room there, so that it has more to send, finishing it is left to the owner. A drain before both sides have greeted waits for
+        that as well. Messages on channels that are open may still bring further channels. When no channel is left, or only those in
+        `background`, the next `data_to_send` ends the connection; after `AqueductConfig.drain` seconds it ends whatever is left.
+        """
+        if self.state is not ConnectionState.CLOSED and self._timers.end_at is None:
+            self._now = now
+            self._timers.end_at = now + self.config.drain
+            self._enter_drain()
+        return self._finish_turn()
 
     def is_blocked(self, stream_id: int) -> bool:
         """Whether octets of a stream would only be kept: an owner that can stop the peer does not read it until `StreamUnblocked`.
@@ -286,7 +305,14 @@ class AqueductCore:
         self.ack_now.clear()
         if self.state is ConnectionState.HANDSHAKE and not self.streams.early:
             return []
-        return self.streams.flush(most)
+        out = self.streams.flush(most)
+        if self.state is ConnectionState.DRAINING and len(out) < most and self._is_idle():
+            assert self._timers.end_at is not None
+            self._end(CloseCode.ORDERLY, "", None, tell=True, drain=max(0.0, self._timers.end_at - now))
+            assert self._close is not None
+            out.append(self._close)
+            self._close = None
+        return out
 
     def next_deadline(self) -> float | None:
         """Return when `handle_timeout` is due; None if never."""
@@ -312,6 +338,8 @@ class AqueductCore:
         for sender in self._timers.stops_due(now):
             if not sender.ended:
                 self._fail(violation("AQ-20a", f"channel {sender.id}"))
+        if self._timers.end_at is not None and now >= self._timers.end_at:
+            self._end(CloseCode.ORDERLY, "", None, tell=True)
         return self._finish_turn()
 
     # ------------------------------------------------ what halves ask for
@@ -354,6 +382,7 @@ class AqueductCore:
     def forget(self, half: SenderHalf | ReceiverHalf) -> None:
         """A half is gone. Source: AQ-30, AQ-31 (D-14, D-15)."""
         del self.halves[half.id]
+        self.background.discard(half)
         if half.minted_here or self.state is ConnectionState.CLOSED:
             return
         self._record_gone(half.id)
@@ -384,7 +413,7 @@ class AqueductCore:
             for sender in crowded:
                 sender.wake()
         if self.state is not ConnectionState.CLOSED:
-            early = self.state is not ConnectionState.OPEN
+            early = not self._greeted()
             limit = self.config.max_held_early if early else self.config.max_held
             if self.held > limit:
                 self._excess = LimitExceeded(
@@ -521,12 +550,12 @@ class AqueductCore:
 
     def _greeted(self) -> bool:
         """Whether a client may know that the peer speaks Aqueduct. Source: AQ-16."""
-        return self.state in (ConnectionState.OPEN, ConnectionState.CLOSED)
+        return self.state in _GREETED
 
     def _must_wait(self, kind: int) -> bool:
         """Whether a frame is held back. Source: AQ-17 (D-8), AQ-21 (D-11)."""
         state = self.state
-        if state is ConnectionState.OPEN:
+        if state is _OPEN or state is ConnectionState.DRAINING:
             return False
         return state is ConnectionState.HANDSHAKE or kind not in _GREETINGS
 
@@ -596,6 +625,7 @@ class AqueductCore:
             self.streams.prefix = b""
             self._go(ConnectionInput.SERVER_GREETED)
             self._release()
+            self._enter_drain()
         else:
             self._control = stream
             self._go(ConnectionInput.CLIENT_GREETED)
@@ -727,6 +757,25 @@ class AqueductCore:
     def _go(self, what: ConnectionInput) -> None:
         self.state = CONNECTION[self.state, what]
 
+    def _enter_drain(self) -> None:
+        """Let the entrypoint take nothing more if the connection is to drain, and is open."""
+        if self._timers.end_at is None:
+            return
+        if self.state is _OPEN:
+            self._go(ConnectionInput.DRAIN)
+        entry = self.entrypoint
+        if isinstance(entry, ReceiverHalf):
+            entry.close()
+        elif entry is not None and entry.state in _SENDING and not entry.waits_for_room:
+            entry.finish()
+
+    def _is_idle(self) -> bool:
+        """Whether nothing is open that a drain waits for."""
+        background = self.background
+        return len(self.halves) <= len(background) and not any(
+            isinstance(half, SenderHalf) and half.unsettled for half in background
+        )
+
     def _finish_turn(self) -> list[Event]:
         self.settle()
         return self.take_events()
@@ -735,7 +784,9 @@ class AqueductCore:
         code = CloseCode.LIMIT if isinstance(error, LimitExceeded) else CloseCode.PROTOCOL_ERROR
         self._end(code, f"{error.rule}: {error.detail}", error, tell=True)
 
-    def _end(self, code: int, reason: str, error: RemoteProtocolError | None, *, tell: bool) -> None:
+    def _end(
+        self, code: int, reason: str, error: RemoteProtocolError | None, *, tell: bool, drain: float = 0.0
+    ) -> None:
         """Drop everything; nothing cascades and nothing more is written. Source: AQ-19, section 8."""
         if self.state is ConnectionState.CLOSED:
             return
@@ -755,6 +806,7 @@ class AqueductCore:
         self._datagrams.clear()
         self.ack_now.clear()
         self.crowded.clear()
+        self.background.clear()
         if tell:
-            self._close = CloseConnection(code, reason)
-        self.emit(ConnectionEnded(code, reason, error))
+            self._close = CloseConnection(code, reason, drain)
+        self.emit(ConnectionEnded(code, reason, error, closed_here=tell))

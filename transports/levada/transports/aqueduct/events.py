@@ -111,6 +111,8 @@ class ConnectionEnded:
     """For humans."""
     error: RemoteProtocolError | None = None
     """What the peer did wrong, if that is why."""
+    closed_here: bool = False
+    """Whether this side has closed the connection: it was asked to, or `error` says why."""
 
 
 Event: TypeAlias = HeadersReceived | Readable | Writable | Settled | Reached | Ended | StreamUnblocked | ConnectionEnded
@@ -180,12 +182,14 @@ class DatagramData:
 
 @attrs.frozen
 class CloseConnection:
-    """Close the QUIC connection at once. The last output."""
+    """Close the QUIC connection. The last output."""
 
     code: int
     """See `CloseCode`."""
     reason: str = attrs.field(converter=printable)
     """For humans; holds the id of a rule that was broken."""
+    drain: float = 0.0
+    """Seconds to wait until the peer has what was sent on finished streams; 0: close at once."""
 
 
 Output: TypeAlias = OpenStream | StreamData | ResetStream | StopStream | StreamDone | DatagramData | CloseConnection

@@ -116,6 +116,11 @@ class SenderHalf:
         """Messages of which it is not known what became of them."""
         return len(self._inflight) + len(self._unreliable or ())
 
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether the owner was refused by `has_room` and has not heard `Writable` since."""
+        return self._blocked
+
     def has_room(self, mode: Mode = Mode.ORDERED) -> bool:
         """Whether the window lets another message out; if not, a `Writable` follows.
 

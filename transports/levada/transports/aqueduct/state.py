@@ -148,6 +148,8 @@ class ConnectionState(enum.Enum):
     """Server only: the client's headers are known, the application has not answered."""
     OPEN = "open"
     """Both have greeted."""
+    DRAINING = "draining"
+    """Open channels may end; then, or when the time for it is over, the connection ends by itself."""
     CLOSED = "closed"
     """Over."""
 
@@ -159,6 +161,7 @@ class ConnectionInput(enum.Enum):
     CLIENT_GREETED = "ConnectionControl of the client"
     SERVER_GREETED = "ConnectionControl of the server"
     ACCEPTED = "app accepts"
+    DRAIN = "drain"
     CLOSED = "closed"
 
 
@@ -169,10 +172,12 @@ CONNECTION: Final[Mapping[tuple[ConnectionState, ConnectionInput], ConnectionSta
     (_C.GREETING, _CI.CLIENT_GREETED): _C.OFFERED,
     (_C.OFFERED, _CI.ACCEPTED): _C.OPEN,
     (_C.GREETING, _CI.SERVER_GREETED): _C.OPEN,
+    (_C.OPEN, _CI.DRAIN): _C.DRAINING,
     (_C.HANDSHAKE, _CI.CLOSED): _C.CLOSED,
     (_C.GREETING, _CI.CLOSED): _C.CLOSED,
     (_C.OFFERED, _CI.CLOSED): _C.CLOSED,
     (_C.OPEN, _CI.CLOSED): _C.CLOSED,
+    (_C.DRAINING, _CI.CLOSED): _C.CLOSED,
 }
 
 # ---------------------------------------------------------------- sender

@@ -86,6 +86,7 @@ class Timers:
         "_stops",
         "_undated",
         "_unstopped",
+        "end_at",
     )
 
     def __init__(self, config: AqueductConfig) -> None:
@@ -99,6 +100,8 @@ class Timers:
         self._nacks: list[NackDue] = []
         self._order = 0
         self._unstopped: list[DueSender] = []
+        self.end_at: float | None = None
+        """When the connection ends, if it drains."""
         self._stops: list[tuple[float, DueSender]] = []
 
     def close(self) -> None:
@@ -158,7 +161,7 @@ class Timers:
     def next(self, now: float, round_trip: float) -> float | None:
         """Give a deadline to what has none, and return the first."""
         self.date(now, round_trip)
-        times = [at for at in (self._ack_at, self._declare_at) if at is not None]
+        times = [at for at in (self._ack_at, self._declare_at, self.end_at) if at is not None]
         if self._nacks:
             times.append(self._nacks[0].at)
         if self._stops:
