@@ -14,7 +14,7 @@ from levada.actors.rsocket.dialects import core_of
 from levada.framework import ActorSystem
 from levada.framework.errors import CarrierError
 from levada.transports.carriers import ByteStream, dial
-from levada.transports.rsocket import RSocketCore
+from levada.transports.rsocket.reactive_streams import ReactiveStreamsCore
 
 pytestmark = pytest.mark.ci
 MB = 1_000_000
@@ -28,67 +28,67 @@ async def handler(request: Request) -> bytes | None:
     return b""
 
 
-def open_and_cancel(core: RSocketCore) -> None:
+def open_and_cancel(core: ReactiveStreamsCore) -> None:
     for _ in range(5_000):
         core.send_cancel(core.send_request_stream(Payload(b"never"), 1, 0.0))
 
 
-def credit(core: RSocketCore) -> None:
+def credit(core: ReactiveStreamsCore) -> None:
     stream_id = core.send_request_stream(Payload(b"never"), 1, 0.0)
     for _ in range(10_000):
         core.send_request_n(stream_id, 1)
 
 
-def unanswered(core: RSocketCore) -> None:
+def unanswered(core: ReactiveStreamsCore) -> None:
     for _ in range(2_000):
         core.send_request_response(Payload(b"never"), 0.0)
 
 
-def large_keepalives(core: RSocketCore) -> None:
+def large_keepalives(core: ReactiveStreamsCore) -> None:
     for _ in range(4):
         core.send_keepalive(bytes(15_000_000))
 
 
-def small_keepalives(core: RSocketCore) -> None:
+def small_keepalives(core: ReactiveStreamsCore) -> None:
     for _ in range(10_000):
         core.send_keepalive()
 
 
-def entries(core: RSocketCore) -> None:
+def entries(core: ReactiveStreamsCore) -> None:
     """Entries of 4 octets, which would be objects of 100."""
     for _ in range(2):
         core.send_request_response(Payload(b"", b"\x80\0\0\0" * 2_000_000), 0.0)
 
 
-def tags(core: RSocketCore) -> None:
+def tags(core: ReactiveStreamsCore) -> None:
     """Tags of a route of 1 octet."""
     for _ in range(2):
         core.send_request_response(Payload(b"", b"\xfe" + (8_000_000).to_bytes(3) + bytes(8_000_000)), 0.0)
 
 
-def routes(core: RSocketCore) -> None:
+def routes(core: ReactiveStreamsCore) -> None:
     """Metadata that is new each time, so that none that is remembered helps."""
     for number in range(2_000):
         core.send_request_response(Payload(b"", b"\x80\0\0\0" * 60 + b"\x80\0\0\x04" + number.to_bytes(4)), 0.0)
 
 
-def fired(core: RSocketCore) -> None:
+def fired(core: ReactiveStreamsCore) -> None:
     for _ in range(10_000):
         core.send_fire_and_forget(Payload(b""), 0.0)
 
 
-def pushes(core: RSocketCore) -> None:
+def pushes(core: ReactiveStreamsCore) -> None:
     for _ in range(10_000):
         core.send_metadata_push(b"x")
 
 
-def endless(core: RSocketCore) -> None:
+def endless(core: ReactiveStreamsCore) -> None:
     """A channel's payload in fragments, of more than may be put together."""
     core.send_request_channel(Payload(bytes(70_000_000)), 1, 0.0)
 
 
 # MB at its worst, and CPU seconds: several times what was measured on a busy machine.
-WORST: list[tuple[Callable[[RSocketCore], None], int, float]] = [
+WORST: list[tuple[Callable[[ReactiveStreamsCore], None], int, float]] = [
     (open_and_cancel, 10, 6.0),
     (credit, 10, 4.0),
     (unanswered, 30, 6.0),
@@ -143,17 +143,17 @@ async def attack(url: str, octets: bytes, honest: ConnectedPeer, listener: Liste
     return waited
 
 
-def written(dialect: str, worst: Callable[[RSocketCore], None]) -> bytes:
+def written(dialect: str, worst: Callable[[ReactiveStreamsCore], None]) -> bytes:
     core = core_of(dialect)(CORE, client=True, framed=False, now=0.0, random_bytes=bytes)
-    begin = core.data_to_send()
+    begin = b"".join(core.data_to_send(0.0))
     worst(core)
-    return begin + core.data_to_send()
+    return begin + b"".join(core.data_to_send(0.0))
 
 
 @pytest.mark.parametrize("dialect", ["rsocket", "reactivesocket"])
 @pytest.mark.parametrize(("worst", "peak", "seconds"), WORST, ids=[case[0].__name__ for case in WORST])
 async def test_what_the_worst_message_costs(
-    dialect: str, worst: Callable[[RSocketCore], None], peak: int, seconds: float
+    dialect: str, worst: Callable[[ReactiveStreamsCore], None], peak: int, seconds: float
 ) -> None:
     octets = written(dialect, worst)
     async with ActorSystem() as system, serve(system, f"{dialect}+memory://desk", handler) as listener:

@@ -104,7 +104,7 @@ async def test_long_ones_share_the_turn(tables: Tables) -> None:
         fire(serving, b"1", b"2", b"3")
         tables.leave_out(peer._connection)
         peer._connection.core.send_request_response(Payload(b"other"), trio.current_time())
-        serving.feed(peer._connection.core.data_to_send())
+        serving.feed(b"".join(peer._connection.core.data_to_send(0.0)))
         await wait_all_tasks_blocked()
         assert log == [b"0", b"1", b"other", b"2", b"3"]
 

@@ -14,11 +14,11 @@ def test_a_core_says_how_much_of_a_frame_is_missing(dialect: str) -> None:
     client, server = (
         core_of(dialect)(CoreConfig(), client=side, framed=False, now=0.0, random_bytes=bytes) for side in (True, False)
     )
-    server.receive_data(client.data_to_send(), 0.0)
+    server.receive_data(b"".join(client.data_to_send(0.0)), 0.0)
     server.accept_setup(0.0)
     assert server.missing == 0
     client.send_request_response(Payload(b"x" * 100_000), 0.0)
-    octets = client.data_to_send()
+    octets = b"".join(client.data_to_send(0.0))
     for begin, end in ((0, 10), (10, 50_000), (50_000, len(octets) - 1)):
         assert server.receive_data(octets[begin:end], 0.0) == []
         assert server.missing == len(octets) - end

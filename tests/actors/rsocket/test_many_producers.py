@@ -42,7 +42,7 @@ class ByHand:
 
     async def until(self, streams: set[int]) -> int:
         """Send what is queued and read until each of these streams has had a payload; return the octets read."""
-        await self.stream.send_all(self.core.data_to_send())
+        await self.stream.send_all(b"".join(self.core.data_to_send(0.0)))
         octets = 0
         while streams:
             data = await self.stream.receive_some()

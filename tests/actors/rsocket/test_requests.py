@@ -673,7 +673,7 @@ async def test_an_answer_that_is_killed_before_it_began(tables: Tables) -> None:
         serving = listener.peers[0]._connection
         tables.leave_out(peer._connection)
         peer._connection.core.send_request_response(Payload(b"killed"), trio.current_time())
-        serving.feed(peer._connection.core.data_to_send())
+        serving.feed(b"".join(peer._connection.core.data_to_send(0.0)))
         (stream,) = serving.streams.values()
         stream.ref.kill()
         await wait_all_tasks_blocked()

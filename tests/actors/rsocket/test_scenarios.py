@@ -201,6 +201,6 @@ async def test_rs8_quic_carries_a_connection_as_tcp_would(settings: Callable[[st
         async with dial(listener.url.removeprefix("rsocket+"), bare) as connection:
             assert isinstance(connection, Connection)
             async with await connection.open_stream() as stream:
-                await stream.send_all(core.data_to_send())
+                await stream.send_all(b"".join(core.data_to_send(0.0)))
                 events = core.receive_data(await stream.receive_some(), 0.0)
                 assert PayloadReceived(1, Payload(b"hello", b"echo"), True) in events

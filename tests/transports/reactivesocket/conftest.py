@@ -32,7 +32,7 @@ class ByHand:
             for frame in frames
         ]
         if self.framed:
-            return [event for message in octets for event in self.core.receive_data(message, self.now)]
+            return [event for message in octets for event in self.core.receive_message(message, self.now)]
         return self.core.receive_data(b"".join(octets), self.now)
 
     def gives_frame(self, kind: str, stream_id: int, flags: int = 0, *numbers: int, **parts: Any) -> list[Event]:
@@ -42,8 +42,8 @@ class ByHand:
     def sent(self) -> list[Frame]:
         """Take what the core wants to send, as frames."""
         if self.framed:
-            return [Frame.decode(message, framed=True) for message in self.core.messages_to_send()]
-        octets = self.core.data_to_send()
+            return [Frame.decode(message, framed=True) for message in self.core.data_to_send(0.0)]
+        octets = b"".join(self.core.data_to_send(0.0))
         frames = []
         while octets:
             length = int.from_bytes(octets[:4], "big")
@@ -63,7 +63,7 @@ def by_hand() -> Callable[..., ByHand]:
     def make(role: str, config: CoreConfig | None = None, *, framed: bool = False, leases: bool = False) -> ByHand:
         made = ByHand(config or CoreConfig(), client=role == "client", framed=framed)
         if role == "client":
-            made.core.messages_to_send()
+            made.core.data_to_send(0.0)
         if role == "server":
             made.gives(setup_frame(0x2000 if leases else 0))
             made.core.accept_setup(0.0)

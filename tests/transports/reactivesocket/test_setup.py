@@ -128,7 +128,8 @@ def test_rx6_any_cutting(by_hand: Any) -> None:
             for event in server.gives(wire[at : at + size]):
                 events.append(event)
                 if isinstance(event, SetupReceived):
-                    events += server.core.accept_setup(0.0)
+                    server.core.accept_setup(0.0)
+                    events += server.core.take_events()
         assert events[1:] == [
             RequestReceived(Interaction.REQUEST_RESPONSE, 2, Payload(b"d", b"m"), 0, True),
             StreamCancelled(2),
@@ -141,14 +142,14 @@ def test_rx7_after_the_end_nothing_is_sent_and_nothing_heard(by_hand: Any) -> No
     """A side that closes sends nothing more and ignores what arrives."""
     server = by_hand("server")
     server.gives_frame("REQUEST_RESPONSE", 2)
-    assert server.core.close("enough", 0x102) == [  # RSocket's CONNECTION_CLOSE, which is not known here
+    assert server.core.close(0x102, "enough", 0.0) == [  # RSocket's CONNECTION_CLOSE, which is not known here
         StreamCancelled(2),
         ConnectionEnded(EndReason.CLOSED, 0x101, "enough"),
     ]
     assert server.sent() == [error(0x101, data=b"enough")]
-    assert server.core.close() == []
+    assert server.core.close(ErrorCode.CONNECTION_ERROR, "", 0.0) == []
     assert server.gives_frame("REQUEST_RESPONSE", 4) == []
-    assert server.core.carrier_lost(0.0) == []
+    assert server.core.connection_lost(0, "", 0.0) == []
     assert server.core.next_deadline() is None
     assert server.core.handle_timeout(1e9) == []
     core = server.core
@@ -246,7 +247,7 @@ def test_rx30_the_client_sends_setup_at_once() -> None:
     )
     core = ReactiveSocketCore(config, client=True, framed=False, now=0.0)
     core.send_fire_and_forget(HI, 0.0)
-    assert core.data_to_send().hex() == (
+    assert b"".join(core.data_to_send(0.0)).hex() == (
         "0000003b" + "00014000" + "00000000" + "00000000" + "000001f4" + "00007530" + "0a746578742f706c61696e"
         "106170706c69636174696f6e2f63626f72"
         + "00000005"
@@ -286,7 +287,7 @@ def test_rx31_version_0(by_hand: Any, version: int) -> None:
     listening = by_hand("listening")
     assert ended(listening.gives(setup_frame(version=version))) == (EndReason.REFUSED, 0x001, "RX-31")
     client = ReactiveSocketCore(CoreConfig(version=(1, 0)), client=True, framed=True, now=0.0)
-    assert Frame.decode(client.messages_to_send()[0], framed=True).numbers[0] == 0
+    assert Frame.decode(client.data_to_send(0.0)[0], framed=True).numbers[0] == 0
 
 
 @pytest.mark.rule("RX-32")
@@ -324,7 +325,7 @@ def test_rx33_strict(by_hand: Any) -> None:
     assert isinstance(by_hand("listening", both).gives(setup_frame(0x1000))[0], SetupReceived)
     assert isinstance(by_hand("listening").gives(setup_frame(0x1000))[0], SetupReceived)
     client = ReactiveSocketCore(CoreConfig(strict=True), client=True, framed=True, now=0.0)
-    assert Frame.decode(client.messages_to_send()[0], framed=True).flags == 0x1000
+    assert Frame.decode(client.data_to_send(0.0)[0], framed=True).flags == 0x1000
 
 
 @pytest.mark.rule("RX-34")
@@ -332,7 +333,8 @@ def test_rx34_refusals(by_hand: Any) -> None:
     """The application's refusal is REJECTED_SETUP with its text; L without leases UNSUPPORTED; truncated INVALID."""
     listening = by_hand("listening")
     listening.gives(setup_frame(), Frame(FrameType.REQUEST_RESPONSE, 2))
-    assert listening.core.reject_setup("not you") == [ConnectionEnded(EndReason.REFUSED, 0x003, "not you")]
+    listening.core.reject_setup("not you")
+    assert listening.core.take_events() == [ConnectionEnded(EndReason.REFUSED, 0x003, "not you")]
     assert listening.sent() == [error(0x003, data=b"not you")]
     no_leases = by_hand("listening")
     assert ended(no_leases.gives(setup_frame(0x2000))) == (EndReason.REFUSED, 0x002, "RX-34")
@@ -355,10 +357,10 @@ def test_rx35_zero_is_no_keepalive_and_no_limit(by_hand: Any) -> None:
     """0 for the two times is taken, and given."""
     config = ReactiveSocketConfig(keepalive_interval=0, max_lifetime=0)
     client = ReactiveSocketCore(config, client=True, framed=True, now=0.0)
-    assert Frame.decode(client.messages_to_send()[0], framed=True).numbers == (0, 0, 0)
+    assert Frame.decode(client.data_to_send(0.0)[0], framed=True).numbers == (0, 0, 0)
     assert client.next_deadline() is None
     assert client.handle_timeout(1e9) == []
-    assert client.messages_to_send() == []
+    assert client.data_to_send(0.0) == []
     for keepalive_ms, lifetime_ms in ((0, 0), (0, 3000), (500, 0)):
         listening = by_hand("listening")
         (event,) = listening.gives(setup_frame(keepalive_ms=keepalive_ms, lifetime_ms=lifetime_ms))
@@ -399,7 +401,7 @@ def test_rx37_rx39_who_may_send_when(by_hand: Any) -> None:
         lambda: listening.core.send_keepalive(),
         lambda: listening.core.send_metadata_push(b""),
     ]
-    wire = client.data_to_send()
+    wire = b"".join(client.data_to_send(0.0))
     for octets in (wire[:2], wire[2:]):
         for send in calls:
             with pytest.raises(LocalProtocolError, match="while the connection is"):
@@ -407,7 +409,8 @@ def test_rx37_rx39_who_may_send_when(by_hand: Any) -> None:
         listening.gives(octets)
     assert listening.core.state is ConnectionState.DECIDING
     assert listening.sent() == []
-    assert listening.core.accept_setup(0.0) == [RequestReceived(Interaction.REQUEST_RESPONSE, 2, HI, 0, True)]
+    listening.core.accept_setup(0.0)
+    assert listening.core.take_events() == [RequestReceived(Interaction.REQUEST_RESPONSE, 2, HI, 0, True)]
     assert listening.core.send_request_response(HI, 0.0) == 1
 
 
@@ -420,7 +423,8 @@ def test_rx39_what_comes_behind_setup_waits_in_order_and_in_bounds(by_hand: Any,
     fnf = [Frame(FrameType.REQUEST_FNF, id_, data=bytes(20)) for id_ in (2, 4, 6)]
     assert listening.gives(*fnf) == []
     assert listening.core.statistics().octets_unread == 96
-    assert [event.stream_id for event in listening.core.accept_setup(0.0)] == [2, 4, 6]
+    listening.core.accept_setup(0.0)
+    assert [event.stream_id for event in listening.core.take_events()] == [2, 4, 6]
     full = by_hand("listening", CoreConfig(max_setup_backlog=95), framed=framed)
     full.gives(setup_frame())
     assert ended(full.gives(*fnf)) == (EndReason.PROTOCOL, 0x101, "RX-39")
@@ -706,7 +710,7 @@ def test_rx19_rx104_metadata_push(by_hand: Any) -> None:
     """M is always set; with M clear, or on a stream other than 0, it is ignored."""
     server = by_hand("server")
     server.core.send_metadata_push(b"")
-    assert server.core.data_to_send().hex() == "00000010" + "000d4000" + "00000000" + "00000004"
+    assert b"".join(server.core.data_to_send(0.0)).hex() == "00000010" + "000d4000" + "00000000" + "00000004"
     assert server.gives_frame("METADATA_PUSH", 0, metadata=b"md") == [MetadataPushed(b"md")]
     assert server.gives_frame("METADATA_PUSH", 0, data=b"md") == []
     assert server.gives_frame("METADATA_PUSH", 2, metadata=b"md") == []
@@ -854,8 +858,8 @@ def test_drain_ends_with_the_last_stream(by_hand: Any) -> None:
     """Nothing announces a drain in this dialect; requests are rejected, and the last stream's end is the connection's."""
     server = by_hand("server", CoreConfig(drain_timeout=5))
     server.gives_frame("REQUEST_RESPONSE", 2)
-    assert server.core.start_drain("soon", 1.0) == []
-    assert server.core.start_drain("again", 2.0) == []
+    assert server.core.drain(1.0) == []
+    assert server.core.drain(2.0) == []
     assert server.sent() == []
     assert server.gives(Frame(FrameType.REQUEST_RESPONSE, 4), Frame(FrameType.REQUEST_FNF, 6)) == []
     assert [(frame.stream_id, frame.numbers) for frame in server.sent()] == [(4, (0x202,))]
@@ -870,26 +874,26 @@ def test_drain_ends_with_the_last_stream(by_hand: Any) -> None:
 def test_drain_in_every_other_state(by_hand: Any) -> None:
     waiting = by_hand("client", LEASES)
     waiting.core.send_request_response(HI, 0.0)
-    assert waiting.core.start_drain("", 0.0) == [
+    assert waiting.core.drain(0.0) == [
         StreamFailed(2, 0x202, b"the connection is draining", FailedBy.LOCAL),
         ConnectionEnded(EndReason.CLOSED, 0, "every stream has ended"),
     ]
     slow = by_hand("server", CoreConfig(drain_timeout=2))
     slow.gives_frame("REQUEST_RESPONSE", 2)
-    slow.core.start_drain("", 0.0)
+    slow.core.drain(0.0)
     assert slow.core.next_deadline() == 2.0
     assert slow.core.handle_timeout(2.0)[0] == StreamCancelled(2)
     last = by_hand("server")
     last.gives_frame("REQUEST_RESPONSE", 2)
-    last.core.start_drain("", 0.0)
+    last.core.drain(0.0)
     assert ended(last.gives_frame("CANCEL", 2)) == (EndReason.CLOSED, 0, "")
     listening = by_hand("listening")
-    assert ended(listening.core.start_drain("", 0.0)) == (EndReason.CLOSED, 0, "")
+    assert ended(listening.core.drain(0.0)) == (EndReason.CLOSED, 0, "")
     assert listening.sent() == []
     deciding = by_hand("listening")
     deciding.gives(setup_frame())
-    assert ended(deciding.core.start_drain("going", 0.0)) == (EndReason.REFUSED, 0x003, "")
-    assert deciding.sent() == [error(0x003, data=b"going")]
+    assert ended(deciding.core.drain(0.0)) == (EndReason.REFUSED, 0x003, "")
+    assert deciding.sent() == [error(0x003)]
 
 
 def test_what_fits_no_frame_is_refused_here(by_hand: Any) -> None:
@@ -905,4 +909,4 @@ def test_what_fits_no_frame_is_refused_here(by_hand: Any) -> None:
         with pytest.raises(LocalProtocolError, match="77 octets do not fit a frame"):
             send()
     server.core.send_metadata_push(bytes(76))
-    assert len(server.core.data_to_send()) == 92
+    assert len(b"".join(server.core.data_to_send(0.0))) == 92

@@ -728,7 +728,10 @@ def test_rx73_a_request_that_is_not_whole(server: Any) -> None:
         assert server.core.statistics().octets_gathered == 0
         assert not server.core.has_stream(4)
     server.gives(channel(6, F, 1, data=b"a"))
-    assert [type(event).__name__ for event in server.core.carrier_lost(0.0)] == ["StreamCancelled", "ConnectionEnded"]
+    assert [type(event).__name__ for event in server.core.connection_lost(0, "", 0.0)] == [
+        "StreamCancelled",
+        "ConnectionEnded",
+    ]
 
 
 @pytest.mark.rule("RX-74")
@@ -759,7 +762,7 @@ def test_rx74_rx96_reassembly_is_bounded(by_hand: Any) -> None:
     assert [frame.stream_id for frame in server.sent()] == [10]
     assert server.core.statistics().octets_gathered == 180
     for side in (client, server):
-        side.core.close()
+        side.core.close(0, "", 0.0)
         assert side.core.statistics().octets_gathered == 0
 
 

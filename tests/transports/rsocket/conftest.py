@@ -41,13 +41,10 @@ def core() -> Callable[..., RSocketCore]:
 def pair() -> Callable[..., CorePair[RSocketCore]]:
     """Two cores, set up and accepted; keyword arguments are the configuration of both. `SetupAccepted` is left out of the events."""
 
-    def receive(core: RSocketCore, data: bytes, now: float) -> list[Event]:
-        return [event for event in core.receive_data(data, now) if not isinstance(event, SetupAccepted)]
-
     def make(*, framed: bool = False, sessions: Any = None, **config: Any) -> CorePair[RSocketCore]:
         client = new_core(client=True, framed=framed, **config)
         server = new_core(client=False, framed=framed, sessions=sessions, **config)
-        made = CorePair(client, server, framed=framed, receive=receive)
+        made = CorePair(client, server, framed=framed, ignore=(SetupAccepted,))
         made.to_server()
         made.server.accept_setup(0.0)
         made.settle()
@@ -77,7 +74,7 @@ def sent() -> Callable[[RSocketCore], list[Frame]]:
     """Take what a core on a byte carrier has queued, as frames."""
 
     def sent(core: RSocketCore) -> list[Frame]:
-        octets = core.data_to_send()
+        octets = b"".join(core.data_to_send(0.0))
         frames = []
         at = 0
         while at < len(octets):
@@ -98,7 +95,7 @@ def server(core: Callable[..., RSocketCore], feed: Callable[..., list[Event]]) -
         made = core(client=False, lease=lease, resume=resume, **config)
         feed(made, SETUP(lease=lease is not None, token=b"tok1" if resume else None))
         made.accept_setup(0.0)
-        made.data_to_send()
+        made.data_to_send(0.0)
         return made
 
     return make
@@ -113,7 +110,7 @@ def client(core: Callable[..., RSocketCore], feed: Callable[..., list[Event]]) -
 
         made = core(client=True, **config)
         feed(made, RequestFrame(type=FrameType.REQUEST_FNF, stream_id=2, payload=Payload()), CancelFrame(2))
-        made.data_to_send()
+        made.data_to_send(0.0)
         assert made.state is ConnectionState.OPEN
         return made
 

@@ -47,7 +47,7 @@ def held(core: RSocketCore) -> int:
 @given(st.binary(max_size=200), st.booleans(), st.booleans())
 def test_any_octets_end_in_events(data: bytes, client: bool, framed: bool) -> None:
     core = RSocketCore(CoreConfig(), client=client, framed=framed, now=0.0, random_bytes=bytes)
-    events = core.receive_data(data, 0.0)
+    events = core.receive_message(data, 0.0) if framed else core.receive_data(data, 0.0)
     assert (core.state is ConnectionState.ENDED) == any(isinstance(event, ConnectionEnded) for event in events)
     assert core.statistics().octets_unread <= len(data)
 
@@ -94,15 +94,19 @@ def test_any_frames_in_any_order(frames: list[Frame], framed: bool) -> None:
     }
     for frame in frames:
         octets = frame.encode()
-        for event in core.receive_data(octets if framed else len(octets).to_bytes(3, "big") + octets, 0.0):
+        for event in (
+            core.receive_message(octets, 0.0)
+            if framed
+            else core.receive_data(len(octets).to_bytes(3, "big") + octets, 0.0)
+        ):
             assert not isinstance(event, ConnectionEnded)
             if isinstance(event, RequestReceived) and event.kind is not Interaction.FIRE_AND_FORGET:
                 reported.add(event.stream_id)
     live = core.stream_ids()
     assert live == {sid for sid in reported if core.has_stream(sid)}
-    events = core.close()
+    events = core.close(0, "", 0.0)
     assert {event.stream_id for event in events[:-1]} == live  # type: ignore[union-attr]
-    core.data_to_send()
+    core.data_to_send(0.0)
     assert held(core) == 0
 
 
@@ -120,7 +124,7 @@ def test_rs21_an_id_is_free_again_when_its_request_is_over(server: Make, feed: F
     assert (core.has_stream(1), core.stream_ids(), core.statistics().streams) == (False, set(), 1)
     # RS-88: one more request on it, while it is in use.
     assert feed(core, RequestFrame(type=first, stream_id=1, payload=Payload(b"3"))) == []
-    [end] = core.close()
+    [end] = core.close(0, "", 0.0)
     assert isinstance(end, ConnectionEnded)
 
 
@@ -183,7 +187,7 @@ def test_giant_metadata_is_refused_by_its_announcement(core: Make, server: Make,
     [end] = made.receive_data(bytes.fromhex(octets.get(frame, "ffffff 00000001 1100 fffff0")), 0.0)
     assert isinstance(end, ConnectionEnded)
     assert (end.reason, end.rule) == (EndReason.PROTOCOL, "RS-5")
-    made.data_to_send()
+    made.data_to_send(0.0)
     assert held(made) == 0
 
 
@@ -205,7 +209,7 @@ def test_tokens_are_not_guessed(core: Make, pair: Pair, feed: Feed) -> None:
     sid = link.client.send_request_response(Payload(b"safe"), 0.0)
     link.settle()
     link.cut()
-    link.client.carrier_lost(0.0)
+    link.client.connection_lost(0, "", 0.0)
     token = bytes(range(16))
     guesses = [token[:at] + bytes([token[at] ^ 1]) + token[at + 1 :] for at in range(16)] + [
         b"",
@@ -220,7 +224,7 @@ def test_tokens_are_not_guessed(core: Make, pair: Pair, feed: Feed) -> None:
     assert len(sessions) == 1
     link.client.resume(framed=False, now=0.0)
     door = core(client=False, sessions=sessions, resume=True)
-    assert door.receive_data(link.client.data_to_send(), 0.0) == [ResumeReceived(link.server)]
+    assert door.receive_data(b"".join(link.client.data_to_send(0.0)), 0.0) == [ResumeReceived(link.server)]
     link.server.resume_on(door, 0.0)
     link.settle()
     assert link.server.has_stream(sid)
@@ -235,7 +239,7 @@ def test_sessions_without_carriers_are_bounded(core: Make, feed: Feed, setup: Ca
         accepted += not isinstance(event, ConnectionEnded)
         if not isinstance(event, ConnectionEnded):
             made.accept_setup(0.0)
-            made.carrier_lost(0.0)
+            made.connection_lost(0, "", 0.0)
     assert accepted == len(sessions) == 50
 
 
@@ -245,7 +249,7 @@ def test_a_flood_of_keepalives_is_answered_octet_by_octet(server: Make, feed: Fe
     for _ in range(10):
         feed(core, *[ask] * 100)
         assert core.statistics().octets_unsent <= 100 * 67, "no more goes out than came in"
-        core.data_to_send()
+        core.data_to_send(0.0)
     assert held(core) == 0
 
 

@@ -167,7 +167,8 @@ class Wired(RuleBasedStateMachine):
                     self.broken.add(event.stream_id)
                 case ResumeReceived():
                     door, self.link.server = self.link.server, self.server
-                    self.take("server", self.server.resume_on(door, 0.0))
+                    self.server.resume_on(door, 0.0)
+                    self.take("server", self.server.take_events())
                 case _:
                     pass
 
@@ -225,9 +226,9 @@ class Cut(Wired):
     @rule(server_notices=st.booleans())
     def cut(self, server_notices: bool) -> None:
         self.link.cut()
-        self.take("client", self.link.client.carrier_lost(0.0, "cut"))
+        self.take("client", self.link.client.connection_lost(0, "cut", 0.0))
         if server_notices:
-            self.take("server", self.server.carrier_lost(0.0, "cut"))
+            self.take("server", self.server.connection_lost(0, "cut", 0.0))
 
     @precondition(lambda self: self.down())
     @rule(framed=st.booleans())

@@ -200,7 +200,7 @@ def test_rs83_cancel_in_the_middle(server: Make, client: Make, feed: Feed, sent:
     assert feed(core, part(3, b"some"), CancelFrame(3)) == [StreamCancelled(3)]
     peer = client()
     peer.send_request_response(Payload(), 0.0)
-    peer.data_to_send()
+    peer.data_to_send(0.0)
     assert feed(peer, part(1, b"half"), CancelFrame(1), part(1, b"rest", last=True)) == [
         StreamFailed(1, ErrorCode.CANCELED, b"canceled by the responder", FailedBy.LOCAL)
     ]
@@ -246,13 +246,13 @@ def test_rs85_rs117_endless_fragments(server: Make, client: Make, feed: Feed, se
     assert core.statistics().octets_gathered == core.statistics().streams == 0
     feed(core, RequestFrame(type=CHANNEL, stream_id=5, n=1, payload=Payload()))
     core.send_request_n(5, 9)
-    core.data_to_send()
+    core.data_to_send(0.0)
     large = StreamFailed(5, ErrorCode.INVALID, b"the payload is too large", FailedBy.LOCAL)
     assert feed(core, *[part(5, bytes(100))] * 50) == [large]
     assert sent(core) == [ErrorFrame(5, ErrorCode.INVALID, b"the payload is too large")]
     peer = client(max_payload_size=1000)
     peer.send_request_stream(Payload(), 5, 0.0)
-    peer.data_to_send()
+    peer.data_to_send(0.0)
     assert feed(peer, *[part(1, bytes(100))] * 50) == [
         StreamFailed(1, ErrorCode.INVALID, b"the payload is too large", FailedBy.LOCAL)
     ]

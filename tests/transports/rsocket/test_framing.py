@@ -80,13 +80,13 @@ def test_rs1_the_two_directions_have_no_order(pair: Pair) -> None:
 def test_rs2_a_length_on_byte_carriers_and_none_on_message_carriers(core: Make) -> None:
     """24 bits of frame length before each frame, not counting themselves, where the carrier may merge messages."""
     plain, framed = core(client=True), core(client=True, framed=True)
-    octets = plain.data_to_send()
-    [message] = framed.messages_to_send()
+    octets = b"".join(plain.data_to_send(0.0))
+    [message] = framed.data_to_send(0.0)
     assert octets == len(message).to_bytes(3, "big") + message
     plain.send_request_response(Payload(b"data", b"meta"), 0.0)
     framed.send_request_response(Payload(b"data", b"meta"), 0.0)
-    assert plain.data_to_send().hex() == "000011000000011100000004" + b"metadata".hex()
-    assert [m.hex() for m in framed.messages_to_send()] == ["000000011100000004" + b"metadata".hex()]
+    assert b"".join(plain.data_to_send(0.0)).hex() == "000011000000011100000004" + b"metadata".hex()
+    assert [m.hex() for m in framed.data_to_send(0.0)] == ["000000011100000004" + b"metadata".hex()]
 
 
 @pytest.mark.rule("RS-3")
@@ -202,7 +202,7 @@ def test_rs6_a_message_is_one_frame_and_an_empty_one_is_malformed(pair: Pair, me
     link.collect()
     assert len(link.messages_in_flight["server"]) == 2
     assert len(link.to_server(1)) == 1
-    events = link.server.receive_data(message, 0.0)
+    events = link.server.receive_message(message, 0.0)
     assert events[0] == StreamCancelled(1)
     assert ended(events) == ("RS-5", ErrorCode.CONNECTION_ERROR)
 
@@ -215,12 +215,12 @@ def test_rs7_after_the_end_nothing_is_sent_and_what_arrives_is_ignored(server: M
     assert len(sent(core)) == 1
     assert feed(core, ECHO, KeepaliveFrame(True, 0)) == []
     assert core.receive_data(b"", 0.0) == []
-    assert (core.data_to_send(), core.next_deadline()) == (b"", None)
+    assert (b"".join(core.data_to_send(0.0)), core.next_deadline()) == (b"", None)
     with pytest.raises(LocalProtocolError):
         core.send_request_response(Payload(), 0.0)
     with pytest.raises(LocalProtocolError):
         core.send_metadata_push(b"")
-    assert core.close() == []
+    assert core.close(ErrorCode.CONNECTION_ERROR, "", 0.0) == []
 
 
 @pytest.mark.rule("RS-9")
@@ -546,8 +546,8 @@ def test_rs29_rs30_an_error_of_the_connection_ends_everything(pair: Pair, feed: 
         StreamCancelled(2),
         ConnectionEnded(EndReason.FAILED_BY_PEER, code, "gone"),
     ]
-    assert link.client.data_to_send() == b""
-    assert link.server.close("bye") == [
+    assert b"".join(link.client.data_to_send(0.0)) == b""
+    assert link.server.close(ErrorCode.CONNECTION_ERROR, "bye", 0.0) == [
         StreamFailed(2, ErrorCode.CONNECTION_ERROR, b"bye", FailedBy.CONNECTION),
         StreamCancelled(1),
         ConnectionEnded(EndReason.CLOSED, ErrorCode.CONNECTION_ERROR, "bye"),

@@ -134,15 +134,15 @@ def test_what_a_core_sends_reads_there() -> None:
         random_bytes=bytes,
     )
     lease = LeaseFrame(1000, 5).encode()
-    core.receive_data(lease, 0.0)
-    core.messages_to_send()
+    core.receive_message(lease, 0.0)
+    core.data_to_send(0.0)
     channel = core.send_request_channel(Payload(b"d" * 100, b"m" * 100), 7, 0.0)
-    core.receive_data(RequestNFrame(channel, 5).encode(), 0.0)
+    core.receive_message(RequestNFrame(channel, 5).encode(), 0.0)
     core.send_payload(channel, Payload(b"x", b"y"))
     core.send_request_n(channel, 9)
     core.send_complete(channel)
     core.send_cancel(channel)
-    read = [theirs.parse_or_ignore(message) for message in core.messages_to_send()]
+    read = [theirs.parse_or_ignore(message) for message in core.data_to_send(0.0)]
     assert [type(frame).__name__ for frame in read] == [
         "RequestChannelFrame",
         "PayloadFrame",

@@ -313,13 +313,13 @@ def test_rs71_the_end_of_the_carrier_ends_all_streams(pair: Pair) -> None:
     lost = ConnectionEnded(EndReason.LOST, 0, "the peer ended the carrier")
     failed = StreamFailed(mine, ErrorCode.CONNECTION_ERROR, b"the peer ended the carrier", FailedBy.CONNECTION)
     assert link.client.receive_data(b"", 0.0) == [failed, StreamCancelled(theirs), lost]
-    assert link.client.data_to_send() == b""
-    assert link.server.carrier_lost(0.0, "reset") == [
+    assert b"".join(link.client.data_to_send(0.0)) == b""
+    assert link.server.connection_lost(0, "reset", 0.0) == [
         StreamFailed(theirs, ErrorCode.CONNECTION_ERROR, b"reset", FailedBy.CONNECTION),
         StreamCancelled(mine),
         ConnectionEnded(EndReason.LOST, 0, "reset"),
     ]
-    assert link.server.carrier_lost(0.0) == []
+    assert link.server.connection_lost(0, "", 0.0) == []
 
 
 # ---------------------------------------------------------------- credit
@@ -346,11 +346,11 @@ def test_rs73_no_payload_beyond_credit(pair: Pair) -> None:
     link.to_server()
     link.server.send_payload(sid, Payload(bytes(1000)))
     link.server.send_payload(sid, Payload(b"2"))
-    link.server.data_to_send()
+    link.server.data_to_send(0.0)
     with pytest.raises(LocalProtocolError) as caught:
         link.server.send_payload(sid, Payload(b"3"))
     assert caught.value.rule == "RS-73"
-    assert link.server.data_to_send() == b""
+    assert b"".join(link.server.data_to_send(0.0)) == b""
     assert link.server.has_stream(sid)
 
 
@@ -413,7 +413,7 @@ def test_rs77_a_peer_that_sends_more_than_was_asked_for(client: Make, server: Ma
     """Overrun: RQ cancels and fails the stream, RS of a channel sends ERROR[INVALID]; the connection lives."""
     core = client()
     core.send_request_stream(Payload(), 1, 0.0)
-    core.data_to_send()
+    core.data_to_send(0.0)
     text = b"more payloads than were requested"
     assert feed(core, item(1), item(1), item(1)) == [
         PayloadReceived(1, Payload(), False),
@@ -549,7 +549,9 @@ def test_rs133_or_fail_at_once(pair: Pair) -> None:
 def test_requests_that_wait_fail_with_the_connection(pair: Pair) -> None:
     link = pair(lease=LeaseGrant(10.0, 0))
     sid = link.client.send_request_response(Payload(), 0.0)
-    assert link.client.close("over")[0] == StreamFailed(sid, 0x101, b"over", FailedBy.CONNECTION)
+    assert link.client.close(ErrorCode.CONNECTION_ERROR, "over", 0.0)[0] == StreamFailed(
+        sid, 0x101, b"over", FailedBy.CONNECTION
+    )
     assert link.client.statistics().requests_waiting == 0
 
 
@@ -561,7 +563,7 @@ def test_rs134_requests_beyond_the_lease_are_rejected(server: Make, feed: Feed, 
     assert feed(core, request(5), request(7, FrameType.REQUEST_FNF), now=10.9) == []
     assert sent(core) == [ErrorFrame(5, ErrorCode.REJECTED, b"no lease")]
     core.send_lease(1.0, 5, 20.0)
-    core.data_to_send()
+    core.data_to_send(0.0)
     assert feed(core, request(9), now=22.0) == []
     assert sent(core) == [ErrorFrame(9, ErrorCode.REJECTED, b"no lease")]
 
@@ -570,7 +572,7 @@ def test_rs134_requests_beyond_the_lease_are_rejected(server: Make, feed: Feed, 
 def test_rs134_before_the_first_lease(core: Make, feed: Feed, sent: Sent) -> None:
     """A client that asked for leases and has sent none yet refuses the server's requests."""
     made = core(client=True, lease=LeaseGrant(10.0, 2))
-    made.data_to_send()
+    made.data_to_send(0.0)
     feed(made, request(2))
     assert sent(made) == [ErrorFrame(2, ErrorCode.REJECTED, b"no lease")]
 
@@ -682,4 +684,4 @@ def test_what_is_not_octets_is_refused_at_the_call(pair: Pair, payload: Payload)
     with pytest.raises(TypeError, match="bytes"):
         link.server.send_payload(sid, payload)
     assert link.server.credit(sid) == 1
-    assert link.server.data_to_send() == b""
+    assert b"".join(link.server.data_to_send(0.0)) == b""

@@ -62,7 +62,7 @@ def test_rs107_rs110_a_silent_peer(pair: Pair, sent: Sent) -> None:
         while (deadline := core.next_deadline()) is not None and deadline < 12.0:
             assert core.handle_timeout(deadline) == []
         assert deadline == 12.0
-        core.data_to_send()
+        core.data_to_send(0.0)
         *streams, end = core.handle_timeout(12.0)
         assert end == ConnectionEnded(EndReason.TIMED_OUT, ErrorCode.CONNECTION_ERROR, "nothing heard for the lifetime")
         assert len(streams) == 1
@@ -116,4 +116,4 @@ def test_keepalives_need_a_live_connection(core: Make, feed: Feed, setup: Callab
         made.send_keepalive()
     assert made.next_deadline() is None
     assert made.handle_timeout(1e9) == []
-    assert not any(isinstance(event, StreamFailed) for event in made.close())
+    assert not any(isinstance(event, StreamFailed) for event in made.close(ErrorCode.CONNECTION_ERROR, "", 0.0))

@@ -54,7 +54,7 @@ class Net:
     def cut(self) -> None:
         self.link.cut()
         for end in (self.client, self.server):
-            assert isinstance(end.carrier_lost(self.link.now, "cut")[-1], SessionSuspended)
+            assert isinstance(end.connection_lost(0, "cut", self.link.now)[-1], SessionSuspended)
 
     def dial(self, *, framed: bool = False) -> tuple[RSocketCore, list[Event]]:
         """Open a new carrier and deliver RESUME; return the server's core of that carrier, and what it reports."""
@@ -62,15 +62,16 @@ class Net:
         door = self.core(client=False, framed=framed, sessions=self.sessions, resume=True, **self.config)
         self.link.framed = framed
         events: list[Event] = []
-        for message in self.client.messages_to_send() if framed else [self.client.data_to_send()]:
-            events += door.receive_data(message, self.link.now)
+        for message in self.client.data_to_send(self.link.now):
+            events += (door.receive_message if framed else door.receive_data)(message, self.link.now)
         return door, events
 
     def resume(self, *, framed: bool = False) -> tuple[list[Event], list[Event]]:
         """Come back; return the events of the server and of the client when all is delivered."""
         door, events = self.dial(framed=framed)
         assert events == [ResumeReceived(self.server)]
-        of_server = self.server.resume_on(door, self.link.now)
+        self.server.resume_on(door, self.link.now)
+        of_server = self.server.take_events()
         of_client, more = self.link.settle()
         return of_server + more, of_client
 
@@ -96,7 +97,7 @@ def test_rs90_rs91_rs92_positions(server: Make, feed: Feed, sent: Sent) -> None:
     assert sent(core) == [KeepaliveFrame(False, 28 + 6 + 10 + 8)]
     half = V3.encode()
     core.receive_data(len(half).to_bytes(3, "big") + half[:-1], 0.0)
-    core.carrier_lost(0.0)
+    core.connection_lost(0, "", 0.0)
     assert core._received == 52, "a frame cut off is not received"
 
 
@@ -105,7 +106,7 @@ def test_rs90_items_count_whichever_way_they_are_read(client: Make, feed: Feed, 
     """Items with and without metadata, fragments, the last one: all have their octets in the position."""
     core = client(resume=True)
     sid = core.send_request_stream(Payload(), 9, 0.0)
-    core.data_to_send()
+    core.data_to_send(0.0)
     before = core._received
     items = [
         PayloadFrame(stream_id=sid, payload=Payload(b"plain"), next=True),
@@ -174,7 +175,8 @@ def test_rs94_the_buffer_is_bounded(net: Callable[..., Net]) -> None:
     made.cut()
     door, events = made.dial()
     assert events == [ResumeReceived(made.server)]
-    [refused] = made.server.resume_on(door, 0.0)
+    made.server.resume_on(door, 0.0)
+    [refused] = made.server.take_events()
     assert isinstance(refused, ConnectionEnded)
     assert refused.code == ErrorCode.REJECTED_RESUME
 
@@ -249,7 +251,7 @@ def test_rs96_resume_that_cannot_be(net: Callable[..., Net], core: Make, feed: F
     without = core(client=False)
     assert feed(without, ResumeFrame(**right))[-1].code == ErrorCode.REJECTED_RESUME  # type: ignore[arg-type,union-attr]
     assert made.server.state is ConnectionState.OPEN
-    made.server.start_drain("bye", 0.0)
+    made.server.drain(0.0)
     door = core(client=False, sessions=made.sessions, resume=True)
     assert feed(door, ResumeFrame(**right))[-1].code == ErrorCode.REJECTED_RESUME  # type: ignore[arg-type,union-attr]
 
@@ -272,10 +274,12 @@ def test_rs96_positions_that_do_not_meet(
     if (server_position, client_position) == (8, 0):
         feed(made.server, KeepaliveFrame(False, 8))
         made.server.send_request_response(Payload(), 0.0)
-        frame_ok = made.server.resume_on(door, 0.0)
+        made.server.resume_on(door, 0.0)
+        frame_ok = made.server.take_events()
         assert frame_ok == [SessionResumed(6)]
         return
-    events = made.server.resume_on(door, 0.0)
+    made.server.resume_on(door, 0.0)
+    events = made.server.take_events()
     assert [type(event) for event in events] == [StreamFailed, ConnectionEnded]
     assert sent(made.server)[-1] == ErrorFrame(0, ErrorCode.REJECTED_RESUME, b"what is missing is no longer there")
     assert len(made.sessions) == 0
@@ -289,9 +293,9 @@ def test_rs97_a_resume_ok_that_cannot_be(net: Callable[..., Net], feed: Feed, se
     for _ in range(2):
         made.client.send_request_response(Payload(b"1234"), 0.0)
     feed(made.client, KeepaliveFrame(False, 10))
-    made.client.carrier_lost(0.0)
+    made.client.connection_lost(0, "", 0.0)
     made.client.resume(framed=False, now=0.0)
-    made.client.data_to_send()
+    made.client.data_to_send(0.0)
     events = feed(made.client, ResumeOkFrame(position))
     end = events[-1]
     assert isinstance(end, ConnectionEnded)
@@ -308,13 +312,13 @@ def test_rs98_rs99_how_resuming_fails(net: Callable[..., Net], feed: Feed) -> No
     made = net(resume_timeout=60.0)
     sid = made.client.send_request_response(Payload(), 0.0)
     made.link.cut()
-    assert made.client.carrier_lost(1.0, "cut") == [SessionSuspended(61.0, "cut")]
+    assert made.client.connection_lost(0, "cut", 1.0) == [SessionSuspended(61.0, "cut")]
     made.client.resume(framed=False, now=2.0)
     assert feed(made.client, ErrorFrame(0, ErrorCode.CONNECTION_ERROR, b"busy"), now=3.0) == [
         SessionSuspended(61.0, "busy")
     ]
     made.client.resume(framed=False, now=4.0)
-    assert made.client.carrier_lost(5.0, "again") == [SessionSuspended(61.0, "again")]
+    assert made.client.connection_lost(0, "again", 5.0) == [SessionSuspended(61.0, "again")]
     made.client.resume(framed=False, now=6.0)
     assert feed(made.client, ErrorFrame(0, ErrorCode.REJECTED_RESUME, b"gone"), now=7.0) == [
         StreamFailed(sid, ErrorCode.REJECTED_RESUME, b"gone", FailedBy.CONNECTION),
@@ -330,10 +334,10 @@ def test_rs99_giving_up_while_resuming(net: Callable[..., Net], sent: Sent) -> N
     made = net()
     made.cut()
     made.client.resume(framed=False, now=0.0)
-    [end] = made.client.start_drain("enough", 0.0)
+    [end] = made.client.drain(0.0)
     assert isinstance(end, ConnectionEnded)
-    assert sent(made.client)[1:] == [ErrorFrame(0, ErrorCode.CONNECTION_ERROR, b"enough")]
-    [end] = made.server.start_drain("enough", 0.0)
+    assert sent(made.client)[1:] == [ErrorFrame(0, ErrorCode.CONNECTION_ERROR, b"")]
+    [end] = made.server.drain(0.0)
     assert isinstance(end, ConnectionEnded)
     assert sent(made.server) == []
 
@@ -350,7 +354,7 @@ def test_rs100_resume_on_a_carrier_that_has_a_connection(
     [error] = sent(made.server)
     assert isinstance(error, ErrorFrame)
     assert error.code == ErrorCode.CONNECTION_ERROR
-    made.client.carrier_lost(0.0)
+    made.client.connection_lost(0, "", 0.0)
     assert made.resume()[0] == [SessionResumed(0)]
     core = server()
     [end] = feed(core, frame)
@@ -370,14 +374,14 @@ def test_rs101_an_error_of_the_connection_ends_the_session(
     made.cut()
     made.resume()
     feed(made.client, ErrorFrame(0, code))
-    events = made.client.carrier_lost(0.0) if code is ErrorCode.CONNECTION_CLOSE else []
+    events = made.client.connection_lost(0, "", 0.0) if code is ErrorCode.CONNECTION_CLOSE else []
     assert made.client.state is ConnectionState.ENDED
     assert not any(isinstance(event, SessionSuspended) for event in events)
     if code is ErrorCode.CONNECTION_CLOSE:
-        made.server.start_drain("", 0.0)
-        made.server.carrier_lost(0.0)
+        made.server.drain(0.0)
+        made.server.connection_lost(0, "", 0.0)
     else:
-        made.server.close()
+        made.server.close(ErrorCode.CONNECTION_ERROR, "", 0.0)
     assert made.server.state is ConnectionState.ENDED
     assert len(made.sessions) == 0
 
@@ -415,7 +419,7 @@ def test_rs102_a_resume_replaces_a_carrier_that_looks_alive(net: Callable[..., N
     made.link.to_server(7)
     made.server.send_fire_and_forget(Payload(b"from the server"), 0.0)
     made.link.cut()
-    made.client.carrier_lost(0.0)
+    made.client.connection_lost(0, "", 0.0)
     of_server, of_client = made.resume()
     assert [e.stream_id for e in of_server if isinstance(e, RequestReceived)] == [sid]
     assert [e.payload.data for e in of_client if isinstance(e, RequestReceived)] == [b"from the server"]
@@ -452,7 +456,7 @@ def test_rs103_leases_do_not_carry_over(net: Callable[..., Net]) -> None:
     )
     of_client, of_server = made.link.settle()
     assert [type(event).__name__ for event in of_client] == ["SessionResumed", "LeaseGranted"]
-    assert [type(event).__name__ for event in of_server] == ["LeaseGranted", "RequestReceived"]
+    assert [type(event).__name__ for event in of_server] == ["SessionResumed", "LeaseGranted", "RequestReceived"]
     assert made.server.has_stream(waiting)
     assert made.client.next_deadline() == 18.0
 
@@ -471,9 +475,9 @@ def test_rs104_tokens(core: Make, sent: Sent) -> None:
 def test_a_client_that_was_never_answered_may_resume(core: Make, feed: Feed, sent: Sent) -> None:
     made = core(client=True, resume=True)
     sid = made.send_request_response(Payload(b"x"), 0.0)
-    made.carrier_lost(0.0)
+    made.connection_lost(0, "", 0.0)
     made.resume(framed=False, now=0.0)
-    made.data_to_send()
+    made.data_to_send(0.0)
     assert feed(made, ResumeOkFrame(0)) == [SetupAccepted(), SessionResumed(7)]
     [request] = sent(made)
     assert isinstance(request, RequestFrame)
@@ -484,12 +488,12 @@ def test_a_door_whose_session_ended_meanwhile(net: Callable[..., Net]) -> None:
     made = net()
     made.cut()
     door, _ = made.dial()
-    made.server.close("gone")
+    made.server.close(ErrorCode.CONNECTION_ERROR, "gone", 0.0)
     with pytest.raises(LocalProtocolError):
         made.server.resume_on(door, 0.0)
-    [end] = door.close("the session is over", ErrorCode.REJECTED_RESUME)
+    [end] = door.close(ErrorCode.REJECTED_RESUME, "the session is over", 0.0)
     assert isinstance(end, ConnectionEnded)
-    assert made.client.receive_data(door.data_to_send(), 0.0)[-1] == ConnectionEnded(
+    assert made.client.receive_data(b"".join(door.data_to_send(0.0)), 0.0)[-1] == ConnectionEnded(
         EndReason.REFUSED, ErrorCode.REJECTED_RESUME, "the session is over"
     )
 
@@ -510,9 +514,10 @@ def test_what_came_behind_resume_is_not_lost(net: Callable[..., Net], feed: Feed
     made.cut()
     door, _ = made.dial()
     assert feed(door, V3) == []
-    events = made.server.resume_on(door, 0.0)
+    made.server.resume_on(door, 0.0)
+    events = made.server.take_events()
     assert [type(event) for event in events] == [SessionResumed, RequestReceived]
-    door.carrier_lost(0.0)
+    door.connection_lost(0, "", 0.0)
     assert door.state is ConnectionState.ENDED
 
 

@@ -340,7 +340,7 @@ class BlockingPeer:
             return
         with self._lock:
             if self._end is None:
-                self._apply(self._core.close("closed", ErrorCode.CONNECTION_CLOSE))
+                self._apply(self._core.close(0, "closed", time.monotonic()))
                 self._write()
         self._wake()
         if threading.current_thread() is not self._thread:
@@ -385,7 +385,7 @@ class BlockingPeer:
     def _write(self) -> None:
         """Give the kernel what it takes now; the thread does the rest."""
         waited = bool(self._unsent)
-        self._unsent += self._core.data_to_send()
+        self._unsent += b"".join(self._core.data_to_send(time.monotonic()))
         if self._unsent and not waited:
             self._push()
             if self._unsent:
@@ -401,7 +401,7 @@ class BlockingPeer:
             pass
         except OSError as error:
             self._unsent.clear()
-            self._apply(self._core.carrier_lost(time.monotonic(), str(error)))
+            self._apply(self._core.connection_lost(0, str(error), time.monotonic()))
         if len(self._unsent) <= self._config.high_water // 2:
             self._room.notify_all()
 
@@ -499,7 +499,7 @@ class BlockingPeer:
         finally:
             with self._lock:
                 if self._end is None:
-                    self._apply(self._core.carrier_lost(time.monotonic(), "the client's thread has failed"))
+                    self._apply(self._core.connection_lost(0, "the client's thread has failed", time.monotonic()))
                 self._socket.close()
                 self._awake.close()
                 self._waker.close()
@@ -534,7 +534,7 @@ class BlockingPeer:
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             pass
         except OSError as error:
-            self._apply(self._core.carrier_lost(time.monotonic(), str(error)))
+            self._apply(self._core.connection_lost(0, str(error), time.monotonic()))
         if self._end is None:
             self._apply(self._core.handle_timeout(time.monotonic()))
         self._write()

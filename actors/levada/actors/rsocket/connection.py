@@ -33,7 +33,7 @@ from levada.framework.errors import (
     ConnectionLost,
 )
 from levada.transports.carriers import CarrierInfo, CarrierStatistics
-from levada.transports.rsocket import CoreConfig, ErrorCode, LeaseGrant, Payload, RSocketCore
+from levada.transports.rsocket import CoreConfig, ErrorCode, LeaseGrant, Payload
 from levada.transports.rsocket.events import (
     ConnectionDraining,
     ConnectionEnded,
@@ -58,8 +58,10 @@ from levada.transports.rsocket.events import (
     StreamCompleted,
     StreamFailed,
 )
+from levada.transports.rsocket.reactive_streams import ReactiveStreamsCore
 
 from .config import ClientConfig, ServerConfig
+from .dialects import CoreFactory
 from .encoding import Encoding
 from .errors import connection_lost
 from .fired import Fired
@@ -110,10 +112,10 @@ class Connection(Actor[Any]):
 
     config: ClientConfig | ServerConfig
     handler: Handler
-    dialect: Callable[..., RSocketCore]
+    dialect: CoreFactory
 
     def __attrs_post_init__(self) -> None:
-        self.core: RSocketCore
+        self.core: ReactiveStreamsCore
         self.begun_core = False
         """Whether there is a core: a client has one once it is connected."""
         self.encoding: Encoding
@@ -173,6 +175,7 @@ class Connection(Actor[Any]):
         """Use a carrier from now on."""
         self._now = trio.lowlevel.current_clock().current_time
         self.wire = self._last_wire = wire
+        self._receive = self.core.receive_message if wire.framed else self.core.receive_data
         self.info = wire.info
         self._wired.set()
 
@@ -223,23 +226,29 @@ class Connection(Actor[Any]):
         """The carrier has ended by itself."""
         self.wire = None
         self._wired = trio.Event()
-        self.apply(self.core.carrier_lost(trio.current_time(), text))
+        self.apply(self.core.connection_lost(0, text, trio.current_time()))
         self.retime()
 
     def feed(self, data: bytes) -> bool:
         """Give the core what has come, and apply what it means; say whether anything may have been produced by that."""
-        apply = self._apply
-        for event in self.core.receive_data(data, self._now()):
+        apply, now = self._apply, self._now()
+        for event in self._receive(data, now):
             apply[type(event)](self, event)
-        return self._flush_due or (self.core.has_data_to_send and self.flush())
+        # Mostly there is nothing to send, so `flush` is not called to find that out.
+        return self._flush_due or (bool(produced := self.core.data_to_send(now)) and self.flush(produced))
 
-    def flush(self) -> bool:
-        """Hand what the core has to send to the carrier; say whether there was anything."""
-        if self.wire is not None:
-            try:
-                return self.wire.flush(self.core)
-            except CarrierError:
-                pass  # the reader finds out, and tells the core
+    def flush(self, data: list[bytes] | None = None) -> bool:
+        """Hand what the core has to send to the carrier, or what was just taken from it; say whether there was anything."""
+        wire = self.wire
+        if wire is not None:
+            if data is None:
+                data = self.core.data_to_send(self._now())
+            if data:
+                try:
+                    wire.send(data)
+                    return True
+                except CarrierError:
+                    pass  # the reader finds out, and tells the core
         return False
 
     def unmatched(self) -> set[int]:
@@ -639,7 +648,7 @@ class Connection(Actor[Any]):
         try:
             if self.end is None and self.begun_core:
                 self.draining = True
-                self.apply(self.core.start_drain("", trio.current_time()))
+                self.apply(self.core.drain(trio.current_time()))
                 self.flush()
                 self.retime()
                 with trio.move_on_after(self.config.drain):
@@ -654,7 +663,7 @@ class Connection(Actor[Any]):
         if not self.begun_core:
             self.ref.stop(now=True)
         elif self.end is None:
-            self.apply(self.core.close(text, ErrorCode.CONNECTION_CLOSE))
+            self.apply(self.core.close(0, text, trio.current_time()))
 
     def hang_up(self) -> None:
         """Close at once, whatever is still queued."""

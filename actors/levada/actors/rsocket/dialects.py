@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
-from typing import cast
+from typing import Any, Protocol
 
-from levada.transports.rsocket import RSocketCore
+from levada.transports.rsocket import CoreConfig, RSocketCore, Sessions
+from levada.transports.rsocket.reactive_streams import ReactiveStreamsCore
 
 __all__ = ["CoreFactory", "core_of"]
 
-CoreFactory = Callable[..., RSocketCore]
-"""`RSocketCore`, or the core of the other dialect, which has the same methods."""
 
-_CORES = {
-    "rsocket": ("levada.transports.rsocket", "RSocketCore"),
-    "reactivesocket": ("levada.transports.reactivesocket", "ReactiveSocketCore"),
-}
+class CoreFactory(Protocol):
+    """What makes a core: the class of one dialect."""
+
+    def __call__(
+        self,
+        config: CoreConfig,
+        *,
+        client: bool,
+        framed: bool,
+        now: float,
+        random_bytes: Callable[[int], bytes],
+        sessions: Sessions[Any] | None = None,
+    ) -> ReactiveStreamsCore:
+        """Make the core of one connection."""
+        ...
 
 
 def core_of(dialect: str) -> CoreFactory:
-    """Return the class of the core."""
-    module, name = _CORES[dialect]
-    return cast("CoreFactory", getattr(importlib.import_module(module), name))
+    """Return the class of the core; of ReactiveSocket it is imported only here."""
+    if dialect == "rsocket":
+        return RSocketCore
+    from levada.transports.reactivesocket import ReactiveSocketCore
+
+    return ReactiveSocketCore

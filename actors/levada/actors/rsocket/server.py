@@ -97,7 +97,8 @@ class ServerConnection(Connection):
         assert wire is not None
         other.heir = self
         self.attach(wire)
-        self.apply(self.core.resume_on(other.core, trio.current_time()))
+        self.core.resume_on(other.core, trio.current_time())
+        self.apply(self.core.take_events())
         self.flush()
         self.retime()
 
@@ -130,7 +131,8 @@ class ServerConnection(Connection):
         if self.end is not None:
             return
         if refusal:
-            self.apply(self.core.reject_setup(refusal))
+            self.core.reject_setup(refusal)
+            self.apply(self.core.take_events())
             self.flush()
         else:
             self._let_in(event)
@@ -140,7 +142,8 @@ class ServerConnection(Connection):
         if event.resume_token is not None:
             self.listener.owners[self.core] = self
         self.listener.connections[self] = None
-        self.apply(self.core.accept_setup(trio.current_time()))
+        self.core.accept_setup(trio.current_time())
+        self.apply(self.core.take_events())
         self.first_lease()
         self.flush()
         self.retime()

@@ -1,7 +1,7 @@
 """What a connection needs of its carrier, the same for octets and for messages; and how URLs of both dialects name carriers.
 
 A `Wire` is a byte stream (RS-2: frames with their length) or a message stream (RS-6: a frame is a message). Of a QUIC connection it is
-the one stream that the client opens (RS-8). What a core has queued goes out by `Wire.flush`, which never waits: the carrier joins small
+the one stream that the client opens (RS-8). What a core has queued goes out by `Wire.send`, which never waits: the carrier joins small
 writes, and whoever produces more waits in `Wire.wait_for_room` first.
 """
 
@@ -27,7 +27,7 @@ from levada.transports.carriers import (
     listen,
 )
 
-__all__ = ["CarrierConfig", "Sending", "Wire", "carrier_url", "dial_wire", "listen_for", "open_accepted"]
+__all__ = ["CarrierConfig", "Wire", "carrier_url", "dial_wire", "listen_for", "open_accepted"]
 
 CarrierConfig: TypeAlias = Any
 """`TcpConfig`, `TlsConfig`, `UnixConfig`, `MemoryConfig`, ``WebSocketConfig`` or ``QuicConfig``: the settings of the URL's carrier."""
@@ -35,18 +35,6 @@ CarrierConfig: TypeAlias = Any
 ALPN = "rsocket"  # RS-8
 MESSAGES_AT_ONCE = 64  # taken before what they led to is sent
 _ORDERLY = (1000, 1001)  # close codes of RFC 6455, section 7.4.1: done, going away
-
-
-class Sending(Protocol):
-    """The half of a core that a wire empties."""
-
-    def data_to_send(self) -> bytes:
-        """Take the queued octets."""
-        ...
-
-    def messages_to_send(self) -> list[bytes]:
-        """Take the queued frames, one for each message."""
-        ...
 
 
 class Wire(Protocol):
@@ -74,8 +62,8 @@ class Wire(Protocol):
         """
         ...
 
-    def flush(self, core: Sending) -> bool:
-        """Queue what `core` has to send, without waiting, and say whether there was anything; errors as `receive`."""
+    def send(self, data: list[bytes]) -> None:
+        """Queue what a core had to send, without waiting; errors as `receive`."""
         ...
 
     async def wait_for_room(self) -> None:
@@ -116,13 +104,9 @@ class ByteWire:
         """See `Wire.receive`."""
         return self.stream.receive_some()
 
-    def flush(self, core: Sending) -> bool:
-        """See `Wire.flush`."""
-        data = core.data_to_send()
-        if not data:
-            return False
-        self.stream.send_nowait(data)
-        return True
+    def send(self, data: list[bytes]) -> None:
+        """Queue the pieces as one."""
+        self.stream.send_nowait(b"".join(data))
 
     async def wait_for_room(self) -> None:
         """See `Wire.wait_for_room`."""
@@ -172,12 +156,10 @@ class MessageWire:
             message = self.stream.receive_nowait() if len(messages) < MESSAGES_AT_ONCE else None
         return messages
 
-    def flush(self, core: Sending) -> bool:
-        """See `Wire.flush`."""
-        messages = core.messages_to_send()
-        for message in messages:
+    def send(self, data: list[bytes]) -> None:
+        """Queue each as a message."""
+        for message in data:
             self.stream.send_nowait(message)
-        return bool(messages)
 
     async def wait_for_room(self) -> None:
         """See `Wire.wait_for_room`."""

@@ -6,9 +6,9 @@ What streams do is in `core`, whose class derives from the one here; the two are
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Self
 
 from levada.framework.errors import ConfigurationError, LocalProtocolError
 from levada.transports.reactivesocket import frames as f
@@ -30,6 +30,7 @@ from levada.transports.rsocket.events import (
 )
 from levada.transports.rsocket.lease import Allowance
 from levada.transports.rsocket.payload import Payload
+from levada.transports.rsocket.reactive_streams import ReactiveStreamsCore
 
 __all__ = ["ConnectionCore", "Parsed"]
 
@@ -42,7 +43,7 @@ Parsed = tuple[tuple[int, ...], bytes | None, bytes]
 """What `levada.transports.reactivesocket.frames.parse` returns: fixed fields, metadata, data."""
 
 
-class ConnectionCore(ABC):
+class ConnectionCore(ReactiveStreamsCore):
     """What a `ReactiveSocketCore` knows of its connection; see there for the arguments."""
 
     def __init__(
@@ -55,10 +56,7 @@ class ConnectionCore(ABC):
         random_bytes: Callable[[int], bytes] | None = None,
         sessions: object = None,
     ) -> None:
-        self._config = config
-        self._client = client
-        self._framed = framed
-        self._state = _OPENING if client else _AWAITING_SETUP
+        super().__init__(config, client=client, framed=framed, now=now)
         # Octets in.
         # Before a client is let in, a frame has no more than all that it may send by then.
         self._max_frame = config.max_frame_size if client else min(config.max_frame_size, config.max_setup_backlog)
@@ -66,10 +64,6 @@ class ConnectionCore(ABC):
         self._wanted = 0  # octets that `_rest` must have before it is worth a look
         self._base = 0  # octets received before the first of `_rest`, or of the chunk in hand
         self._at = 0  # octets received before the frame in hand
-        self._now = now
-        # Octets out.
-        self._control: list[bytes] = []  # stream 0 goes first
-        self._out: list[bytes] = []
         # Leases.
         self._leases = client and config.lease is not None
         self._granted, self._held = Allowance(config.lease_grace), Allowance()
@@ -105,16 +99,6 @@ class ConnectionCore(ABC):
     def _end_streams(self, code: int, text: str, events: list[Event]) -> None:
         """Tell all streams that the connection is over, and forget them."""
 
-    @property
-    @abstractmethod
-    def _idle(self) -> bool:
-        """Whether no stream is left."""
-
-    @property
-    def state(self) -> ConnectionState:
-        """Where the connection stands; changed by `levada.transports.reactivesocket.state.CONNECTION` only."""
-        return self._state
-
     # ---------------------------------------------------------------- octets
 
     @property
@@ -123,36 +107,60 @@ class ConnectionCore(ABC):
         return max(0, self._wanted - len(self._rest)) if self._rest else 0
 
     def receive_data(self, data: bytes, now: float) -> list[Event]:
-        """Take octets from the carrier (framed: exactly one message) and return what they mean; ``b""`` is `carrier_lost`.
+        """Take bytes from the carrier, cut anywhere, and return what they mean; ``b""`` is `connection_lost`.
+
+        Raises:
+            LocalProtocolError: the carrier keeps the boundaries of messages.
 
         Source: RX-2 to RX-7.
         """
-        if self._state is _ENDED:
-            return []  # RX-7
+        if self._framed:
+            raise self._other_input()
         if not data:
-            return self.carrier_lost(now)
+            return self.connection_lost(0, "", now)
+        events, self._events = self._events, []
+        if self._state is _ENDED:
+            return events  # RX-7
         self._now = self._heard = self._judged_from = now  # RX-82: everything counts as life
-        events: list[Event] = []
         if self._state is _DECIDING:
-            if self._framed:
-                self._rest += f.LENGTH.pack(len(data) + 4)
             self._rest += data
-            if len(self._rest) > self._config.max_setup_backlog:
-                self._at = self._base
-                self._fail("RX-39", f"more than {self._config.max_setup_backlog} octets behind SETUP", events)
-        elif self._framed:
-            self._receive_message(data, events)
-        else:
-            if self._rest:
-                self._rest += data
-                if len(self._rest) < self._wanted:
-                    return events
-                data = bytes(self._rest)
-                self._rest.clear()
-            self._receive_frames(data, events)
-        if self._state is _DRAINING:
-            self._end_if_drained(events)
+            self._bound_backlog(events)
+            return events
+        if self._rest:
+            self._rest += data
+            if len(self._rest) < self._wanted:
+                return events
+            data = bytes(self._rest)
+            self._rest.clear()
+        self._receive_frames(data, events)
+        self._end_if_drained(events)
         return events
+
+    def receive_message(self, message: bytes, now: float) -> list[Event]:
+        """Take exactly one message from the carrier, a frame without its length field, and return what it means (RX-2).
+
+        Raises:
+            LocalProtocolError: the carrier is a byte stream.
+        """
+        if not self._framed:
+            raise self._other_input()
+        events, self._events = self._events, []
+        if self._state is _ENDED:
+            return events  # RX-7
+        self._now = self._heard = self._judged_from = now  # RX-82
+        if self._state is _DECIDING:
+            self._rest += f.LENGTH.pack(len(message) + 4)
+            self._rest += message
+            self._bound_backlog(events)
+        else:
+            self._receive_message(message, events)
+        self._end_if_drained(events)
+        return events
+
+    def _bound_backlog(self, events: list[Event]) -> None:
+        if len(self._rest) > self._config.max_setup_backlog:
+            self._at = self._base
+            self._fail("RX-39", f"more than {self._config.max_setup_backlog} octets behind SETUP", events)
 
     def _receive_message(self, data: bytes, events: list[Event]) -> None:
         self._at = self._base
@@ -189,24 +197,10 @@ class ConnectionCore(ABC):
         self._rest += memoryview(data)[at:]
         return None
 
-    @property
-    def has_data_to_send(self) -> bool:
-        """Whether anything is queued."""
-        return bool(self._out or self._control)
-
-    def data_to_send(self) -> bytes:
-        """Take the queued octets, for a byte carrier; frames of stream 0 go first."""
-        octets = b"".join(self._control + self._out if self._control else self._out)
-        self._control.clear()
-        self._out.clear()
-        return octets
-
-    def messages_to_send(self) -> list[bytes]:
-        """Take the queued frames, one for each message, for a framed carrier (RX-2); frames of stream 0 go first."""
-        messages = [frame[4:] for frame in self._control + self._out]
-        self._control.clear()
-        self._out.clear()
-        return messages
+    def data_to_send(self, now: float) -> list[bytes]:
+        """Take the queued frames, for a carrier of messages without their length fields (RX-2); frames of stream 0 go first."""
+        frames = super().data_to_send(now)
+        return [frame[4:] for frame in frames] if self._framed else frames
 
     # ---------------------------------------------------------------- time
 
@@ -214,7 +208,7 @@ class ConnectionCore(ABC):
         """Return when `handle_timeout` is due; in the past if something is due at once (a drained connection ends so)."""
         if self._state is _ENDED:
             return None
-        if self._state is _DRAINING and self._idle:
+        if self._state is _DRAINING and not self._streams:
             return -math.inf
         # While the application decides about SETUP nothing can be late.
         silence = self._judged_from + self._lifetime if self._lifetime and self._state is not _DECIDING else None
@@ -224,7 +218,7 @@ class ConnectionCore(ABC):
     def handle_timeout(self, now: float) -> list[Event]:
         """Do what is due: keepalive, silence of the peer, set-up and drain time-outs."""
         self._now = now
-        events: list[Event] = []
+        events = self.take_events()
         self._end_if_drained(events)
         if self._state is _ENDED:
             return events
@@ -327,8 +321,8 @@ class ConnectionCore(ABC):
         )
         return None
 
-    def accept_setup(self, now: float) -> list[Event]:
-        """Server: accept the client, after `SetupReceived`; return what it sent in the meantime.
+    def accept_setup(self, now: float) -> None:
+        """Server: accept the client, after `SetupReceived`; `take_events` has what it sent in the meantime.
 
         Raises:
             LocalProtocolError: there is no SETUP to decide about.
@@ -338,13 +332,11 @@ class ConnectionCore(ABC):
         self._enter(ConnectionInput.ACCEPT)
         self._max_frame = self._config.max_frame_size
         self._send_first_lease()
-        events: list[Event] = []
         backlog = bytes(self._rest)
         self._rest.clear()
-        self._receive_frames(backlog, events)
-        return events
+        self._receive_frames(backlog, self._events)
 
-    def reject_setup(self, text: str = "", code: int = ErrorCode.REJECTED_SETUP) -> list[Event]:
+    def reject_setup(self, text: str = "", code: int = ErrorCode.REJECTED_SETUP) -> None:
         """Server: refuse the client, after `SetupReceived` (RX-34).
 
         Raises:
@@ -353,9 +345,7 @@ class ConnectionCore(ABC):
         self._check_deciding()
         if code not in SETUP_CODES:
             raise LocalProtocolError(f"code {code:#x} is not one of set-up", rule="RX-22")
-        events: list[Event] = []
-        self._refuse(code, text, events)
-        return events
+        self._refuse(code, text, self._events)
 
     def _check_deciding(self) -> None:
         if self._state is not _DECIDING:
@@ -432,19 +422,18 @@ class ConnectionCore(ABC):
 
     # ---------------------------------------------------------------- the end
 
-    def start_drain(self, text: str, now: float) -> list[Event]:
+    def drain(self, now: float) -> list[Event]:
         """Take no new requests either way; the connection ends with its last stream.
 
-        This dialect has no frame that announces it: the peer's requests are answered by REJECTED, and `text` goes only to a client whose
-        SETUP is being decided about.
+        This dialect has no frame that announces it: the peer's requests are answered by REJECTED.
         Look at `next_deadline` after each call that may have ended a stream: it is in the past when the last one is gone.
         """
         self._now = now
-        events: list[Event] = []
+        events = self.take_events()
         if self._state is _AWAITING_SETUP:
-            self._end(EndReason.CLOSED, 0, text, events)
+            self._end(EndReason.CLOSED, 0, "", events)
         elif self._state is _DECIDING:
-            self._refuse(ErrorCode.REJECTED_SETUP, text, events)
+            self._refuse(ErrorCode.REJECTED_SETUP, "", events)
         elif self._state is _OPEN or self._state is _OPENING:
             self._enter(ConnectionInput.DRAIN)
             self._drain_deadline = now + self._config.drain_timeout
@@ -452,32 +441,33 @@ class ConnectionCore(ABC):
             self._end_if_drained(events)
         return events
 
-    def close(self, text: str = "", code: int = ErrorCode.CONNECTION_ERROR) -> list[Event]:
+    def close(self, code: int, reason: str, now: float) -> list[Event]:
         """End the connection now: an ERROR frame is queued, all streams fail. Nothing if it has ended already.
 
         Args:
-            text: goes into the frame.
             code: not used: CONNECTION_ERROR is the only code that this dialect has for it (RX-22).
+            reason: goes into the frame.
+            now: the current time.
         """
-        events: list[Event] = []
+        events = self.take_events()
         if self._state is not _ENDED:
-            self._tell_end(ErrorCode.CONNECTION_ERROR, text)
-            self._end(EndReason.CLOSED, ErrorCode.CONNECTION_ERROR, text, events)
+            self._tell_end(ErrorCode.CONNECTION_ERROR, reason)
+            self._end(EndReason.CLOSED, ErrorCode.CONNECTION_ERROR, reason, events)
         return events
 
-    def carrier_lost(self, now: float, text: str = "") -> list[Event]:
+    def connection_lost(self, code: int, reason: str, now: float) -> list[Event]:
         """The carrier is gone, and the connection with it (RX-60)."""
         self._now = now
-        events: list[Event] = []
+        events = self.take_events()
         if self._state is not _ENDED:
-            self._end(EndReason.LOST, 0, text or "the carrier ended", events)
+            self._end(EndReason.LOST, 0, reason or "the carrier ended", events)
         return events
 
     def resume(self, *, framed: bool, now: float) -> None:
         """Raise `LocalProtocolError`: there is no resumption in this dialect (RX-60)."""
         raise LocalProtocolError("ReactiveSocket has no resumption", rule="RX-60")
 
-    def resume_on(self, carrier: ConnectionCore, now: float) -> list[Event]:
+    def resume_on(self, carrier: Self, now: float) -> None:
         """Raise `LocalProtocolError`: there is no resumption in this dialect (RX-60)."""
         raise LocalProtocolError("ReactiveSocket has no resumption", rule="RX-60")
 
@@ -518,7 +508,7 @@ class ConnectionCore(ABC):
         self._state = CONNECTION[self._state, by]
 
     def _end_if_drained(self, events: list[Event]) -> None:
-        if self._state is _DRAINING and self._idle:
+        if self._state is _DRAINING and not self._streams:
             self._end(EndReason.CLOSED, 0, "every stream has ended", events)
 
     def _check_live(self, octets: int = 0) -> None:

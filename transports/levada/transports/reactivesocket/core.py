@@ -11,7 +11,6 @@ on the wire and in the rules is here and in `connection`, `frames` and `state`, 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
@@ -22,7 +21,6 @@ from levada.transports.reactivesocket.errors import STREAM_CODES, ErrorCode
 from levada.transports.reactivesocket.frames import FrameError
 from levada.transports.reactivesocket.state import STREAM, ConnectionState, StreamInput, StreamState
 from levada.transports.rsocket.config import CUT_INTO, MAX_U31, CoreConfig
-from levada.transports.rsocket.connection import CoreStatistics
 from levada.transports.rsocket.events import (
     CreditGranted,
     Event,
@@ -38,7 +36,8 @@ from levada.transports.rsocket.events import (
 )
 from levada.transports.rsocket.fragments import Gathering, split
 from levada.transports.rsocket.payload import Payload
-from levada.transports.rsocket.streams import PendingRequest, Stream, StreamIds, add_credit, live_ids
+from levada.transports.rsocket.reactive_streams import CoreStatistics
+from levada.transports.rsocket.streams import PendingRequest, Stream, StreamIds, add_credit
 
 __all__ = ["ReactiveSocketCore"]
 
@@ -90,27 +89,19 @@ class ReactiveSocketCore(ConnectionCore):
         # RX-75: 64 at least, since below that a fragment may have no room for anything.
         self._max_out = max(64, min(config.fragment_size or config.max_frame_size, config.max_frame_size))
         self._fragment = min(self._max_out, config.fragment_size or CUT_INTO)
-        self._streams: dict[int, Stream] = {}
-        self._waiting: OrderedDict[int, PendingRequest] = OrderedDict()
         self._ids = StreamIds(2 if client else 1, reuse=True)  # RX-14, RX-16
         self._peer_parity = 1 if client else 0  # RX-14
         self._highest = 0  # RX-16: all that is remembered of ended ids
-        self._responding = 0  # streams of the peer
-        self._gathered = 0  # octets in all unfinished payloads
-
-    @property
-    def _idle(self) -> bool:
-        return not self._streams
 
     def statistics(self) -> CoreStatistics:
         """Return what is held now."""
         return CoreStatistics(
             streams=len(self._streams),
-            peer_streams=self._responding,
+            peer_streams=self._peer_streams,
             requests_waiting=len(self._waiting),
             octets_gathered=self._gathered,
             octets_unread=len(self._rest),
-            octets_unsent=sum(map(len, self._control)) + sum(map(len, self._out)),
+            octets_unsent=self._octets_unsent(),
             octets_kept=0,
         )
 
@@ -148,7 +139,7 @@ class ReactiveSocketCore(ConnectionCore):
         if interaction is not _FNF:
             credit = 1 if interaction is _ANSWER else n
             self._streams[stream_id] = Stream(interaction, False, _SENDING, credit, 0)
-            self._responding += 1
+            self._peer_streams += 1
         events.append(RequestReceived(interaction, stream_id, Payload(data, metadata), n, True))
 
     def _on_channel(self, kind: int, stream_id: int, flags: int, parsed: Parsed, events: list[Event]) -> None:
@@ -167,7 +158,7 @@ class ReactiveSocketCore(ConnectionCore):
             return
         credit = add_credit(0, numbers[0]) if numbers else 0
         stream = self._streams[stream_id] = Stream(_CHANNEL, False, _BOTH, credit, 0)
-        self._responding += 1
+        self._peer_streams += 1
         if flags & f.FOLLOWS and not flags & f.COMPLETE:  # RX-71, RX-72
             stream.gathering = Gathering(is_request=True, complete=False)
             self._gather(stream, stream_id, metadata, data, events)
@@ -196,7 +187,7 @@ class ReactiveSocketCore(ConnectionCore):
             reason = b"no lease for this request"  # RX-67
         elif self._state is ConnectionState.DRAINING:
             reason = b"the connection is about to close"
-        elif self._responding >= self._config.max_streams:
+        elif self._peer_streams >= self._config.max_streams:
             reason = b"too many streams"
         else:
             return True
@@ -537,20 +528,6 @@ class ReactiveSocketCore(ConnectionCore):
                 self._gathered_payload(stream)
             self._move(stream, stream_id, StreamInput.STOP_RECEIVING)
 
-    def credit(self, stream_id: int) -> int:
-        """Return how many payloads may be sent now on this stream; 0 if it is not open for sending."""
-        stream = self._streams.get(stream_id)
-        return 0 if stream is None else stream.credit
-
-    def has_stream(self, stream_id: int) -> bool:
-        """Return whether the stream is live and the caller has heard of it; a fire-and-forget request is only while it waits."""
-        stream = self._streams.get(stream_id)
-        return stream_id in self._waiting if stream is None else stream.heard_of
-
-    def stream_ids(self) -> set[int]:
-        """Return the ids of the live streams that the caller has heard of, those that wait for a lease included."""
-        return live_ids(self._streams, self._waiting)
-
     def _send(self, kind: int, stream_id: int, flags: int, fixed: bytes, payload: Payload, complete: bool) -> None:
         """Queue a payload, and this direction's end if it is the last."""
         if complete and not payload.data and payload.metadata is None:
@@ -580,7 +557,7 @@ class ReactiveSocketCore(ConnectionCore):
         if stream.state is StreamState.ENDED:
             del self._streams[stream_id]
             if not stream.requester:
-                self._responding -= 1
+                self._peer_streams -= 1
             if stream.gathering is not None:
                 self._gathered -= len(stream.gathering)
 
@@ -602,7 +579,7 @@ class ReactiveSocketCore(ConnectionCore):
             events.append(StreamFailed(stream_id, code, text.encode(), FailedBy.CONNECTION))
         self._streams.clear()
         self._waiting.clear()
-        self._responding = self._gathered = 0
+        self._peer_streams = self._gathered = 0
 
 
 _Handler = Callable[[ReactiveSocketCore, int, int, int, Parsed, list[Event]], None]

@@ -11,11 +11,8 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final, Self
-
-import attrs
 
 from levada.framework.errors import ConfigurationError, LocalProtocolError
 from levada.transports.rsocket.config import LARGEST_SENT, MAX_U31, CoreConfig, mime_type_fault
@@ -55,11 +52,11 @@ from levada.transports.rsocket.frames import (
     decode,
 )
 from levada.transports.rsocket.lease import Allowance
+from levada.transports.rsocket.reactive_streams import CoreStatistics, ReactiveStreamsCore
 from levada.transports.rsocket.resumption import Replay, Sessions
 from levada.transports.rsocket.state import CONNECTION, ConnectionInput, ConnectionState
-from levada.transports.rsocket.streams import PendingRequest, Stream
 
-__all__ = ["CoreStatistics", "RSocketConnection"]
+__all__ = ["RSocketConnection"]
 
 _VERSIONS: Final = ((1, 0), (0, 2))  # RS-41
 _MAX_TEXT: Final = 65_536  # octets of an explanation; it has to fit into a frame
@@ -68,27 +65,7 @@ _LIVE: Final = (ConnectionState.OPENING, ConnectionState.OPEN, ConnectionState.D
 _WITHOUT_CARRIER: Final = (ConnectionState.SUSPENDED, ConnectionState.RESUMING)
 
 
-@attrs.frozen(kw_only=True)
-class CoreStatistics:
-    """What a core holds now, a snapshot."""
-
-    streams: int
-    """Live ones, of both sides."""
-    peer_streams: int
-    """Those that the peer opened."""
-    requests_waiting: int
-    """For a lease."""
-    octets_gathered: int
-    """Of unfinished payloads."""
-    octets_unread: int
-    """Received and not understood yet: part of a frame, or what waits for `accept_setup`."""
-    octets_unsent: int
-    """Queued for `data_to_send` or `messages_to_send`."""
-    octets_kept: int
-    """Of sent frames, for a resumption."""
-
-
-class RSocketConnection:
+class RSocketConnection(ReactiveStreamsCore):
     """What `RSocketCore` is made of, without its streams; see there for the arguments."""
 
     def __init__(
@@ -103,16 +80,8 @@ class RSocketConnection:
     ) -> None:
         if config.resume and not client and sessions is None:
             raise ConfigurationError("a server that resumes needs sessions, shared by the cores of one listener")
-        self._config = config
-        self._client = client
-        self._framed = framed
+        super().__init__(config, client=client, framed=framed, now=now)
         self._sessions = sessions
-        self._state = ConnectionState.OPENING if client else ConnectionState.AWAITING_SETUP
-        self._streams: dict[int, Stream] = {}
-        self._waiting: OrderedDict[int, PendingRequest] = OrderedDict()
-        self._peer_streams = 0
-        self._gathered = 0
-
         # Octets in: what is left of the last call, and how many there must be before it is worth looking again; whole messages that wait.
         self._tail: bytearray = bytearray()
         self._need = 0
@@ -122,8 +91,6 @@ class RSocketConnection:
         self._fault = 0  # where the frame in hand began
         self._received = 0  # RS-92: position in the peer's direction
         # Octets out.
-        self._control: list[bytes] = []
-        self._out: list[bytes] = []
         self._replay: Replay | None = None
         self._plain = not framed  # a byte carrier, and nothing is kept: no frame is needed in one piece
         self._asked_position = False
@@ -134,7 +101,6 @@ class RSocketConnection:
         self._granted = Allowance(config.lease_grace)  # to the peer
         self._granted_on_carrier = False
         # Time.
-        self._now = now
         self._heard = now
         self._silence_reported = -math.inf
         self._interval = config.keepalive_interval
@@ -149,11 +115,6 @@ class RSocketConnection:
         if client:
             self._send_setup(random_bytes)
 
-    @property
-    def state(self) -> ConnectionState:
-        """Where the connection stands; it moves by `levada.transports.rsocket.state.CONNECTION` only."""
-        return self._state
-
     def statistics(self) -> CoreStatistics:
         """Return what is held now."""
         return CoreStatistics(
@@ -162,7 +123,7 @@ class RSocketConnection:
             requests_waiting=len(self._waiting),
             octets_gathered=self._gathered,
             octets_unread=len(self._tail) + self._held_size,
-            octets_unsent=sum(map(len, self._control)) + sum(map(len, self._out)),
+            octets_unsent=self._octets_unsent(),
             octets_kept=0 if self._replay is None else self._replay.kept,
         )
 
@@ -170,25 +131,6 @@ class RSocketConnection:
         self._state = CONNECTION[self._state, cause]
 
     # ---------------------------------------------------------------- octets out
-
-    @property
-    def has_data_to_send(self) -> bool:
-        """Whether anything is queued."""
-        return bool(self._out or self._control)
-
-    def data_to_send(self) -> bytes:
-        """Take the queued octets, for a byte carrier; frames of stream 0 go first (RS-70)."""
-        data = b"".join(self._control + self._out) if self._control else b"".join(self._out)
-        self._control.clear()
-        self._out.clear()
-        return data
-
-    def messages_to_send(self) -> list[bytes]:
-        """Take the queued frames, one for each message, for a framed carrier; frames of stream 0 go first (RS-70)."""
-        messages = self._control + self._out
-        self._control.clear()
-        self._out.clear()
-        return messages
 
     def _put(self, frame: bytes) -> None:
         """Queue a frame of a stream, whole and without length field."""
@@ -235,7 +177,7 @@ class RSocketConnection:
         rule: str = "",
         *,
         tell: bool = False,
-    ) -> list[Event]:
+    ) -> None:
         """End the connection; `tell` the peer by an ERROR frame with this code."""
         if tell and self._state is not ConnectionState.SUSPENDED:
             self._put_control(ErrorFrame(0, code, text.encode()[:_MAX_TEXT]), behind=True)
@@ -257,15 +199,14 @@ class RSocketConnection:
             self._sessions.remove(self._token)
         offset = self._fault if rule else 0
         events.append(ConnectionEnded(reason, code, text, rule, offset))
-        return events
 
     def _fail(self, events: list[Event], rule: str, text: str) -> None:
         """The peer broke a rule: ERROR[CONNECTION_ERROR], and the end (RS-30)."""
         self._end(events, EndReason.PROTOCOL, ErrorCode.CONNECTION_ERROR, text, rule, tell=True)
 
-    def _refuse(self, events: list[Event], code: ErrorCode, text: str, rule: str = "") -> list[Event]:
+    def _refuse(self, events: list[Event], code: ErrorCode, text: str, rule: str = "") -> None:
         """Server: SETUP or RESUME is not accepted; the ERROR goes out, then the carrier is closed (RS-47)."""
-        return self._end(events, EndReason.REFUSED, code, text, rule, tell=True)
+        self._end(events, EndReason.REFUSED, code, text, rule, tell=True)
 
     def _end_if_drained(self, events: list[Event]) -> None:
         if self._state is ConnectionState.DRAINING and not self._streams:
@@ -369,8 +310,8 @@ class RSocketConnection:
         self._keep_frames()
         return True
 
-    def accept_setup(self, now: float) -> list[Event]:
-        """Server: accept the client, after `SetupReceived`; return what it sent in the meantime.
+    def accept_setup(self, now: float) -> None:
+        """Server: accept the client, after `SetupReceived`; `take_events` has what it sent in the meantime.
 
         With leases, LEASE with `CoreConfig.lease` is queued (RS-54).
         """
@@ -378,16 +319,14 @@ class RSocketConnection:
         self._move(ConnectionInput.ACCEPT)
         self._now = self._heard = now
         self._grant_on_carrier()
-        events: list[Event] = []
-        self._read_tail(events)
-        return events
+        self._read_tail(self._events)
 
-    def reject_setup(self, text: str = "", code: int = ErrorCode.REJECTED_SETUP) -> list[Event]:
+    def reject_setup(self, text: str = "", code: int = ErrorCode.REJECTED_SETUP) -> None:
         """Server: refuse the client, after `SetupReceived` (RS-46)."""
         self._require(ConnectionState.DECIDING)
         if code not in _REFUSALS:
             raise LocalProtocolError(f"{code:#x} is no code of a refused SETUP", rule="RS-47")
-        return self._refuse([], ErrorCode(code), text)
+        self._refuse(self._events, ErrorCode(code), text)
 
     def _setup_accepted(self, events: list[Event]) -> None:
         """Client: the server has shown it (RS-53)."""
@@ -445,23 +384,23 @@ class RSocketConnection:
         else:
             self._put_control(frame)
 
-    def start_drain(self, text: str, now: float) -> list[Event]:
-        """Take no new requests either way; the connection ends with its last stream, by CONNECTION_CLOSE with this text (RS-31).
+    def drain(self, now: float) -> list[Event]:
+        """Take no new requests either way; the connection ends with its last stream, by CONNECTION_CLOSE (RS-31).
 
         Requests of the peer are answered by REJECTED meanwhile, fire-and-forget is dropped.
         A connection that is not set up, or has no carrier, ends at once.
 
         Look at `next_deadline` after each call that may have ended a stream: it is in the past when the last one is gone.
         """
-        events: list[Event] = []
+        events = self.take_events()
         match self._state:
             case ConnectionState.OPENING | ConnectionState.OPEN:
-                self._farewell = ErrorFrame(0, ErrorCode.CONNECTION_CLOSE, text.encode()[:_MAX_TEXT])
+                self._farewell = ErrorFrame(0, ErrorCode.CONNECTION_CLOSE, b"")
                 self._drain(events, EndReason.CLOSED, now)
             case ConnectionState.AWAITING_SETUP | ConnectionState.DECIDING:
-                self._end(events, EndReason.CLOSED, ErrorCode.REJECTED_SETUP, text, tell=True)
+                self._end(events, EndReason.CLOSED, ErrorCode.REJECTED_SETUP, tell=True)
             case ConnectionState.SUSPENDED | ConnectionState.RESUMING:
-                self._end(events, EndReason.CLOSED, ErrorCode.CONNECTION_ERROR, text, tell=True)  # RS-99
+                self._end(events, EndReason.CLOSED, ErrorCode.CONNECTION_ERROR, tell=True)  # RS-99
             case _:
                 pass
         return events
@@ -475,11 +414,12 @@ class RSocketConnection:
         self._waiting.clear()
         self._end_if_drained(events)
 
-    def close(self, text: str = "", code: int = ErrorCode.CONNECTION_ERROR) -> list[Event]:
-        """End the connection now: an ERROR frame with `code` is queued, all streams fail. Nothing if it has ended already."""
-        if self._state is ConnectionState.ENDED:
-            return []
-        return self._end([], EndReason.CLOSED, code, text, tell=True)
+    def close(self, code: int, reason: str, now: float) -> list[Event]:
+        """End the connection now: an ERROR frame with `code` is queued, CONNECTION_CLOSE for 0, and all streams fail."""
+        events = self.take_events()
+        if self._state is not ConnectionState.ENDED:
+            self._end(events, EndReason.CLOSED, code or ErrorCode.CONNECTION_CLOSE, reason, tell=True)
+        return events
 
     # ---------------------------------------------------------------- frames of stream 0
 
@@ -583,7 +523,7 @@ class RSocketConnection:
 
     def handle_timeout(self, now: float) -> list[Event]:
         """Do what is due: keepalive, silence of the peer, set-up and drain and resume time-outs."""
-        events: list[Event] = []
+        events = self.take_events()
         self._now = now
         deadline = self.next_deadline()
         if deadline is None or now < deadline:
@@ -620,14 +560,17 @@ class RSocketConnection:
 
     # ---------------------------------------------------------------- carriers come and go
 
-    def carrier_lost(self, now: float, text: str = "") -> list[Event]:
+    def connection_lost(self, code: int, reason: str, now: float) -> list[Event]:
         """The carrier is gone: ends the connection, or suspends the session (RS-71, RS-102)."""
-        events: list[Event] = []
-        if self._state in (ConnectionState.ENDED, ConnectionState.SUSPENDED):
-            return events
-        if not self._lose_carrier(events, text, now):
-            self._end(events, EndReason.LOST, text=text or "the carrier ended")
+        events = self.take_events()
+        self._lost(events, reason, now)
         return events
+
+    def _lost(self, events: list[Event], reason: str, now: float) -> None:
+        if self._state in (ConnectionState.ENDED, ConnectionState.SUSPENDED):
+            return
+        if not self._lose_carrier(events, reason, now):
+            self._end(events, EndReason.LOST, text=reason or "the carrier ended")
 
     def _lose_carrier(self, events: list[Event], text: str, now: float) -> bool:
         """Suspend the session, if there is one that can be resumed in this state (RS-101)."""
@@ -700,7 +643,7 @@ class RSocketConnection:
         self._resume_frame = frame
         events.append(ResumeReceived(session))
 
-    def resume_on(self, carrier: Self, now: float) -> list[Event]:
+    def resume_on(self, carrier: Self, now: float) -> None:
         """Server: take over the carrier of the core that reported `ResumeReceived`, and what came on it; that core is done.
 
         The old carrier, if there still is one, is to be closed; nothing more goes to it (RS-102).
@@ -721,16 +664,15 @@ class RSocketConnection:
         carrier._move(ConnectionInput.END)
         self._move(ConnectionInput.RESUME)
         self._now = now
-        events: list[Event] = []
-        position = frame.server_position
+        events, position = self._events, frame.server_position
         # RS-96; the order matters, `release` drops what the client has.
         if frame.client_position > self._received or position < replay.first or not replay.release(position):
-            return self._refuse(events, ErrorCode.REJECTED_RESUME, "what is missing is no longer there", "RS-96")
+            self._refuse(events, ErrorCode.REJECTED_RESUME, "what is missing is no longer there", "RS-96")
+            return
         self._put_control(ResumeOkFrame(self._received))
         self._go_on(events)
         self._grant_on_carrier()
         self._read_tail(events)
-        return events
 
     def _go_on(self, events: list[Event]) -> None:
         """The session has a carrier again: send what the peer has not, all later frames go behind it (RS-96, RS-97)."""

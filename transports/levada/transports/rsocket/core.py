@@ -52,7 +52,7 @@ from levada.transports.rsocket.frames import (
 from levada.transports.rsocket.payload import Payload
 from levada.transports.rsocket.resumption import Sessions
 from levada.transports.rsocket.state import STREAM, ConnectionState, StreamInput, StreamState
-from levada.transports.rsocket.streams import UNBOUNDED, PendingRequest, Stream, StreamIds, add_credit, live_ids
+from levada.transports.rsocket.streams import UNBOUNDED, PendingRequest, Stream, StreamIds, add_credit
 
 __all__ = ["RSocketCore"]
 
@@ -150,24 +150,41 @@ class RSocketCore(RSocketConnection):
         return max(0, self._need - len(self._tail)) if self._tail else 0
 
     def receive_data(self, data: bytes, now: float) -> list[Event]:
-        """Take octets from the carrier (framed: exactly one message) and return what they mean; ``b""`` is `carrier_lost`.
+        """Take bytes from the carrier, cut anywhere, and return what they mean; ``b""`` is `connection_lost`.
 
-        On a framed carrier an empty message is a malformed frame; call `carrier_lost` for its end (RS-6).
+        Raises:
+            LocalProtocolError: the carrier keeps the boundaries of messages.
         """
-        events: list[Event] = []
-        if self._state is _OPEN and data and not self._framed and not self._tail:  # the usual case first
+        if self._framed:
+            raise self._other_input()
+        events, self._events = self._events, []
+        if self._state is _OPEN and data and not self._tail:  # the usual case first
             self._now = self._heard = now
             self._read(data, events)
         elif self._state in _DEAF:
             return events  # RS-7
-        elif not data and not self._framed:
-            return self.carrier_lost(now, "the peer ended the carrier")
+        elif not data:
+            self._lost(events, "the peer ended the carrier", now)
         else:
             self._now = self._heard = now  # RS-107: whatever came, the peer lives
-            if self._framed:
-                self._receive_message(data, events)
-            else:
-                self._receive_octets(data, events)
+            self._receive_octets(data, events)
+        if self._state is _DRAINING:
+            self._end_if_drained(events)
+        return events
+
+    def receive_message(self, message: bytes, now: float) -> list[Event]:
+        """Take exactly one message from the carrier and return what it means; an empty one is a malformed frame (RS-6).
+
+        Raises:
+            LocalProtocolError: the carrier is a byte stream.
+        """
+        if not self._framed:
+            raise self._other_input()
+        events, self._events = self._events, []
+        if self._state in _DEAF:
+            return events  # RS-7
+        self._now = self._heard = now  # RS-107
+        self._receive_message(message, events)
         if self._state is _DRAINING:
             self._end_if_drained(events)
         return events
@@ -727,20 +744,6 @@ class RSocketCore(RSocketConnection):
         elif stream.state is not _SENDING:
             self._put(CancelFrame(stream_id).encode())
             self._advance(stream_id, stream, StreamInput.SEND_STOP)
-
-    def credit(self, stream_id: int) -> int:
-        """Return how many payloads may be sent now on this stream; 0 if it is not open for sending."""
-        stream = self._streams.get(stream_id)
-        return 0 if stream is None else min(stream.credit, MAX_U31)
-
-    def has_stream(self, stream_id: int) -> bool:
-        """Return whether the stream is live and the caller has heard of it; a fire-and-forget request is only while it waits."""
-        stream = self._streams.get(stream_id)
-        return stream_id in self._waiting if stream is None else stream.heard_of
-
-    def stream_ids(self) -> set[int]:
-        """Return the ids of the live streams that the caller has heard of, those that wait for a lease included."""
-        return live_ids(self._streams, self._waiting)
 
     # ---------------------------------------------------------------- octets out
 

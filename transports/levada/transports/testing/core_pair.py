@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 __all__ = ["CorePair"]
@@ -10,18 +9,14 @@ __all__ = ["CorePair"]
 C = TypeVar("C")
 
 
-def _receive(core: Any, data: bytes, now: float) -> list[Any]:
-    return list(core.receive_data(data, now))
-
-
 class CorePair(Generic[C]):
     """Client and server of one protocol, the octets between them, and a clock that moves when the test says so.
 
     Args:
-        client: the one end; `data_to_send` and `receive_data` are used, with `framed` also `messages_to_send`.
+        client: the one end; `data_to_send` and `receive_data` are used, with `framed` `receive_message`.
         server: the other end.
         framed: messages are delivered whole, as a WebSocket does.
-        receive: how a core takes octets, if not by ``core.receive_data(data, now)``.
+        ignore: classes of events that are left out.
     """
 
     def __init__(
@@ -30,7 +25,7 @@ class CorePair(Generic[C]):
         server: C,
         *,
         framed: bool = False,
-        receive: Callable[[C, bytes, float], list[Any]] = _receive,
+        ignore: tuple[type, ...] = (),
     ) -> None:
         self.client = client
         self.server = server
@@ -40,16 +35,17 @@ class CorePair(Generic[C]):
         self.octets_in_flight = {"client": bytearray(), "server": bytearray()}
         """Sent and not delivered yet, by the end that they go to; of a framed pair see `messages_in_flight`."""
         self.messages_in_flight: dict[str, list[bytes]] = {"client": [], "server": []}
-        self._receive = receive
+        self._ignore = ignore
 
     def collect(self) -> None:
         """Put on the wire what both cores have queued."""
         for sender, to in ((self.client, "server"), (self.server, "client")):
             core: Any = sender
+            data = core.data_to_send(self.now)
             if self.framed:
-                self.messages_in_flight[to] += core.messages_to_send()
+                self.messages_in_flight[to] += data
             else:
-                self.octets_in_flight[to] += core.data_to_send()
+                self.octets_in_flight[to] += b"".join(data)
 
     def to_server(self, size: int | None = None) -> list[Any]:
         """Deliver to the server up to `size` octets (framed: messages; ``None``: all) and return its events."""
@@ -78,7 +74,7 @@ class CorePair(Generic[C]):
         for messages in self.messages_in_flight.values():
             messages.clear()
 
-    def _deliver(self, core: C, name: str, size: int | None) -> list[Any]:
+    def _deliver(self, core: Any, name: str, size: int | None) -> list[Any]:
         self.collect()
         events: list[Any] = []
         if self.framed:
@@ -86,9 +82,11 @@ class CorePair(Generic[C]):
             taken = messages[:size]
             del messages[:size]
             for message in taken:
-                events += self._receive(core, message, self.now)
-            return events
-        octets = self.octets_in_flight[name]
-        data = bytes(octets[:size])
-        del octets[:size]
-        return self._receive(core, data, self.now) if data else events
+                events += core.receive_message(message, self.now)
+        else:
+            octets = self.octets_in_flight[name]
+            data = bytes(octets[:size])
+            del octets[:size]
+            if data:
+                events += core.receive_data(data, self.now)
+        return [event for event in events if not isinstance(event, self._ignore)]
