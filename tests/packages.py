@@ -27,12 +27,16 @@ def install(folder: Path, name: str, group: str, **entry_points: str) -> None:
     (metadata / "entry_points.txt").write_text("\n".join(lines))
 
 
+def environment(folder: Path) -> dict[str, str]:
+    """Return the environment of a process that has the package installed."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *(entry for entry in sys.path if entry)])}
+
+
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run Python with the package installed."""
-    path = os.pathsep.join([str(folder), *(entry for entry in sys.path if entry)])
     return subprocess.run(
         [sys.executable, "-W", "error", *arguments],
-        env=os.environ | {"PYTHONPATH": path},
+        env=environment(folder),
         cwd=folder,
         capture_output=True,
         text=True,

@@ -124,12 +124,18 @@ def test_no_answer_in_time_is_exit_code_1(url: str, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["http://localhost:80"], "expected a URL like rsocket+tcp://host:port, got 'http://localhost:80'"),
+        (
+            ["http://localhost:80"],
+            "no protocol for 'http://localhost:80': expected aqueduct://host:port, rsocket+tcp://host:port",
+        ),
         (["rsocket+udp://localhost:80"], "no carrier for 'udp://localhost:80'"),
-        (["rsocket+tcp://localhost:80", "--ca", "x"], "--ca: tcp has no TLS (use rsocket+tls, +wss or +quic)"),
+        (["rsocket+tcp://localhost:80", "--ca", "x"], "--ca: tcp has no TLS: use +tls, +wss or +quic"),
         (["rsocket+tcp://localhost:80", "--data", "a", "--data", "b"], "only a channel takes more than one --data"),
-        (["rsocket+tcp://localhost:80", "--tag", "x"], "--tag is not for rsocket"),
-        (["maop://localhost:80", "--lookup", "x"], "--lookup is not for maop"),
+        (["lumberjack://localhost:80"], "lumberjack:// takes no calls"),
+        (
+            ["--data", "maop://x", "rsocket://localhost:80"],
+            "write rsocket://localhost:80 before arguments that look like",
+        ),
         (["rsocket+tcp://localhost:80", "--push"], "--push needs --metadata, and takes no --data"),
         (["rsocket+tcp://localhost:80", "--user", "me"], "--user needs --token-file FILE with the password"),
         (["rsocket+tcp://localhost:80", "--route", "a", "--metadata", "b"], "--metadata takes the place of --route"),
@@ -212,3 +218,26 @@ def test_mistakes_in_the_arguments_of_interop(
     err = capsys.readouterr().err
     assert err.startswith(f"levada: {complaint}")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "option"),
+    [("rsocket+tcp://localhost:80", "--tag"), ("maop://localhost:80", "--route"), ("aqueduct://localhost:80", "--id")],
+)
+def test_an_option_of_another_protocol_is_refused(capsys: pytest.CaptureFixture[str], url: str, option: str) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["call", url, option, "5"])
+    assert exit_.value.code == 2
+    assert f"unrecognized arguments: {option} 5" in capsys.readouterr().err
+
+
+def test_help_has_the_options_of_the_protocol_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, options in (
+        (["--help"], {"--route", "--tag", "--id"}),
+        (["maop://localhost:80", "--help"], {"--id"}),
+        (["reactivesocket://localhost:80", "--help"], {"--route"}),
+    ):
+        with pytest.raises(SystemExit):
+            cli.main(["call", *arguments])
+        said = capsys.readouterr().out
+        assert {option for option in ("--route", "--tag", "--id") if f"{option} " in said} == options

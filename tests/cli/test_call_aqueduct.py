@@ -17,7 +17,7 @@ import trio
 
 from levada.actors import cli
 from levada.actors.aqueduct import PeerConfig, RawMessage, serve
-from levada.actors.cli.call_aqueduct import message_octets
+from levada.actors.cli.protocols.aqueduct import message_octets
 from levada.actors.interop.aqueduct import answer
 from levada.actors.interop.certificates import SelfSigned, make_certificates
 from levada.framework import Actor, ActorSystem, Asks, Codec, OneshotSender, Sender, handles, message
@@ -239,8 +239,6 @@ def test_no_connection_in_time_is_exit_code_2(call: Call, url: str, options: tup
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--route", "x"], "--route is not for aqueduct"),
-        (["--id", "5"], "--id is not for aqueduct"),
         (["--token-file", "x"], "--token-file is not for aqueduct"),
         (["--channel"], "--channel is not for aqueduct: one answer, --stream or --fnf"),
         (["--data", "a", "--data", "b"], "aqueduct takes one --data"),
@@ -260,8 +258,9 @@ def test_mistakes(call: Call, arguments: list[str], complaint: str) -> None:
     assert err.startswith(f"levada: {complaint}")
 
 
-def test_a_url_of_another_carrier_is_refused(call: Call) -> None:
-    assert call("aqueduct+tcp://127.0.0.1:9")[2].startswith("levada: expected aqueduct://host:port")
+def test_a_url_of_another_carrier_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["call", "aqueduct+tcp://127.0.0.1:9"]) == 2
+    assert capsys.readouterr().err.startswith("levada: expected aqueduct://host:port")
 
 
 def test_octets_are_those_of_the_codec() -> None:

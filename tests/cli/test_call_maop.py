@@ -78,7 +78,7 @@ def test_json_has_data_and_content_type(call: Call, tmp_path: Path) -> None:
 
 
 def test_json_holds_so_much_and_no_more(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("levada.actors.cli.call_maop._MOST_AS_JSON", 1 << 20)
+    monkeypatch.setattr("levada.actors.cli.protocols.maop._MOST_AS_JSON", 1 << 20)
     (tmp_path / "octets").write_bytes(bytes((1 << 20) + 1))
     code, out, said = call("--id", "101", "--data", f"@{tmp_path / 'octets'}", "--json")
     assert (code, out) == (1, "")
@@ -130,8 +130,7 @@ def test_a_wrong_token_is_exit_code_2(call: Call, tmp_path: Path) -> None:
     ("arguments", "complaint"),
     [
         ([], "maop needs --id N: the msg_id of the handler"),
-        (["--id", "101", "--route", "x"], "--route is not for maop"),
-        (["--id", "101", "--tag", "x"], "--tag is not for maop"),
+        (["--id", "101", "--limit", "5"], "--limit is not for maop"),
         (["--id", "101", "--stream"], "--stream is not for maop: --request or --message"),
         (["--id", "101", "--request", "--message"], "either --request or --message"),
         (["--id", "101", "--data", "a", "--data", "b"], "maop takes one --data"),

@@ -150,7 +150,7 @@ def test_a_bug_shows_its_traceback(install: Install) -> None:
 def test_registered_modules_keep_the_contract(name: str) -> None:
     module = importlib.import_module(f"levada.actors.cli.{name}")
     parser = argparse.ArgumentParser()
-    subparsers = parser.add_subparsers()
+    subparsers = parser.add_subparsers(action=cli.Subparsers)
     module.add_parser(subparsers)
     assert list(subparsers.choices or ()) == [name]
     assert callable(module.run)

@@ -20,11 +20,22 @@ import argparse
 import importlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 __all__ = ["COMMANDS", "Command", "Subparsers", "main", "make_parser"]
 
-Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+if TYPE_CHECKING:
+    _SubParsersAction = argparse._SubParsersAction[argparse.ArgumentParser]
+else:
+    _SubParsersAction = argparse._SubParsersAction
+
+
+class Subparsers(_SubParsersAction):
+    """Where the subcommands add their parsers."""
+
+    words: tuple[str, ...] = ()
+    """The arguments after the subcommand, unparsed: protocols of other packages are loaded only if they are among them."""
+
 
 COMMANDS: tuple[str, ...] = (
     "demo",
@@ -96,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str]) -> int:
     names = argv[:1] if argv and argv[0] in COMMANDS else COMMANDS
-    parser = make_parser(names)
+    parser = make_parser(names, argv[1:])
     args = parser.parse_args(argv)
     if args.command is None:
         parser.print_help(sys.stderr)
@@ -108,8 +119,13 @@ def _command(name: str) -> Command:
     return cast("Command", importlib.import_module(f"{__name__}.{name}"))
 
 
-def make_parser(names: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
-    """Make the parser of these subcommands."""
+def make_parser(names: Iterable[str] = COMMANDS, words: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """Make the parser of these subcommands.
+
+    Args:
+        names: of the subcommands.
+        words: the arguments after the subcommand.
+    """
     import importlib.metadata
 
     parser = argparse.ArgumentParser(
@@ -122,7 +138,9 @@ def make_parser(names: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
     except importlib.metadata.PackageNotFoundError:
         version = "from a source tree that is not installed"
     parser.add_argument("--version", action="version", version=f"levada {version}")
-    subparsers = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
+    subparsers = parser.add_subparsers(action=Subparsers, title="commands", dest="command", metavar="COMMAND")
+    assert isinstance(subparsers, Subparsers)
+    subparsers.words = tuple(words)
     for name in names:
         _command(name).add_parser(subparsers)
     return parser

@@ -3,41 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol, cast
 
-from levada.actors.explain import Line
+from levada.actors import protocols
 from levada.framework.errors import ConfigurationError
+from levada.transports.plugins import resolve
 from levada.transports.text import printable
 
 from . import Subparsers
 
-__all__ = ["PROTOCOLS", "Explainer", "add_parser", "run"]
-
-PROTOCOLS = {
-    "aqueduct": "frames of one stream of a QUIC connection",
-    "rsocket": "frames of RSocket 1.0, over TCP or one WebSocket message each",
-    "reactivesocket": "frames of ReactiveSocket, RSocket's predecessor",
-    "maop": "messages of one stream of a QUIC connection",
-    "lumberjack": "frames of Lumberjack, versions 1 and 2",
-}
-"""Protocols, which are also the modules of `levada.actors.explain`, and what their captures hold."""
-
-
-class Explainer(Protocol):
-    """What a module of `levada.actors.explain` offers."""
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add arguments of its own."""
-        ...
-
-    def explain(self, octets: bytes, args: argparse.Namespace) -> Iterator[Line]:
-        """Explain the octets of one direction."""
-        ...
+__all__ = ["add_parser", "run"]
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -49,20 +26,23 @@ def add_parser(subparsers: Subparsers) -> None:
         "a frame, as Wireshark's 'Follow stream' saves them ('raw').",
         epilog="Exit codes: 0 all is well-formed; 1 something in it is not; 2 a mistake.",
     )
-    protocols = parser.add_subparsers(title="protocols", dest="protocol", metavar="PROTOCOL", required=True)
-    for name, what in PROTOCOLS.items():
-        explainer = _explainer(name)
-        own = protocols.add_parser(name, help=what)
+    choices = parser.add_subparsers(title="protocols", dest="protocol", metavar="PROTOCOL", required=True)
+    for protocol in protocols.known(subparsers.words[:1]):
+        if protocol.explain is None:
+            continue
+        explain = resolve(protocol.explain)
+        own = choices.add_parser(protocol.scheme, help=explain.HELP)
+        own.set_defaults(explain=explain)
         own.add_argument("file", metavar="FILE", help="the capture; - for standard input")
         own.add_argument("--hex", action="store_true", help="the file holds hexadecimal digits and white space")
         own.add_argument("--json", action="store_true", help="print a line of JSON for each frame")
-        explainer.add_arguments(own)
+        explain.add_arguments(own)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print a line for each frame."""
     damaged = False
-    for line in _explainer(args.protocol).explain(_read(args), args):
+    for line in args.explain.explain(_read(args), args):
         damaged = damaged or line.damaged
         if args.json:
             print(
@@ -84,7 +64,3 @@ def _read(args: argparse.Namespace) -> bytes:
         return bytes.fromhex(octets.decode("ascii"))
     except ValueError as error:
         raise ConfigurationError(f"{args.file} holds more than hexadecimal digits: {error}") from error
-
-
-def _explainer(protocol: str) -> Explainer:
-    return cast("Explainer", importlib.import_module(f"levada.actors.explain.{protocol}"))

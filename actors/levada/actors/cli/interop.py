@@ -3,53 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import signal
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING
 
 import trio
 
+from levada.actors import protocols
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
 from levada.transports.carriers import TlsConfig
+from levada.transports.plugins import resolve
 
 from . import Subparsers, stdin
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-__all__ = ["PROTOCOLS", "Contract", "add_parser", "run"]
-
-PROTOCOLS = {
-    "aqueduct": "aqueduct",
-    "rsocket": "rsocket",
-    "reactivesocket": "rsocket",
-    "maop": "maop",
-    "lumberjack": "lumberjack",
-}
-"""Protocols and the modules of `levada.actors.interop` that serve them."""
-
-_NEED_CERTIFICATE = ("tls", "wss", "quic")
-
-
-class Contract(Protocol):
-    """What a module of `levada.actors.interop` offers."""
-
-    CARRIERS: tuple[str, ...]
-    """Carriers that it serves on, the usual one first."""
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add arguments of its own."""
-        ...
-
-    def serve(
-        self, system: ActorSystem, carrier: str, where: str, tls: TlsConfig | None, args: argparse.Namespace
-    ) -> AbstractAsyncContextManager[Any]:
-        """Serve until the block is left; yields what has the ``url`` with the real port."""
-        ...
+__all__ = ["add_parser", "run"]
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -61,10 +33,13 @@ def add_parser(subparsers: Subparsers) -> None:
         "'LISTENING <host> <port> <carrier>' when ready.",
         epilog="Ends by SIGINT or SIGTERM, and with --until-stdin-closes at the end of standard input, with exit code 0.",
     )
-    protocols = parser.add_subparsers(title="protocols", dest="protocol", metavar="PROTOCOL", required=True)
-    for name, module in PROTOCOLS.items():
-        contract = _contract(module)
-        own = protocols.add_parser(name, help=f"over {', '.join(contract.CARRIERS)}")
+    choices = parser.add_subparsers(title="protocols", dest="protocol", metavar="PROTOCOL", required=True)
+    for protocol in protocols.known(subparsers.words[:1]):
+        if protocol.interop is None:
+            continue
+        contract = resolve(protocol.interop)
+        own = choices.add_parser(protocol.scheme, help=f"over {', '.join(contract.CARRIERS)}")
+        own.set_defaults(contract=contract)
         own.add_argument("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)")
         own.add_argument("--port", type=_port, default=0, help="0, the default, takes a free one")
         own.add_argument(
@@ -89,17 +64,16 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until told to end."""
-    contract = _contract(PROTOCOLS[args.protocol])
     tls = _certificate(args)
-    if args.carrier in _NEED_CERTIFICATE and tls is None:
+    if args.carrier in protocols.SECURE and tls is None:
         raise ConfigurationError(f"--carrier {args.carrier} needs --cert FILE, or --self-signed DIR to make one")
     if args.carrier == "unix" and args.path is None:
         raise ConfigurationError("--carrier unix needs --path SOCKET")
-    trio.run(_serve, contract, tls, args)
+    trio.run(_serve, args.contract, tls, args)
     return 0
 
 
-async def _serve(contract: Contract, tls: TlsConfig | None, args: argparse.Namespace) -> None:
+async def _serve(contract: protocols.Interop, tls: TlsConfig | None, args: argparse.Namespace) -> None:
     host = f"[{args.host}]" if ":" in args.host else args.host
     where = str(args.path.absolute()) if args.carrier == "unix" else f"{host}:{args.port}"
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
@@ -140,10 +114,6 @@ def _certificate(args: argparse.Namespace) -> TlsConfig | None:
     if args.key is not None and args.cert is None:
         raise ConfigurationError("--key needs --cert")
     return None if args.cert is None else TlsConfig(certificate=args.cert, key=args.key)
-
-
-def _contract(module: str) -> Contract:
-    return cast("Contract", importlib.import_module(f"levada.actors.interop.{module}"))
 
 
 def _port(text: str) -> int:

@@ -15,13 +15,15 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import trio
 
+from levada.actors import protocols
 from levada.framework import Actor, ActorSystem
 from levada.framework.errors import ConfigurationError
 from levada.transports.carriers import TlsConfig
+from levada.transports.plugins import resolve
 
 from . import Subparsers
 from .health import serve_health
@@ -31,17 +33,6 @@ __all__ = ["App", "add_parser", "find", "run"]
 
 App = Callable[[ActorSystem], AbstractAsyncContextManager[Any]]
 """Serves until the block is left; yields its listeners, one or several, or None."""
-
-_WITH_CERTIFICATE = ("tls", "wss", "quic")
-
-
-class Listener(Protocol):
-    """What every ``serve`` gives."""
-
-    @property
-    def url(self) -> str:
-        """Where clients connect to."""
-        ...
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -171,7 +162,7 @@ def _handler_app(found: Any, args: argparse.Namespace) -> App:
     tls = _certificate(args)
 
     @asynccontextmanager
-    async def app(system: ActorSystem) -> AsyncIterator[list[Listener]]:
+    async def app(system: ActorSystem) -> AsyncIterator[list[protocols.Served]]:
         async with AsyncExitStack() as stack:
             # They have more time than they will get: `_Run` cuts off what is too late, and says so.
             drain = args.drain + 5.0
@@ -184,43 +175,13 @@ def _serve(
     system: ActorSystem, url: str, handler: Any, tls: TlsConfig | None, drain: float
 ) -> AbstractAsyncContextManager[Any]:
     """Serve a handler at a URL of any protocol."""
-    protocol, _, carrier = url.partition("://")[0].partition("+")
-    match protocol:
-        case "aqueduct":
-            from levada.actors import aqueduct
-
-            settings = _carrier(url, carrier or "quic", tls)
-            return aqueduct.serve(system, url, handler, config=aqueduct.PeerConfig(carrier=settings, drain=drain))
-        case "rsocket" | "reactivesocket":
-            from levada.actors import rsocket
-
-            settings = _carrier(url, carrier, tls)
-            return rsocket.serve(system, url, handler, config=rsocket.ServerConfig(carrier=settings, drain=drain))
-        case "lumberjack":
-            from levada.actors import lumberjack
-
-            return lumberjack.serve(system, url, handler, carrier=_carrier(url, carrier, tls))
-        case "maop":
-            raise ConfigurationError("maop has handlers by number, and asks who calls: write an app")
-    raise ConfigurationError(
-        f"nothing serves {url!r}: expected aqueduct://, rsocket+…://, reactivesocket+…:// or lumberjack://"
-    )
-
-
-def _carrier(url: str, carrier: str, tls: TlsConfig | None) -> Any:
-    if carrier not in _WITH_CERTIFICATE:
-        return None
-    if tls is None:
+    protocol, carrier = protocols.of_url(url)
+    if protocol.serve is None:
+        raise ConfigurationError(f"a single handler cannot serve {protocol.scheme}://: write an app")
+    if carrier in protocols.SECURE and tls is None:
         raise ConfigurationError(f"{url} needs --cert FILE, or --self-signed DIR to make one")
-    if carrier == "quic":
-        from levada.transports.quic import QuicConfig  # an extra
-
-        return QuicConfig(certificate=tls.certificate, key=tls.key)
-    if carrier == "wss":
-        from levada.transports.carriers.websocket_config import WebSocketConfig  # an extra
-
-        return WebSocketConfig(tls=tls)
-    return tls
+    settings = protocols.carrier_settings(carrier, tls)
+    return resolve(protocol.serve)(system, url, handler, carrier=settings, drain=drain)
 
 
 def _certificate(args: argparse.Namespace) -> TlsConfig | None:
@@ -247,7 +208,7 @@ class _Run:
         self._args = args
         self._state = "starting"
         self._system: ActorSystem | None = None
-        self._listeners: list[Listener] = []
+        self._listeners: list[protocols.Served] = []
         self._end = trio.Event()
         self._first = 0
         """The signal that ends it."""
@@ -323,7 +284,7 @@ class _Run:
         return self._state == "serving", facts
 
 
-def _listed(listeners: Any) -> list[Listener]:
+def _listed(listeners: Any) -> list[protocols.Served]:
     found = [] if listeners is None else list(listeners) if isinstance(listeners, Iterable) else [listeners]
     for listener in found:
         if not hasattr(listener, "url"):
@@ -332,8 +293,10 @@ def _listed(listeners: Any) -> list[Listener]:
 
 
 def _has_certificate(url: str) -> bool:
-    scheme = url.partition("://")[0]
-    return scheme in ("aqueduct", "maop") or scheme.endswith(_WITH_CERTIFICATE)
+    try:
+        return protocols.of_url(url)[1] in protocols.SECURE
+    except ConfigurationError:
+        return False  # an app's own kind of listener
 
 
 @contextlib.contextmanager

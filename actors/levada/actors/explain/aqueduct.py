@@ -27,7 +27,9 @@ from levada.transports.aqueduct.ids import ENTRYPOINT, FLOW, MINTER, ONESHOT
 from . import Line, shown
 from .values import Tagged, as_text, read_value
 
-__all__ = ["add_arguments", "explain"]
+__all__ = ["HELP", "add_arguments", "explain"]
+
+HELP = "frames of one stream of a QUIC connection"
 
 LIMIT = 2**32  # octets of a payload: a capture is in memory already
 _OWN_HEADERS = ("levada-",)  # others may hold a secret

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 
 from . import Line, shown
 
-__all__ = ["add_arguments", "explain"]
+__all__ = ["HELP", "add_arguments", "explain"]
+
+HELP = "frames of Lumberjack, versions 1 and 2"
 
 UNPACKED = 64 * 1024 * 1024  # octets of an envelope that are unpacked at most (LJ-41)
 DEPTH = 2  # envelopes in envelopes (LJ-32)

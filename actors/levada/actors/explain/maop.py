@@ -31,7 +31,9 @@ from levada.transports.maop.versions import CAPABILITY_PAIR
 
 from . import Line, shown
 
-__all__ = ["add_arguments", "explain"]
+__all__ = ["HELP", "add_arguments", "explain"]
+
+HELP = "messages of one stream of a QUIC connection"
 
 _ENTRIES = 8  # of a signal that are shown
 

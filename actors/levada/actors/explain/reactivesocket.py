@@ -10,7 +10,9 @@ from levada.transports.reactivesocket.frames import Frame
 
 from . import Line, shown
 
-__all__ = ["add_arguments", "explain"]
+__all__ = ["HELP", "add_arguments", "explain"]
+
+HELP = "frames of ReactiveSocket, RSocket's predecessor"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -22,7 +22,9 @@ from levada.transports.rsocket.frames import (
 
 from . import Line, shown
 
-__all__ = ["add_arguments", "explain"]
+__all__ = ["HELP", "add_arguments", "explain"]
+
+HELP = "frames of RSocket 1.0, over TCP or one WebSocket message each"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -20,6 +20,7 @@ import trio
 from levada.actors.aqueduct import Listener, PeerConfig, RawMessage
 from levada.actors.aqueduct import serve as serve_aqueduct
 from levada.actors.aqueduct.halves import give_up
+from levada.actors.protocols import carrier_settings
 from levada.framework import ActorSystem, OneshotReceiver, OneshotSender, Receiver, Sender
 from levada.framework.errors import ChannelError, EndOfChannel, NoValue
 from levada.transports.carriers import TlsConfig
@@ -71,9 +72,5 @@ def serve(
     system: ActorSystem, carrier: str, where: str, tls: TlsConfig | None, args: argparse.Namespace
 ) -> AbstractAsyncContextManager[Listener]:
     """Serve the contract; arguments as for `levada.actors.interop.rsocket.serve`."""
-    from levada.transports.quic import QuicConfig  # an extra
-
-    assert tls is not None
-    quic = QuicConfig(certificate=tls.certificate, key=tls.key)
-    config = PeerConfig(carrier=quic, max_handlers=AT_ONCE)
+    config = PeerConfig(carrier=carrier_settings(carrier, tls), max_handlers=AT_ONCE)
     return serve_aqueduct(system, f"aqueduct://{where}", answer, message_type=RawMessage, config=config)

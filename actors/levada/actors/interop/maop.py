@@ -40,6 +40,7 @@ from levada.actors.maop import (
     Reply,
 )
 from levada.actors.maop import serve as serve_maop
+from levada.actors.protocols import carrier_settings
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
 from levada.transports.carriers import TlsConfig
@@ -159,9 +160,6 @@ def serve(
 ) -> AbstractAsyncContextManager[Listener]:
     """Serve the contract; arguments as for `levada.actors.interop.rsocket.serve`."""
     authenticate = authenticator(args)
-    from levada.transports.quic import QuicConfig  # an extra
-
-    assert tls is not None
     # Testers connect from one address, as often as they like, and want no long good-bye.
     core = attrs.evolve(
         PeerConfig().core,
@@ -169,5 +167,5 @@ def serve(
         control_batch_max=args.control_batch_max,
         drain=1.0,
     )
-    config = PeerConfig(core=core, carrier=QuicConfig(certificate=tls.certificate, key=tls.key), max_attempts=None)
+    config = PeerConfig(core=core, carrier=carrier_settings(carrier, tls), max_attempts=None)
     return serve_maop(system, f"maop://{where}", HANDLERS, authenticate=authenticate, config=config)

@@ -30,6 +30,7 @@ from typing import Any
 
 import trio
 
+from levada.actors.protocols import carrier_settings
 from levada.actors.rsocket import (
     ApplicationError,
     CoreConfig,
@@ -124,17 +125,5 @@ def serve(
         tls: certificate and key, for the carriers that need them.
         args: of the command line; ``protocol`` names the dialect.
     """
-    settings: Any = None
-    if carrier == "tls":
-        settings = tls
-    elif carrier in ("ws", "wss"):
-        from levada.transports.carriers.websocket_config import WebSocketConfig  # an extra
-
-        settings = WebSocketConfig(tls=tls or TlsConfig())
-    elif carrier == "quic":
-        from levada.transports.quic import QuicConfig  # an extra
-
-        assert tls is not None
-        settings = QuicConfig(certificate=tls.certificate, key=tls.key)
-    config = ServerConfig(carrier=settings, core=CORE)
+    config = ServerConfig(carrier=carrier_settings(carrier, tls), core=CORE)
     return serve_rsocket(system, f"{args.protocol}+{carrier}://{where}", Contract().answer, config=config)

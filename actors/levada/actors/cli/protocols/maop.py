@@ -9,16 +9,44 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from levada.actors.cli.calls import CallFailed, carrier_for, in_time, octets_of, print_octets, refuse, shown
 from levada.actors.maop import Body, ErrorCode, OperationFailed, Peer, PeerConfig, Refused, connect
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
 
-from .octets import CallFailed, in_time, octets_of, print_octets, shown
+__all__ = ["add_arguments", "call"]
 
-__all__ = ["call"]
-
-_NOT_HERE = ("route", "metadata", "metadata_type", "setup", "user", "cert", "key", "tag", "limit")
 _MOST_AS_JSON: Final = 16 * 2**20  # octets of an answer, which has to be held as a whole
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of MAOP."""
+    group = parser.add_argument_group(
+        "maop",
+        "A Request, whose answer is printed as it comes, or with --message a Message, which has none. --data @FILE is sent as it is read. "
+        "--token-file holds the Bearer token of the connection; without it the client is anonymous (type Basic, no token).",
+    )
+    group.add_argument("--id", dest="msg_id", type=_msg_id, metavar="N", help="msg_id of the handler, 1 to 65535")
+    group.add_argument("--request", action="store_true", help="send a Request: the default")
+    group.add_argument("--message", action="store_true", help="send a Message")
+    group.add_argument(
+        "--priority", type=_priority, default=128, metavar="N", help="0, the most urgent, to 255 (default: 128)"
+    )
+
+
+def _msg_id(text: str) -> int:
+    return _between(text, 1, 65_535)
+
+
+def _priority(text: str) -> int:
+    return _between(text, 0, 255)
+
+
+def _between(text: str, least: int, most: int) -> int:
+    number = int(text)
+    if not least <= number <= most:
+        raise argparse.ArgumentTypeError(f"must be {least} to {most}, not {text}")
+    return number
 
 
 async def call(args: argparse.Namespace) -> None:
@@ -32,7 +60,7 @@ async def call(args: argparse.Namespace) -> None:
     body = _body(args)
     token = None if args.token_file is None else octets_of(f"@{args.token_file}").rstrip(b"\r\n")
     who: dict[str, Any] = {"auth_type": "Basic"} if token is None else {"token": token}
-    config = PeerConfig(carrier=_carrier(args))
+    config = PeerConfig(carrier=carrier_for(args))
     async with ActorSystem("call") as system, in_time(connect(system, args.url, config=config, **who), args) as peer:
         try:
             await (_message if args.message else _request)(peer, body, args)
@@ -47,7 +75,7 @@ async def call(args: argparse.Namespace) -> None:
 
 
 async def _message(peer: Peer, body: Body, args: argparse.Namespace) -> None:
-    done = await peer.message(args.msg_id, body, priority=_priority(args))
+    done = await peer.message(args.msg_id, body, priority=args.priority)
     if args.json:
         print(json.dumps({"started": done.started, "took": done.took}), flush=True)
 
@@ -56,7 +84,7 @@ async def _request(peer: Peer, body: Body, args: argparse.Namespace) -> None:
     # The whole call has --timeout; without it the peer has the protocol's own five seconds.
     times = {} if args.timeout is None else {"timeout": args.timeout}
     most = _MOST_AS_JSON if args.json else None
-    async with peer.open_request(args.msg_id, body, priority=_priority(args), max_response=most, **times) as reply:
+    async with peer.open_request(args.msg_id, body, priority=args.priority, max_response=most, **times) as reply:
         if args.json:
             octets = b"".join([bytes(chunk) async for chunk in reply])
             print_octets(octets, as_json=True, content_type=reply.content_type)
@@ -88,15 +116,9 @@ def _text(
         return None
 
 
-def _priority(args: argparse.Namespace) -> int:
-    return 128 if args.priority is None else args.priority
-
-
 def _body(args: argparse.Namespace) -> Body:
     """Find out what to send, and that nothing is asked for that MAOP does not have."""
-    for name in _NOT_HERE:
-        if getattr(args, name) is not None:
-            raise ConfigurationError(f"--{name.replace('_', '-')} is not for maop")
+    refuse(args, "maop", "cert", "key", "limit")
     if args.kind != "response":
         raise ConfigurationError(f"--{args.kind} is not for maop: --request or --message")
     if args.request and args.message:
@@ -111,11 +133,3 @@ def _body(args: argparse.Namespace) -> Body:
         if path.is_file():
             return path  # sent piece by piece
     return octets_of(data[0]) if data else b""
-
-
-def _carrier(args: argparse.Namespace) -> Any:
-    if not args.url.startswith(("maop://", "maop+quic://")):
-        return None  # `connect` says what is wrong, if anything is
-    from levada.transports.quic import QuicConfig  # an extra
-
-    return QuicConfig(ca=args.ca, verify=not args.insecure)

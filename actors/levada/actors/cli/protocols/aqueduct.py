@@ -1,4 +1,4 @@
-"""``levada call aqueduct://…``: one message to the entrypoint, and what comes back on a sender that travels in it.
+"""``levada call aqueduct://…`` and ``levada serve aqueduct://…``: one message to the entrypoint, and what comes back on a sender that travels in it.
 
 The classes of the messages are not here, so a message is its tag and its fields, and what comes is shown the same way
 (`levada.actors.explain.values`). Without a tag the message is octets as they are, for peers that have no message classes.
@@ -10,13 +10,16 @@ import argparse
 import base64
 import json
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgpack
 
-from levada.actors.aqueduct import Peer, PeerConfig, RawMessage, connect
+from levada.actors.aqueduct import Listener, Peer, PeerConfig, RawMessage, connect
+from levada.actors.aqueduct import serve as serve_aqueduct
 from levada.actors.aqueduct.envelopes import ANSWER, ASK, TELL, read_failure
 from levada.actors.aqueduct.halves import CODEC, Unreadable, give_up
+from levada.actors.cli.calls import CallFailed, carrier_for, in_time, octets_of, print_octets, refuse, shown
 from levada.actors.explain.values import EXT_ATTACHMENT, EXT_MESSAGE, Tagged, as_json, as_text, read_value
 from levada.framework import ActorSystem, OneshotReceiver, Receiver, Sender, channel, oneshot
 from levada.framework.codec import AttachmentKind
@@ -24,13 +27,36 @@ from levada.framework.errors import ChannelError, ConfigurationError, DecodeErro
 from levada.framework.message import tag_of
 from levada.transports.text import printable
 
-from .octets import CallFailed, in_time, octets_of, print_octets, shown
-
-__all__ = ["REPLY", "call", "message_octets"]
+__all__ = ["REPLY", "add_arguments", "call", "message_octets", "serve"]
 
 REPLY = "@reply"
 """Stands among the fields for the sender that answers come on."""
-_NOT_HERE = ("route", "metadata", "metadata_type", "setup", "token_file", "user", "cert", "key", "msg_id")
+
+
+def serve(
+    system: ActorSystem, url: str, handler: Any, *, carrier: Any, drain: float
+) -> AbstractAsyncContextManager[Listener]:
+    """Serve one handler."""
+    return serve_aqueduct(system, url, handler, config=PeerConfig(carrier=carrier, drain=drain))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of Aqueduct."""
+    group = parser.add_argument_group(
+        "aqueduct",
+        "A sender travels in the message, and the answers come on it: one answer, or many with --stream; with --fnf there is none.",
+    )
+    group.add_argument(
+        "--tag",
+        metavar="TAG",
+        help="send a message of the class with this tag; --data is a JSON array of its fields in the order of their definition, "
+        'with "@reply" in the place of the sender (default: last). Without --tag the message is the bytes of --data',
+    )
+    group.add_argument(
+        "--lookup",
+        metavar="NAME",
+        help="ask the actor that the server exposes under this name, instead of its handler; the message is a question and has no sender",
+    )
 
 
 async def call(args: argparse.Namespace) -> None:
@@ -41,10 +67,7 @@ async def call(args: argparse.Namespace) -> None:
         ConfigurationError: arguments that make no sense.
         ConnectionLost: nobody answers there.
     """
-    for name in _NOT_HERE:
-        if getattr(args, name) is not None:
-            option = "id" if name == "msg_id" else name.replace("_", "-")
-            raise ConfigurationError(f"--{option} is not for aqueduct")
+    refuse(args, "aqueduct", "token_file", "cert", "key")
     if args.kind in ("channel", "push"):
         raise ConfigurationError(f"--{args.kind} is not for aqueduct: one answer, --stream or --fnf")
     data = args.data or []
@@ -60,7 +83,7 @@ async def call(args: argparse.Namespace) -> None:
         kind = None
     payload = given if args.tag is None else message_octets(args.tag, _fields(given), kind)
     # What has a tag is a message of the codec, and so is the answer.
-    config = PeerConfig(carrier=_carrier(args), headers=() if args.tag is None else (CODEC,))
+    config = PeerConfig(carrier=carrier_for(args), headers=() if args.tag is None else (CODEC,))
     async with (
         ActorSystem("call") as system,
         in_time(connect(system, args.url, RawMessage, config=config), args) as peer,
@@ -138,14 +161,6 @@ def _print(message: RawMessage, args: argparse.Namespace) -> None:
             print(json.dumps(as_json(value)) if args.json else shown(as_text(value)), flush=True)
             return
     print_octets(message.payload, as_json=args.json)
-
-
-def _carrier(args: argparse.Namespace) -> Any:
-    if not args.url.startswith(("aqueduct://", "aqueduct+quic://")):
-        return None  # `connect` says what is wrong, if anything is
-    from levada.transports.quic import QuicConfig  # an extra
-
-    return QuicConfig(ca=args.ca, verify=not args.insecure)
 
 
 # ---------------------------------------------------------------- messages without their classes

@@ -1,4 +1,4 @@
-"""What `levada call` has in common for all protocols: octets that arguments stand for, octets that are printed, time, and failure."""
+"""What ``levada call`` does alike for every protocol: bytes of arguments, certificates, printing, time, and failure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,26 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import trio
 
+from levada.actors.protocols import SECURE, carrier_settings, of_url
 from levada.framework.errors import ConfigurationError, ConnectionLost, LevadaError
+from levada.transports.carriers import TlsConfig
 from levada.transports.text import printable
 
-__all__ = ["CallFailed", "in_time", "named", "octets_of", "print_octets", "shown"]
+__all__ = [
+    "CallFailed",
+    "carrier_for",
+    "in_time",
+    "named",
+    "octets_of",
+    "positive",
+    "print_octets",
+    "refuse",
+    "shown",
+]
 
 
 class CallFailed(LevadaError):
@@ -44,6 +56,42 @@ async def in_time(connecting: AbstractAsyncContextManager[PeerT], args: argparse
         if connected:
             raise CallFailed(f"no answer, or not all of them, within {args.timeout:g} s")
         raise ConnectionLost(f"no connection to {args.url} within {args.timeout:g} s")
+
+
+def carrier_for(args: argparse.Namespace) -> Any:
+    """Return settings for the URL's carrier with the certificates of the command line; ``None`` for one without TLS.
+
+    Raises:
+        ConfigurationError: the carrier has no use for them.
+    """
+    _, carrier = of_url(args.url)
+    given = [f"--{name}" for name in ("ca", "cert", "key", "insecure") if getattr(args, name)]
+    if given and carrier not in SECURE:
+        raise ConfigurationError(f"{', '.join(given)}: {carrier} has no TLS: use +tls, +wss or +quic")
+    if carrier == "quic" and (args.cert is not None or args.key is not None):
+        raise ConfigurationError("--cert, --key: client certificates do not work over QUIC")
+    return carrier_settings(
+        carrier, TlsConfig(ca=args.ca, certificate=args.cert, key=args.key, verify=not args.insecure)
+    )
+
+
+def refuse(args: argparse.Namespace, scheme: str, *names: str) -> None:
+    """Refuse common options that a protocol does not have.
+
+    Raises:
+        ConfigurationError: one of them was given.
+    """
+    for name in names:
+        if getattr(args, name) is not None:
+            raise ConfigurationError(f"--{name.replace('_', '-')} is not for {scheme}")
+
+
+def positive(text: str) -> int:
+    """Read a whole number above 0, for argparse."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, not {text}")
+    return number
 
 
 def octets_of(text: str) -> bytes:

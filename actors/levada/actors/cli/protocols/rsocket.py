@@ -1,0 +1,174 @@
+"""``levada call rsocket+tcp://…`` and ``reactivesocket+tcp://…``, and their ``levada serve``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import trio
+
+from levada.actors.cli import stdin
+from levada.actors.cli.calls import CallFailed, carrier_for, in_time, named, octets_of, positive, print_octets
+from levada.actors.rsocket import (
+    COMPOSITE,
+    ClientConfig,
+    CoreConfig,
+    Listener,
+    Payload,
+    RequestFailed,
+    ServerConfig,
+    connect,
+)
+from levada.actors.rsocket import serve as serve_rsocket
+from levada.framework import ActorSystem, Sender
+from levada.framework.errors import ConfigurationError, EndOfChannel, ReceiverClosed
+from levada.transports.private_files import warn_if_others_can_read
+from levada.transports.rsocket import ErrorCode
+from levada.transports.rsocket.extensions import BearerAuthentication, SimpleAuthentication
+
+__all__ = ["add_arguments", "call", "serve"]
+
+
+def serve(
+    system: ActorSystem, url: str, handler: Any, *, carrier: Any, drain: float
+) -> AbstractAsyncContextManager[Listener]:
+    """Serve one handler."""
+    return serve_rsocket(system, url, handler, config=ServerConfig(carrier=carrier, drain=drain))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of RSocket."""
+    group = parser.add_argument_group(
+        "rsocket", "Carriers: rsocket+tcp, +tls, +ws, +wss, +unix, +quic; likewise reactivesocket."
+    )
+    group.add_argument("--route", help="where the request goes")
+    group.add_argument("--metadata", metavar="DATA", help="metadata as bytes, in the place of --route and --token-file")
+    group.add_argument(
+        "--metadata-type",
+        metavar="MIME",
+        help="of the connection (default: message/x.rsocket.composite-metadata.v0; with text/plain the route is the metadata)",
+    )
+    group.add_argument(
+        "--data-type",
+        default="application/octet-stream",
+        metavar="MIME",
+        help="of the connection (default: application/octet-stream)",
+    )
+    group.add_argument("--setup", metavar="DATA", help="data to send when connecting")
+    group.add_argument("--user", metavar="NAME", help="user name for the request; the --token-file holds the password")
+    group.add_argument("--window", type=positive, default=32, metavar="N", help="answers asked for ahead (default: 32)")
+
+
+async def call(args: argparse.Namespace) -> None:
+    """Send, and print the answers.
+
+    Raises:
+        CallFailed: the responder answered with an error, or not in time.
+        ConfigurationError: arguments that make no sense.
+        ConnectionLost: no server answers there.
+    """
+    core = CoreConfig(
+        setup_payload=Payload(b"" if args.setup is None else octets_of(args.setup)),
+        metadata_mime_type=args.metadata_type or COMPOSITE,
+        data_mime_type=args.data_type,
+    )
+    config = ClientConfig(core=core, carrier=carrier_for(args), window=args.window)
+    metadata, data = _metadata(args), args.data or []
+    if args.kind != "channel" and len(data) > 1:
+        raise ConfigurationError("only a channel takes more than one --data")
+    if args.kind == "push" and (args.metadata is None or data):
+        raise ConfigurationError("--push needs --metadata, and takes no --data")
+    where: dict[str, Any] = {"route": args.route, "metadata": metadata}
+    first = octets_of(data[0]) if data else b""
+    print_answer = _print_json if args.json else _print_data
+    try:
+        async with ActorSystem("call") as system, in_time(connect(system, args.url, config=config), args) as peer:
+            match args.kind:
+                case "response":
+                    print_answer(await peer.request_response(first, **where))
+                case "fnf":
+                    await peer.fire_and_forget(first, **where)
+                case "push":
+                    await peer.metadata_push(octets_of(args.metadata))
+                case "stream":
+                    await _print_all(await peer.request_stream(first, **where), args.limit, print_answer)
+                case "channel":
+                    source = _given(data) if data else stdin.lines()
+                    try:
+                        first = await anext(source)
+                    except StopAsyncIteration:
+                        raise ConfigurationError("standard input is empty: a channel needs a payload") from None
+                    sender, receiver = await peer.request_channel(first, **where)
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(_send_all, sender, source)
+                        await _print_all(receiver, args.limit, print_answer)
+                        nursery.cancel_scope.cancel()
+    except* RequestFailed as failures:
+        error: BaseException = failures
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        assert isinstance(error, RequestFailed)
+        raise CallFailed(f"{_code(error.code)}: {error}") from None
+
+
+async def _print_all(answers: Any, limit: int | None, print_answer: Callable[[Any], None]) -> None:
+    left = float("inf") if limit is None else limit
+    async with answers:
+        while left > 0:
+            try:
+                print_answer(await answers.receive())
+            except EndOfChannel:
+                return
+            left -= 1
+
+
+async def _send_all(sender: Sender[Any], source: AsyncIterator[bytes]) -> None:
+    with sender:
+        try:
+            async for payload in source:
+                await sender.send(payload)
+        except ReceiverClosed:
+            pass  # the responder wants no more; its answers still come
+
+
+async def _given(data: list[str]) -> AsyncIterator[bytes]:
+    for text in data:
+        yield octets_of(text)
+
+
+def _metadata(args: argparse.Namespace) -> Any:
+    if args.metadata is not None:
+        if args.route is not None or args.token_file is not None:
+            raise ConfigurationError("--metadata takes the place of --route and --token-file: give one or the other")
+        return octets_of(args.metadata)
+    if args.token_file is None:
+        if args.user is not None:
+            raise ConfigurationError("--user needs --token-file FILE with the password")
+        return None
+    warn_if_others_can_read(args.token_file, "a secret")
+    secret = octets_of(f"@{args.token_file}").decode().rstrip("\r\n")
+    return [SimpleAuthentication(args.user, secret) if args.user is not None else BearerAuthentication(secret)]
+
+
+# ---------------------------------------------------------------- output
+
+
+def _print_data(payload: Any) -> None:
+    print_octets(payload.data)
+
+
+def _print_json(payload: Any) -> None:
+    answer = named("data", payload.data)
+    if payload.metadata is not None:
+        answer |= named("metadata", payload.metadata)
+    print(json.dumps(answer), flush=True)
+
+
+def _code(code: int) -> str:
+    try:
+        return ErrorCode(code).name
+    except ValueError:
+        return f"error {code:#x}"

@@ -1,0 +1,293 @@
+"""The protocols of the command line, by the scheme of their URLs.
+
+A `Protocol` is a record of functions; with one, ``levada call``, ``levada serve``, ``levada explain`` and ``levada interop`` work for a
+protocol that they know nothing else about. `register` adds a record for a program. A package adds one for every program by an entry
+point of the group ``levada.protocols`` that is named like the scheme; it is loaded when a command names the scheme, and cannot replace
+a protocol of levada. ``docs/how-to/add-a-protocol.md`` shows a whole one.
+
+Nothing of a protocol is imported before it is used.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, Final
+from typing import Protocol as Contract
+
+import attrs
+
+from levada.framework.errors import ConfigurationError
+from levada.transports.plugins import Part, Plugins, name_of
+
+if TYPE_CHECKING:
+    from levada.actors.explain import Line
+    from levada.framework import ActorSystem
+    from levada.transports.carriers import TlsConfig
+
+__all__ = [
+    "SECURE",
+    "Call",
+    "Connect",
+    "Explain",
+    "Interop",
+    "Protocol",
+    "Requests",
+    "Serve",
+    "Served",
+    "carrier_settings",
+    "find",
+    "known",
+    "of_url",
+    "register",
+]
+
+SECURE: Final = ("tls", "wss", "quic")
+"""Carriers whose listeners need a certificate."""
+
+
+class Served(Contract):
+    """A listener. One with ``reload()`` gets the call when the process is told to read its certificates again."""
+
+    @property
+    def url(self) -> str:
+        """Where clients connect to, with the real port."""
+        ...
+
+
+class Serve(Contract):
+    """Serves one handler at a URL."""
+
+    def __call__(
+        self, system: ActorSystem, url: str, handler: Any, *, carrier: Any, drain: float
+    ) -> AbstractAsyncContextManager[Served]:
+        """Serve until the block is left.
+
+        Args:
+            system: has been entered.
+            url: as the user gave it.
+            handler: an async function or an actor class.
+            carrier: settings of the URL's carrier; ``None`` means the defaults.
+            drain: seconds that open work gets when the block is left.
+        """
+        ...
+
+
+class Requests(Contract):
+    """A connection that ``levada call`` sends its data on."""
+
+    async def request(self, data: bytes) -> bytes:
+        """Send a request and return the answer. Any `LevadaError` but a lost connection is an answer, too: the failure."""
+        ...
+
+
+class Connect(Contract):
+    """Connects to a URL."""
+
+    def __call__(self, system: ActorSystem, url: str, *, carrier: Any) -> AbstractAsyncContextManager[Requests]:
+        """Connect until the block is left; arguments as for `Serve`."""
+        ...
+
+
+class Call(Contract):
+    """What ``levada call`` does for a protocol that has more than requests; a module will do."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the options that other protocols do not have."""
+        ...
+
+    async def call(self, args: argparse.Namespace) -> None:
+        """Connect, send, and print the answers.
+
+        Raises:
+            CallFailed: the answer was an error, or there was none in time.
+            LevadaError: there was no connection, or the arguments make no sense.
+        """
+        ...
+
+
+class Explain(Contract):
+    """What ``levada explain`` does for a protocol; a module will do."""
+
+    HELP: str
+    """What a capture holds."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add options."""
+        ...
+
+    def explain(self, octets: bytes, args: argparse.Namespace) -> Iterator[Line]:
+        """Explain the bytes of one direction. Bytes that make no sense are lines too, not errors."""
+        ...
+
+
+class Interop(Contract):
+    """The fixed contract that ``levada interop`` serves, for other implementations to test against; a module will do."""
+
+    CARRIERS: tuple[str, ...]
+    """Carriers that it runs over, the usual one first."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add options."""
+        ...
+
+    def serve(
+        self, system: ActorSystem, carrier: str, where: str, tls: TlsConfig | None, args: argparse.Namespace
+    ) -> AbstractAsyncContextManager[Served]:
+        """Serve until the block is left.
+
+        Args:
+            system: has been entered.
+            carrier: one of `CARRIERS`.
+            where: ``host:port``, or the path of a Unix socket.
+            tls: certificate and key, for the carriers that need them.
+            args: of the command line; ``protocol`` is the scheme.
+        """
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class Protocol:
+    """A protocol, for `register` or an entry point of the group ``levada.protocols``.
+
+    Each part is an object, or its name as in an entry point (``"package.module:serve"``), which is imported when it is first used.
+    A command says so if a protocol does not have the part it needs.
+    """
+
+    scheme: str
+    """Of its URLs: ``"rsocket"`` for ``rsocket+tcp://host:port``."""
+    example: str
+    """A URL, for help and error texts."""
+    carrier: str = "tcp"
+    """The carrier of a URL that names none: ``maop://host:port`` is ``maop+quic://host:port``."""
+    serve: Part[Serve] | None = None
+    """For ``levada serve --url``; left out by a protocol that takes more than one handler."""
+    connect: Part[Connect] | None = None
+    """For ``levada call``."""
+    call: Part[Call] | None = None
+    """For ``levada call``, in the place of `connect`."""
+    explain: Part[Explain] | None = None
+    """For ``levada explain``."""
+    interop: Part[Interop] | None = None
+    """For ``levada interop``."""
+
+    def __str__(self) -> str:
+        parts = (self.serve, self.connect, self.call, self.explain, self.interop)
+        return next((name_of(part) for part in parts if part is not None), self.example)
+
+
+_COMMANDS = "levada.actors.cli.protocols"
+_PROTOCOLS = Plugins(
+    "levada.protocols",
+    Protocol,
+    {
+        "aqueduct": Protocol(
+            scheme="aqueduct",
+            example="aqueduct://host:port",
+            carrier="quic",
+            serve=f"{_COMMANDS}.aqueduct:serve",
+            call=f"{_COMMANDS}.aqueduct",
+            explain="levada.actors.explain.aqueduct",
+            interop="levada.actors.interop.aqueduct",
+        ),
+        "rsocket": Protocol(
+            scheme="rsocket",
+            example="rsocket+tcp://host:port",
+            serve=f"{_COMMANDS}.rsocket:serve",
+            call=f"{_COMMANDS}.rsocket",
+            explain="levada.actors.explain.rsocket",
+            interop="levada.actors.interop.rsocket",
+        ),
+        "reactivesocket": Protocol(
+            scheme="reactivesocket",
+            example="reactivesocket+tcp://host:port",
+            serve=f"{_COMMANDS}.rsocket:serve",
+            call=f"{_COMMANDS}.rsocket",
+            explain="levada.actors.explain.reactivesocket",
+            interop="levada.actors.interop.rsocket",
+        ),
+        "maop": Protocol(
+            scheme="maop",
+            example="maop://host:port",
+            carrier="quic",
+            call=f"{_COMMANDS}.maop",
+            explain="levada.actors.explain.maop",
+            interop="levada.actors.interop.maop",
+        ),
+        "lumberjack": Protocol(
+            scheme="lumberjack",
+            example="lumberjack://host:port",
+            serve=f"{_COMMANDS}.lumberjack:serve",
+            explain="levada.actors.explain.lumberjack",
+            interop="levada.actors.interop.lumberjack",
+        ),
+    },
+)
+
+
+def register(protocol: Protocol) -> None:
+    """Make the command line know a protocol. Registering an equal one again changes nothing.
+
+    Raises:
+        ConfigurationError: the scheme has a protocol, or is not a scheme.
+    """
+    _PROTOCOLS.register(protocol.scheme, protocol)
+
+
+def find(scheme: str) -> Protocol | None:
+    """Return the protocol of a scheme (without a ``+`` and a carrier), loading it if a package brings it; ``None`` if there is none.
+
+    Raises:
+        ConfigurationError: the package cannot be loaded, or two packages bring it.
+    """
+    return _PROTOCOLS.find(scheme)
+
+
+def known(schemes: Iterable[str] = ()) -> list[Protocol]:
+    """Return the protocols of levada, of the program, and of packages that bring one of these schemes."""
+    for scheme in schemes:
+        find(scheme)
+    return [protocol for scheme in _PROTOCOLS if (protocol := find(scheme)) is not None]
+
+
+def of_url(url: str) -> tuple[Protocol, str]:
+    """Return the protocol of a URL, and the scheme of its carrier.
+
+    Raises:
+        ConfigurationError: there is none, or it cannot be loaded.
+
+    Example:
+        >>> [(protocol.scheme, carrier) for protocol, carrier in map(of_url, ["rsocket+wss://example.org", "maop://example.org"])]
+        [('rsocket', 'wss'), ('maop', 'quic')]
+    """
+    name, separator, _ = url.partition("://")
+    scheme, _, carrier = name.partition("+")
+    protocol = find(scheme) if separator else None
+    if protocol is None:
+        examples = ", ".join(protocol.example for protocol in known())
+        raise ConfigurationError(
+            f"no protocol for {url!r}: expected {examples}, or one that an installed package brings (entry point group levada.protocols)"
+        )
+    return protocol, carrier or protocol.carrier
+
+
+def carrier_settings(carrier: str, tls: TlsConfig | None) -> Any:
+    """Return settings with these certificates for a carrier that takes them, else ``None``.
+
+    Raises:
+        ConfigurationError: the carrier's extra is not installed.
+    """
+    if tls is None or carrier not in SECURE:
+        return None
+    if carrier == "tls":
+        return tls
+    if carrier == "wss":
+        from levada.transports.carriers.websocket_config import WebSocketConfig
+
+        return WebSocketConfig(tls=tls)
+    try:
+        from levada.transports.quic import QuicConfig
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(f"quic:// needs {error.name}: pip install 'levada[quic]'") from error
+    return QuicConfig(certificate=tls.certificate, key=tls.key, ca=tls.ca, verify=tls.verify)
