@@ -346,6 +346,15 @@ def test_lj11_lj42_items_of_an_array_come_in_slices_and_are_one_event(packing: s
     assert all(unit.cost <= 101_000 for unit in reader.units)
 
 
+@pytest.mark.rule("LJ-42b")
+def test_lj42b_values_of_an_array_are_counted_once(desk: Any) -> None:
+    """LJ-42b: they cost what they take; the events they will be are counted when these are made, or one peer would pause all others."""
+    reader = desk(max_cost=MIB, max_uncommitted_units=1, commits=False)
+    reader.feed(packed(1, json_frame(1, ones(24_000))))
+    assert not reader.core.wants_data
+    assert reader.core.held < 3 * MIB
+
+
 @pytest.mark.rule("LJ-47")
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("text", [ones(100_000), ones(6_000)], ids=["refused", "just below"])

@@ -151,7 +151,9 @@ class FrameParser:
     def held(self) -> int:
         """Octets and costs kept for an unfinished frame."""
         pairs = OCTET_COST * self._used + PAIR_COST * len(self._fields)
-        return self._tail_size + len(self._data) - self._at + pairs + self._item_cost * len(self._items)
+        # Items of an array are values already; what their events cost is due when these are made.
+        items = (self._item_cost - EVENT_COST) * len(self._items)
+        return self._tail_size + len(self._data) - self._at + pairs + items
 
     @property
     def frame_offset(self) -> int:
