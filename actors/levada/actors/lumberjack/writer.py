@@ -34,6 +34,7 @@ from levada.transports.lumberjack import (
     BatchDone,
     EventsAcked,
     Finished,
+    KeepaliveReceived,
     PeerClosed,
     Refused,
     WriterConfig,
@@ -162,11 +163,11 @@ class _Talk:
                 if trio.current_time() >= expires:
                     expires = math.inf
                     self.apply(core.drain(trio.current_time()))
-                batch = hub.take(core)
-                if batch is not None:
-                    await self.send(batch)
+                found = hub.take(core)
+                if isinstance(found, Batch):
+                    await self.send(found)
                     continue
-                with trio.CancelScope(deadline=min(expires, hub.next_deadline(core))):
+                with trio.CancelScope(deadline=min(expires, found)):
                     await hub.work.park()
         except CarrierError as error:
             self.end(str(error))
@@ -205,10 +206,8 @@ class _Talk:
                 case EventsAcked():
                     self.rota.acked()
                     self.hub.acked(event)
-                    self.hub.work.unpark_all()
                 case BatchDone():
                     self.hub.windows -= 1
-                    self.hub.work.unpark_all()
                 case PeerClosed():
                     self.end("the reader closed the connection")
                 case Refused(error):
@@ -217,8 +216,9 @@ class _Talk:
                     self.end(f"no ack for {seconds:g} s")
                 case Finished():
                     self.end(None)
-                case _:
-                    pass  # a keepalive: the core has seen it
+                case KeepaliveReceived():
+                    pass  # the core has seen it
+        self.hub.work.unpark_all()
 
 
 class _Writer(Actor[Any]):

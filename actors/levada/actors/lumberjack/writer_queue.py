@@ -183,25 +183,19 @@ class Hub:
 
     # ------------------------------------------------------------ from connections
 
-    def take(self, core: WriterCore) -> Batch | None:
-        """Return a window for this connection, if there is one to send now."""
-        if not self._may_send(core):
-            return None
-        return self.queue.next_batch(trio.current_time(), core.room, flush=self._flushing > 0)
-
-    def next_deadline(self, core: WriterCore) -> float:
-        """Return when `take` may give something although nothing else has happened; infinity: never."""
-        if not self._may_send(core):
-            return math.inf  # an ack, or the end of another connection, wakes whoever waits for these
+    def take(self, core: WriterCore) -> Batch | float:
+        """Return a window to send now, or the time until which there is none unless `work` wakes the connection."""
+        room = core.room
+        if not room or (self.queue.stuck and self.windows):
+            return math.inf  # an ack, or the end of another connection, wakes it
+        batch = self.queue.next_batch(trio.current_time(), room, flush=self._flushing > 0)
+        if batch is not None:
+            return batch
         deadline = self.queue.next_deadline()
         if deadline is None:
             self.idle = True
             return math.inf
         return deadline
-
-    def _may_send(self, core: WriterCore) -> bool:
-        limit = self.queue.in_flight_limit
-        return core.room > 0 and (limit is None or self.windows < limit)
 
     def acked(self, event: EventsAcked) -> None:
         """Events are safe."""

@@ -103,6 +103,7 @@ class ReaderCore:
         self.late_commits = 0
         """Units committed when there was nobody left to tell (LJ-26)."""
         self._config = config
+        self._line = config.max_uncommitted_units + _LINE
         self._out: list[bytes] = []
         self._events: list[ReaderEvent] = []
         # Input, and what it is in the midst of.
@@ -148,25 +149,24 @@ class ReaderCore:
     def wants_data(self) -> bool:
         """Whether to read: false while work is left, or enough units wait for their commit (LJ-25)."""
         return (
-            self.state is ReaderState.OPEN
-            and not self._ended
-            and not self.has_work
-            and not self._blocked
+            not self._ended
             and self._uncommitted < self._config.max_uncommitted_units
+            and self._able
+            and not self._has_input
         )
 
     @property
     def has_work(self) -> bool:
         """Whether `work` can go on with what is here."""
-        return (
-            self.state is ReaderState.OPEN
-            and not self._blocked
-            and (self._envelope is not None or bool(self._input) or self._ended or self._parser.has_data)
-        )
+        return self._able and (self._ended or self._has_input)
 
     @property
-    def _blocked(self) -> bool:
-        return bool(self._waiting) or len(self._handed) >= self._config.max_uncommitted_units + _LINE
+    def _able(self) -> bool:
+        return self.state is ReaderState.OPEN and not self._waiting and len(self._handed) < self._line
+
+    @property
+    def _has_input(self) -> bool:
+        return self._envelope is not None or bool(self._input) or self._parser.has_data
 
     @property
     def held(self) -> int:
@@ -188,7 +188,10 @@ class ReaderCore:
     @property
     def oldest_uncommitted(self) -> float | None:
         """Since when the sink has had the oldest unit that it has not committed."""
-        return next((piece.since for piece in self._handed if not piece.committed), None)
+        for piece in self._handed:
+            if not piece.committed:
+                return piece.since
+        return None
 
     def take_events(self) -> list[ReaderEvent]:
         """Return the events that `commit`, `sink_failed` and `hand_on` left behind; each is returned once."""
@@ -211,7 +214,8 @@ class ReaderCore:
         """
         if self.state is not ReaderState.OPEN or self._ended:
             return self.take_events()
-        self.stop_reading(now)
+        if self._reading_since is not None:
+            self.stop_reading(now)
         if data:
             self._silence = self._quiet = 0.0
             self._input.append(data)
@@ -250,7 +254,7 @@ class ReaderCore:
         steps = 1
         windows = _WINDOWS
         self.large = False
-        while not self._blocked and windows:
+        while windows and not self._waiting and len(self._handed) < self._line:
             if self._envelope is not None:
                 inner = self._parse_envelope(self._envelope)
                 if inner is Stop.LARGE:
@@ -610,7 +614,8 @@ class ReaderCore:
 
     def reading(self, now: float) -> None:
         """Say that the driver waits for octets from now on."""
-        self.stop_reading(now)
+        if self._reading_since is not None:
+            self.stop_reading(now)
         self._reading_since = now
 
     def stop_reading(self, now: float) -> None:
@@ -626,7 +631,7 @@ class ReaderCore:
         """Return when `handle_timeout` wants to be called; ``None``: not at all as things are. Changes with each call of the others."""
         if self.state is ReaderState.CLOSED:
             return None
-        return min((when for when, _ in self._deadlines()), default=None)
+        return min([when for when, _ in self._deadlines()], default=None)
 
     def _deadlines(self) -> list[tuple[float, _Clock]]:
         clocks: list[tuple[float, _Clock]] = []

@@ -73,6 +73,7 @@ class WriterCore:
         self._event = self._version + (b"J" if config.json else b"D")
         self._ack = self._version + b"A"
         self._stream = config.mode == "stream"
+        self._most_flights = config.windows_in_flight
         self._in = bytearray()
         self._offset = 0
         self._out: list[bytes] = []
@@ -92,7 +93,7 @@ class WriterCore:
             return 0
         if self._stream:
             return self._config.window - self._unacked
-        return self._config.window if len(self._flights) < self._config.windows_in_flight else 0
+        return self._config.window if len(self._flights) < self._most_flights else 0
 
     @property
     def in_flight(self) -> int:
@@ -325,7 +326,8 @@ class SendQueue:
         """Events given up because they alone ended one connection after another."""
         self.stuck_windows = 0
         """Windows that ended five connections with no event acked."""
-        self._stuck = False
+        self.stuck = False
+        """Whether a window is stuck: until an event is acked, one window may be in flight on all connections together (LJ-59)."""
 
     def __len__(self) -> int:
         """Events not acked yet, those in flight included."""
@@ -335,11 +337,6 @@ class SendQueue:
     def waiting(self) -> int:
         """Events in no window now."""
         return len(self._new) + sum(len(batch.bodies) for batch in self._again)
-
-    @property
-    def in_flight_limit(self) -> int | None:
-        """Windows that all connections together may have in flight; 1 while a window is stuck, else ``None`` (LJ-59)."""
-        return 1 if self._stuck else None
 
     def put(self, body: bytes, token: Any, now: float) -> Sequence[Any]:
         """Take an encoded event, see `encode_event`.
@@ -412,7 +409,7 @@ class SendQueue:
 
     def _old_batch(self, room: int) -> Batch:
         batch = self._again.pop(0)
-        limit = min(room, max(1, len(batch.bodies) // 2)) if self._stuck else room
+        limit = min(room, max(1, len(batch.bodies) // 2)) if self.stuck else room
         if len(batch.bodies) > limit:
             # Nothing newer can come between the two halves: ages compare from the left.
             rest = Batch(batch.bodies[limit:], batch.tokens[limit:], (*batch.age, 1), batch.failures)
@@ -428,7 +425,7 @@ class SendQueue:
         """Forget events that are safe."""
         self._gone(len(event.tokens), event.octets)
         event.batch.failures = 0
-        self._stuck = False
+        self.stuck = False
 
     def give_back(self, batches: Iterable[Batch]) -> list[Any]:
         """Take what `WriterCore.unacked` gave; it goes before everything newer (LJ-55).
@@ -441,7 +438,7 @@ class SendQueue:
             if batch.failures >= _STUCK_AFTER:
                 if batch.failures == _STUCK_AFTER:
                     self.stuck_windows += 1
-                self._stuck = True
+                self.stuck = True
                 if len(batch.bodies) == 1 and self._config.on_stuck == "reject":
                     self.rejected += 1
                     rejected += batch.tokens
