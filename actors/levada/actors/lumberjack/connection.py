@@ -12,10 +12,11 @@ from __future__ import annotations
 import logging
 import ssl
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from enum import Enum, auto
 from math import inf
 from time import perf_counter
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import trio
@@ -46,6 +47,48 @@ _LATE_LOG = 60.0  # seconds between log lines about them
 _SLOW = 1.0  # seconds from which on a late commit is the sink's fault
 
 
+class Phase(Enum):
+    """Where the connection is in its life."""
+
+    NEW = auto()
+    """The actor has not started."""
+    OPEN = auto()
+    """Bytes are read and worked off."""
+    PAUSED = auto()
+    """All connections together hold too much: nothing is read or worked off (LJ-42b)."""
+    CLOSING = auto()
+    """The core has finished; the carrier is being closed."""
+    LATE = auto()
+    """The carrier is closed; commits are counted as late (LJ-26)."""
+    CLOSED = auto()
+
+
+class Step(Enum):
+    """What moves it on."""
+
+    START = auto()
+    PAUSE = auto()
+    RESUME = auto()
+    FINISH = auto()
+    CARRIER_CLOSED = auto()
+    END = auto()
+    """Nothing is left to do, or the actor was killed."""
+
+
+TRANSITIONS: Final[Mapping[tuple[Phase, Step], Phase]] = {
+    (Phase.NEW, Step.START): Phase.OPEN,
+    (Phase.OPEN, Step.PAUSE): Phase.PAUSED,
+    (Phase.OPEN, Step.FINISH): Phase.CLOSING,
+    (Phase.PAUSED, Step.RESUME): Phase.OPEN,
+    (Phase.PAUSED, Step.FINISH): Phase.CLOSING,
+    (Phase.CLOSING, Step.PAUSE): Phase.CLOSING,
+    (Phase.CLOSING, Step.RESUME): Phase.CLOSING,
+    (Phase.CLOSING, Step.CARRIER_CLOSED): Phase.LATE,
+    (Phase.LATE, Step.PAUSE): Phase.LATE,
+    (Phase.LATE, Step.RESUME): Phase.LATE,
+} | {(phase, Step.END): Phase.CLOSED for phase in Phase if phase is not Phase.CLOSED}
+
+
 class Connection(Actor[Any]):
     """One writer, from the first octet to the last commit. Started by `serve`.
 
@@ -61,17 +104,15 @@ class Connection(Actor[Any]):
     core: ReaderCore = attrs.field(init=False)
     _sink: Ref[Unit] = attrs.field(init=False)
     _origin: Origin | None = attrs.field(init=False, default=None)
-    _started: bool = attrs.field(init=False, default=False)
+    _phase: Phase = attrs.field(init=False, default=Phase.NEW)
     _asks: trio.Nursery = attrs.field(init=False)
     _asked: trio.Event | None = attrs.field(init=False, default=None)  # set once the last unit is in the sink's mailbox
     _open_asks: int = attrs.field(init=False, default=0)
-    _wait: trio.CancelScope | None = attrs.field(init=False, default=None)  # what the loop waits in
-    _reading: bool = attrs.field(init=False, default=False)  # it waits for octets
+    _read: trio.CancelScope | None = attrs.field(init=False, default=None)  # the loop waits for bytes in it
+    _wait: trio.CancelScope | None = attrs.field(init=False, default=None)  # or for anything else
     _data: bytes | None = attrs.field(init=False, default=None)  # came, and was not looked at
     _share: Share = attrs.field(init=False, factory=Share)
-    _paused: bool = attrs.field(init=False, default=False)
-    _finished: Finished | None = attrs.field(init=False, default=None)
-    _closed: bool = attrs.field(init=False, default=False)
+    _late: float = attrs.field(init=False, default=_LATE)  # seconds in which late commits are counted
     _done: trio.Event = attrs.field(init=False, factory=trio.Event)
 
     def started(self) -> None:
@@ -83,18 +124,18 @@ class Connection(Actor[Any]):
             self.stream.abort()
             raise
         self.load.add(self)
-        self._started = True
+        self._move(Step.START)
         self.start_soon(self._run)
 
     def end(self) -> None:
         """See `Pausable`: running commits have their time, then the connection is closed (LJ-28)."""
         self._take(self.core.drain(trio.current_time()))
-        if self._closed:
-            self._asks.cancel_scope.cancel()  # it was only counting late commits
+        if self._phase is Phase.LATE:
+            self._asks.cancel_scope.cancel()
 
     async def stopping(self, reason: object) -> None:
         """End in order, within the time that the system gives."""
-        if not self._started:
+        if self._phase is Phase.NEW:
             self.stream.abort()
             return
         if isinstance(reason, Shutdown):
@@ -110,22 +151,25 @@ class Connection(Actor[Any]):
                 self._log(logging.DEBUG, "connected", "connected")
                 await self._read_loop()
                 await self.stream.aclose()
-                self._closed = True
-                if self._finished is not None and self._finished.reason != "drained":
-                    with trio.move_on_after(_LATE):
-                        await self._all_answered()
+                self._move(Step.CARRIER_CLOSED)
+                with trio.move_on_after(self._late):
+                    await self._all_answered()
                 self._asks.cancel_scope.cancel()
         finally:
+            self._move(Step.END)
             self.load.remove(self)
             self._done.set()
             self.stop()
+
+    def _move(self, step: Step) -> None:
+        self._phase = TRANSITIONS[self._phase, step]
 
     # ------------------------------------------------------------ reading
 
     async def _read_loop(self) -> None:
         core = self.core
-        while self._finished is None:
-            if (self._data is not None or core.has_work) and not self._paused:
+        while self._phase is not Phase.CLOSING:
+            if self._phase is Phase.OPEN and (self._data is not None or core.has_work):
                 await self._step()
             elif self.stream.unsent > self.load.config.send_buffer:
                 await self._wait_for_room()
@@ -170,25 +214,27 @@ class Connection(Actor[Any]):
     async def _wait_for_something(self) -> None:
         """Wait for octets if they are wanted, until the core's deadline, or a nudge."""
         core = self.core
-        self._reading = core.wants_data and self._data is None and not self._paused
-        if self._reading:
+        reading = self._phase is Phase.OPEN and self._data is None and core.wants_data
+        if reading:
             core.reading(trio.current_time())
         came = False
-        with trio.CancelScope(deadline=_deadline(core)) as self._wait:
+        with trio.CancelScope(deadline=_deadline(core)) as scope:
+            if reading:
+                self._read = scope
+            else:
+                self._wait = scope
             try:
-                if self._reading:
+                if reading:
                     self._data = await self.stream.receive_some()
                     came = True
                 else:
                     await trio.sleep_forever()
             except CarrierError as error:
-                self._reading = False
                 core.stop_reading(trio.current_time())
                 self._lost(error)
                 return
             finally:
-                self._reading = False
-                self._wait = None
+                self._read = self._wait = None
         now = trio.current_time()
         if not came:
             self._take(core.handle_timeout(now))
@@ -233,7 +279,8 @@ class Connection(Actor[Any]):
                     if not event.clean and not event.lost:
                         self._log(logging.ERROR, "cut", "ended inside a frame, which is dropped")
                 case Finished():
-                    self._finished = event
+                    self._move(Step.FINISH)
+                    self._late = 0.0 if event.reason == "drained" else _LATE
                     self.load.events_unacked += event.unacked
                     self.load.sink_failures += event.reason == "sink_failed"
                     self._log(logging.DEBUG, "finished", "finished: %s", event.reason)
@@ -247,23 +294,23 @@ class Connection(Actor[Any]):
         self._nudge()
 
     def _nudge(self) -> None:
-        wait = self._wait
-        if wait is None:
-            return
-        if self._finished is None and self._reading and self.core.wants_data and not self._paused:
-            wait.deadline = _deadline(self.core)
-        else:
-            wait.cancel()
+        if self._wait is not None:
+            self._wait.cancel()
+        elif self._read is not None:
+            if self._phase is Phase.OPEN and self.core.wants_data:
+                self._read.deadline = _deadline(self.core)
+            else:
+                self._read.cancel()
 
     def pause(self) -> None:
         """See `Pausable`; the open unit is handed on, so that it does not wait with us (LJ-42b)."""
-        self._paused = True
+        self._move(Step.PAUSE)
         self.core.hand_on(trio.current_time())
         self._take(self.core.take_events())
 
     def resume(self) -> None:
         """See `Pausable`."""
-        self._paused = False
+        self._move(Step.RESUME)
         self._nudge()
 
     # ------------------------------------------------------------ the sink
@@ -277,7 +324,7 @@ class Connection(Actor[Any]):
             await self._sink.ask(self._unit(ready), timeout=None)
         except Exception as error:  # noqa: BLE001 - whatever a sink fails with means the same: the unit is not safe
             self._open_asks -= 1
-            if self._finished is None:
+            if self._phase in (Phase.OPEN, Phase.PAUSED):
                 self._log(logging.WARNING, "sink_failed", "closed, as the sink failed: %s", error)
             self.core.sink_failed()
         else:
@@ -287,8 +334,6 @@ class Connection(Actor[Any]):
             if self.core.late_commits > late:
                 self._note_late_commit(trio.current_time() - began)
         self._take(self.core.take_events())
-        if self._wait is not None and self._finished is not None:
-            self._wait.cancel()
 
     def _unit(self, ready: UnitReady) -> Unit:
         if self._origin is None:
