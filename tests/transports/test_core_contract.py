@@ -1,0 +1,153 @@
+"""What `levada.transports.core` promises of every protocol core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import pytest
+
+from levada.transports.core import BytesInput, Core
+from levada.transports.lumberjack import (
+    ReaderConfig,
+    ReaderCore,
+    ReaderEvent,
+    SendQueue,
+    WriterConfig,
+    WriterCore,
+    WriterEvent,
+    encode_event,
+    encode_json,
+    encode_window,
+)
+
+
+def lumberjack_reader() -> Core[Any, Any]:
+    """A reader with a unit at the sink."""
+    core = ReaderCore(ReaderConfig(), now=0.0)
+    core.receive_data(encode_window(2, 1) + encode_json(2, 1, {}) + encode_json(2, 2, {}), 0.0)
+    core.hand_on(0.0)
+    core.take_events()
+    return core
+
+
+def lumberjack_writer() -> Core[Any, Any]:
+    """A writer with a window in flight."""
+    config = WriterConfig()
+    queue, core = SendQueue(config), WriterCore(config, now=0.0)
+    queue.put(encode_event({}, config), None, 0.0)
+    batch = queue.next_batch(0.0, core.room, flush=True)
+    assert batch is not None
+    core.send_batch(batch, 0.0)
+    core.data_to_send(0.0)
+    return core
+
+
+def data(octets: bytes) -> Callable[[Any, float], list[Any]]:
+    def give(core: Any, now: float) -> list[Any]:
+        events = core.receive_data(octets, now)
+        assert isinstance(events, list)
+        return events
+
+    return give
+
+
+@attrs.frozen
+class Case:
+    """A core, and input for it."""
+
+    make: Callable[[], Core[Any, Any]]
+    """Makes one with work that has not ended."""
+    inputs: tuple[Callable[[Any, float], list[Any]], ...]
+    """Calls that only this input protocol has: something valid, the end of the peer's direction, something broken."""
+
+
+CASES = {
+    "Lumberjack reader": Case(lumberjack_reader, (data(encode_window(2, 1)), data(b""), data(b"?"))),
+    "Lumberjack writer": Case(lumberjack_writer, (data(b"2A\0\0\0\0"), data(b""), data(b"?"))),
+}
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    return CASES[request.param]
+
+
+def everything(case: Case, core: Core[Any, Any], now: float) -> list[Any]:
+    """Give all input that there is; return its events."""
+    return [
+        *[event for give in case.inputs for event in give(core, now)],
+        *core.handle_timeout(now),
+        *core.drain(now),
+        *core.connection_lost(0, "", now),
+        *core.close(0, "", now),
+    ]
+
+
+def test_cores_have_the_types_of_the_contract() -> None:
+    """Checked by the type checkers; here they are at least made."""
+    lumberjack: list[Core[ReaderEvent, bytes] | Core[WriterEvent, bytes]] = [
+        ReaderCore(ReaderConfig(), now=0.0),
+        WriterCore(WriterConfig(), now=0.0),
+    ]
+    octets: list[BytesInput[ReaderEvent] | BytesInput[WriterEvent]] = [
+        ReaderCore(ReaderConfig(), now=0.0),
+        WriterCore(WriterConfig(), now=0.0),
+    ]
+    assert len(lumberjack) == len(octets)
+
+
+def test_a_closed_core_has_ended_and_ignores_input(case: Case) -> None:
+    core = case.make()
+    assert core.close(0, "", 1.0)
+    core.data_to_send(1.0)
+    assert everything(case, core, 1e6) == []
+    assert (core.take_events(), core.data_to_send(1e6), core.next_deadline()) == ([], [], None)
+
+
+def test_a_core_ends_in_time_once_it_drains(case: Case) -> None:
+    """Its deadlines lead to the end, and a second call changes nothing."""
+    core = case.make()
+    events = core.drain(1.0)
+    assert core.drain(1.0) == []
+    now = 1.0
+    for _ in range(100):
+        deadline = core.next_deadline()
+        if deadline is None:
+            break
+        now = max(now, deadline)
+        events = core.handle_timeout(now)
+        core.data_to_send(now)
+    assert events
+    assert everything(case, core, now) == []
+
+
+def test_a_carrier_that_is_lost_is_lost_once(case: Case) -> None:
+    core = case.make()
+    assert core.connection_lost(0, "cut", 1.0)
+    assert core.connection_lost(0, "cut", 1.0) == []
+    assert core.data_to_send(1.0) == []
+
+
+def test_a_broken_rule_is_told_and_never_raised(case: Case) -> None:
+    core = case.make()
+    *_, broken = case.inputs
+    assert broken(core, 1.0)
+    core.close(0, "", 1.0)
+    assert everything(case, core, 2.0) == []
+
+
+def test_an_early_timeout_does_nothing(case: Case) -> None:
+    core = case.make()
+    deadline = core.next_deadline()
+    assert deadline is not None
+    assert (core.handle_timeout(deadline - 0.001), core.next_deadline()) == ([], deadline)
+    assert core.data_to_send(deadline - 0.001) == []
+
+
+def test_events_are_returned_once(case: Case) -> None:
+    core = case.make()
+    core.drain(1.0)
+    core.close(0, "", 1.0)
+    assert core.take_events() == []
