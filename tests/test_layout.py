@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import tomllib
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS = ("framework", "transports", "actors")
 PROTOCOLS = ("aqueduct", "lumberjack", "maop", "reactivesocket", "rsocket")
+RUNTIME = "levada.framework._runtime"
+CIRCLES_UNDER_WORK = {
+    "levada.transports.maop": 10,
+    "levada.transports.aqueduct": 7,
+    "levada.actors.aqueduct": 8,
+    "levada.actors.maop": 8,
+    "levada.actors.rsocket": 7,
+}
+"""Packages whose circles are being taken apart, and the largest one of each; to become empty."""
 IO_MODULES = {"asyncio", "logging", "random", "secrets", "select", "socket", "ssl", "threading", "time", "trio"}
 
 
@@ -26,6 +36,60 @@ def public_modules() -> list[str]:
             if not any(part.startswith("_") for part in parts):
                 found.append(".".join(parts))
     return sorted(found)
+
+
+def source_modules() -> dict[str, Path]:
+    """Every module of the three layers and its file."""
+    found = {}
+    for layer in LAYERS:
+        for file in sorted((ROOT / layer / "levada").rglob("*.py")):
+            parts = file.relative_to(ROOT / layer).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return found
+
+
+def imports(module: str, file: Path, known: Collection[str]) -> set[str]:
+    """Modules of ours that a file imports, wherever in it: also for types only, and inside functions."""
+    package = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
+    names: list[str] = []
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) + 1 - node.level] if node.level else []
+            start = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                names.append(f"{start}.{alias.name}" if f"{start}.{alias.name}" in known else start)
+    return {name for name in names if name in known and name != module}
+
+
+def circles(graph: Mapping[str, Collection[str]]) -> list[list[str]]:
+    """Groups of modules each of which leads to all others of its group (the strongly connected components of two or more)."""
+    reached: dict[str, set[str]] = {}
+    for start in graph:
+        seen: set[str] = set()
+        todo = list(graph[start])
+        while todo:
+            at = todo.pop()
+            if at not in seen:
+                seen.add(at)
+                todo += graph[at]
+        reached[start] = seen
+    groups = {tuple(sorted(b for b in reached[a] if a in reached[b])) for a in graph if a in reached[a]}
+    return [list(group) for group in sorted(groups)]
+
+
+def test_modules_go_in_small_circles_only() -> None:
+    """Also imports for types only count: modules of one circle can only be understood together."""
+    files = source_modules()
+    graph = {module: imports(module, file, files.keys()) for module, file in files.items()}
+    too_large = []
+    for circle in circles(graph):
+        package = circle[0].rpartition(".")[0]
+        most = CIRCLES_UNDER_WORK.get(package, 5)
+        if len(circle) > (8 if all(RUNTIME in module for module in circle) else most):
+            too_large.append(circle)
+    assert too_large == []
 
 
 def test_levada_is_a_namespace() -> None:

@@ -303,7 +303,7 @@ async def test_nothing_outlives_the_block() -> None:
         await wait_all_tasks_blocked()
         assert tasks() > before + 40
         system.spawn(Worker, []).kill()
-        for child in system._root._actor.children:
+        for child in system.root._actor.children:
             child.kill()
         await wait_all_tasks_blocked()
     assert tasks() == before

@@ -428,7 +428,7 @@ async def test_strict_tell_from_a_second_trio_run_raises(strict_system: ActorSys
 
 
 async def test_strict_a_flood_of_tells_is_found(strict_system: ActorSystem, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("levada.framework.observe._FLOOD", 100)
+    monkeypatch.setattr("levada.framework._runtime.observer._FLOOD", 100)
     ref = strict_system.spawn(Takes, name="takes")
     for n in range(100):
         ref.tell(Item(n))

@@ -28,8 +28,8 @@ Example:
 
 from __future__ import annotations
 
+from ._runtime.ask import Reply
 from .actor import Actor, ReceiveTimeout, actor
-from .ask import Reply
 from .channel import OneshotReceiver, OneshotSender, Receiver, Sender, TerminalState, channel, oneshot
 from .codec import Codec, schema_fingerprint
 from .errors import (

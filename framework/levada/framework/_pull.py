@@ -9,11 +9,11 @@ from typing import Any
 from trio.lowlevel import Abort, RaiseCancelT, Task, current_task, enable_ki_protection, wait_task_rescheduled
 
 from ._routees import Resize, RouterBase
+from ._runtime.ask import Ask
 from ._runtime.cell import Cell
 from ._runtime.dispatch import RUNTIME_ENTRIES
 from ._runtime.phase import RUNNING
 from ._runtime.tokens import TURN, Stop, Take
-from .ask import Ask
 from .errors import AskCycle, ConfigurationError
 from .loop import Inbox
 from .ref import Ref
@@ -178,14 +178,14 @@ class _PullInbox(Inbox[Any]):
                     entry.fail(error)
                     continue
                 cell._handled += 1
-                routee._admit(pull)
+                routee.admit(pull)
                 return entry
             elif kind in RUNTIME_ENTRIES:
                 cell._handled += 1  # it takes itself out again
                 RUNTIME_ENTRIES[kind](self._router, entry)
             else:
                 cell._handled += 1
-                routee._admit(pull)
+                routee.admit(pull)
                 return entry
         self._free.append(routee)
         return TURN
@@ -201,7 +201,7 @@ class _PullInbox(Inbox[Any]):
                     break
                 free.rotate(-1)
             routee = free.popleft()
-            routee._admit(self._pulls[routee])
+            routee.admit(self._pulls[routee])
 
     def _look_for_stop(self) -> None:
         """Without routees nobody would ever come to the stop that may be queued."""

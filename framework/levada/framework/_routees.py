@@ -8,10 +8,10 @@ from typing import Any
 
 import attrs
 
+from ._runtime.ask import Ask
 from ._runtime.phase import RUNNING
 from ._runtime.tokens import Stop
 from .actor import Actor
-from .ask import Ask
 from .links import NORMAL, SHUTDOWN, Reason
 from .mailbox import MailboxPolicy
 from .message import message
@@ -65,7 +65,7 @@ class PoolChildren:
             last = max(self._routees, key=places.__getitem__)
             del self._routees[last]
             router.remove(last)
-            last._admit(Stop(SHUTDOWN, final=True))  # type: ignore[attr-defined]
+            last.admit(Stop(SHUTDOWN, final=True))  # type: ignore[attr-defined]
         while len(self._routees) < size:
             taken = set(places.values())
             place = next(number for number in range(len(taken) + 1) if number not in taken)

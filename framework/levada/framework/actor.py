@@ -10,7 +10,6 @@ import functools
 import inspect
 import sys
 import types
-from _thread import get_ident
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import (
@@ -33,13 +32,13 @@ from trio.lowlevel import (
     enable_ki_protection,
 )
 
+from ._runtime.ask import OpenAsks, Reply
 from ._runtime.cell import Cell
 from ._runtime.channel_link import ChannelLink
 from ._runtime.dispatch import RUNTIME_ENTRIES
 from ._runtime.host import Host
 from ._runtime.tokens import TURN
-from .ask import OpenAsks, Reply
-from .errors import ActorError, ConfigurationError, MailboxFull, wrong_thread
+from .errors import ActorError, ConfigurationError, MailboxFull
 from .events import Unhandled
 from .handlers import Behaviour, build_table, find_handler, flatten, handles, refuse_generator, unprotected
 from .links import NORMAL, Down, Reason
@@ -199,8 +198,7 @@ class Actor(Generic[M]):
     def _here(self) -> Cell:
         """Return the cell, for a change that only the system's thread may make."""
         cell = self._bound()
-        if get_ident() != cell._scheduler.thread:
-            raise wrong_thread(f"change of {cell.path}")
+        cell.check_thread("change of")
         return cell
 
     @property
@@ -211,7 +209,7 @@ class Actor(Generic[M]):
     @property
     def system(self) -> ActorSystem:
         """The system that this actor lives in."""
-        return self._bound().system
+        return self._bound().system  # type: ignore[return-value]  # the only class of systems that there is
 
     # ------------------------------------------------------------ children, links, monitors
 
@@ -280,7 +278,7 @@ class Actor(Generic[M]):
         def ended(reason: Any) -> None:
             if watched.pop(key, None) is not None:
                 # Looked up now and not before: the cell may be a dead one by then.
-                put = cell._put_first if isinstance(target, Ref) else cell._admit
+                put = cell._put_first if isinstance(target, Ref) else cell.admit
                 put(Down(target, reason, tag))
 
         watched[key] = lambda: None  # until it is known how to take the watch back; the target may have ended already

@@ -36,13 +36,14 @@ Example:
     ...     async with ActorSystem() as system:
     ...         print(await system.spawn(Connection, name="connection").ask(Open()))
     >>> trio.run(main)
-    /connection/$3: stopped
+    /connection/$2: stopped
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from ._runtime.ask import Ask, ThreadAsk, stopped_error
 from ._runtime.cell import Cell as LocalRef
 from ._runtime.cell import make_dead as dead_ref
 from ._runtime.channel_core import (
@@ -59,7 +60,6 @@ from ._runtime.channel_core import (
 )
 from ._runtime.phase import ActorPhase
 from .actor import Actor
-from .ask import Ask, ThreadAsk, stopped_error
 from .links import NORMAL, Reason
 
 __all__ = [

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 import trio
 from trio.lowlevel import Abort, RaiseCancelT, current_task, enable_ki_protection, reschedule, wait_task_rescheduled
 
+from ._runtime.ask import Ask
 from ._runtime.dispatch import RUNTIME_ENTRIES
 from ._runtime.tokens import Stop, Take
-from .ask import Ask
 from .errors import ActorError, EndOfChannel
 
 if TYPE_CHECKING:

@@ -1,31 +1,10 @@
-"""Looking into a running system: the tree of actors, how long things take, who waits for whom.
-
-Everything is pulled: nothing is collected per message.  One turn in 63 is timed for the histograms; the clock is read
-once per turn anyway.
-"""
+"""What a look into a running system shows: actors, and how long things take."""
 
 from __future__ import annotations
 
-import logging
-from itertools import islice
-from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
-
 import attrs
 
-from ._runtime.cell import Cell
-from ._runtime.phase import PAUSED, RUNNING
-from .errors import ActorError
-from .events import SlowHandler
-
-if TYPE_CHECKING:
-    from .system import ActorSystem
-
-__all__ = ["ActorInfo", "Histogram", "Observer"]
-
-logger = logging.getLogger("levada.framework.observe")
-
-_FLOOD = 1_000_000
+__all__ = ["ActorInfo", "Histogram"]
 
 
 class Histogram:
@@ -81,114 +60,3 @@ class ActorInfo:
     children: tuple[ActorInfo, ...]
     hidden: int = 0
     """Children that the snapshot left out, see `Observer.tree`."""
-
-
-class Observer:
-    """What a system knows about itself: ``system.observe``."""
-
-    def __init__(self, system: ActorSystem, slow_handler: float) -> None:
-        self._system = system
-        self._slow_handler = slow_handler
-        self._tells = 0
-        self._told_at = -1
-        self.turn_times = Histogram()
-        """Seconds per turn of an actor (a batch of its messages)."""
-        self.queue_times = Histogram()
-        """Seconds that an actor waited for its turn."""
-
-    def sample(self, cell: Cell, now: float) -> None:
-        """Take the measures of the turn that has just ended."""
-        scheduler = self._system.scheduler
-        self.turn_times.add(max(0.0, now - scheduler.turn_began))
-        self.queue_times.add(max(0.0, scheduler.turn_began - cell._since))
-
-    def took_long(self, cell: Cell, message: Any, seconds: float, count: int) -> None:
-        """Give the alarm if a turn took longer than ``slow_handler``."""
-        if seconds < self._slow_handler or cell._parent is None:
-            return
-        self._system.counters.slow_turns += 1
-        kind = type(message)
-        logger.warning(
-            "%s held everything up for %.3f s with %d messages, last %s (use @blocking, or await something)",
-            cell.path,
-            seconds,
-            count,
-            kind.__name__,
-            extra={"actor": cell.path, "event": "slow_handler"},
-        )
-        if self._system.events.wants(SlowHandler):
-            self._system.events.publish(SlowHandler(cell, kind, seconds, count))
-
-    def count_tell(self, cell: Cell) -> None:
-        """In strict mode: refuse a loop of tells that never lets a receiver run."""
-        turns = self._system.scheduler.slices
-        if turns != self._told_at:
-            self._told_at = turns
-            self._tells = 0
-        self._tells += 1
-        if self._tells > _FLOOD:
-            raise ActorError(
-                f"{_FLOOD} tells (the last to {cell.path}) and nobody had a turn; use send()", actor=cell.path
-            )
-
-    def tree(self, *, limit: int | None = None) -> ActorInfo:
-        """Take a snapshot of all actors, the root first; nothing else runs meanwhile (about 3 µs for each actor).
-
-        Args:
-            limit: actors in the snapshot at most; those near the root come first, the others are counted in `ActorInfo.hidden`.
-        """
-        root = self._system._root
-        now = self._system.scheduler.clock()
-        # Children before parents, without recursion: trees may be deep.
-        order = [root]
-        shown: list[int] = []
-        for cell in order:
-            before = len(order)
-            if cell._extras is not None and cell._extras.children is not None:
-                order.extend(islice(cell._extras.children, None if limit is None else max(0, limit - before)))
-            shown.append(len(order) - before)
-        infos: dict[Cell, ActorInfo] = {}
-        for cell, count in zip(reversed(order), reversed(shown), strict=True):
-            extras = cell._extras
-            children = extras.children if extras is not None and extras.children is not None else ()
-            taken = tuple(infos.pop(child) for child in islice(children, count))
-            infos[cell] = self._info(cell, now, taken, len(children) - count)
-        return infos[root]
-
-    def _info(self, cell: Cell, now: float, children: tuple[ActorInfo, ...], hidden: int) -> ActorInfo:
-        worker = cell._worker
-        extras = cell._extras
-        depth = cell.depth()
-        if worker is not None:
-            state = "waiting"
-        elif cell.phase is PAUSED:
-            ending = extras.ending if extras is not None else None
-            state = "restarting" if ending is not None and ending.restart else "stopping"
-        else:
-            state = "idle" if cell._idle else "ready"
-        return ActorInfo(
-            path=cell.path,
-            kind=type(cell._actor).__name__,
-            state=state,
-            depth=depth,
-            age=max(0.0, now - cell._since) if depth and cell.phase is RUNNING else 0.0,
-            handled=cell._handled,
-            restarts=extras.restarts if extras is not None else 0,
-            handler=worker.coroutine.__qualname__ if worker is not None else None,
-            where=_where(worker.task) if worker is not None else None,
-            waits_for=tuple(target.path for target in worker.waits) if worker is not None else (),
-            children=children,
-            hidden=hidden,
-        )
-
-    def waits(self) -> list[tuple[str, str]]:
-        """List who waits for whom now, as pairs of paths."""
-        return self._system.waits.edges()
-
-
-def _where(task: Any) -> str | None:
-    found = None
-    for frame, line in task.iter_await_frames():
-        if not f"{frame.f_globals.get('__name__', '')}.".startswith(("trio.", "levada.framework.")):
-            found = f"{PurePath(frame.f_code.co_filename).name}:{line}"
-    return found

@@ -33,9 +33,9 @@ import attrs
 
 from ._pull import PullRouter
 from ._routees import GroupMembers, PoolChildren, Resize, RouterBase
+from ._runtime.ask import Ask, ThreadAsk
 from ._runtime.cell import Cell
 from .actor import Actor
-from .ask import Ask, ThreadAsk
 from .errors import ActorError, AskCycle, ConfigurationError, MailboxFull
 from .handlers import handles
 from .mailbox import MailboxPolicy

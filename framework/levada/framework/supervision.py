@@ -17,7 +17,6 @@ from .errors import ConfigurationError
 from .links import Failed, Killed, Lost, Reason
 
 if TYPE_CHECKING:
-    from ._runtime.cell import Cell
     from .mailbox import MailboxPolicy
 
 __all__ = [
@@ -187,17 +186,3 @@ def delay(policy: RestartPolicy, in_a_row: int, lot: random.Random) -> float:
     # The exponent is capped: 2 ** 1100 is no float.
     wait: float = min(most, first * 2.0 ** min(in_a_row - 2, 64))
     return wait * (1.0 - policy.jitter * lot.random())
-
-
-def members(strategy: Strategy, parent: Cell, failed: Cell) -> list[Cell]:
-    """List the children that start again together, in order of start; `failed` is one of them."""
-    if strategy.scope == "one" or parent._extras is None or parent._extras.children is None:
-        return [failed]
-    group = []
-    seen = strategy.scope == "all"
-    for cell in parent._extras.children:
-        seen = seen or cell is failed
-        supervised = cell._extras.supervised if cell._extras is not None else None
-        if seen and supervised is not None and isinstance(supervised.policy, RestartPolicy):
-            group.append(cell)
-    return group

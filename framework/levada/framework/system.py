@@ -17,22 +17,23 @@ import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
+from ._runtime.ask import Ask, WaitGraph, stopped_error
 from ._runtime.cell import Cell, make_cell
+from ._runtime.contract import Counters
 from ._runtime.host import split_cancelled
 from ._runtime.lifecycle import Lifecycle
+from ._runtime.observer import Observer
 from ._runtime.phase import RUNNING, STOPPED
 from ._runtime.scheduler import RunQueue
 from ._runtime.tokens import START, Stop
 from .actor import Actor
 from .actor import actor as function_actor
-from .ask import Ask, WaitGraph, stopped_error
 from .errors import ActorError, ActorStopped, ConfigurationError, LevadaError, MailboxFull, NameTaken, wrong_thread
 from .events import DeadLetters, EventStream, Sparingly
 from .handlers import find_handler
 from .links import CANCELLED, KILLED, SHUTDOWN
 from .mailbox import MailboxPolicy, unbounded
 from .message import Asks, fits, reply_type
-from .observe import Observer
 from .registry import Groups, Registry
 from .supervision import RestartPolicy, Supervised, Supervision
 from .timers import TimerHeap
@@ -49,23 +50,11 @@ Ts = TypeVarTuple("Ts")
 
 Phase = Literal["accept", "drain", "close", "flush"]
 _SET_ON_ENTERING: Final = frozenset(
-    ["scheduler", "lifecycle", "waits", "inbox", "_around", "_outer", "_nursery", "_body", "_root", "_root_gone"]
+    ["scheduler", "lifecycle", "waits", "inbox", "_around", "_outer", "_nursery", "_body", "root", "_root_gone"]
 )
 
 PHASES: Final[tuple[Phase, ...]] = ("accept", "drain", "close", "flush")
 """The end of a system, in this order: take nothing new; let actors finish; close what is open; write out what is buffered."""
-
-
-@attrs.define
-class _Counters:
-    spawned: int = 0
-    stopped: int = 0
-    failures: int = 0
-    unsupervised: int = 0
-    restarts: int = 0
-    unhandled: int = 0
-    late_replies: int = 0
-    slow_turns: int = 0
 
 
 @attrs.frozen
@@ -143,7 +132,7 @@ class ActorSystem:
         self.stop_timeout = stop_timeout
         self.max_waiting = max_waiting
         self.random = random.Random(seed)
-        self.counters = _Counters()
+        self.counters = Counters()
         self.events = EventStream()
         """Subscribe to what happens: `EventStream`."""
         self.registry = Registry(self)
@@ -173,7 +162,7 @@ class ActorSystem:
         self._nursery: trio.Nursery
         self._body: trio.CancelScope
         self._patience = trio.CancelScope()
-        self._root: Cell
+        self.root: Cell
         self._root_gone: trio.Event
 
     if not TYPE_CHECKING:
@@ -209,8 +198,8 @@ class ActorSystem:
         self.inbox = ThreadInbox(self, trio.lowlevel.current_trio_token(), self._thread_inbox)
         self._root_gone = trio.Event()
         root = _Root()
-        self._root = root._cell = Cell(self.scheduler, root, None, None, 0)
-        self._root._more().children = {}
+        self.root = root._cell = Cell(self.scheduler, root, None, None, 0)
+        self.root._more().children = {}
         self.start_task(self.heap.run, name="<timers>")
         self._body = trio.CancelScope()
         self._body.__enter__()
@@ -238,7 +227,7 @@ class ActorSystem:
             # Ctrl-C once more, or the scope around was cancelled: no more patience.
             second = hurry
         cancelled = second is not None and split_cancelled(second)[0] is not None
-        self.lifecycle.request(self._root, CANCELLED if cancelled else KILLED, cancel=True, final=True)
+        self.lifecycle.request(self.root, CANCELLED if cancelled else KILLED, cancel=True, final=True)
         second = await _wait_patiently(self._root_gone) or second
         self._phase = "over"
         self.inbox.close()
@@ -286,7 +275,7 @@ class ActorSystem:
                     for function in list(self._phase_calls[phase].values()):
                         nursery.start_soon(self._call_in_phase, phase, function)
                     if phase == "drain":
-                        self._root._admit(Stop(SHUTDOWN, final=True))
+                        self.root.admit(Stop(SHUTDOWN, final=True))
                         await self._root_gone.wait()
             if scope.cancelled_caught:
                 logger.warning(
@@ -373,7 +362,7 @@ class ActorSystem:
             ConfigurationError: the factory made no actor; a name with a slash.
             Exception: whatever the factory raises, the first time; later it is a failure of the actor.
         """
-        ref: Ref[Any] = self._spawn(self._root, factory, args, name, mailbox, supervise)
+        ref: Ref[Any] = self._spawn(self.root, factory, args, name, mailbox, supervise)
         return ref
 
     def _spawn(
@@ -438,12 +427,12 @@ class ActorSystem:
             cell._more().supervised = Supervised(factory, args, supervise)
         self.counters.spawned += 1
         if actor._has_start:
-            cell._admit(START)
+            cell.admit(START)
         return cell
 
     def lookup(self, path: str) -> Ref[Any] | None:
         """Find a living actor by its path of names, for example ``"/desk/prices"``."""
-        cell = self._root
+        cell = self.root
         for name in path.strip("/").split("/"):
             names = cell._extras.names if cell._extras is not None else None
             if names is None or name not in names:
@@ -457,7 +446,7 @@ class ActorSystem:
         """Return the counters as they are now."""
         counters, scheduler = self.counters, self.scheduler
         return Statistics(
-            actors=counters.spawned - counters.stopped + (self._root.phase is STOPPED),
+            actors=counters.spawned - counters.stopped + (self.root.phase is STOPPED),
             spawned=counters.spawned,
             stopped=counters.stopped,
             failures=counters.failures,

@@ -12,17 +12,13 @@ from __future__ import annotations
 
 import heapq
 import math
-from _thread import get_ident
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from .errors import ConfigurationError, wrong_thread
-
-if TYPE_CHECKING:
-    from ._runtime.cell import Cell
+from .errors import ConfigurationError
 
 __all__ = ["Tick", "Timer", "TimerHeap", "Timers"]
 
@@ -150,7 +146,7 @@ class Alarm:
             self.entry = heap.after(self.period - math.fmod(behind, self.period), self.fire)
         if not self.queued:
             self.queued = True
-            self.timers.cell._admit(Tick(self))
+            self.timers.cell.admit(Tick(self))
 
     def take(self) -> bool:
         """Say whether the tick that has just come up still counts."""
@@ -161,6 +157,18 @@ class Alarm:
         return live
 
 
+class Owner(Protocol):
+    """What has timers: an actor, as the runtime knows it."""
+
+    def admit(self, entry: Any, /) -> None:
+        """Put an entry of the runtime into the mailbox."""
+        ...
+
+    def check_thread(self, what: str) -> None:
+        """Refuse what another thread asks for."""
+        ...
+
+
 class Timers:
     """Keyed timers of one actor: `Actor.timers`.
 
@@ -168,7 +176,7 @@ class Timers:
     with the actor object: at a restart and when the actor stops.
     """
 
-    def __init__(self, cell: Cell, heap: TimerHeap) -> None:
+    def __init__(self, cell: Owner, heap: TimerHeap) -> None:
         self.cell = cell
         self.alarms: dict[Hashable, Alarm] = {}
         self._heap = heap
@@ -192,8 +200,7 @@ class Timers:
 
     def cancel(self, key: Hashable) -> bool:
         """Forget the timer of `key`; say whether there was one."""
-        if get_ident() != self.cell._scheduler.thread:
-            raise wrong_thread(f"a timer of {self.cell.path}")
+        self.cell.check_thread("a timer of")
         alarm = self.alarms.pop(key, None)
         if alarm is not None and alarm.entry is not None:
             alarm.entry.cancel()

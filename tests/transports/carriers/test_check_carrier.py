@@ -14,7 +14,7 @@ from levada.framework.errors import CarrierError, StreamWasReset
 from levada.transports.carriers.contracts import Octets
 from levada.transports.carriers.memory import MemoryConfig, memory_connections, memory_messages, memory_streams
 from levada.transports.testing import CarrierTraits, carrier_checks, check_carrier
-from levada.transports.testing.check_carrier import Factory
+from levada.transports.testing.traits import Factory
 
 BUFFERED = 160 * 1024
 

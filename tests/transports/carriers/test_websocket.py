@@ -37,7 +37,7 @@ from levada.transports.carriers.websocket import (
     open_over,
 )
 from levada.transports.carriers.websocket_frames import FrameError, encode_binary
-from levada.transports.testing.check_carrier import CarrierCheck, CarrierTraits, carrier_checks
+from levada.transports.testing import CarrierCheck, CarrierTraits, carrier_checks
 
 QUIET = WebSocketConfig(keepalive=None)
 KEY = b"\x01\x02\x03\x04"

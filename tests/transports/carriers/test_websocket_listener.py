@@ -31,7 +31,7 @@ from levada.transports.carriers.websocket import (
     listen_over,
     open_over,
 )
-from levada.transports.testing.check_carrier import CarrierCheck, CarrierTraits, carrier_checks
+from levada.transports.testing import CarrierCheck, CarrierTraits, carrier_checks
 
 URL = "ws://desk.example/rsocket"
 

@@ -33,12 +33,12 @@ from trio.lowlevel import (
     wait_task_rescheduled,
 )
 
-from levada.framework.ask import Ask, ThreadAsk, stopped_error
 from levada.framework.errors import MailboxFull, WrongThread, wrong_thread
 from levada.framework.links import KILLED, NORMAL, SHUTDOWN, Reason
 from levada.framework.mailbox import Conflate, MailboxPolicy
 from levada.framework.ref import DEFAULT_TIMEOUT, FromThread, Ref
 
+from .ask import Ask, ThreadAsk, stopped_error
 from .extras import Extras
 from .phase import RUNNING, STOPPED, ActorPhase
 from .tokens import ROOM, START, STOP, TAKE, TURN, Hear, Start, Stop, Turn
@@ -47,9 +47,7 @@ if TYPE_CHECKING:
     import contextvars
     from collections.abc import Callable, Hashable
 
-    from levada.framework.actor import Actor
-    from levada.framework.system import ActorSystem
-
+    from .contract import ActorObject, System
     from .scheduler import RunQueue, Worker
 
 __all__ = ["BoundedCell", "Cell", "StoreCell", "make_cell", "make_dead"]
@@ -91,7 +89,7 @@ class Cell(Ref[Any]):
     """Messages that wait for room."""
 
     def __init__(
-        self, scheduler: RunQueue, actor: Actor[Any], parent: Cell | None, name: str | None, number: int
+        self, scheduler: RunQueue, actor: ActorObject, parent: Cell | None, name: str | None, number: int
     ) -> None:
         self._scheduler = scheduler
         self._actor: Any = actor
@@ -191,7 +189,7 @@ class Cell(Ref[Any]):
                 raise self._wrong_thread("stop")
             self.system.lifecycle.request(self, SHUTDOWN)
         else:
-            self._admit(STOP)
+            self.admit(STOP)
 
     def kill(self) -> None:
         if get_ident() != self._scheduler.thread:
@@ -242,8 +240,17 @@ class Cell(Ref[Any]):
     # ------------------------------------------------------------ for the runtime
 
     @property
-    def system(self) -> ActorSystem:
+    def system(self) -> System:
         return self._scheduler.system
+
+    def check_thread(self, what: str) -> None:
+        """Refuse what another thread asks for.
+
+        Raises:
+            WrongThread: this is not the thread of the system.
+        """
+        if get_ident() != self._scheduler.thread:
+            raise wrong_thread(f"{what} {self.path}")
 
     def _wrong_thread(self, call: str) -> WrongThread:
         return wrong_thread(f"{call} to {self.path}", "ref.from_thread")
@@ -255,10 +262,10 @@ class Cell(Ref[Any]):
             extras = self._extras = Extras()
         return extras
 
-    _admit = tell
+    admit = tell
     """Put in an entry of the runtime, which counts for no capacity."""
 
-    def _admit_first(self, entry: Any) -> None:
+    def admit_first(self, entry: Any) -> None:
         """Put in an entry of the runtime before everything else; the caller sees to it that somebody runs it."""
         self._take_over().append(entry)
 
@@ -398,7 +405,7 @@ class BoundedCell(Cell):
     def __init__(
         self,
         scheduler: RunQueue,
-        actor: Actor[Any],
+        actor: ActorObject,
         parent: Cell | None,
         name: str | None,
         number: int,
@@ -543,14 +550,14 @@ class BoundedCell(Cell):
         else:
             self.tell(message)
 
-    def _admit(self, message: Any) -> None:
+    def admit(self, message: Any) -> None:
         Cell.tell(self, message)
         self._admitted += 1
         self._stops += type(message) is Stop
 
-    def _admit_first(self, entry: Any) -> None:
+    def admit_first(self, entry: Any) -> None:
         self._admitted += 1
-        super()._admit_first(entry)
+        super().admit_first(entry)
 
     def _came_up(self, entry: Any) -> None:
         self._admitted -= 1
@@ -609,7 +616,7 @@ class StoreCell(BoundedCell):
     def __init__(
         self,
         scheduler: RunQueue,
-        actor: Actor[Any],
+        actor: ActorObject,
         parent: Cell | None,
         name: str | None,
         number: int,
@@ -638,7 +645,7 @@ class StoreCell(BoundedCell):
             store[key] = message
             return
         store[key] = message
-        self._admit(TAKE)
+        self.admit(TAKE)
 
     @enable_ki_protection
     async def send(self, message: Any) -> None:
@@ -651,8 +658,8 @@ class StoreCell(BoundedCell):
         self.tell(message)
 
     try_tell = Cell.try_tell
-    _admit = Cell.tell
-    _admit_first = Cell._admit_first
+    admit = Cell.tell
+    admit_first = Cell.admit_first
     _put_first = Cell._put_first
     _came_up = Cell._came_up
 
@@ -726,7 +733,7 @@ class _Dead(Cell):
     def enqueue(self, message: Any, *, patient: bool = False) -> None:
         self.tell(message)
 
-    def _admit(self, message: Any) -> None:
+    def admit(self, message: Any) -> None:
         pass
 
     def _put_first(self, message: Any) -> None:
@@ -744,10 +751,10 @@ class _DeadStoreCell(_Dead, StoreCell):
     __slots__ = ()
 
 
-def make_dead(system: ActorSystem, number: int) -> Cell:
+def make_dead(system: System, number: int) -> Cell:
     """Make the cell of an actor of which no more is known than that it has ended."""
     nobody: Any = _Nobody()
-    cell = _Dead(system.scheduler, nobody, system._root, None, number)
+    cell = _Dead(system.scheduler, nobody, system.root, None, number)
     cell.phase, cell.reason, cell._idle, cell._actor = STOPPED, SHUTDOWN, False, None
     return cell
 
@@ -812,7 +819,7 @@ _DEAD: dict[type[Cell], type[Cell]] = {
 
 def make_cell(
     scheduler: RunQueue,
-    actor: Actor[Any],
+    actor: ActorObject,
     parent: Cell | None,
     name: str | None,
     number: int,

@@ -9,9 +9,9 @@ from __future__ import annotations
 from types import CoroutineType
 from typing import Any
 
-from levada.framework.ask import Ask, ThreadAsk
 from levada.framework.timers import Tick
 
+from .ask import Ask, ThreadAsk
 from .awaitables import coroutine_of
 from .scheduler import Begun
 from .tokens import END_TURN, Hear, Room, Start, Stop, Take, Turn

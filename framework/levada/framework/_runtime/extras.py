@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from levada.framework.ask import OpenAsks
+from .ask import OpenAsks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable

@@ -29,7 +29,6 @@ import outcome
 import trio
 from trio.lowlevel import enable_ki_protection, reschedule
 
-from levada.framework.ask import Ask, stopped_error
 from levada.framework.errors import ActorError, MailboxFull
 from levada.framework.events import ActorFailed, ActorRestarted, ActorTerminated
 from levada.framework.links import (
@@ -44,9 +43,10 @@ from levada.framework.links import (
     Shutdown,
     weightier,
 )
-from levada.framework.supervision import RestartPolicy, Strategy, delay, members, record, resumes, wants_restart
+from levada.framework.supervision import RestartPolicy, Strategy, delay, record, resumes, wants_restart
 from levada.framework.timers import Tick
 
+from .ask import Ask, stopped_error
 from .cell import NO_HANDLERS, Cell, RoomCall
 from .host import Host, split_cancelled
 from .phase import PAUSED, RUNNING, STOPPED
@@ -55,7 +55,7 @@ from .scheduler import Begun
 from .tokens import END_TURN, START, TURN, Room, Start, Stop, Take, Turn
 
 if TYPE_CHECKING:
-    from levada.framework.system import ActorSystem
+    from .contract import System
 
 __all__ = ["Ending", "Lifecycle"]
 
@@ -122,7 +122,7 @@ class Group:
 class Lifecycle:
     """The life of all actors of one system."""
 
-    def __init__(self, system: ActorSystem, *, lot: random.Random) -> None:
+    def __init__(self, system: System, *, lot: random.Random) -> None:
         self._system = system
         self._lot = lot
         self._signal = system.scheduler.signal
@@ -421,7 +421,7 @@ class Lifecycle:
         if strategy.scope != "one":
             group = parent._more().group = group or Group()
             group.delay = max(group.delay, ending.delay)
-            group.add(members(strategy, parent, cell))
+            group.add(_restarted_together(strategy, parent, cell))
 
     # ------------------------------------------------------------ step 2: children
 
@@ -444,7 +444,7 @@ class Lifecycle:
             child, _ = extras.children.popitem()
             extras.children[child] = None
             if ending.graceful and child.phase is RUNNING and (child._extras is None or child._extras.ending is None):
-                child._admit(Stop(SHUTDOWN, final=True))
+                child.admit(Stop(SHUTDOWN, final=True))
             else:
                 self._signal(self._request, child, SHUTDOWN, False, True)
             extras.stop_timer = self._system.heap.after(
@@ -652,7 +652,7 @@ class Lifecycle:
         cell._table = type(actor)._table
         cell.phase = RUNNING
         if actor._has_start:
-            cell._admit_first(START)
+            cell.admit_first(START)
         self._system.counters.restarts += 1
         self._system.events.publish(ActorRestarted(cell, extras.restarts))
         if extras.queued:
@@ -748,6 +748,20 @@ class Lifecycle:
         for timer in (extras.stop_timer, extras.receive_timer):
             if timer is not None:
                 timer.cancel()
+
+
+def _restarted_together(strategy: Strategy, parent: Cell, failed: Cell) -> list[Cell]:
+    """List the children that start again together, in order of start; `failed` is one of them."""
+    if strategy.scope == "one" or parent._extras is None or parent._extras.children is None:
+        return [failed]
+    group = []
+    seen = strategy.scope == "all"
+    for cell in parent._extras.children:
+        seen = seen or cell is failed
+        supervised = cell._extras.supervised if cell._extras is not None else None
+        if seen and supervised is not None and isinstance(supervised.policy, RestartPolicy):
+            group.append(cell)
+    return group
 
 
 def _content(cell: Cell, entry: Any) -> Any:

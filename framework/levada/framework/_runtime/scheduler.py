@@ -45,15 +45,14 @@ from trio.lowlevel import (
     wait_task_rescheduled,
 )
 
-from levada.framework.ask import Ask
-
+from .ask import Ask
 from .awaitables import coroutine_of
 from .cell import NO_MESSAGES, Cell
 from .phase import RUNNING
 from .tokens import END_TURN, TURN
 
 if TYPE_CHECKING:
-    from levada.framework.system import ActorSystem
+    from .contract import System
 
 __all__ = ["RunQueue", "Worker"]
 
@@ -129,9 +128,7 @@ class _Shown:
 class RunQueue:
     """All ready cells of one system and the workers that run them."""
 
-    def __init__(
-        self, system: ActorSystem, *, clock: Callable[[], float] = time.perf_counter, max_waiting: int
-    ) -> None:
+    def __init__(self, system: System, *, clock: Callable[[], float] = time.perf_counter, max_waiting: int) -> None:
         self.system = system
         self.clock = clock
         self.ready: deque[Cell] = deque()

@@ -22,8 +22,8 @@ from typing import Any
 import attrs
 import trio
 
+from levada.framework._runtime.ask import Ask
 from levada.framework._runtime.cell import Cell
-from levada.framework.ask import Ask
 from levada.framework.system import ActorSystem
 
 from .clock import CountingClock, autojump, deterministic

@@ -9,9 +9,9 @@ from typing import Any
 
 import trio
 
+from levada.framework._runtime.ask import Ask
 from levada.framework._runtime.cell import Cell
 from levada.framework._runtime.phase import RUNNING, STOPPED, ActorPhase
-from levada.framework.ask import Ask
 from levada.framework.errors import ActorStopped
 from levada.framework.links import KILLED, NORMAL, SHUTDOWN, Exit, Reason
 from levada.framework.ref import DEFAULT_TIMEOUT, FromThread, Ref

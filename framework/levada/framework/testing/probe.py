@@ -9,8 +9,8 @@ from typing import Any, TypeVar, overload
 
 import trio
 
+from levada.framework._runtime.ask import Reply
 from levada.framework.actor import Actor
-from levada.framework.ask import Reply
 from levada.framework.handlers import handles
 from levada.framework.ref import Ref
 from levada.framework.system import ActorSystem

@@ -19,12 +19,12 @@ from typing import Any, ClassVar, cast
 import attrs
 from trio.lowlevel import current_task
 
+from levada.framework._runtime.ask import Ask
 from levada.framework._runtime.awaitables import coroutine_of
 from levada.framework._runtime.cell import NO_HANDLERS, Cell, StrictBoundedCell, StrictCell, StrictStoreCell
 from levada.framework._runtime.dispatch import RUNTIME_ENTRIES
 from levada.framework._runtime.tokens import Start
 from levada.framework._wire import AttachmentKind, kind_of
-from levada.framework.ask import Ask
 from levada.framework.codec import Codec
 from levada.framework.errors import ConfigurationError, DecodeError, LevadaError
 from levada.framework.ref import DEFAULT_TIMEOUT

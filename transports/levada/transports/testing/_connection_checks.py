@@ -27,7 +27,7 @@ from levada.transports.testing._stream_tools import (
     read_on,
     read_to_end,
 )
-from levada.transports.testing.check_carrier import CarrierTraits, Factory
+from levada.transports.testing.traits import CarrierTraits, Factory
 
 LARGEST_CODE = 2**62 - 1
 

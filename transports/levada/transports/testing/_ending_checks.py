@@ -17,7 +17,7 @@ from levada.transports.testing._stream_tools import (
     read,
     read_to_end,
 )
-from levada.transports.testing.check_carrier import CarrierTraits
+from levada.transports.testing.traits import CarrierTraits
 
 
 @check

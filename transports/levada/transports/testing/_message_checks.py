@@ -20,7 +20,7 @@ from levada.transports.testing._stream_tools import (
     outcome_of,
     sending_fails,
 )
-from levada.transports.testing.check_carrier import CarrierTraits
+from levada.transports.testing.traits import CarrierTraits
 
 
 @messages_check

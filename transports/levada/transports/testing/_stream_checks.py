@@ -29,7 +29,7 @@ from levada.transports.testing._stream_tools import (
     sending_fails,
     streams_of,
 )
-from levada.transports.testing.check_carrier import Carrier, CarrierTraits, Factory
+from levada.transports.testing.traits import Carrier, CarrierTraits, Factory
 
 # ---------------------------------------------------------------- every kind of stream
 

@@ -17,7 +17,7 @@ from levada.transports.carriers.contracts import (
     MessageStream,
     Octets,
 )
-from levada.transports.testing.check_carrier import Carrier, CarrierTraits, Factory
+from levada.transports.testing.traits import Carrier, CarrierTraits, Factory
 
 BLOCK = 16 * 1024  # octets of one send of the checks
 LOST = (ConnectionLost, StreamError)

@@ -22,49 +22,20 @@ In a test module::
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
-from typing import Literal
 
 import attrs
 import trio
-import trio.testing
-from attrs import validators as v
 
-from levada.transports.carriers.contracts import ByteStream, Connection, MessageStream
+from levada.transports.testing import (
+    _connection_checks,
+    _ending_checks,  # noqa: F401 - adds its checks to those of others
+    _message_checks,  # noqa: F401 - likewise
+    _stream_checks,  # noqa: F401 - likewise
+    _stream_tools,
+)
+from levada.transports.testing.traits import CarrierTraits, Factory
 
-__all__ = ["CarrierCheck", "CarrierTraits", "carrier_checks", "check_carrier"]
-
-Carrier = ByteStream | MessageStream | Connection
-Factory = Callable[[], AbstractAsyncContextManager[tuple[Carrier, Carrier]]]
-
-
-@attrs.frozen(kw_only=True)
-class CarrierTraits:
-    """What a carrier is and can do, for `carrier_checks`."""
-
-    shape: Literal["bytes", "messages", "connection"]
-    """What the factory gives."""
-    half_close: bool = True
-    """Byte streams: whether `send_eof` exists; else it must raise `NotImplementedError`."""
-    tells_loss: bool = True
-    """Whether a peer that aborts can be told from one that closes."""
-    buffered: int = attrs.field(default=1024 * 1024, validator=[v.instance_of(int), v.gt(0)])
-    """Octets that may be under way in one direction of a stream whose receiver takes nothing: queues, windows, the kernel's buffers."""
-    max_message: int | None = None
-    """Messages: octets of the largest one that is taken; ``None`` leaves the check of the limit out."""
-    streams: int = attrs.field(default=10_000, validator=[v.instance_of(int), v.gt(0)])
-    """Connections: streams opened and closed by the check that looks for growth."""
-    max_open: int = attrs.field(default=1000, validator=[v.instance_of(int), v.gt(0)])
-    """Connections: streams of one kind that can be open at once, at most; the check of credit opens that many."""
-    datagram_queue: int = attrs.field(default=1024, validator=[v.instance_of(int), v.gt(0)])
-    """Connections: datagrams that are kept while nobody takes them, at most."""
-    settle: Callable[[], Awaitable[None]] = trio.testing.wait_all_tasks_blocked
-    """Waits until what can go on without the check has gone on. On a simulated network a virtual second of sleep, on sockets
-    `wait_all_tasks_blocked` with a cushion of some milliseconds."""
-    cut: Callable[[Carrier, Carrier], None] | None = None
-    """Loses the connection between two ends abruptly, if the factory's carrier can be made to."""
-    timeout: float = attrs.field(default=60.0, validator=v.gt(0))
-    """Seconds on trio's clock for one check."""
+__all__ = ["CarrierCheck", "carrier_checks", "check_carrier"]
 
 
 @attrs.frozen
@@ -96,15 +67,6 @@ def carrier_checks(traits: CarrierTraits) -> list[CarrierCheck]:
 
     A `Connection` is checked as such, and each of its streams as a byte stream (names that begin with ``stream_``).
     """
-    # They import the traits from here, and register their checks with each other.
-    from levada.transports.testing import (  # noqa: F401
-        _connection_checks,
-        _ending_checks,
-        _message_checks,
-        _stream_checks,
-        _stream_tools,
-    )
-
     found = _connection_checks.CHECKS if traits.shape == "connection" else {}
     prefix = "stream_" if traits.shape == "connection" else ""
     found = found | {prefix + name: run for name, run in _stream_tools.CHECKS[traits.shape].items()}

@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import trio
 from trio.lowlevel import Abort, RaiseCancelT, current_task, enable_ki_protection, reschedule, wait_task_rescheduled
 
-from ._runtime.channel_core import handles_in
-from .errors import ActorStopped, AskCycle, AskTimeout, NoValue, wrong_thread
-from .ref import DEFAULT_TIMEOUT
+from levada.framework.errors import ActorStopped, AskCycle, AskTimeout, NoValue, wrong_thread
+from levada.framework.ref import DEFAULT_TIMEOUT
+
+from .channel_core import handles_in
 
 if TYPE_CHECKING:
-    from ._runtime.cell import Cell
-    from ._runtime.scheduler import RunQueue, Worker
-    from .links import Reason
-    from .system import ThreadInbox
-    from .timers import Timer
+    from levada.framework.links import Reason
+    from levada.framework.timers import Timer
+
+    from .cell import Cell
+    from .contract import ThreadInbox
+    from .scheduler import RunQueue, Worker
 
 __all__ = ["Ask", "OpenAsks", "Reply", "ThreadAsk", "WaitGraph", "stopped_error"]
 
