@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 import attrs
 import trio
@@ -30,13 +30,14 @@ class MemoryStream:
     No method waits unless it must, so not each call is a checkpoint; every call that waits may be cancelled.
     """
 
-    __slots__ = ("__weakref__", "_connection", "_in", "_out", "_stream_id")
+    __slots__ = ("__weakref__", "_connection", "_in", "_out", "stream_id")
 
     def __init__(
         self, connection: MemoryConnection, stream_id: int, sending: Pipe | None, receiving: Pipe | None
     ) -> None:
         self._connection = connection
-        self._stream_id = stream_id
+        self.stream_id = stream_id
+        """Numbered as QUIC does: the lowest bit is 1 for the server's streams, the next 1 for unidirectional ones."""
         self._out = sending
         self._in = receiving
         if sending is not None:
@@ -50,19 +51,14 @@ class MemoryStream:
         return self._connection.info
 
     @property
-    def stream_id(self) -> int:
-        """Numbered as QUIC does: the lowest bit is 1 for the server's streams, the next 1 for unidirectional ones."""
-        return self._stream_id
-
-    @property
     def initiated_here(self) -> bool:
         """Whether this side opened it."""
-        return (self._stream_id & 1 == 0) is self._connection.is_client
+        return (self.stream_id & 1 == 0) is self._connection.is_client
 
     @property
     def unidirectional(self) -> bool:
         """Whether only the opener sends."""
-        return self._stream_id & 2 != 0
+        return self.stream_id & 2 != 0
 
     @property
     def early(self) -> bool:
@@ -78,7 +74,7 @@ class MemoryStream:
     def priority(self, value: int) -> None:
         if not 0 <= value <= 255:
             raise ValueError(f"priority must be between 0 and 255, got {value}")
-        self._sending.priority = value
+        (self._out or self._cannot_send()).priority = value
 
     @property
     def unsent(self) -> int:
@@ -90,33 +86,27 @@ class MemoryStream:
         """Octets that have not arrived at the peer."""
         return 0 if self._out is None else self._out.unacked
 
-    @property
-    def _sending(self) -> Pipe:
-        if self._out is None:
-            raise LocalProtocolError(f"stream {self._stream_id} is the peer's unidirectional one: it cannot be sent on")
-        return self._out
+    def _cannot_send(self) -> NoReturn:
+        raise LocalProtocolError(f"stream {self.stream_id} is the peer's unidirectional one: it cannot be sent on")
 
-    @property
-    def _receiving(self) -> Pipe:
-        if self._in is None:
-            raise LocalProtocolError(f"stream {self._stream_id} is unidirectional: nothing can be received on it")
-        return self._in
+    def _cannot_receive(self) -> NoReturn:
+        raise LocalProtocolError(f"stream {self.stream_id} is unidirectional: nothing can be received on it")
 
     async def send_all(self, data: Octets) -> None:
         """See `ByteStream.send_all`."""
-        await self._sending.send(data)
+        await (self._out or self._cannot_send()).send(data)
 
     def send_nowait(self, data: Octets, *, fin: bool = False) -> None:
         """See `Stream.send_nowait`."""
-        self._sending.send_nowait(data, fin=fin)
+        (self._out or self._cannot_send()).send_nowait(data, fin=fin)
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """See `ByteStream.receive_some`."""
-        return await self._receiving.receive(max_bytes)
+        return await (self._in or self._cannot_receive()).receive(max_bytes)
 
     def receive_nowait(self) -> bytes | None:
         """See `Stream.receive_nowait`."""
-        return self._receiving.take_nowait()
+        return (self._in or self._cannot_receive()).take_nowait()
 
     @property
     def at_end(self) -> bool:
@@ -125,7 +115,7 @@ class MemoryStream:
 
     def on_readable(self, tell: Callable[[], None]) -> None:
         """See `Stream.on_readable`."""
-        pipe = self._receiving
+        pipe = self._in or self._cannot_receive()
         if not (pipe.ended or pipe.receive_error is not None):
             pipe.tell_readable = tell
         if pipe.arrived or pipe.ended or pipe.receive_error is not None:
@@ -133,18 +123,18 @@ class MemoryStream:
 
     async def send_eof(self) -> None:
         """See `ByteStream.send_eof`."""
-        pipe = self._sending
+        pipe = self._out or self._cannot_send()
         pipe.link.count_call()
         if pipe.finished:
             return
         pipe.check_sending()
-        if pipe.sender.busy:
+        if pipe.sender.task is not None:
             raise trio.BusyResourceError("another task is sending")
         pipe.finish()
 
     async def flush(self) -> None:
         """See `ByteStream.flush`."""
-        await self._sending.flush()
+        await (self._out or self._cannot_send()).flush()
 
     async def aclose(self) -> None:
         """Finish sending and stop receiving with code 0; what is queued goes out while the connection lives."""
@@ -165,26 +155,28 @@ class MemoryStream:
 
     def reset(self, code: int) -> None:
         """See `Stream.reset`."""
-        self._sending.reset(StreamWasReset(f"the peer reset stream {self._stream_id} with code {code}", code=code))
+        (self._out or self._cannot_send()).reset(
+            StreamWasReset(f"the peer reset stream {self.stream_id} with code {code}", code=code)
+        )
 
     def stop(self, code: int) -> None:
         """See `Stream.stop`."""
-        told = StreamWasStopped(f"the peer stopped stream {self._stream_id} with code {code}", code=code)
+        told = StreamWasStopped(f"the peer stopped stream {self.stream_id} with code {code}", code=code)
         if self._out is not None and self._out.appear is not None:
             self._out.link.post(self._out.appear)
             self._out.appear = None
-        self._receiving.refuse(ConnectionClosed("this side stopped receiving"), told)
+        (self._in or self._cannot_receive()).refuse(ConnectionClosed("this side stopped receiving"), told)
 
     async def stopped(self) -> int | None:
         """See `Stream.stopped`."""
-        pipe = self._sending
+        pipe = self._out or self._cannot_send()
         await pipe.outcome()
         self._raise_if_lost(pipe)
         return pipe.send_error.code if isinstance(pipe.send_error, StreamWasStopped) else None
 
     def on_stopped(self, tell: Callable[[int], None]) -> None:
         """See `Stream.on_stopped`."""
-        pipe = self._sending
+        pipe = self._out or self._cannot_send()
         if pipe.send_error is None and not pipe.delivered:
             pipe.tell_stopped = tell
         elif isinstance(pipe.send_error, StreamWasStopped):
@@ -192,14 +184,14 @@ class MemoryStream:
 
     async def acked(self) -> bool:
         """See `Stream.acked`."""
-        pipe = self._sending
+        pipe = self._out or self._cannot_send()
         delivered = await pipe.outcome()
         self._raise_if_lost(pipe)
         return delivered
 
     async def all_acked(self) -> None:
         """See `Stream.all_acked`."""
-        await self._sending.all_acked()
+        await (self._out or self._cannot_send()).all_acked()
 
     def _raise_if_lost(self, pipe: Pipe) -> None:
         if not pipe.delivered and pipe.send_error is self._connection.error and pipe.send_error is not None:
@@ -230,8 +222,10 @@ class MemoryStream:
             await self._out.outcome()
 
     def _retire(self) -> None:
-        sending = self._out is None or self._out.delivered or self._out.send_error is not None
-        if sending and (self._in is None or self._in.receiving_is_over):
+        sending, receiving = self._out, self._in
+        if (sending is None or sending.delivered or sending.send_error is not None) and (
+            receiving is None or receiving.receive_error is not None or (receiving.ended and not receiving.arrived)
+        ):
             self._connection.forget(self)
 
     async def __aenter__(self) -> Self:
@@ -327,7 +321,8 @@ class MemoryConnection:
         self._info = attrs.evolve(self._info, early_data_accepted=accepted)
         self._flow.early = False
         if not accepted:
-            self._flow.grant(self.link.config.connection_window)
+            self._flow.credit += self.link.config.connection_window
+            self._flow.go_on()
 
     # ---------------------------------------------------------------- streams
 
@@ -341,7 +336,8 @@ class MemoryConnection:
 
     def try_open_stream(self, *, unidirectional: bool = False, priority: int = 128) -> MemoryStream | None:
         """See `Connection.try_open_stream`."""
-        self.link.count_call()
+        if self.link.counts:
+            self.link.count_call()
         return self._open(unidirectional, priority)
 
     def stream_credit(self, *, unidirectional: bool) -> int:
@@ -358,7 +354,8 @@ class MemoryConnection:
         there = Pipe(self.link, self._flow)
         back = None if unidirectional else Pipe(self.link, self._back)
         stream = self._streams[stream_id] = MemoryStream(self, stream_id, there, back)
-        stream.priority = priority
+        if priority != 128:
+            stream.priority = priority
         peer = self._other_end
         there.appear = lambda: peer.take_in(MemoryStream(peer, stream_id, back, there))
         return stream
@@ -373,7 +370,8 @@ class MemoryConnection:
 
     async def accept_stream(self) -> MemoryStream:
         """See `Connection.accept_stream`; several tasks may wait, each gets another stream."""
-        self.link.count_call()
+        if self.link.counts:
+            self.link.count_call()
         while not self._appeared:
             self._check()
             await self._accepting.park()
@@ -381,13 +379,15 @@ class MemoryConnection:
 
     def accept_stream_nowait(self) -> MemoryStream | None:
         """See `Connection.accept_stream_nowait`."""
-        self.link.count_call()
+        if self.link.counts:
+            self.link.count_call()
         return self._appeared.popleft() if self._appeared else None
 
     def forget(self, stream: MemoryStream) -> None:
         """Both directions of `stream` are over at this end; the peer gets its credit back for one that it opened."""
-        if self._streams.pop(stream.stream_id, None) is not None and not stream.initiated_here:
-            self.link.post(self._other_end.grant_stream, stream.unidirectional)
+        stream_id = stream.stream_id
+        if self._streams.pop(stream_id, None) is not None and (stream_id & 1 == 0) is not self._is_client:
+            self.link.post(self._other_end.grant_stream, stream_id & 2 != 0)
 
     def grant_stream(self, unidirectional: bool) -> None:
         """One more stream may be opened."""
@@ -411,7 +411,8 @@ class MemoryConnection:
 
     def send_datagram_nowait(self, data: Octets) -> bool:
         """See `Connection.send_datagram_nowait`."""
-        self.link.count_call()
+        if self.link.counts:
+            self.link.count_call()
         self._check()
         limit = self.max_datagram_size()
         if len(data) > limit:
@@ -446,7 +447,8 @@ class MemoryConnection:
 
     async def receive_datagram(self) -> Datagram:
         """See `Connection.receive_datagram`."""
-        self.link.count_call()
+        if self.link.counts:
+            self.link.count_call()
         while not self._datagrams:
             self._check()
             await self._receiving_datagram.park()

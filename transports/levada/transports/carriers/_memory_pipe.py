@@ -97,7 +97,7 @@ class MemoryLink:
         self.config = config
         self.ends: list[End] = []
         self.calls = 0
-        """Operations that both ends have begun; see `MemoryConfig.cut_at_call`."""
+        """Operations that both ends have begun, counted only for `MemoryConfig.cut_at_call`."""
         self.octets = 0
         """Octets carried, both directions together; see `MemoryConfig.cut_after`."""
         self.dead = False
@@ -106,11 +106,17 @@ class MemoryLink:
         self._under_way: deque[tuple[float, Callable[..., None], tuple[object, ...]]] = deque()
         self._held = False
         self._pumping = False
-        self._direct = config.latency == 0
+        self.direct = config.latency == 0
+        """Whether what is posted happens at once."""
+        self.counts = config.cut_at_call is not None
+        """Whether `count_call` is to be called."""
 
     def post(self, arrive: Callable[..., None], *args: object) -> None:
-        """Let `arrive(*args)` happen at the other end: now, or when everything posted before it and the latency are over."""
-        if self._direct:
+        """Let `arrive(*args)` happen at the other end: now, or when everything posted before it and the latency are over.
+
+        What happens for each piece of octets looks at `direct` itself and saves this call.
+        """
+        if self.direct:
             arrive(*args)
         elif not self.dead:
             self._under_way.append((trio.current_time() + self.config.latency, arrive, args))
@@ -139,7 +145,7 @@ class MemoryLink:
         """Lose everything that is under way; both ends see `ConnectionLost`."""
         if self.dead:
             return
-        self.dead = self._direct = True  # whatever is posted from now on finds ends that have failed already
+        self.dead = self.direct = True  # whatever is posted from now on finds ends that have failed already
         self._under_way.clear()
         for end in list(self.ends):
             end.lose(ConnectionLost(why))
@@ -147,14 +153,14 @@ class MemoryLink:
     def hold(self) -> None:
         """Stop carrying, as a network that has stalled; senders run into their bounds."""
         self._held = True
-        self._direct = False
+        self.direct = False
 
     def release(self) -> None:
         """Go on after `hold`: what was held arrives in its order."""
         self._held = False
         if not self.config.latency:
             self._deliver(_UNLIMITED)
-            self._direct = True
+            self.direct = True
         else:
             self._start_pump()
 
@@ -188,9 +194,8 @@ class Flow:
         self.early = False
         self.octets_sent = self.octets_received = self.writes = self.reads = 0
 
-    def grant(self, octets: int) -> None:
-        """Take back credit and let the blocked pipes go on: lowest priority number first, equal ones in turn."""
-        self.credit += octets
+    def go_on(self) -> None:
+        """Let the blocked pipes go on, as there is credit again: lowest priority number first, equal ones in turn."""
         while self.credit and self.blocked:
             pipe = min(self.blocked, key=lambda pipe: pipe.priority)
             del self.blocked[pipe]
@@ -251,7 +256,7 @@ class Pipe:
         self._flying = 0
         self._progress: trio.Event | None = None
 
-        self.arrived = bytearray()
+        self.arrived: bytes | bytearray = b""  # one piece as it came, or several together
         self.ended = False
         self.early = False
         self.receive_error: CarrierError | None = None
@@ -276,7 +281,11 @@ class Pipe:
 
     async def send(self, data: Octets) -> None:
         """Queue all of `data`; see `ByteStream.send_all`."""
-        self.link.count_call()
+        if len(self.unsent) <= self.link.config.high_watermark:
+            self.send_nowait(data)
+            return
+        if self.link.counts:
+            self.link.count_call()
         self.check_sending()
         while len(self.unsent) > self.link.config.high_watermark:
             await self.sender.wait()
@@ -286,8 +295,14 @@ class Pipe:
 
     def send_nowait(self, data: Octets, *, fin: bool = False) -> None:
         """Queue all of `data`, however much is queued; see `Stream.send_nowait`."""
-        self.link.count_call()
-        self.check_sending()
+        if self.link.counts:
+            self.link.count_call()
+        if self.finished or self.send_error is not None:
+            self.check_sending()
+        if data and not self.unsent and len(data) <= self.credit and len(data) <= self.flow.credit:
+            self.finished = fin
+            self._put(data if type(data) is bytes else bytes(data), fin)
+            return
         self.unsent += data
         if fin:
             self.finish()
@@ -302,45 +317,63 @@ class Pipe:
                 if self.credit:
                     self.flow.blocked[self] = None
                 break
-            self.credit -= count
-            self.flow.credit -= count
-            data = cut_front(self.unsent, count)
-            carried = self.link.carry(count)
-            self._sent(carried)
-            self.link.post(self._arrive, data if carried == count else data[:carried], self.flow.early)
+            self._put(cut_front(self.unsent, count), self.finished and not self.unsent)
             if self.link.worn_out:
-                self.link.post(self.link.cut)
                 return
         if not self.unsent and self.finished and not self.end_sent and self.send_error is None:
             if self.appear is not None and self.flow.credit == 0:  # refused 0-RTT: nothing at all goes out yet
                 self.flow.blocked[self] = None
                 return
-            self.end_sent = True
-            self._sent(0)
-            self.link.post(self._arrive_end)
+            self._put(b"", True)
         if len(self.unsent) <= self.link.config.high_watermark // 2:
             self.sender.wake()
-        if not self.unsent:
+        if not self.unsent and self._progress is not None:
             self._tell_progress()
 
-    def _sent(self, octets: int) -> None:
+    def _put(self, data: bytes, end: bool) -> None:
+        """Send octets for which there is credit, and the end."""
+        link, flow = self.link, self.flow
+        octets = len(data)
+        self.credit -= octets
+        flow.credit -= octets
+        worn_out = False
+        if link.config.cut_after is None:
+            link.octets += octets
+        elif octets:
+            data = data[: link.carry(octets)]
+            octets = len(data)
+            worn_out = link.worn_out
+            end = end and not worn_out
         if self.appear is not None:
-            self.link.post(self.appear)
+            link.post(self.appear)
             self.appear = None
         self._flying += octets
         self.octets_sent += octets
-        self.flow.octets_sent += octets
+        flow.octets_sent += octets
         self.writes += 1
-        self.flow.writes += 1
+        flow.writes += 1
+        self.end_sent = end
+        if link.direct:
+            self._arrive(data, flow.early, end)
+        else:
+            link.post(self._arrive, data, flow.early, end)
+        if worn_out:
+            link.post(link.cut)
 
-    def _acked(self, octets: int) -> None:
+    def _acked(self, octets: int, end: bool) -> None:
         self._flying -= octets
-        if not self._flying:
+        if end and self.send_error is None:
+            self.delivered = True
+            self._sender_is_over()
+        if self._progress is not None and not self._flying:
             self._tell_progress()
 
     def _granted(self, octets: int) -> None:
+        flow = self.flow
         self.credit += octets
-        self.flow.grant(octets)
+        flow.credit += octets
+        if flow.blocked:
+            flow.go_on()
         if self.unsent:
             self.transmit()
 
@@ -351,12 +384,6 @@ class Pipe:
             self.sender.wake()
             if self.send_error is None:
                 self.transmit()
-
-    def _end_acked(self) -> None:
-        if self.send_error is None:
-            self.delivered = True
-            self._tell_progress()
-            self._sender_is_over()
 
     def fail_sender(self, error: CarrierError) -> None:
         """Drop what is queued; sending raises `error` from now on. The first error stays, but for this side's own closing."""
@@ -389,14 +416,16 @@ class Pipe:
 
     async def flush(self) -> None:
         """Wait until nothing is queued."""
-        self.link.count_call()
+        if self.link.counts:
+            self.link.count_call()
         await self.sent()
         if self.send_error is not None:
             raise again(self.send_error)
 
     async def all_acked(self) -> None:
         """Wait until everything that was sent is at the receiver's side."""
-        self.link.count_call()
+        if self.link.counts:
+            self.link.count_call()
         while self.send_error is None and self.unacked:
             await self._next_progress()
         if self.send_error is not None:
@@ -425,29 +454,33 @@ class Pipe:
 
     # ---------------------------------------------------------------- the receiver's side
 
-    @property
-    def receiving_is_over(self) -> bool:
-        """Whether nothing will ever be taken out of this pipe any more."""
-        return self.receive_error is not None or (self.ended and not self.arrived)
-
-    def _arrive(self, data: bytes, early: bool) -> None:
+    def _arrive(self, data: bytes, early: bool, end: bool) -> None:
+        link = self.link
+        octets = len(data)
         if self.receive_error is not None:
-            self.link.post(self._granted, len(data))
+            link.post(self._granted, octets)
         else:
-            self.arrived += data
-            self.early = self.early or early
-            self.receiver.wake()
-            self.tell_readable()
-        self.link.post(self._acked, len(data))
-
-    def _arrive_end(self) -> None:
-        if self.receive_error is None:
-            self.ended = True
-            self.receiver.wake()
-            self._tell_the_last()
             if not self.arrived:
-                self._receiver_is_over()
-        self.link.post(self._end_acked)
+                self.arrived = data
+            elif data:
+                if type(self.arrived) is bytes:
+                    self.arrived = bytearray(self.arrived)
+                self.arrived += data
+            if octets and early:
+                self.early = True
+            if self.receiver.task is not None:
+                self.receiver.wake()
+            if end:
+                self.ended = True
+                self._tell_the_last()
+                if not self.arrived:
+                    self._receiver_is_over()
+            else:
+                self.tell_readable()
+        if link.direct:
+            self._acked(octets, end)
+        else:
+            link.post(self._acked, octets, end)
 
     def _arrive_reset(self, error: CarrierError) -> None:
         if not self.ended and self.receive_error is None:
@@ -463,7 +496,8 @@ class Pipe:
         """Wait for octets; see `ByteStream.receive_some`."""
         if max_bytes is not None and max_bytes < 1:
             raise ValueError(f"max_bytes must be at least 1, got {max_bytes}")
-        self.link.count_call()
+        if self.link.counts:
+            self.link.count_call()
         while not self.arrived:
             if self.receive_error is not None:
                 raise again(self.receive_error)
@@ -474,7 +508,8 @@ class Pipe:
 
     def take_nowait(self) -> bytes | None:
         """Take what is here; see `Stream.receive_nowait`."""
-        self.link.count_call()
+        if self.link.counts:
+            self.link.count_call()
         if self.arrived:
             return self._take(None)
         if self.receive_error is not None:
@@ -483,18 +518,32 @@ class Pipe:
 
     def receive_nowait(self, max_bytes: int) -> bytes:
         """Take what is here, up to `max_bytes`; ``b""`` if there is nothing."""
-        self.link.count_call()
+        if self.link.counts:
+            self.link.count_call()
         return self._take(max_bytes) if self.arrived else b""
 
     def _take(self, max_bytes: int | None) -> bytes:
-        chunk = self.link.config.chunk
-        limit = len(self.arrived) if chunk is None else self.link.random.randint(*chunk)
-        data = cut_front(self.arrived, limit if max_bytes is None else min(limit, max_bytes))
-        self.octets_received += len(data)
-        self.flow.octets_received += len(data)
+        link, arrived = self.link, self.arrived
+        limit = len(arrived) if link.config.chunk is None else link.random.randint(*link.config.chunk)
+        if max_bytes is not None and max_bytes < limit:
+            limit = max_bytes
+        if limit >= len(arrived):
+            data = bytes(arrived)
+            self.arrived = b""
+        else:
+            if type(arrived) is bytes:
+                self.arrived = arrived = bytearray(arrived)
+            assert type(arrived) is bytearray
+            data = cut_front(arrived, limit)
+        octets = len(data)
+        self.octets_received += octets
+        self.flow.octets_received += octets
         self.reads += 1
         self.flow.reads += 1
-        self.link.post(self._granted, len(data))
+        if link.direct:
+            self._granted(octets)
+        else:
+            link.post(self._granted, octets)
         if self.ended and not self.arrived:
             self._receiver_is_over()
         return data
@@ -518,7 +567,7 @@ class Pipe:
     def close_receiver(self, error: CarrierError) -> None:
         """Receiving raises `error`, as the connection is over; so nobody needs the credit."""
         self.ended = False
-        self.arrived.clear()
+        self.arrived = b""
         self._drop(error)
         self._receiver_is_over()
 
@@ -526,7 +575,7 @@ class Pipe:
         self.receive_error = error
         if self.arrived:
             self.link.post(self._granted, len(self.arrived))
-            self.arrived.clear()
+            self.arrived = b""
         self.receiver.wake()
         self._tell_the_last()
 

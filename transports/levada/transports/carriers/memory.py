@@ -99,7 +99,7 @@ class MemoryByteStream:
         if self._out.finished and not self._closing:
             return
         self._out.check_sending()
-        if self._out.sender.busy:
+        if self._out.sender.task is not None:
             raise trio.BusyResourceError("another task is sending")
         self._out.finish()
 

@@ -67,15 +67,11 @@ class Waiter:
     A slot instead of an event or a parking lot for each wait: nothing is made anew.
     """
 
-    __slots__ = ("_task",)
+    __slots__ = ("task",)
 
     def __init__(self) -> None:
-        self._task: trio.lowlevel.Task | None = None
-
-    @property
-    def busy(self) -> bool:
-        """Whether a task waits here."""
-        return self._task is not None
+        self.task: trio.lowlevel.Task | None = None
+        """Who waits here."""
 
     async def wait(self) -> None:
         """Wait for `wake`.
@@ -83,20 +79,20 @@ class Waiter:
         Raises:
             trio.BusyResourceError: another task waits here.
         """
-        if self._task is not None:
+        if self.task is not None:
             raise trio.BusyResourceError("another task is using this direction of the stream")
-        self._task = trio.lowlevel.current_task()
+        self.task = trio.lowlevel.current_task()
         await trio.lowlevel.wait_task_rescheduled(self._give_up)
 
     def _give_up(self, _: object) -> trio.lowlevel.Abort:
-        self._task = None
+        self.task = None
         return trio.lowlevel.Abort.SUCCEEDED
 
     def wake(self) -> None:
         """Let the task that waits go on, if there is one."""
-        task = self._task
+        task = self.task
         if task is not None:
-            self._task = None
+            self.task = None
             trio.lowlevel.reschedule(task)
 
 
@@ -342,7 +338,7 @@ class JoinedStream:
         if self._finished and not self._closed:
             return
         self._check_sending()
-        if self._room.busy:
+        if self._room.task is not None:
             raise trio.BusyResourceError("another task is sending")
         self._finished = True
         self._start_writer()
