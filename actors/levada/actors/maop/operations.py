@@ -220,10 +220,11 @@ class CreditQueue:
         Cancellation:
             nothing was begun.
         """
-        if not self._queue:
+        if not self._queue.waiting:
             core = connection.core
-            if not core.can_open(request=self._request):
-                connection.refresh_credit()
+            if core.can_open(request=self._request):
+                return connection.begin_operation(begin)
+            connection.refresh_credit()
             if core.can_open(request=self._request) or not connection.is_open:
                 return connection.begin_operation(begin)
         waiting = Waiting(begin)

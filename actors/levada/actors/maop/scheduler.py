@@ -59,7 +59,7 @@ class Scheduler(Actor[Any]):
     def done(self) -> None:
         """A place is free."""
         self.running -= 1
-        while self.running < self.max_running:
+        while self._queue.waiting and self.running < self.max_running:
             job = self._queue.pop(trio.current_time())
             if job is None:
                 return

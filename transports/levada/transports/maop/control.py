@@ -17,11 +17,14 @@ from .errors import ErrorCode, Fault, close_code
 from .events import OpenStream, Output, StopStream, StreamData, StreamUnblocked
 from .frames import BATCH, CONTROL_OPS, DISCONNECT_REQUEST, DONE_ENTRY, ENTRIES, FAIL, PROCEED_ENTRY, REFUSE_ENTRY
 from .rates import TokenBucket
+from .state import ConnectionState
 
 if TYPE_CHECKING:
     from .core import MaopCore
 
 __all__ = ["ControlIn", "ControlPool", "Signals"]
+
+_CLOSED = ConnectionState.CLOSED
 
 
 class ControlOut:
@@ -77,7 +80,7 @@ def _batches(parts: list[bytes], op: int, entries: list[bytes], most: int) -> No
 class ControlPool:
     """Our control streams."""
 
-    __slots__ = ("_core", "_dirty", "_done_at", "_size", "_slots", "backlog", "stops", "streams")
+    __slots__ = ("_core", "_dirty", "_size", "_slots", "backlog", "done_at", "starved", "stops", "streams")
 
     def __init__(self, core: MaopCore) -> None:
         self._core = core
@@ -86,7 +89,10 @@ class ControlPool:
         self.streams: dict[int, ControlOut] = {}
         """By stream id, those that are open."""
         self._dirty: dict[ControlOut, None] = {}
-        self._done_at: float | None = None
+        self.done_at: float | None = None
+        """When Dones that wait for more must go. Source: MA-126 (`done_flush_ms`)."""
+        self.starved = False
+        """Whether signals wait for a stream that the peer does not allow now, as of the last flush."""
         self.backlog = 0
         """Most entries that wait on one stream, as of the last flush."""
         self.stops = 0
@@ -153,33 +159,26 @@ class ControlPool:
                 out.append(StreamData(stream.stream_id, b"\x0a", False))
                 break
         self._dirty.clear()
+        self.starved = False
 
     def waiting(self) -> bool:
         """Whether any signal is not written."""
         return any(stream.waiting() for stream in self._dirty)
-
-    @property
-    def starved(self) -> bool:
-        """Whether signals wait for a stream that the peer does not allow now, as of the last flush."""
-        return bool(self._dirty) and any(stream.stream_id is None for stream in self._dirty)
-
-    def deadline(self) -> float | None:
-        """When Dones that wait for more must go. Source: MA-126 (`done_flush_ms`)."""
-        return self._done_at
 
     def flush(self, out: list[Output], now: float) -> None:
         """Write what can be written."""
         config = self._core.config
         self.backlog = 0
         if not self._dirty:
+            self.starved = False
             return
         dones = True
         if config.done_flush:
-            if self._done_at is None and any(s.dones for s in self._dirty):
-                self._done_at = now + config.done_flush
-            dones = self._done_at is not None and now >= self._done_at
+            if self.done_at is None and any(s.dones for s in self._dirty):
+                self.done_at = now + config.done_flush
+            dones = self.done_at is not None and now >= self.done_at
             if dones:
-                self._done_at = None
+                self.done_at = None
         left: dict[ControlOut, None] = {}
         for stream in self._dirty:
             if stream.stream_id is None:
@@ -194,6 +193,7 @@ class ControlPool:
                 left[stream] = None
                 self.backlog = max(self.backlog, waits)
         self._dirty = left
+        self.starved = bool(left) and any(stream.stream_id is None for stream in left)
         if self.backlog > 4 * config.control_ring:
             self._core.fail_connection(ErrorCode.CAPACITY_LIMIT, "signals are not read", "MA-85")
 
@@ -338,7 +338,8 @@ class ControlIn:
                 self._parse(data, now)
         elif data:
             self._parse(data, now)
-        self._ended(now)
+        if fin:
+            self._ended(now)
 
     def resume(self, now: float) -> None:
         """Read on what was held."""
@@ -366,10 +367,12 @@ class ControlIn:
     def _parse(self, data: bytes, now: float) -> None:
         core = self._core
         bucket = core.signals.bucket
-        tokens = bucket.refill(now)
+        tokens = bucket.tokens
+        if tokens < len(data):  # more than there can be entries
+            tokens = bucket.refill(now)
         at, end = 0, len(data)
         try:
-            while at < end and not core.closed:
+            while at < end and core.state is not _CLOSED:
                 if self._left:
                     entry = ENTRIES[self._op]
                     count = min(self._left, (end - at) // entry.size, int(tokens))
@@ -436,7 +439,7 @@ class ControlIn:
             self._lost(fault)
             return
         bucket.tokens = tokens
-        if at < end and not core.closed:
+        if at < end and core.state is not _CLOSED:
             self._buffer += data[at:]
 
     def _text(self, raw: bytes) -> str:

@@ -158,7 +158,7 @@ class MaopCore(Ending):
                     del self.streams[stream_id]
         else:
             self.receive_early(stream_id, bytes(data), fin, now)
-        return self.take_events()
+        return self.take_events() if self._events else []
 
     def stream_reset(self, stream_id: int, code: int, now: float) -> list[Event]:
         """The peer reset its direction of a stream: what had not arrived never will. The code says nothing (MA-7)."""
@@ -784,7 +784,7 @@ class MaopCore(Ending):
     def data_to_send(self, now: float) -> list[Output]:
         """Take what is to be done. Once a turn, when everything at hand has been given to the core."""
         self.now = now
-        if self.state is _OPEN or self.state is _DRAINING:
+        if self.gate.due and (self.state is _OPEN or self.state is _DRAINING):
             self.gate.flush(now)
         if self.state is not _CLOSED and self.state is not ConnectionState.CLOSING:
             paused = self.pool.backlog > self.config.control_ring
@@ -804,10 +804,14 @@ class MaopCore(Ending):
         if self.state is _CLOSED:
             return None
         first = self.timers.next()
-        others = (self.at, self.stream0_at, self.gate.deadline(), self.pool.deadline(), self.signals.deadline())
-        for at in others:
+        for at in (self.at, self.stream0_at, self.pool.done_at):
             if at is not None and (first is None or at < first):
                 first = at
+        # These rarely have any.
+        if self.gate.timed and (at := self.gate.deadline()) is not None and (first is None or at < first):
+            first = at
+        if self.signals.blocked and (at := self.signals.deadline()) is not None and (first is None or at < first):
+            first = at
         if self.unacked:
             at = next(iter(self.unacked.values()))
             if first is None or at < first:

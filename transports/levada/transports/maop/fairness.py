@@ -53,11 +53,12 @@ class FairQueue(Generic[T]):
 
     # An entry that waits no more leaves an item without entry in its heap, which goes when it comes to the top, or with all others like
     # it when they are the most: so leaving costs O(log n) on average, and what has left holds no memory.
-    __slots__ = ("_age_at", "_classes", "_deficit", "_items", "_left", "_order", "_turn")
+    __slots__ = ("_age_at", "_classes", "_deficit", "_left", "_order", "_turn", "waiting")
 
     def __init__(self) -> None:
         self._classes: list[list[_Item]] = [[] for _ in WEIGHTS]
-        self._items: dict[int, _Item] = {}  # by id() of the entry
+        self.waiting: dict[int, _Item] = {}
+        """Entries, by their `id()`; nobody else changes it."""
         self._left = 0
         self._deficit = [0.0] * len(WEIGHTS)
         self._turn = len(WEIGHTS) - 1  # so that the first round begins with the first class
@@ -65,7 +66,7 @@ class FairQueue(Generic[T]):
         self._age_at = 0.0
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self.waiting)
 
     def push(self, entry: T, priority: int, octets: int, now: float) -> None:
         """Put an entry in.
@@ -78,12 +79,12 @@ class FairQueue(Generic[T]):
         """
         self._order += 1
         item: _Item = [priority, self._order, now, 1 + min(octets / 65_536, 128), entry]
-        self._items[id(entry)] = item
+        self.waiting[id(entry)] = item
         heappush(self._classes[_CLASSES[priority]], item)
 
     def pop(self, now: float) -> T | None:
         """Take who is next; None if nobody waits."""
-        if not self._items:
+        if not self.waiting:
             return None
         self._age(now)
         while True:
@@ -96,7 +97,7 @@ class FairQueue(Generic[T]):
                 self._deficit[turn] -= heap[0][3]
                 entry: T | None = heappop(heap)[4]
                 assert entry is not None
-                del self._items[id(entry)]
+                del self.waiting[id(entry)]
                 return entry
             if not heap:
                 self._deficit[turn] = 0.0
@@ -126,12 +127,12 @@ class FairQueue(Generic[T]):
 
     def remove(self, entry: T) -> bool:
         """Take an entry out that waits no more; say whether it was there."""
-        item = self._items.pop(id(entry), None)
+        item = self.waiting.pop(id(entry), None)
         if item is None:
             return False
         item[4] = None
         self._left += 1
-        if self._left > len(self._items):
+        if self._left > len(self.waiting):
             self._left = 0
             for heap in self._classes:
                 heap[:] = [item for item in heap if item[4] is not None]

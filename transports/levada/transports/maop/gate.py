@@ -28,7 +28,7 @@ _OPEN, _CHECKED, _PENDING = ConnectionState.OPEN, ReceiverInput.CHECKED, Receive
 class Gate:
     """Decides on the operations of one connection."""
 
-    __slots__ = ("_armed", "_core", "_next", "_queue", "_rate", "_told", "pending")
+    __slots__ = ("_armed", "_coalesce", "_core", "_next", "_queue", "_rate", "_told", "due", "pending", "timed")
 
     def __init__(self, core: MaopCore, now: float) -> None:
         self._core = core
@@ -36,8 +36,13 @@ class Gate:
         self._next: Incoming | None = None
         self._armed: list[Incoming] = []
         rate = core.config.max_op_rate
+        self._coalesce = core.config.proceed_coalesce
         self._told = False
         """Whether another connection has freed room since the last turn."""
+        self.due = False
+        """Whether `flush` has anything to do."""
+        self.timed = rate is not None or self._coalesce > 0
+        """Whether there may ever be a `deadline`."""
         self._rate = None if rate is None else TokenBucket(rate, max(1.0, rate), now)
         self.pending = 0
         """Operations without a decision."""
@@ -122,7 +127,7 @@ class Gate:
         return False
 
     def _admit(self, op: Incoming, now: float) -> None:
-        if not self._queue and self._next is None and self._room(op, now):
+        if not self._queue.waiting and self._next is None and self._room(op, now):
             self._grant(op, now)
             return
         core = self._core
@@ -155,8 +160,9 @@ class Gate:
         # MA-85: while signals pile up nothing is approved.
         if core.pool.backlog > core.config.control_ring:
             return False
-        if not core.quota.fits(self._octets(op)):
-            core.quota.waiting[self.room_came] = None
+        quota = core.quota
+        if quota.operations >= quota.max_operations or quota.buffered + self._octets(op) > quota.max_octets:
+            quota.waiting[self.room_came] = None
             return False
         return self._rate is None or self._rate.take(now)
 
@@ -186,9 +192,11 @@ class Gate:
     def arm(self, op: Incoming) -> None:
         """Write Proceed for an approved operation when the turn is over."""
         self._armed.append(op)
+        self.due = True
 
     def flush(self, now: float) -> None:
         """Arm what was approved. Source: MA-50."""
+        self.due = False
         if self._told:
             self._told = False
             self.pump(now)
@@ -197,10 +205,11 @@ class Gate:
                 quota.freed()  # what is left is for others
         if not self._armed:
             return
-        if self._core.config.proceed_coalesce:
+        if self._coalesce:
             # The window is that of the operation that waits longest, and ends with it.
             self._armed = [op for op in self._armed if op.state is _PENDING]
-            if not self._armed or now < self._armed[0].approved_at + self._core.config.proceed_coalesce:
+            if not self._armed or now < self._armed[0].approved_at + self._coalesce:
+                self.due = bool(self._armed)
                 return
         armed, self._armed = self._armed, []
         for op in armed:
@@ -242,7 +251,7 @@ class Gate:
         """Another operation, perhaps of another connection, has freed room: look in the next turn, if there is still anything to let in."""
         if not self.pending:
             return False
-        self._told = True
+        self._told = self.due = True
         self._core.wake()
         return True
 
@@ -263,9 +272,8 @@ class Gate:
 
     def deadline(self) -> float | None:
         """When there may be room without an operation of this connection ending, or Proceeds are due."""
-        coalesce = self._core.config.proceed_coalesce
-        at = self._armed[0].approved_at + coalesce if self._armed and coalesce else None
-        if self._rate is not None and self.pending and (self._queue or self._next is not None):
+        at = self._armed[0].approved_at + self._coalesce if self._armed and self._coalesce else None
+        if self._rate is not None and self.pending and (self._queue.waiting or self._next is not None):
             due = self._core.now + max(self._rate.wait(), 0.001)
             at = due if at is None else min(at, due)
         return at

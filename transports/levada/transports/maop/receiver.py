@@ -166,7 +166,8 @@ class Incoming:
         if len(data) >= at:
             tail = core.idempotency
             if tail and len(data) > at:
-                check_key(data[at])
+                if data[at]:
+                    check_key(data[at])
                 at += 1 + data[at]
                 if len(data) >= at:
                     self.idempotency_key = data[layout.size + 1 : at]

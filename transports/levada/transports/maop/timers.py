@@ -77,7 +77,8 @@ class Timers:
 
     def next(self) -> float | None:
         """Return the earliest deadline, a millisecond late at most; it may be that of one that has moved on since."""
-        self.settle()
+        if self._fresh:
+            self.settle()
         heap = self._heap
         while heap:
             if heap[0] in self._due:
