@@ -6,10 +6,22 @@ import tracemalloc
 from collections.abc import Callable
 from time import process_time
 
+import attrs
 import pytest
 import trio
 
-from levada.actors.rsocket import COMPOSITE, ConnectedPeer, CoreConfig, Listener, Payload, Request, connect, serve
+from levada.actors.rsocket import (
+    COMPOSITE,
+    ConnectedPeer,
+    CoreConfig,
+    LeaseGrant,
+    Listener,
+    Payload,
+    Request,
+    ServerConfig,
+    connect,
+    serve,
+)
 from levada.actors.rsocket.dialects import core_of
 from levada.framework import ActorSystem
 from levada.framework.errors import CarrierError
@@ -19,11 +31,12 @@ from levada.transports.rsocket.reactive_streams import ReactiveStreamsCore
 pytestmark = pytest.mark.ci
 MB = 1_000_000
 CORE = CoreConfig(metadata_mime_type=COMPOSITE, fragment_size=1 << 20)
+ALLOWED = LeaseGrant(1_000_000.0, 2**31 - 1)
 
 
 async def handler(request: Request) -> bytes | None:
     """Look at the route of each request, and never answer some."""
-    if request.route == "" and request.data == b"never":
+    if request.route == "" and request.data.startswith(b"never"):
         await trio.sleep_forever()
     return b""
 
@@ -82,6 +95,28 @@ def pushes(core: ReactiveStreamsCore) -> None:
         core.send_metadata_push(b"x")
 
 
+def extensions(core: ReactiveStreamsCore) -> None:
+    for number in range(10_000):
+        core.send_extension(0, 1 + number, bytes(100))
+
+
+def large_pushes(core: ReactiveStreamsCore) -> None:
+    """For a hook that never ends."""
+    for _ in range(40):
+        core.send_metadata_push(bytes(1_000_000))
+
+
+def leases(core: ReactiveStreamsCore) -> None:
+    for number in range(10_000):
+        core.send_lease(1.0 + number % 7, number, 0.0, b"x")
+
+
+def held(core: ReactiveStreamsCore) -> None:
+    """Of 400 MB the handlers hold 64 MiB."""
+    for _ in range(400):
+        core.send_request_response(Payload(b"never" + bytes(1_000_000)), 0.0)
+
+
 def endless(core: ReactiveStreamsCore) -> None:
     """A channel's payload in fragments, of more than may be put together."""
     core.send_request_channel(Payload(bytes(70_000_000)), 1, 0.0)
@@ -100,7 +135,19 @@ WORST: list[tuple[Callable[[ReactiveStreamsCore], None], int, float]] = [
     (fired, 20, 6.0),
     (pushes, 10, 5.0),
     (endless, 220, 10.0),
+    (extensions, 10, 4.0),
+    (large_pushes, 20, 4.0),
+    (leases, 10, 6.0),
+    (held, 140, 6.0),
 ]
+
+
+async def push(peer: ConnectedPeer, metadata: bytes) -> None:
+    """A hook that never ends."""
+    await trio.sleep_forever()
+
+
+SERVER = ServerConfig(metadata_pushed=push)
 
 
 async def attack(url: str, octets: bytes, honest: ConnectedPeer, listener: Listener) -> float:
@@ -129,7 +176,8 @@ async def attack(url: str, octets: bytes, honest: ConnectedPeer, listener: Liste
         while len(listener.peers) < 2:
             await trio.lowlevel.checkpoint()
         try:
-            await stream.send_all(octets[100:])
+            for at in range(100, len(octets), 1 << 20):  # so that the attacker's own copy counts little
+                await stream.send_all(octets[at : at + (1 << 20)])
         except CarrierError:
             pass  # it has been cut off
         while len(listener.peers) == 2:
@@ -144,7 +192,8 @@ async def attack(url: str, octets: bytes, honest: ConnectedPeer, listener: Liste
 
 
 def written(dialect: str, worst: Callable[[ReactiveStreamsCore], None]) -> bytes:
-    core = core_of(dialect)(CORE, client=True, framed=False, now=0.0, random_bytes=bytes)
+    config = attrs.evolve(CORE, lease=LeaseGrant()) if worst is leases else CORE
+    core = core_of(dialect)(config, client=True, framed=False, now=0.0, random_bytes=bytes)
     begin = b"".join(core.data_to_send(0.0))
     worst(core)
     return begin + b"".join(core.data_to_send(0.0))
@@ -156,7 +205,15 @@ async def test_what_the_worst_message_costs(
     dialect: str, worst: Callable[[ReactiveStreamsCore], None], peak: int, seconds: float
 ) -> None:
     octets = written(dialect, worst)
-    async with ActorSystem() as system, serve(system, f"{dialect}+memory://desk", handler) as listener:
+    async with (
+        ActorSystem() as system,
+        serve(
+            system,
+            f"{dialect}+memory://desk",
+            handler,
+            config=attrs.evolve(SERVER, lease=ALLOWED if worst is leases else None),
+        ) as listener,
+    ):
         async with connect(system, listener.url) as honest:
             await honest.request_response(b"honest")
             began = process_time()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from levada.actors.rsocket import (
     Listener,
     Payload,
     Request,
+    RequestInvalid,
     RequestRejected,
     ServerConfig,
     SetupRejected,
@@ -334,6 +335,50 @@ async def test_fire_and_forget_requests_have_a_bound(limits: dict[str, Any], siz
         await peer.fire_and_forget(b"again")
         await wait_all_tasks_blocked()
         assert taken[-1] == 5
+
+
+async def test_the_octets_of_requests_in_handlers_have_a_bound() -> None:
+    """One more is rejected before a handler sees it, unless it is the only one; requests that are over, however they ended, count no more."""
+    gate = trio.Event()
+    begun: list[int] = []
+
+    async def handler(request: Request) -> bytes:
+        begun.append(len(request.data))
+        await gate.wait()
+        if request.metadata == b"fail":
+            raise RequestInvalid("it fails")
+        return b""
+
+    text = ClientConfig(core=CoreConfig(metadata_mime_type="text/plain"))
+    async with pair(handler, client=text, server=ServerConfig(max_request_octets=100_000)) as (peer, _, _system):
+        for end in ("cancelled", "answered", "failed"):
+            begun.clear()
+            gate = trio.Event()
+            async with trio.open_nursery() as nursery:
+
+                async def ask(data: bytes) -> None:
+                    with suppress(RequestInvalid):
+                        await peer.request_response(data, metadata=b"fail" if end == "failed" else b"")  # noqa: B023
+
+                nursery.start_soon(ask, bytes(200_000))
+                await wait_all_tasks_blocked()
+                with pytest.raises(RequestRejected, match="at most 100000") as caught:
+                    await peer.request_response(bytes(5_000))
+                assert caught.value.retryable
+                nursery.start_soon(ask, bytes(4_000))  # small ones are bounded by their number
+                await wait_all_tasks_blocked()
+                assert begun == [200_000, 4_000]
+                if end == "cancelled":
+                    nursery.cancel_scope.cancel()
+                gate.set()
+        # Cancelled before a handler began: both frames come at once.
+        connection = peer._connection
+        for _ in range(100):
+            stream_id = connection.core.send_request_response(Payload(bytes(90_000)), trio.current_time())
+            connection.core.send_cancel(stream_id)
+            connection.flush()
+        await wait_all_tasks_blocked()
+        await peer.request_response(bytes(100_000))
 
 
 async def test_so_many_streams_and_no_more() -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
+from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
 
 from levada.framework.errors import CarrierError
-from levada.transports.carriers import tcp, tls, websocket
+from levada.transports.carriers import tcp, tls, unix, websocket
 from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.tcp import TcpConfig
 from levada.transports.carriers.tls import TlsConfig
+from levada.transports.carriers.unix import UnixConfig
 from levada.transports.carriers.websocket_config import WebSocketConfig
 
 
@@ -69,6 +73,26 @@ async def test_only_so_many_of_one_address(caplog: pytest.LogCaptureFixture) -> 
         async with tcp.dial(listener.url) as fourth, await listener.accept() as server:
             await server.send_all(b"hello")
             assert await fourth.receive_some() == b"hello"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system does not tell who connects")
+async def test_only_so_many_of_one_user(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One more is closed at once, by what the kernel says of its user; a place is free again when a connection has ended, or was cut off."""
+    async with unix.listen(f"unix://{tmp_path}/desk", UnixConfig(max_connections_per_uid=2)) as listener:
+        for _ in range(3):
+            async with unix.dial(listener.url), unix.dial(listener.url) as second:
+                first_served, second_served = await listener.accept(), await listener.accept()
+                async with unix.dial(listener.url) as third:
+                    assert await third.receive_some() == b""
+                await second.aclose()
+                await second_served.aclose()
+                async with unix.dial(listener.url) as fourth, await listener.accept() as served:
+                    await served.send_all(b"hello")
+                    assert await fourth.receive_some() == b"hello"
+                first_served.abort()
+        assert listener.admission.refused == 3
+        assert "2 connections of its user are open (max_connections_per_uid)" in caplog.text
+        assert f"uid={os.getuid()}" in caplog.text
 
 
 @pytest.mark.loopback

@@ -73,6 +73,9 @@ class _SideConfig:
     """Fire-and-forget requests of the peer that may be queued or in their handlers at once; one more is dropped and counted."""
     max_fire_and_forget_octets: int = attrs.field(default=64 * 1024 * 1024, validator=_COUNT)
     """Octets of such requests, data and metadata; one more is dropped, too, unless it is the only one."""
+    max_request_octets: int = attrs.field(default=64 * 1024 * 1024, validator=_COUNT)
+    """Octets of data and metadata in requests of the peer whose handlers have not ended; one more request is answered by REJECTED, unless
+    it is the only one. Requests of up to 4 KiB do not count: `CoreConfig.max_streams` bounds them. Nor do those without an answer."""
     lease: Lease | None = None
     """Requests of either side need a lease of the other; this is what this side gives (section 10 of the rules)."""
     metadata_pushed: Callable[[ConnectedPeer, bytes], Awaitable[None]] | None = None
@@ -98,3 +101,8 @@ class ServerConfig(_SideConfig):
     is the `principal` of the connection, or of that request; it raises `SetupRejected`, or `RequestRejected`, to refuse."""
     max_connections: int = attrs.field(default=10_000, validator=_COUNT)
     """Clients at once; while there are so many, no more are accepted from the carrier."""
+    max_sessions: int = attrs.field(default=1_000, validator=_COUNT)
+    """Sessions that can be resumed, those without a carrier included; a SETUP that asks for one more is refused."""
+    max_session_octets: int = attrs.field(default=256 * 1024 * 1024, validator=_COUNT)
+    """Octets of sent frames that all these sessions keep. Each keeps `CoreConfig.resume_buffer` at most, and no more than is free; the oldest
+    go beyond it, and that session may not be resumed."""

@@ -82,6 +82,9 @@ BREATHS = 64  # fire-and-forget requests from one checkpoint to the next
 JOINED = 4096  # octets of the largest request that may wait for others
 JOIN_WITHIN = 100e-6  # seconds between fire-and-forget requests; a flush costs 2 us and 10 in the kernel, a joined one less than 1
 REFLEX = 1 << 20  # octets above the high-water mark that the core's own answers may fill before the reader waits
+SMALL = (
+    4096  # octets of a request that are not counted: to count costs time, and 4,096 streams with so many hold 16 MiB
+)
 PUSHES, PUSHED = 64, 1 << 20  # METADATA_PUSHes that wait for the hook, and octets of them; one may be larger
 
 
@@ -142,6 +145,8 @@ class Connection(Actor[Any]):
         """Requests of the peer that are queued or in their handlers."""
         self.fire_and_forget_octets = 0
         """Of data and metadata in them."""
+        self.request_octets = 0
+        """Of data and metadata in requests that their handlers hold; those of small ones are not counted."""
         self.fired: deque[Request] = deque()
         """Fire-and-forget requests of the peer that have not begun."""
         self.firing = False
@@ -387,13 +392,26 @@ class Connection(Actor[Any]):
             if not self.firing:
                 self.fire_on()
             return
+        data, metadata = event.payload.data, event.payload.metadata
+        octets = len(data) if metadata is None else len(data) + len(metadata)
+        if octets > SMALL and self.request_octets and self.request_octets + octets > self.config.max_request_octets:
+            text = f"requests of {self.request_octets} octets are held, at most {self.config.max_request_octets}"
+            self._reject(event.stream_id, text)
+            return
         try:
             answer = self.resting.take(Answer)
         except ActorStopped:  # the system is ending
-            self.core.send_error(event.stream_id, ErrorCode.REJECTED, b"closing")
+            self._reject(event.stream_id, "closing")
             return
         self.unstarted += 1
+        if octets > SMALL:
+            answer.held = octets
+            self.request_octets += octets
         answer.take(event)
+
+    def _reject(self, stream_id: int, text: str) -> None:
+        if self.core.has_stream(stream_id):  # a CANCEL may have come with the request
+            self.core.send_error(stream_id, ErrorCode.REJECTED, text.encode())
 
     def fire_on(self) -> bool:
         """Have an actor take up the fire-and-forget requests that are queued; false if there is none to be had any more."""

@@ -183,7 +183,7 @@ class ListenerActor(Acceptor[ServerConnection]):
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         make_responder(self.handler)  # so that a mistake shows now
-        self.sessions: Sessions[RSocketCore] = Sessions()
+        self.sessions: Sessions[RSocketCore] = Sessions(self.config.max_sessions, self.config.max_session_octets)
         self.owners: dict[object, ServerConnection] = {}
         """Connection of each core whose session can be resumed."""
 

@@ -410,6 +410,8 @@ class Answer(_Producing):
     running: bool = attrs.field(default=False, init=False)
     answered: bool = attrs.field(default=False, init=False)
     """Whether this direction is over."""
+    held: int = attrs.field(default=0, init=False)
+    """Octets of the request that the connection has counted."""
 
     def take(self, event: RequestReceived) -> None:
         """Take up a request; what there is to do is done in this actor's turn."""
@@ -487,6 +489,12 @@ class Answer(_Producing):
     def undelivered(self, messages: list[Any]) -> None:
         """See `Actor.undelivered`: it was ended before it could begin."""
         self.connection.begun()
+        self._release()
+
+    def _release(self) -> None:
+        """Count the octets of the request no more."""
+        self.connection.request_octets -= self.held
+        self.held = 0
 
     @handles
     def answer(self, m: Begin) -> Coroutine[Any, Any, None] | None:
@@ -495,6 +503,7 @@ class Answer(_Producing):
         connection.begun()
         self.request = None
         if not self.stream_id or request is None:
+            self._release()
             connection.resting.put(self)
             return None
         self.running, self.fit = True, False  # unfit until it has ended in order
@@ -554,6 +563,8 @@ class Answer(_Producing):
                 self._fail(ErrorCode.CANCELED, b"the handler was ended")
             request.close()
             self.leave()
+            if self.held:
+                self._release()
         self.fit = True
         connection.resting.put(self)
 

@@ -26,13 +26,17 @@ class Admission:
     Args:
         url: of the listener, for its warnings.
         limit: connections of one address; of one /64 of IPv6, as that is what one host is given. ``None``: no limit.
+        of: what has the limit, and the option that sets it, for the warnings.
     """
 
-    def __init__(self, url: str, limit: int | None = None) -> None:
+    def __init__(
+        self, url: str, limit: int | None = None, of: str = "its address are open (max_connections_per_address)"
+    ) -> None:
         self.url = url
         self.refused = 0
         """Peers that were turned away since the beginning."""
         self._limit = limit
+        self._of = of
         self._connections: dict[str, int] = {}
         self._quiet_until = -inf
         self._unsaid = 0
@@ -68,8 +72,8 @@ class Admission:
         logger.warning(text, self.url, printable(peer), printable(str(why)), more, extra=extra)
 
     def too_many(self, peer: str) -> None:
-        """Turn a peer away whose address has enough connections."""
-        self.turn_away(peer, f"{self._limit} connections of its address are open (max_connections_per_address)")
+        """Turn a peer away whose address, or user, has enough connections."""
+        self.turn_away(peer, f"{self._limit} connections of {self._of}")
 
 
 def _nothing() -> None:

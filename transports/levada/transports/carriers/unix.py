@@ -51,6 +51,8 @@ class UnixConfig(StreamConfig):
     """Of the listener's file: who may write to it may connect."""
     allowed_uids: frozenset[int] | None = attrs.field(default=None, converter=_users)
     """Users whose processes may be at the other end, of a listener or of a dialler; ``None``: whoever gets at the file."""
+    max_connections_per_uid: int | None = attrs.field(default=None, validator=v.optional([v.instance_of(int), v.ge(1)]))
+    """Connections of one user's processes to a listener; one more is closed at once. Needs a system that tells who connects (Linux)."""
     connect_timeout: float = attrs.field(default=10.0, validator=v.gt(0))
     """Seconds to wait for room in the listener's queue."""
     backlog: int = attrs.field(default=1024, validator=[v.instance_of(int), v.ge(1)])
@@ -153,8 +155,10 @@ async def dial(url: str, config: UnixConfig | None = None) -> AsyncIterator[Join
 
 async def _bind(path: str, config: UnixConfig) -> tuple[trio.SocketListener, os.stat_result]:
     """Listen at a path, and return what its file is; that of a listener that is no more is replaced."""
-    if config.allowed_uids is not None and sys.platform != "linux":
-        raise ConfigurationError("allowed_uids needs a system that tells who connects (Linux)")
+    if sys.platform != "linux":
+        for name in ("allowed_uids", "max_connections_per_uid"):
+            if getattr(config, name) is not None:
+                raise ConfigurationError(f"{name} needs a system that tells who connects (Linux)")
     socket = trio.socket.socket(stdlib_socket.AF_UNIX, stdlib_socket.SOCK_STREAM)
     try:
         try:
@@ -203,8 +207,10 @@ class UnixListener:
         self._config = config
         self._file = file
         self._ready: Ready[JoinedStream] = Ready(config.backlog)
-        self.admission = Admission(self.url)
-        """How many were not let in."""
+        self.admission = Admission(
+            self.url, config.max_connections_per_uid, "its user are open (max_connections_per_uid)"
+        )
+        """Who is let in, and how many were not."""
 
     @property
     def url(self) -> str:
@@ -216,14 +222,26 @@ class UnixListener:
         return await self._ready.take(self.url)
 
     async def take_in(self, raw: trio.SocketStream) -> None:
-        """Make a stream of what the kernel has accepted, unless its user is not allowed."""
+        """Make a stream of what the kernel has accepted, unless its user is not allowed or has enough connections."""
+        try:
+            stream = _stream(raw, self._path, self._config)
+        except (ConnectionLost, OSError) as error:
+            self.admission.turn_away("a process", error)
+            raw.socket.close()
+            return
+        credentials = stream.info.peer_credentials
+        leave = self.admission.enter("" if credentials is None else f"uid {credentials[1]}")
+        if leave is None:
+            self.admission.too_many(stream.info.peer)
+            stream.abort()
+            return
+        stream.at_end(leave)
         await self._ready.reserve()
         try:
-            self._ready.put(_stream(raw, self._path, self._config))
-        except (ConnectionLost, OSError, trio.ClosedResourceError) as error:
-            self.admission.turn_away("a process", error)
+            self._ready.put(stream)
+        except trio.ClosedResourceError:
             self._ready.release()
-            raw.socket.close()
+            stream.abort()
 
     async def aclose(self) -> None:
         """See `Listener.aclose`; who was not accepted is cut off, the file is removed if it is still this listener's."""

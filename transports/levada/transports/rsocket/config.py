@@ -109,8 +109,8 @@ class CoreConfig:
     """Octets of data and metadata of one payload put together from fragments (RS-85)."""
     max_reassembly: int = attrs.field(default=256 * 1024 * 1024, validator=_SIZE)
     """Octets of all unfinished payloads of the connection together."""
-    max_streams: int = attrs.field(default=100_000, validator=_COUNT)
-    """Streams of the peer open at once; a request above is answered by REJECTED."""
+    max_streams: int = attrs.field(default=4096, validator=_COUNT)
+    """Streams of the peer open at once; a request above is answered by REJECTED. With their handlers they take 5 to 8 kB each."""
     max_setup_backlog: int = attrs.field(default=1024 * 1024, validator=_COUNT)
     """Server: octets of the first frame, SETUP or RESUME, and of what a client may send behind SETUP while the server decides."""
 

@@ -194,7 +194,9 @@ class RSocketConnection(ReactiveStreamsCore):
         self._waiting.clear()
         self._peer_streams = self._gathered = 0
         self._forget_unread()
-        self._replay = None
+        if self._replay is not None:
+            self._replay.clear()
+            self._replay = None
         if self._sessions is not None and self._token is not None:
             self._sessions.remove(self._token)
         offset = self._fault if rule else 0
@@ -246,7 +248,7 @@ class RSocketConnection(ReactiveStreamsCore):
         self._put_control(setup)
 
     def _keep_frames(self) -> None:
-        self._replay = Replay(self._config.resume_buffer)
+        self._replay = Replay(self._config.resume_buffer, None if self._sessions is None else self._sessions.room)
         self._plain = False
 
     def _first_frame(self, octets: bytes, events: list[Event]) -> None:

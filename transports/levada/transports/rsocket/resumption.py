@@ -7,6 +7,8 @@ Theory:
 * The sender keeps each positioned frame until the peer says, by a KEEPALIVE or while resuming, that it has it.  So whatever a lost carrier
   swallowed is sent again, from a frame's first octet; and as the receiver counts whole frames only, nothing comes twice.
 * `Replay` is bounded: when it is full the oldest frames go, and a peer that still needs them cannot resume (RS-94).
+* All of a listener's sessions share a second bound. A session may keep as much as is free of it. So a peer that fills its own session takes
+  half at most, n such peers leave 1/(n+1), and a new session always has room.
 """
 
 from __future__ import annotations
@@ -21,17 +23,29 @@ S = TypeVar("S")
 _FRAME_COST: Final = 48  # octets of a bytes object beside its contents, and of its place in the deque
 
 
+class Room:
+    """What the sessions of a listener keep together, in octets."""
+
+    __slots__ = ("bound", "used")
+
+    def __init__(self, bound: int) -> None:
+        self.bound = bound
+        self.used = 0
+
+
 class Replay:
     """Frames of one direction that the peer may not have yet.
 
     Args:
         bound: octets; each frame counts with what it costs to keep it, so that many small ones do not take many times the bound.
+        room: shared with other sessions; `clear` gives back what this one has of it.
     """
 
-    __slots__ = ("_bound", "_frames", "first", "kept", "reported", "sent")
+    __slots__ = ("_bound", "_frames", "_room", "first", "kept", "reported", "sent")
 
-    def __init__(self, bound: int) -> None:
+    def __init__(self, bound: int, room: Room | None = None) -> None:
         self._bound = bound
+        self._room = Room(2 * bound) if room is None else room
         self._frames: deque[bytes] = deque()
         self.first = 0
         """Position of the oldest frame kept."""
@@ -45,7 +59,11 @@ class Replay:
     @property
     def half_full(self) -> bool:
         """Whether it is time to ask the peer what it has."""
-        return (self.kept + _FRAME_COST * len(self._frames)) * 2 > self._bound
+        return self._cost * 2 > self._bound
+
+    @property
+    def _cost(self) -> int:
+        return self.kept + _FRAME_COST * len(self._frames)
 
     def keep(self, frame: bytes) -> None:
         """Add a frame; the oldest go if the bound is passed (RS-94)."""
@@ -53,7 +71,9 @@ class Replay:
         frames.append(frame)
         self.sent += len(frame)
         self.kept += len(frame)
-        while self.kept + _FRAME_COST * len(frames) > self._bound:
+        room = self._room
+        room.used += len(frame) + _FRAME_COST
+        while frames and (self._cost > self._bound or self._cost > room.bound - room.used):
             self._drop(frames.popleft())
 
     def release(self, position: int) -> bool:
@@ -71,9 +91,15 @@ class Replay:
         """Return the frames kept, oldest first."""
         return list(self._frames)
 
+    def clear(self) -> None:
+        """Keep nothing: the session is over."""
+        while self._frames:
+            self._drop(self._frames.popleft())
+
     def _drop(self, frame: bytes) -> None:
         self.first += len(frame)
         self.kept -= len(frame)
+        self._room.used -= len(frame) + _FRAME_COST
 
 
 class Sessions(Generic[S]):
@@ -81,10 +107,12 @@ class Sessions(Generic[S]):
 
     Args:
         limit: sessions at once, those without carrier included; a SETUP that asks for one more is refused.
+        octets: of frames that all of them keep together, with 48 for each; each session keeps as much as is free at most.
     """
 
-    def __init__(self, limit: int = 1_000) -> None:
+    def __init__(self, limit: int = 1_000, octets: int = 256 * 1024 * 1024) -> None:
         self._limit = limit
+        self.room = Room(octets)
         self._sessions: dict[bytes, S] = {}
 
     def __len__(self) -> int:
