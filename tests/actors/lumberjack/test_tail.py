@@ -14,8 +14,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from levada.actors.lumberjack.registry import open_registry
 from levada.actors.lumberjack.tail import Tail, TailConfig, tail
+from levada.actors.lumberjack.tail_registry import open_registry
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
 

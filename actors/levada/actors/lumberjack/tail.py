@@ -4,7 +4,7 @@
 * One actor for a file (`tail_reader`), and one that looks for files and starts those actors (`tail_scanner`).
 * What is read and not delivered is bounded for each file; then reading waits.
 
-How files are told apart stands in `levada.actors.lumberjack.registry`.  All of it needs a POSIX system.
+How files are told apart stands in `levada.actors.lumberjack.tail_registry`.  All of it needs a POSIX system.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import trio
 
 from levada.framework import ActorSystem
 
-from .registry import open_registry
 from .tail_config import TailConfig, TailStatus
 from .tail_delivery import Deliver, Shared
 from .tail_reader import Drain
+from .tail_registry import open_registry
 from .tail_scanner import Scanner
 
 __all__ = ["Deliver", "Tail", "TailConfig", "TailStatus", "tail"]

@@ -14,8 +14,8 @@ import attrs
 import trio
 
 from .multiline import Record
-from .registry import TAIL, FileEntry, Registry
 from .tail_config import TailConfig
+from .tail_registry import TAIL, FileEntry, FileRegistry
 
 __all__ = ["Counters", "Deliver", "Delivery", "Key", "Shared"]
 
@@ -47,7 +47,7 @@ class Shared:
     """What the scanner and the actors of its files have in common."""
 
     config: TailConfig
-    registry: Registry
+    registry: FileRegistry
     deliver: Deliver
     counters: Counters = attrs.field(factory=Counters)
     files: int = 0

@@ -15,7 +15,7 @@ from fnmatch import fnmatch
 
 import attrs
 
-from .registry import HEAD, TAIL, FileEntry
+from .tail_registry import HEAD, TAIL, FileEntry
 
 __all__ = ["Found", "Look", "OpenFile", "find_files", "find_moved"]
 

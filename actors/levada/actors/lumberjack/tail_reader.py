@@ -15,9 +15,9 @@ import trio
 from levada.framework import Actor, Asks, Reason, handles
 
 from .multiline import LineAssembler, Record
-from .registry import FileEntry
 from .tail_delivery import Delivery, Shared
 from .tail_file import Look, OpenFile
+from .tail_registry import FileEntry
 
 __all__ = ["Drain", "FileReader", "Located"]
 

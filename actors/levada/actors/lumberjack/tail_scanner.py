@@ -17,10 +17,10 @@ import trio
 from levada.framework import Actor, Down, Failed, Reason, Ref, Reply, handles
 from levada.framework.errors import ActorStopped
 
-from .registry import FileEntry, digest, names_before_rotation
 from .tail_delivery import Key, Shared
 from .tail_file import Found, OpenFile, find_files, find_moved
 from .tail_reader import Drain, FileReader, Located
+from .tail_registry import FileEntry, digest, names_before_rotation
 
 __all__ = ["Scanner"]
 

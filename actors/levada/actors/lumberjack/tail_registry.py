@@ -43,7 +43,7 @@ from levada.transports.private_files import private
 
 from .folder_lock import locked_folder
 
-__all__ = ["HEAD", "TAIL", "FileEntry", "Registry", "digest", "names_before_rotation", "open_registry"]
+__all__ = ["HEAD", "TAIL", "FileEntry", "FileRegistry", "digest", "names_before_rotation", "open_registry"]
 
 HEAD = 1024
 """Octets at the beginning of a file by which it is known."""
@@ -124,7 +124,7 @@ Snapshot = list[tuple[Any, ...]]
 """The entries as they were at one moment."""
 
 
-class Registry:
+class FileRegistry:
     """All entries, and the file in which they are kept. Made by `open_registry`; not for several threads.
 
     Args:
@@ -204,7 +204,7 @@ class Registry:
 
 
 @contextmanager
-def open_registry(folder: str | os.PathLike[str] | None) -> Iterator[Registry]:
+def open_registry(folder: str | os.PathLike[str] | None) -> Iterator[FileRegistry]:
     """Read the registry in `folder`, which is made if need be, and keep other shippers off it while the block lasts. Blocks.
 
     Args:
@@ -214,14 +214,14 @@ def open_registry(folder: str | os.PathLike[str] | None) -> Iterator[Registry]:
         ConfigurationError: the folder cannot be used, another shipper uses it, or what is in it is no registry.
     """
     if folder is None:
-        yield Registry(None)
+        yield FileRegistry(None)
         return
     used = (Path(folder) / "lock").exists()
     with locked_folder(folder, "registry", "shipper") as place:
         yield _read(place / "registry.json", used=used)
 
 
-def _read(path: Path, *, used: bool) -> Registry:
+def _read(path: Path, *, used: bool) -> FileRegistry:
     try:
         octets = path.read_bytes()
         data: Any = json.loads(octets)
@@ -229,13 +229,13 @@ def _read(path: Path, *, used: bool) -> Registry:
             raise ValueError(f"version {data['version']!r}, expected {_VERSION}")
         if data["version"] == _VERSION and data["crc32"] != zlib.crc32(octets.rpartition(_CHECKSUM)[0]):
             raise ValueError("its checksum is wrong")
-        return Registry(path, [FileEntry(**entry) for entry in data["files"]], is_new=False)
+        return FileRegistry(path, [FileEntry(**entry) for entry in data["files"]], is_new=False)
     except FileNotFoundError:
         if used:
             logger.error(
                 "%s is gone: all files are shipped from their beginning", path, extra={"event": "registry_gone"}
             )
-        registry = Registry(path, is_new=not used)
+        registry = FileRegistry(path, is_new=not used)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigurationError(
             f"{path} is no registry of files ({error}); move it away to ship everything again"
