@@ -8,19 +8,20 @@ from typing import Any
 import attrs
 import pytest
 
-from levada.transports.core import BytesInput, Core
+from levada.transports.core import Core
 from levada.transports.lumberjack import (
     ReaderConfig,
     ReaderCore,
-    ReaderEvent,
     SendQueue,
     WriterConfig,
     WriterCore,
-    WriterEvent,
     encode_event,
     encode_json,
     encode_window,
 )
+from levada.transports.reactivesocket import ReactiveSocketCore
+from levada.transports.rsocket import CoreConfig, Payload, RSocketCore
+from levada.transports.rsocket.reactive_streams import ReactiveStreamsCore
 
 
 def lumberjack_reader() -> Core[Any, Any]:
@@ -42,6 +43,50 @@ def lumberjack_writer() -> Core[Any, Any]:
     core.send_batch(batch, 0.0)
     core.data_to_send(0.0)
     return core
+
+
+def rsocket(client: bool, framed: bool) -> Callable[[], Core[Any, Any]]:
+    """One side of an open connection on which a stream is open."""
+
+    def make() -> Core[Any, Any]:
+        made = {
+            side: RSocketCore(CoreConfig(), client=side, framed=framed, now=0.0, random_bytes=bytes)
+            for side in (True, False)
+        }
+        return open_stream(made[True], made[False], framed)[not client]
+
+    return make
+
+
+def reactivesocket(client: bool, framed: bool) -> Callable[[], Core[Any, Any]]:
+    """The same in the older dialect."""
+
+    def make() -> Core[Any, Any]:
+        made = {side: ReactiveSocketCore(CoreConfig(), client=side, framed=framed, now=0.0) for side in (True, False)}
+        return open_stream(made[True], made[False], framed)[not client]
+
+    return make
+
+
+def open_stream(
+    client: ReactiveStreamsCore, server: ReactiveStreamsCore, framed: bool
+) -> tuple[ReactiveStreamsCore, ReactiveStreamsCore]:
+    client.send_request_stream(Payload(), 1, 0.0)
+    sent = client.data_to_send(0.0)
+    for piece in sent if framed else [b"".join(sent)]:
+        (server.receive_message if framed else server.receive_data)(piece, 0.0)
+    server.accept_setup(0.0)
+    server.take_events()
+    return client, server
+
+
+def messages(message: bytes) -> Callable[[Any, float], list[Any]]:
+    def give(core: Any, now: float) -> list[Any]:
+        events = core.receive_message(message, now)
+        assert isinstance(events, list)
+        return events
+
+    return give
 
 
 def data(octets: bytes) -> Callable[[Any, float], list[Any]]:
@@ -67,6 +112,25 @@ CASES = {
     "Lumberjack reader": Case(lumberjack_reader, (data(encode_window(2, 1)), data(b""), data(b"?"))),
     "Lumberjack writer": Case(lumberjack_writer, (data(b"2A\0\0\0\0"), data(b""), data(b"?"))),
 }
+# KEEPALIVE; a length of 1, a message of 1.
+for _client in (True, False):
+    _side = "client" if _client else "server"
+    CASES |= {
+        f"RSocket {_side}": Case(
+            rsocket(_client, False),
+            (data(bytes.fromhex("00000e 00000000 0c80 0000000000000000")), data(b""), data(b"\0\0\1")),
+        ),
+        f"RSocket {_side}, messages": Case(
+            rsocket(_client, True), (messages(bytes.fromhex("00000000 0c80 0000000000000000")), messages(b"?"))
+        ),
+        f"ReactiveSocket {_side}": Case(
+            reactivesocket(_client, False),
+            (data(bytes.fromhex("0000000c 0003 2000 00000000")), data(b""), data(b"\0\0\0\1")),
+        ),
+        f"ReactiveSocket {_side}, messages": Case(
+            reactivesocket(_client, True), (messages(bytes.fromhex("0003 2000 00000000")), messages(b"?"))
+        ),
+    }
 
 
 @pytest.fixture(params=CASES)
@@ -83,19 +147,6 @@ def everything(case: Case, core: Core[Any, Any], now: float) -> list[Any]:
         *core.connection_lost(0, "", now),
         *core.close(0, "", now),
     ]
-
-
-def test_cores_have_the_types_of_the_contract() -> None:
-    """Checked by the type checkers; here they are at least made."""
-    lumberjack: list[Core[ReaderEvent, bytes] | Core[WriterEvent, bytes]] = [
-        ReaderCore(ReaderConfig(), now=0.0),
-        WriterCore(WriterConfig(), now=0.0),
-    ]
-    octets: list[BytesInput[ReaderEvent] | BytesInput[WriterEvent]] = [
-        ReaderCore(ReaderConfig(), now=0.0),
-        WriterCore(WriterConfig(), now=0.0),
-    ]
-    assert len(lumberjack) == len(octets)
 
 
 def test_a_closed_core_has_ended_and_ignores_input(case: Case) -> None:

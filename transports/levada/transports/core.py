@@ -29,20 +29,20 @@ from typing import Protocol, TypeVar
 
 __all__ = ["BytesInput", "Core", "MessagesInput", "StreamsInput"]
 
-E_co = TypeVar("E_co", covariant=True)
+E = TypeVar("E")
 """The events of the protocol."""
-O_co = TypeVar("O_co", covariant=True)
+Out = TypeVar("Out")
 """What goes out: `bytes`, or the actions on streams of a carrier with many."""
 
 
-class Core(Protocol[E_co, O_co]):
+class Core(Protocol[E, Out]):
     """One side of a connection without I/O."""
 
-    def take_events(self) -> list[E_co]:
+    def take_events(self) -> list[E]:
         """Return the events that calls of the owner left behind; each is returned once."""
         ...
 
-    def data_to_send(self, now: float) -> list[O_co]:
+    def data_to_send(self, now: float) -> list[Out]:
         """Take what is queued.
 
         For a byte stream the pieces are sent one after another; for a carrier of messages each is a message; for a carrier of
@@ -54,11 +54,11 @@ class Core(Protocol[E_co, O_co]):
         """Return when `handle_timeout` is due, as of the last call of any other method; `None` if never."""
         ...
 
-    def handle_timeout(self, now: float) -> list[E_co]:
+    def handle_timeout(self, now: float) -> list[E]:
         """Do what is due. A call that is early, or one too many, does nothing."""
         ...
 
-    def connection_lost(self, code: int, reason: str, now: float) -> list[E_co]:
+    def connection_lost(self, code: int, reason: str, now: float) -> list[E]:
         """Note that the carrier has ended.
 
         Args:
@@ -68,14 +68,14 @@ class Core(Protocol[E_co, O_co]):
         """
         ...
 
-    def drain(self, now: float) -> list[E_co]:
+    def drain(self, now: float) -> list[E]:
         """Begin no new work, let open work finish within the time that the settings allow, then end.
 
         A second call changes nothing.
         """
         ...
 
-    def close(self, code: int, reason: str, now: float) -> list[E_co]:
+    def close(self, code: int, reason: str, now: float) -> list[E]:
         """End now: open work fails, and the peer is told if the protocol has words for it.
 
         Args:
@@ -86,26 +86,26 @@ class Core(Protocol[E_co, O_co]):
         ...
 
 
-class BytesInput(Protocol[E_co]):
+class BytesInput(Protocol[E]):
     """Input from a byte stream."""
 
-    def receive_data(self, data: bytes, now: float) -> list[E_co]:
+    def receive_data(self, data: bytes, now: float) -> list[E]:
         """Take bytes, cut anywhere; `b""` means the peer sends no more."""
         ...
 
 
-class MessagesInput(Protocol[E_co]):
+class MessagesInput(Protocol[E]):
     """Input from a carrier that keeps the boundaries of messages."""
 
-    def receive_message(self, message: bytes, now: float) -> list[E_co]:
+    def receive_message(self, message: bytes, now: float) -> list[E]:
         """Take exactly one message."""
         ...
 
 
-class StreamsInput(Protocol[E_co]):
+class StreamsInput(Protocol[E]):
     """Input from a carrier with many streams."""
 
-    def receive_stream_data(self, stream_id: int, data: bytes, fin: bool, now: float) -> list[E_co]:
+    def receive_stream_data(self, stream_id: int, data: bytes, fin: bool, now: float) -> list[E]:
         """Take bytes of a stream, cut anywhere.
 
         Args:
@@ -116,14 +116,14 @@ class StreamsInput(Protocol[E_co]):
         """
         ...
 
-    def stream_reset(self, stream_id: int, code: int, now: float) -> list[E_co]:
+    def stream_reset(self, stream_id: int, code: int, now: float) -> list[E]:
         """Note that the peer has reset its direction of a stream: bytes that have not arrived never will."""
         ...
 
-    def stream_stopped(self, stream_id: int, code: int, now: float) -> list[E_co]:
+    def stream_stopped(self, stream_id: int, code: int, now: float) -> list[E]:
         """Note that the peer wants no more bytes on a stream."""
         ...
 
-    def receive_datagram(self, data: bytes, now: float) -> list[E_co]:
+    def receive_datagram(self, data: bytes, now: float) -> list[E]:
         """Take a datagram."""
         ...
