@@ -127,7 +127,7 @@ async def test_stale_file_is_replaced(path: Path) -> None:
 
 async def test_live_listener_keeps_its_file(path: Path) -> None:
     async with unix.listen(f"unix://{path}") as first:
-        with pytest.raises(ConfigurationError, match="somebody listens"):
+        with pytest.raises(ConfigurationError, match="a process listens"):
             async with unix.listen(f"unix://{path}"):
                 pass
         async with unix.dial(first.url), await first.accept(), await first.accept():

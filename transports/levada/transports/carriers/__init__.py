@@ -118,7 +118,7 @@ def _carrier(url: str, config: object) -> tuple[Dial[Any], Listen[Any], type[Any
     carrier = _CARRIERS.find(scheme)
     if carrier is None:
         raise ConfigurationError(
-            f"no carrier for {url!r}: its scheme must be one of {', '.join(_CARRIERS)}, or one that an installed package brings "
+            f"no carrier for {url!r}: its scheme must be one of {', '.join(_CARRIERS)}, or a scheme of an installed package "
             "(entry point group levada.carriers)"
         )
     try:
@@ -141,7 +141,7 @@ def dial(url: str, config: QuicConfig) -> AbstractAsyncContextManager[Connection
 @overload
 def dial(url: str, config: object = None) -> AbstractAsyncContextManager[ByteStream | MessageStream | Connection]: ...
 def dial(url: str, config: object = None) -> AbstractAsyncContextManager[ByteStream | MessageStream | Connection]:
-    """Connect; entering the block means connected, leaving it closes after what is queued.
+    """Connect; entering the block means connected, leaving it sends the queue and closes.
 
     Args:
         url: see the table of this package.

@@ -47,7 +47,7 @@ class MemoryStream:
 
     @property
     def info(self) -> CarrierInfo:
-        """That of the connection."""
+        """Flow control of the connection."""
         return self._connection.info
 
     @property
@@ -62,7 +62,7 @@ class MemoryStream:
 
     @property
     def early(self) -> bool:
-        """Whether octets received so far came as 0-RTT data."""
+        """Whether bytes received so far came as 0-RTT data."""
         return self._in is not None and self._in.early
 
     @property
@@ -78,12 +78,12 @@ class MemoryStream:
 
     @property
     def unsent(self) -> int:
-        """Octets queued for want of a window."""
+        """Bytes queued for want of a window."""
         return 0 if self._out is None else len(self._out.unsent)
 
     @property
     def unacked(self) -> int:
-        """Octets that have not arrived at the peer."""
+        """Bytes that have not arrived at the peer."""
         return 0 if self._out is None else self._out.unacked
 
     def _cannot_send(self) -> NoReturn:
@@ -93,28 +93,28 @@ class MemoryStream:
         raise LocalProtocolError(f"stream {self.stream_id} is unidirectional: nothing can be received on it")
 
     async def send_all(self, data: Octets) -> None:
-        """See `ByteStream.send_all`."""
+        """Queue bytes, waiting for room: see `ByteStream.send_all`."""
         await (self._out or self._cannot_send()).send(data)
 
     def send_nowait(self, data: Octets, *, fin: bool = False) -> None:
-        """See `Stream.send_nowait`."""
+        """Queue bytes without waiting, and perhaps finish: see `Stream.send_nowait`."""
         (self._out or self._cannot_send()).send_nowait(data, fin=fin)
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """See `ByteStream.receive_some`."""
+        """Wait for bytes: see `ByteStream.receive_some`."""
         return await (self._in or self._cannot_receive()).receive(max_bytes)
 
     def receive_nowait(self) -> bytes | None:
-        """See `Stream.receive_nowait`."""
+        """Take the bytes that have arrived: see `Stream.receive_nowait`."""
         return (self._in or self._cannot_receive()).take_nowait()
 
     @property
     def at_end(self) -> bool:
-        """See `Stream.at_end`."""
+        """Whether everything up to the peer's end was taken: see `Stream.at_end`."""
         return self._in is not None and self._in.ended and not self._in.arrived
 
     def on_readable(self, tell: Callable[[], None]) -> None:
-        """See `Stream.on_readable`."""
+        """Call back when there is something to take: see `Stream.on_readable`."""
         pipe = self._in or self._cannot_receive()
         if not (pipe.ended or pipe.receive_error is not None):
             pipe.tell_readable = tell
@@ -122,7 +122,7 @@ class MemoryStream:
             tell()
 
     async def send_eof(self) -> None:
-        """See `ByteStream.send_eof`."""
+        """End sending: see `ByteStream.send_eof`."""
         pipe = self._out or self._cannot_send()
         pipe.link.count_call()
         if pipe.finished:
@@ -133,11 +133,11 @@ class MemoryStream:
         pipe.finish()
 
     async def flush(self) -> None:
-        """See `ByteStream.flush`."""
+        """Wait until the queue is empty: see `ByteStream.flush`."""
         await (self._out or self._cannot_send()).flush()
 
     async def aclose(self) -> None:
-        """Finish sending and stop receiving with code 0; what is queued goes out while the connection lives."""
+        """Finish sending and stop receiving with code 0; the queue goes out while the connection lives."""
         if self._out is not None:
             self._out.finish()
         if self._in is not None:
@@ -154,13 +154,13 @@ class MemoryStream:
             self.stop(0)
 
     def reset(self, code: int) -> None:
-        """See `Stream.reset`."""
+        """Give up sending: see `Stream.reset`."""
         (self._out or self._cannot_send()).reset(
             StreamWasReset(f"the peer reset stream {self.stream_id} with code {code}", code=code)
         )
 
     def stop(self, code: int) -> None:
-        """See `Stream.stop`."""
+        """Ask the peer to stop sending: see `Stream.stop`."""
         told = StreamWasStopped(f"the peer stopped stream {self.stream_id} with code {code}", code=code)
         if self._out is not None and self._out.appear is not None:
             self._out.link.post(self._out.appear)
@@ -168,14 +168,14 @@ class MemoryStream:
         (self._in or self._cannot_receive()).refuse(ConnectionClosed("this side stopped receiving"), told)
 
     async def stopped(self) -> int | None:
-        """See `Stream.stopped`."""
+        """Wait until the peer stops this side's sending: see `Stream.stopped`."""
         pipe = self._out or self._cannot_send()
         await pipe.outcome()
         self._raise_if_lost(pipe)
         return pipe.send_error.code if isinstance(pipe.send_error, StreamWasStopped) else None
 
     def on_stopped(self, tell: Callable[[int], None]) -> None:
-        """See `Stream.on_stopped`."""
+        """Call back when the peer stops this side's sending: see `Stream.on_stopped`."""
         pipe = self._out or self._cannot_send()
         if pipe.send_error is None and not pipe.delivered:
             pipe.tell_stopped = tell
@@ -183,14 +183,14 @@ class MemoryStream:
             tell(pipe.send_error.code)
 
     async def acked(self) -> bool:
-        """See `Stream.acked`."""
+        """Wait until the peer has everything, the end included: see `Stream.acked`."""
         pipe = self._out or self._cannot_send()
         delivered = await pipe.outcome()
         self._raise_if_lost(pipe)
         return delivered
 
     async def all_acked(self) -> None:
-        """See `Stream.all_acked`."""
+        """Wait until the peer has everything sent so far: see `Stream.all_acked`."""
         await (self._out or self._cannot_send()).all_acked()
 
     def _raise_if_lost(self, pipe: Pipe) -> None:
@@ -202,7 +202,7 @@ class MemoryStream:
         return pipe_statistics(self._out, self._in)
 
     def connection_over(self, error: CarrierError) -> None:
-        """Fail both directions, as the connection under them has ended; after a loss what has arrived may still be taken."""
+        """Fail both directions, because the connection has ended; after a loss, bytes that have arrived may still be taken."""
         if self._out is not None:
             self._out.fail_sender(error)
         if self._in is None:
@@ -327,7 +327,7 @@ class MemoryConnection:
     # ---------------------------------------------------------------- streams
 
     async def open_stream(self, *, unidirectional: bool = False, priority: int = 128) -> MemoryStream:
-        """See `Connection.open_stream`."""
+        """Open a stream, waiting for credit: see `Connection.open_stream`."""
         stream = self.try_open_stream(unidirectional=unidirectional, priority=priority)
         while stream is None:
             await self._opening[unidirectional].park()
@@ -335,13 +335,13 @@ class MemoryConnection:
         return stream
 
     def try_open_stream(self, *, unidirectional: bool = False, priority: int = 128) -> MemoryStream | None:
-        """See `Connection.try_open_stream`."""
+        """Open a stream if there is credit: see `Connection.try_open_stream`."""
         if self.link.counts:
             self.link.count_call()
         return self._open(unidirectional, priority)
 
     def stream_credit(self, *, unidirectional: bool) -> int:
-        """See `Connection.stream_credit`."""
+        """Return how many streams may be opened now: see `Connection.stream_credit`."""
         return self._may_open[unidirectional] if self.error is None else 0
 
     def _open(self, unidirectional: bool, priority: int) -> MemoryStream | None:
@@ -369,7 +369,7 @@ class MemoryConnection:
         self._accepting.unpark()
 
     async def accept_stream(self) -> MemoryStream:
-        """See `Connection.accept_stream`; several tasks may wait, each gets another stream."""
+        """Wait for the peer's next stream. Several tasks may wait, each for another stream: see `Connection.accept_stream`."""
         if self.link.counts:
             self.link.count_call()
         while not self._appeared:
@@ -378,13 +378,13 @@ class MemoryConnection:
         return self._appeared.popleft()
 
     def accept_stream_nowait(self) -> MemoryStream | None:
-        """See `Connection.accept_stream_nowait`."""
+        """Take the peer's next stream if there is one: see `Connection.accept_stream_nowait`."""
         if self.link.counts:
             self.link.count_call()
         return self._appeared.popleft() if self._appeared else None
 
     def forget(self, stream: MemoryStream) -> None:
-        """Both directions of `stream` are over at this end; the peer gets its credit back for one that it opened."""
+        """Both directions of `stream` are over at this end; if the peer opened it, the peer gets its credit back."""
         stream_id = stream.stream_id
         if self._streams.pop(stream_id, None) is not None and (stream_id & 1 == 0) is not self._is_client:
             self.link.post(self._other_end.grant_stream, stream_id & 2 != 0)
@@ -405,12 +405,12 @@ class MemoryConnection:
         return self.link.config.max_datagram
 
     async def send_datagram(self, data: Octets) -> None:
-        """See `Connection.send_datagram`; datagrams queue only while the link takes its time."""
+        """Queue a datagram; they queue only while the link is slow: see `Connection.send_datagram`."""
         while not self.send_datagram_nowait(data):
             await self._sending_datagram.park()
 
     def send_datagram_nowait(self, data: Octets) -> bool:
-        """See `Connection.send_datagram_nowait`."""
+        """Queue a datagram if there is room: see `Connection.send_datagram_nowait`."""
         if self.link.counts:
             self.link.count_call()
         self._check()
@@ -446,7 +446,7 @@ class MemoryConnection:
         self._sending_datagram.unpark()
 
     async def receive_datagram(self) -> Datagram:
-        """See `Connection.receive_datagram`."""
+        """Wait for a datagram: see `Connection.receive_datagram`."""
         if self.link.counts:
             self.link.count_call()
         while not self._datagrams:
@@ -460,7 +460,7 @@ class MemoryConnection:
     # ---------------------------------------------------------------- the end
 
     def close(self, code: int = 0, reason: str = "") -> None:
-        """See `Connection.close`."""
+        """Close now: see `Connection.close`."""
         if self.error is None:
             lost = ConnectionLost(
                 f"the peer closed the connection with code {code}: {reason or 'no reason given'}", code=code
@@ -471,7 +471,7 @@ class MemoryConnection:
                 self.link.post(peer.end, lost, CloseReason(code, reason, by_peer=True))
 
     async def aclose(self, code: int = 0, reason: str = "", *, drain: float = 5.0) -> None:
-        """See `Connection.aclose`."""
+        """Close when finished streams have arrived: see `Connection.aclose`."""
         try:
             with trio.move_on_after(drain):
                 for stream in [stream for stream in self._streams.values() if not stream.drained()]:
@@ -481,7 +481,7 @@ class MemoryConnection:
             self.close(code, reason)
 
     async def closed(self) -> CloseReason:
-        """See `Connection.closed`."""
+        """Wait for the end: see `Connection.closed`."""
         while self._reason is None:
             await self._ended.wait()
         return self._reason

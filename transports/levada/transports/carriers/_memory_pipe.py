@@ -1,10 +1,10 @@
-"""One direction of octets in memory, and the link that carries all directions between two ends.
+"""One direction of bytes in memory, and the link that carries all directions between two ends.
 
 The rules of this file:
 
 * A `Pipe` is seen from both of its ends. What the sender's side does to the receiver's side, and back, goes through `MemoryLink.post`
   and nothing else: at once as a plain call, or after the latency, or when a held link is released; always in the order of posting.
-* So there is no task here, but one while octets are under way with latency; and what two ends do is repeated exactly from one seed.
+* So there is no task here, but one while bytes are under way with latency; and what two ends do is repeated exactly from one seed.
 * Nothing is sent without credit: of the pipe (what its receiver has not taken) and of the flow (all pipes of a connection together).
 """
 
@@ -40,31 +40,31 @@ class MemoryConfig:
     )
     """What `dial` and `listen` give: byte streams, message streams, or connections of many streams."""
     window: int = attrs.field(default=64 * 1024, validator=[v.instance_of(int), v.ge(1)])
-    """Octets that a sender may be ahead of its receiver's taking them, on each stream."""
+    """Bytes that a sender may be ahead of its receiver's taking them, on each stream."""
     connection_window: int = attrs.field(default=1024 * 1024, validator=[v.instance_of(int), v.ge(1)])
     """The same for all streams of a connection together, in each direction."""
     high_watermark: int = attrs.field(default=64 * 1024, validator=[v.instance_of(int), v.ge(0)])
-    """Octets queued for want of a window above which sending waits."""
+    """Bytes queued for want of a window above which sending waits."""
     chunk: tuple[int, int] | None = attrs.field(default=None, validator=_span)
-    """Least and most octets that one `receive_some` returns, drawn by `seed`; ``None`` returns what is there."""
+    """Least and most bytes that one `receive_some` returns, drawn by `seed`; ``None`` returns all that has arrived."""
     latency: float = attrs.field(default=0.0, validator=v.ge(0))
     """Seconds on trio's clock from one end to the other."""
     seed: int = 0
     """Of the sizes of chunks and the loss of datagrams."""
     cut_after: int | None = attrs.field(default=None, validator=v.optional(v.ge(0)))
-    """Lose the connection once this many octets have been carried, both directions together; the part before arrives."""
+    """Lose the connection once this many bytes have been carried, both directions together; the part before arrives."""
     cut_at_call: int | None = attrs.field(default=None, validator=v.optional(v.ge(1)))
     """Lose the connection as this call begins, counted over both ends."""
     max_message: int = attrs.field(default=16 * 1024 * 1024, validator=[v.instance_of(int), v.ge(1)])
-    """Octets of the largest message that a message stream takes."""
+    """Bytes of the largest message that a message stream takes."""
     max_streams_bidi: int = attrs.field(default=100, validator=[v.instance_of(int), v.ge(0)])
     """Streams with two directions that each end may have open."""
     max_streams_uni: int = attrs.field(default=100, validator=[v.instance_of(int), v.ge(0)])
     """Streams with one direction that each end may have open."""
     max_datagram: int = attrs.field(default=1200, validator=[v.instance_of(int), v.ge(0)])
-    """Octets of the largest datagram; 0 takes none."""
+    """Bytes of the largest datagram; 0 takes none."""
     datagram_queue: int = attrs.field(default=256, validator=[v.instance_of(int), v.ge(1)])
-    """Datagrams kept until somebody takes them, and datagrams that may be under way."""
+    """Datagrams kept until a task takes them, and datagrams that may be under way."""
     datagram_loss: float = attrs.field(default=0.0, validator=[v.ge(0), v.le(1)])
     """Share of datagrams that vanish, drawn by `seed`."""
     early: Literal["accepted", "refused"] | None = attrs.field(
@@ -72,7 +72,7 @@ class MemoryConfig:
     )
     """Treat what a client sends before its first call of `handshake` as 0-RTT data, and how the server takes that."""
     close_timeout: float = attrs.field(default=5.0, validator=v.ge(0))
-    """Seconds that closing waits for what is queued to go out."""
+    """Seconds that closing waits for the queue to go out."""
     handshake_timeout: float = attrs.field(default=10.0, validator=v.gt(0))
     """Seconds that `dial` waits for a connection to be accepted."""
     backlog: int = attrs.field(default=128, validator=[v.instance_of(int), v.ge(1)])
@@ -83,7 +83,7 @@ class End(Protocol):
     """What a link does to either of its ends."""
 
     def lose(self, error: ConnectionLost) -> None:
-        """Everything fails with `error` from now on; what has arrived may still be taken."""
+        """Make everything fail with `error`; bytes that have arrived may still be taken."""
 
 
 class MemoryLink:
@@ -99,7 +99,7 @@ class MemoryLink:
         self.calls = 0
         """Operations that both ends have begun, counted only for `MemoryConfig.cut_at_call`."""
         self.octets = 0
-        """Octets carried, both directions together; see `MemoryConfig.cut_after`."""
+        """Bytes carried, both directions together; see `MemoryConfig.cut_after`."""
         self.dead = False
         """Whether the link was cut."""
         self.random = random.Random(config.seed)
@@ -114,7 +114,7 @@ class MemoryLink:
     def post(self, arrive: Callable[..., None], *args: object) -> None:
         """Let `arrive(*args)` happen at the other end: now, or when everything posted before it and the latency are over.
 
-        What happens for each piece of octets looks at `direct` itself and saves this call.
+        What happens for each piece of bytes looks at `direct` itself and saves this call.
         """
         if self.direct:
             arrive(*args)
@@ -156,7 +156,7 @@ class MemoryLink:
         self.direct = False
 
     def release(self) -> None:
-        """Go on after `hold`: what was held arrives in its order."""
+        """Go on after `hold`: the held bytes arrive in order."""
         self._held = False
         if not self.config.latency:
             self._deliver(_UNLIMITED)
@@ -190,7 +190,7 @@ class Flow:
 
     def __init__(self, credit: int = _UNLIMITED) -> None:
         self.credit = credit
-        self.blocked: dict[Pipe, None] = {}  # in the order in which they ran out of credit
+        self.blocked: dict[Pipe, None] = {}  # the first to run out of credit first
         self.early = False
         self.octets_sent = self.octets_received = self.writes = self.reads = 0
 
@@ -207,7 +207,7 @@ def nothing() -> None:
 
 
 class Pipe:
-    """One direction of octets: the upper half of the methods is the sender's side, the lower half the receiver's."""
+    """One direction of bytes: the upper half of the methods is the sender's side, the lower half the receiver's."""
 
     __slots__ = (
         "_flying",
@@ -269,7 +269,7 @@ class Pipe:
 
     @property
     def unacked(self) -> int:
-        """Octets that are not at the receiver's side yet."""
+        """Bytes that are not at the receiver's side yet."""
         return len(self.unsent) + self._flying
 
     def check_sending(self) -> None:
@@ -331,7 +331,7 @@ class Pipe:
             self._tell_progress()
 
     def _put(self, data: bytes, end: bool) -> None:
-        """Send octets for which there is credit, and the end."""
+        """Send bytes for which there is credit, and the end."""
         link, flow = self.link, self.flow
         octets = len(data)
         self.credit -= octets
@@ -378,7 +378,7 @@ class Pipe:
             self.transmit()
 
     def finish(self) -> None:
-        """Nothing more will be sent after what is queued."""
+        """End sending after the queue."""
         if not self.finished:
             self.finished = True
             self.sender.wake()
@@ -386,7 +386,7 @@ class Pipe:
                 self.transmit()
 
     def fail_sender(self, error: CarrierError) -> None:
-        """Drop what is queued; sending raises `error` from now on. The first error stays, but for this side's own closing."""
+        """Drop the queue; sending raises `error` from now on. The first error stays, unless this side closes."""
         if self.delivered or (self.send_error is not None and not isinstance(error, ConnectionClosed)):
             return
         self.send_error = error
@@ -400,7 +400,7 @@ class Pipe:
             tell_stopped(error.code)
 
     def _sender_is_over(self) -> None:
-        # What is to be told refers to the stream, and to what uses it: none of them would be freed without the collector.
+        # The callbacks refer to the stream and to its user: without this, only the garbage collector could free them.
         over, self.sender_over = self.sender_over, nothing
         self.tell_stopped = self.appear = None
         over()
@@ -432,7 +432,7 @@ class Pipe:
             raise again(self.send_error)
 
     async def sent(self) -> None:
-        """Wait until what is queued has been sent, or cannot be any more."""
+        """Wait until the queue has been sent, or never will be."""
         while self.send_error is None and (self.unsent or (self.finished and not self.end_sent)):
             await self._next_progress()
 
@@ -493,7 +493,7 @@ class Pipe:
         over()
 
     async def receive(self, max_bytes: int | None) -> bytes:
-        """Wait for octets; see `ByteStream.receive_some`."""
+        """Wait for bytes; see `ByteStream.receive_some`."""
         if max_bytes is not None and max_bytes < 1:
             raise ValueError(f"max_bytes must be at least 1, got {max_bytes}")
         if self.link.counts:
@@ -507,7 +507,7 @@ class Pipe:
         return self._take(max_bytes)
 
     def take_nowait(self) -> bytes | None:
-        """Take what is here; see `Stream.receive_nowait`."""
+        """Take the bytes that have arrived; see `Stream.receive_nowait`."""
         if self.link.counts:
             self.link.count_call()
         if self.arrived:
@@ -517,7 +517,7 @@ class Pipe:
         return b"" if self.ended else None
 
     def receive_nowait(self, max_bytes: int) -> bytes:
-        """Take what is here, up to `max_bytes`; ``b""`` if there is nothing."""
+        """Take the bytes that have arrived, up to `max_bytes`; ``b""`` if there are none."""
         if self.link.counts:
             self.link.count_call()
         return self._take(max_bytes) if self.arrived else b""
@@ -565,7 +565,7 @@ class Pipe:
         self._receiver_is_over()
 
     def close_receiver(self, error: CarrierError) -> None:
-        """Receiving raises `error`, as the connection is over; so nobody needs the credit."""
+        """Make receiving raise `error`: the connection is over, and its credit is of no more use."""
         self.ended = False
         self.arrived = b""
         self._drop(error)
@@ -580,7 +580,7 @@ class Pipe:
         self._tell_the_last()
 
     def _tell_the_last(self) -> None:
-        """Say that there is something to take, as nothing more will come; whoever is told may hold this pipe."""
+        """Call back for the last time: the end is there to take. The callback may hold this pipe."""
         tell_readable, self.tell_readable = self.tell_readable, nothing
         tell_readable()
 

@@ -1,4 +1,4 @@
-"""Who is let in by a listener: a limit for each address, and one warning, not thousands, about those turned away."""
+"""Admission to a listener: a limit for each address, and one warning, not thousands, about refused peers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Admission:
 
     Args:
         url: of the listener, for its warnings.
-        limit: connections of one address; of one /64 of IPv6, as that is what one host is given. ``None``: no limit.
+        limit: connections from one address; for IPv6 from one /64, because one host has that many. ``None``: no limit.
         of: what has the limit, and the option that sets it, for the warnings.
     """
 
@@ -42,7 +42,7 @@ class Admission:
         self._unsaid = 0
 
     def enter(self, host: str) -> Callable[[], None] | None:
-        """Count a connection; return what takes it back, to be called once, or ``None`` if there are too many of its address."""
+        """Count a connection. Return a function that uncounts it, to be called once, or ``None`` if its address has too many."""
         if self._limit is None:
             return _nothing
         network = network_of(host)
@@ -58,7 +58,7 @@ class Admission:
             del self._connections[network]
 
     def turn_away(self, peer: str, why: object) -> None:
-        """Count a peer that was not let in, and warn, but not about each of many."""
+        """Count a peer that was not let in, and warn, but not about each one of many."""
         self.refused += 1
         now = trio.current_time()
         if now < self._quiet_until:
@@ -81,7 +81,7 @@ def _nothing() -> None:
 
 
 def network_of(host: str) -> str:
-    """Return what counts as one address: the /64 of an IPv6 address, the IPv4 address that it holds, or else what is given.
+    """Return the unit of counting: the /64 of an IPv6 address, the IPv4 address in a mapped one, or else `host` itself.
 
     >>> network_of("2001:db8::1"), network_of("::ffff:192.0.2.1")
     ('2001:db8::/64', '192.0.2.1')

@@ -23,7 +23,7 @@ class Dial(Protocol[C_contra]):
     def __call__(
         self, url: str, config: C_contra | None, /
     ) -> AbstractAsyncContextManager[ByteStream | MessageStream | Connection]:
-        """Connect; entering the block means connected, leaving it closes after what is queued.
+        """Connect; entering the block means connected, leaving it sends the queue and closes.
 
         Args:
             url: as the program gave it, scheme included.

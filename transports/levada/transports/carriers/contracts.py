@@ -2,14 +2,14 @@
 
 The rules of this file:
 
-* A carrier moves octets and knows no protocol above it.  Each of the three shapes below is a `typing.Protocol`; `check_carrier` in
+* A carrier moves bytes and knows no protocol above it.  Each of the three shapes below is a `typing.Protocol`; `check_carrier` in
   `levada.transports.testing` runs one suite of promises against every implementation.
 * **Closed** is what this program did (`ConnectionClosed`), **lost** is what the peer, the network or the system did (`ConnectionLost`,
   `IdleTimeout`, `StreamWasReset`, `StreamWasStopped`).  Errors are sticky: the next call raises the same again.
-* Sending returns when the octets are queued below a watermark, not when they have arrived; so small writes are joined.  What is
-  queued is bounded, and a receiver that does not take anything stops the peer, within a window.
-* Every await may be cancelled.  A cancelled `send_all` has queued all of its octets or none.  A cancelled `receive_some` has taken nothing.
-* Sending and receiving are independent directions; one task at a time in each (`trio.BusyResourceError` else).
+* Sending returns when the bytes are queued below a watermark, not when they have arrived; so small writes are joined.  The queue
+  is bounded, and a receiver that takes nothing stops the peer, within a window.
+* Every await may be cancelled.  A cancelled `send_all` has queued all of its bytes or none.  A cancelled `receive_some` has taken nothing.
+* Sending and receiving are independent directions; one task at a time in each; a second one gets `trio.BusyResourceError`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Octets = bytes | bytearray | memoryview
 
 @attrs.frozen(kw_only=True)
 class CarrierInfo:
-    """What is known about a connection once it is open."""
+    """Facts about an open connection."""
 
     scheme: str
     """``"tcp"``, ``"tls"``, ``"unix"``, ``"ws"``, ``"wss"``, ``"quic"`` or ``"memory"``."""
@@ -65,7 +65,7 @@ class CarrierInfo:
     early_data_accepted: bool | None = None
     """QUIC 0-RTT: ``None`` if none was tried."""
     channel_binding: bytes | None = attrs.field(default=None, repr=False)
-    """32 octets that both ends of this connection have and no other connection (``tls-exporter`` of RFC 9266); QUIC only."""
+    """32 bytes that both ends of this connection have and no other connection (``tls-exporter`` of RFC 9266); QUIC only."""
     peer_credentials: tuple[int, int, int] | None = None
     """(pid, uid, gid) of the process at the other end of a Unix socket."""
 
@@ -77,12 +77,12 @@ class CarrierStatistics:
     octets_sent: int
     octets_received: int
     writes: int
-    """Calls to the operating system (or packets) that carried the octets sent."""
+    """Calls to the operating system (or packets) that carried the bytes sent."""
     reads: int
     unsent: int
-    """Octets queued and not handed on yet."""
+    """Bytes queued and not handed on yet."""
     datagrams_dropped: int = 0
-    """Connections: datagrams that came and were dropped, as nobody took them."""
+    """Connections: datagrams that were dropped because no task took them."""
 
 
 @attrs.frozen
@@ -105,7 +105,7 @@ class CloseReason:
 
 @runtime_checkable
 class ByteStream(Protocol):
-    """A reliable, ordered stream of octets each way: TCP, TLS, Unix socket, memory pipe, one QUIC stream."""
+    """A reliable, ordered stream of bytes each way: TCP, TLS, Unix socket, memory pipe, one QUIC stream."""
 
     @property
     def info(self) -> CarrierInfo:
@@ -114,7 +114,7 @@ class ByteStream(Protocol):
 
     @property
     def unsent(self) -> int:
-        """Octets queued and not handed on yet; 0 once the stream is over."""
+        """Bytes queued and not handed on yet; 0 once the stream is over."""
         ...
 
     async def send_all(self, data: Octets) -> None:
@@ -127,14 +127,14 @@ class ByteStream(Protocol):
         ...
 
     def send_nowait(self, data: Octets) -> None:
-        """Queue without waiting, also above the watermark; whoever uses it keeps its own bound. Errors as `send_all`.
+        """Queue without waiting, also above the watermark; the caller keeps its own bound. Errors as `send_all`.
 
-        `send_all(b"")` waits for room and queues nothing: the two together are a send whose octets are chosen after the wait.
+        `send_all(b"")` waits for room and queues nothing: the two together are a send whose bytes are chosen after the wait.
         """
         ...
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Wait for octets and take up to `max_bytes` (``None``: what is there); ``b""`` is the peer's end of sending.
+        """Wait for bytes and take up to `max_bytes` of them (``None``: all that have arrived); ``b""`` means that the peer sends no more.
 
         Raises:
             ConnectionClosed: this side closed.
@@ -143,7 +143,7 @@ class ByteStream(Protocol):
         ...
 
     async def send_eof(self) -> None:
-        """Say that nothing more will be sent, after what is queued; receiving goes on. Twice is harmless.
+        """End this direction after the queue; receiving goes on. A second call changes nothing.
 
         Raises:
             NotImplementedError: a carrier without half-close: TLS, whose own end (close_notify) is only said when both directions
@@ -156,15 +156,15 @@ class ByteStream(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Close both directions: what is queued is sent first, within the time that the carrier's settings allow.
+        """Close both directions. The queue is sent first, within the time that the carrier's settings allow.
 
         Cancellation:
-            closed at once; what was queued may be lost. Always closes.
+            closes at once; the queue may be lost.
         """
         ...
 
     def abort(self) -> None:
-        """Close at once, without sending what is queued; the peer sees a loss where the carrier can tell."""
+        """Close at once and drop the queue; the peer sees a loss where the carrier can tell."""
         ...
 
     def statistics(self) -> CarrierStatistics:
@@ -189,7 +189,7 @@ class MessageStream(Protocol):
 
     @property
     def unsent(self) -> int:
-        """Octets queued and not handed on yet, framing included; 0 once the stream is over."""
+        """Bytes queued and not handed on yet, framing included; 0 once the stream is over."""
         ...
 
     async def send(self, message: Octets) -> None:
@@ -205,13 +205,13 @@ class MessageStream(Protocol):
         ...
 
     def send_nowait(self, message: Octets) -> None:
-        """Queue without waiting, also above the watermark; whoever uses it keeps its own bound. Errors as `send`."""
+        """Queue without waiting, also above the watermark; the caller keeps its own bound. Errors as `send`."""
         ...
 
     async def wait_for_room(self) -> None:
         """Wait while more than the high watermark is queued, and queue nothing. Errors as `send`.
 
-        With `send_nowait` it is a send whose message is chosen after the wait; `ByteStream.send_all` of no octets is the same for octets.
+        With `send_nowait` it is a send whose message is chosen after the wait; `ByteStream.send_all` of no bytes is the same for bytes.
         """
         ...
 
@@ -227,7 +227,7 @@ class MessageStream(Protocol):
         ...
 
     def receive_nowait(self) -> bytes | None:
-        """Take the next message that is here already; ``None`` if there is none, also after the end, for which `receive` has the error."""
+        """Take the next message that has arrived; ``None`` if there is none. It never raises: `receive` has the error."""
         ...
 
     async def flush(self) -> None:
@@ -235,15 +235,15 @@ class MessageStream(Protocol):
         ...
 
     async def aclose(self, code: int = 1000, reason: str = "") -> None:
-        """Close after what is queued, telling the peer why; messages that were not taken are dropped.
+        """Send the queue, tell the peer why, and close; messages that have arrived and were not taken are dropped.
 
         Cancellation:
-            closed at once; what was queued may be lost. Always closes.
+            closes at once; the queue may be lost.
         """
         ...
 
     def abort(self) -> None:
-        """Close at once, without sending what is queued."""
+        """Close at once and drop the queue."""
         ...
 
     def statistics(self) -> CarrierStatistics:
@@ -281,7 +281,7 @@ class Stream(ByteStream, Protocol):
 
     @property
     def early(self) -> bool:
-        """Whether octets received so far came as 0-RTT data, which an attacker may have replayed."""
+        """Whether bytes received so far came as 0-RTT data, which an attacker may have replayed."""
         ...
 
     @property
@@ -294,11 +294,11 @@ class Stream(ByteStream, Protocol):
 
     @property
     def unacked(self) -> int:
-        """Octets queued or sent that the peer has not acknowledged."""
+        """Bytes queued or sent that the peer has not acknowledged."""
         ...
 
     def send_nowait(self, data: Octets, *, fin: bool = False) -> None:
-        """Queue without waiting, also above the watermark, and perhaps finish; whoever uses it keeps its own bound.
+        """Queue without waiting, also above the watermark, and perhaps finish; the caller keeps its own bound.
 
         Raises:
             ConnectionClosed, ConnectionLost, StreamWasStopped: as `send_all`.
@@ -306,11 +306,11 @@ class Stream(ByteStream, Protocol):
         ...
 
     def reset(self, code: int) -> None:
-        """Give up sending: what is queued is dropped, the peer's `receive_some` raises `StreamWasReset(code)`."""
+        """Give up sending: the queue is dropped, and the peer's `receive_some` raises `StreamWasReset(code)`."""
         ...
 
     def stop(self, code: int) -> None:
-        """Ask the peer to stop sending; what has arrived and arrives is dropped. Its `send_all` raises `StreamWasStopped(code)`."""
+        """Ask the peer to stop sending, and drop all that it has sent. Its `send_all` raises `StreamWasStopped(code)`."""
         ...
 
     async def stopped(self) -> int | None:
@@ -321,7 +321,7 @@ class Stream(ByteStream, Protocol):
         """Have `tell` called with the code when the peer stops this side's sending: `stopped` without a task that waits.
 
         It is called once at most, at once if that has happened already, and never if everything was acknowledged first, if sending was
-        given up here, or if the connection ends.  It runs in the carrier's task, so that it must be short, and neither wait nor raise.
+        given up here, or if the connection ends.  It runs in the carrier's task, so it must be short, and neither wait nor raise.
         One for a stream: another call replaces it.
 
         Raises:
@@ -342,7 +342,7 @@ class Stream(ByteStream, Protocol):
         ...
 
     def receive_nowait(self) -> bytes | None:
-        """Take what is here already; ``b""`` is the peer's end, ``None`` means that nothing is here. Errors as `receive_some`."""
+        """Take the bytes that have arrived: ``b""`` if the peer sends no more, ``None`` if there are none yet. Errors as `receive_some`."""
         ...
 
     @property
@@ -351,7 +351,7 @@ class Stream(ByteStream, Protocol):
         ...
 
     def on_readable(self, tell: Callable[[], None]) -> None:
-        """Have `tell` called when there is something to take: octets, the end, an error. `receive_some` without a task that waits.
+        """Have `tell` called when there is something to take: bytes, the end, an error. `receive_some` without a task that waits.
 
         It is called at once if there is something already, and may be called when there is nothing after all.  It runs in the carrier's
         task, so that it must be short, and neither wait nor raise, nor take anything: `receive_nowait` comes later.  Another call
@@ -395,7 +395,7 @@ class Connection(Protocol):
         ...
 
     async def open_stream(self, *, unidirectional: bool = False, priority: int = 128) -> Stream:
-        """Open a stream, waiting for the peer's credit. The peer sees it with its first octet, end or reset."""
+        """Open a stream, waiting for the peer's credit. The peer sees it with its first byte, end or reset."""
         ...
 
     def try_open_stream(self, *, unidirectional: bool = False, priority: int = 128) -> Stream | None:
@@ -403,17 +403,17 @@ class Connection(Protocol):
         ...
 
     def stream_credit(self, *, unidirectional: bool) -> int:
-        """Return how many more streams the peer lets be opened now; 0 when it is over."""
+        """Return how many more streams the peer allows now; 0 when the connection is over."""
         ...
 
     async def accept_stream(self) -> Stream:
-        """Wait for the next stream that the peer opened, in the order in which they appeared."""
+        """Wait for the next stream that the peer opened; streams come in the order of their first byte."""
         ...
 
     def accept_stream_nowait(self) -> Stream | None:
-        """Take the next stream that the peer has opened: all that came in one batch are there at once.
+        """Take the next stream that the peer has opened. All streams of one batch are there at once.
 
-        ``None`` if there is none, also after the end, for which `accept_stream` has the error.
+        ``None`` if there is none. It never raises: `accept_stream` has the error.
         """
         ...
 
@@ -422,7 +422,7 @@ class Connection(Protocol):
         ...
 
     def max_datagram_size(self) -> int:
-        """Octets of the largest datagram that fits now; 0 if the peer takes none."""
+        """Bytes of the largest datagram that fits now; 0 if the peer takes none."""
         ...
 
     async def send_datagram(self, data: Octets) -> None:
@@ -438,15 +438,15 @@ class Connection(Protocol):
         ...
 
     async def receive_datagram(self) -> Datagram:
-        """Wait for a datagram; while nobody takes them, the oldest are dropped and counted."""
+        """Wait for a datagram. While no task takes them, the oldest are dropped and counted."""
         ...
 
     def close(self, code: int = 0, reason: str = "") -> None:
-        """Tell the peer that it is over, now; what is queued is dropped."""
+        """Tell the peer that the connection is over, now, and drop the queues."""
         ...
 
     async def aclose(self, code: int = 0, reason: str = "", *, drain: float = 5.0) -> None:
-        """Wait up to `drain` seconds until the peer has what was sent on finished streams, then close."""
+        """Wait up to `drain` seconds until the peer has received the finished streams, then close."""
         ...
 
     async def closed(self) -> CloseReason:
@@ -469,7 +469,7 @@ S_co = TypeVar("S_co", covariant=True)
 
 @runtime_checkable
 class Listener(Protocol[S_co]):
-    """Where byte streams, message streams or connections of peers come in."""
+    """Accepts byte streams, message streams or connections."""
 
     @property
     def url(self) -> str:
@@ -477,20 +477,20 @@ class Listener(Protocol[S_co]):
         ...
 
     async def accept(self) -> S_co:
-        """Wait for the next peer, its handshake done. A peer that fails its handshake, or dawdles, disturbs nobody.
+        """Wait for the next peer, its handshake done. A peer that fails its handshake, or is slow, disturbs no other.
 
         QUIC hands over an `Incoming` before the handshake instead, so that it can be refused cheaply.
         """
         ...
 
     async def aclose(self) -> None:
-        """Stop accepting; what was accepted lives on."""
+        """Stop accepting; accepted connections live on."""
         ...
 
 
 @runtime_checkable
 class Incoming(Protocol):
-    """A peer that wants a connection and has none yet."""
+    """A peer that asks for a connection."""
 
     @property
     def peer(self) -> str:
@@ -511,9 +511,9 @@ class Incoming(Protocol):
         ...
 
     def retry(self) -> None:
-        """Let it prove its address first; it comes back as another `Incoming`."""
+        """Make it prove its address first; it comes back as another `Incoming`."""
         ...
 
     def ignore(self) -> None:
-        """Forget it without a word."""
+        """Forget it and answer nothing."""
         ...

@@ -1,8 +1,8 @@
 """Carriers in memory, for tests and for two parts of one process: byte streams, message streams, connections of many streams.
 
 They keep every promise of `levada.transports.carriers.contracts`, with bounded windows and real backpressure, without a task or a
-system call; what happens is repeated exactly from one seed.  `MemoryConfig` sets windows, latency, the sizes in which octets arrive and the
-points at which everything is lost; ``.link`` of any of them holds, releases and cuts the connection by hand.
+system call, and repeat exactly from one seed.  `MemoryConfig` sets windows, latency, the sizes of arriving chunks, and the
+points of a loss; ``.link`` of any of them holds, releases and cuts the connection by hand.
 
 Example:
     >>> import trio
@@ -50,7 +50,7 @@ __all__ = [
 
 MESSAGE_TOO_LARGE = 1009
 """Close code of a message above the limit, as in WebSocket (RFC 6455, section 7.4.1)."""
-_LENGTH = 4  # octets before each message that hold its length
+_LENGTH = 4  # bytes before each message that hold its length
 
 
 class MemoryByteStream:
@@ -74,27 +74,27 @@ class MemoryByteStream:
 
     @property
     def unsent(self) -> int:
-        """Octets queued for want of a window."""
+        """Bytes queued for want of a window."""
         return len(self._out.unsent)
 
     async def send_all(self, data: Octets) -> None:
-        """See `ByteStream.send_all`."""
+        """Queue bytes, waiting for room: see `ByteStream.send_all`."""
         await self._out.send(data)
 
     def send_nowait(self, data: Octets) -> None:
-        """See `ByteStream.send_nowait`."""
+        """Queue bytes without waiting: see `ByteStream.send_nowait`."""
         self._out.send_nowait(data)
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """See `ByteStream.receive_some`."""
+        """Wait for bytes: see `ByteStream.receive_some`."""
         return await self._in.receive(max_bytes)
 
     def receive_nowait(self, max_bytes: int) -> bytes:
-        """Take what is here, up to `max_bytes`; ``b""`` if there is nothing, for whatever reason."""
+        """Take the bytes that have arrived, up to `max_bytes`; ``b""`` if there are none, for any reason."""
         return self._in.receive_nowait(max_bytes)
 
     async def send_eof(self) -> None:
-        """See `ByteStream.send_eof`."""
+        """End sending: see `ByteStream.send_eof`."""
         self.link.count_call()
         if self._out.finished and not self._closing:
             return
@@ -104,7 +104,7 @@ class MemoryByteStream:
         self._out.finish()
 
     async def flush(self) -> None:
-        """See `ByteStream.flush`."""
+        """Wait until the queue is empty: see `ByteStream.flush`."""
         self._check_open()
         await self._out.flush()
 
@@ -113,7 +113,7 @@ class MemoryByteStream:
             raise ConnectionClosed("this side closed the stream")
 
     async def aclose(self) -> None:
-        """See `ByteStream.aclose`; waits up to `MemoryConfig.close_timeout` for what is queued."""
+        """Close; wait up to `MemoryConfig.close_timeout` for the queue. See `ByteStream.aclose`."""
         await self.close_with(ConnectionLost("the peer closed the stream"))
 
     async def close_with(self, told: ConnectionLost) -> None:
@@ -132,7 +132,7 @@ class MemoryByteStream:
             await trio.lowlevel.checkpoint()
 
     def abort(self) -> None:
-        """See `ByteStream.abort`."""
+        """Close at once and drop the queue: see `ByteStream.abort`."""
         self.abort_with(ConnectionLost("the peer aborted the stream"))
 
     def abort_with(self, told: ConnectionLost) -> None:
@@ -204,26 +204,26 @@ class MemoryMessageStream:
 
     @property
     def unsent(self) -> int:
-        """Octets queued for want of a window, the lengths before the messages included."""
+        """Bytes queued for want of a window, the lengths before the messages included."""
         return self._bytes.unsent
 
     async def send(self, message: Octets) -> None:
-        """See `MessageStream.send`."""
+        """Queue a message, waiting for room: see `MessageStream.send`."""
         self._raise_if_refused()
         await self._bytes.send_all(len(message).to_bytes(_LENGTH, "big") + message)
 
     def send_nowait(self, message: Octets) -> None:
-        """See `MessageStream.send_nowait`."""
+        """Queue a message without waiting: see `MessageStream.send_nowait`."""
         self._raise_if_refused()
         self._bytes.send_nowait(len(message).to_bytes(_LENGTH, "big") + message)
 
     async def wait_for_room(self) -> None:
-        """See `MessageStream.wait_for_room`."""
+        """Wait for room in the queue: see `MessageStream.wait_for_room`."""
         self._raise_if_refused()
         await self._bytes.send_all(b"")
 
     async def receive(self) -> bytes:
-        """See `MessageStream.receive`."""
+        """Wait for the next message: see `MessageStream.receive`."""
         while (message := self.receive_nowait()) is None:
             self._raise_if_refused()
             data = await self._bytes.receive_some(self._missing())
@@ -233,10 +233,10 @@ class MemoryMessageStream:
         return message
 
     def receive_nowait(self) -> bytes | None:
-        """See `MessageStream.receive_nowait`."""
+        """Take the next message if there is one: see `MessageStream.receive_nowait`."""
         buffer = self._assembled
         while (missing := self._missing()) > 0:
-            # Just what is missing, so that the window still bounds what waits behind this message.
+            # Only the missing bytes, so that the window still bounds the queue behind this message.
             data = self._bytes.receive_nowait(missing) if self._error is None else b""
             if not data:
                 return None
@@ -247,7 +247,7 @@ class MemoryMessageStream:
         return message
 
     def _missing(self) -> int:
-        """Octets that the message in the making lacks; one above the limit is refused before any of it is taken."""
+        """Bytes that the message in the making lacks; one above the limit is refused before any of it is taken."""
         buffer = self._assembled
         if len(buffer) < _LENGTH:
             return _LENGTH - len(buffer)
@@ -268,11 +268,11 @@ class MemoryMessageStream:
         self._peer_close = error
 
     async def flush(self) -> None:
-        """See `MessageStream.flush`."""
+        """Wait until the queue is empty: see `MessageStream.flush`."""
         await self._bytes.flush()
 
     async def aclose(self, code: int = 1000, reason: str = "") -> None:
-        """See `MessageStream.aclose`."""
+        """Send the queue and close: see `MessageStream.aclose`."""
         self._assembled.clear()
         told = ConnectionLost(f"the peer closed the stream with code {code}: {reason or 'no reason given'}", code=code)
         self._error = None
@@ -280,7 +280,7 @@ class MemoryMessageStream:
         await self._bytes.close_with(told)
 
     def abort(self) -> None:
-        """See `MessageStream.abort`."""
+        """Close at once and drop the queue: see `MessageStream.abort`."""
         self._error = None
         self._assembled.clear()
         self._bytes.abort()
@@ -348,22 +348,22 @@ class MemoryIncoming:
         return self._validated
 
     def accept(self) -> MemoryConnection:
-        """See `Incoming.accept`."""
+        """Begin the handshake: see `Incoming.accept`."""
         self._decided.set()
         return self._server
 
     def refuse(self, why: str = "") -> None:
-        """See `Incoming.refuse`; nothing is logged of peers in this process."""
+        """Close it at once. Peers in this process are not logged: see `Incoming.refuse`."""
         self._server.link.cut("the peer refused the connection")
         self._decided.set()
 
     def retry(self) -> None:
-        """See `Incoming.retry`."""
+        """Make the peer prove its address: see `Incoming.retry`."""
         self._validated = True
         self._listener.offer(self)
 
     def ignore(self) -> None:
-        """See `Incoming.ignore`."""
+        """Forget the peer: see `Incoming.ignore`."""
 
     async def decided(self) -> None:
         """Wait until it is accepted or refused.
@@ -399,7 +399,7 @@ class MemoryListener:
         """Put a peer where `accept` takes it.
 
         Raises:
-            ConnectionLost: there are too many that nobody accepts, or the listener is closed.
+            ConnectionLost: too many peers wait to be accepted, or the listener is closed.
         """
         if self._closed or len(self._backlog) >= self.config.backlog:
             raise ConnectionLost(
@@ -417,7 +417,7 @@ class MemoryListener:
         return self._backlog.popleft()
 
     async def aclose(self) -> None:
-        """See `Listener.aclose`; who was not accepted is refused."""
+        """Stop accepting, and refuse peers that were not accepted: see `Listener.aclose`."""
         if not self._closed:
             self._closed = True
             _listeners().pop(self.name, None)
@@ -481,7 +481,7 @@ async def dial(
     """Connect to the listener of that name; without `config` as the listener's settings say.
 
     Raises:
-        ConnectionLost: nobody listens there, the peer refused, or its backlog is full.
+        ConnectionLost: no listener has that name, it refused, or its backlog is full.
         IdleTimeout: it did not decide within `MemoryConfig.handshake_timeout`.
         ConfigurationError: the listener has another shape.
     """

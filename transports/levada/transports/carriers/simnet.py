@@ -11,7 +11,7 @@ Run it under `trio.testing.MockClock(autojump_threshold=0)`.  All randomness com
 same number of draws for each packet; so the same seed gives the same trace of (time, source, destination, size), if the program
 itself is repeatable: trio's scheduler order and the lengths of signatures (Ed25519, not ECDSA) have to be fixed as well.
 
-There is no task: each port keeps a heap of what is on its way, and its `receive` sleeps until the first of them is due.  A protocol
+There is no task: each port keeps a heap of datagrams on their way, and its `receive` sleeps until the first is due.  A protocol
 that sets the same timer again for ever would stop virtual time; a network notices that after `turns` calls, and says so.
 """
 
@@ -66,11 +66,11 @@ class Link:
     reorder: float = 0.0
     """Share of datagrams that are held back by another `delay`, and overtaken."""
     rate: float = math.inf
-    """Octets per second that pass the bottleneck."""
+    """Bytes per second that pass the bottleneck."""
     queue: int = 1 << 20
-    """Octets that wait at the bottleneck at most; what comes then is lost."""
+    """Bytes that wait at the bottleneck at most; what comes then is lost."""
     mtu: int = 1_500
-    """Octets of the largest datagram that passes."""
+    """Bytes of the largest datagram that passes."""
 
 
 Fault = Callable[[SimPacket], object]
@@ -121,7 +121,7 @@ class SimPort:
         await trio.lowlevel.checkpoint()
 
     def close(self) -> None:
-        """Give the address up; what is on its way to it is lost."""
+        """Give the address up; datagrams on their way to it are lost."""
         self._closed = True
         self._net.remove(self)
         if self._scope is not None:
@@ -151,7 +151,7 @@ class SimNet:
         """
         self.seed = seed
         self.trace: list[tuple[float, SimAddress, SimAddress, int]] = []
-        """(time, source, destination, octets) of each datagram sent."""
+        """(time, source, destination, bytes) of each datagram sent."""
         self.sent = 0
         self.lost = 0
         self._random = random.Random(seed)
@@ -219,7 +219,7 @@ class SimNet:
         self._faults.append(fault)
 
     def drop(self, which: Callable[[SimPacket], bool]) -> None:
-        """Lose the datagrams of which `which` is true."""
+        """Lose the datagrams that `which` accepts."""
 
         def fault(packet: SimPacket) -> None:
             packet.dropped = packet.dropped or which(packet)
@@ -236,7 +236,7 @@ class SimNet:
         self.fault(fault)
 
     def corrupt(self, which: Callable[[SimPacket], bool], *, at: int = -1, mask: int = 0x01) -> None:
-        """Flip bits of one octet of some."""
+        """Flip bits of one byte of some."""
 
         def fault(packet: SimPacket) -> None:
             if which(packet):

@@ -1,8 +1,8 @@
-"""What the byte-stream carriers share: the stream that joins writes, errors that stay, tools for listeners.
+"""The parts that byte-stream carriers share: the stream that joins writes, sticky errors, tools for listeners.
 
 Theory of `JoinedStream`, which TCP, TLS and Unix sockets are:
 
-* One send of trio costs 15 us and one turn of its scheduler 5, the system call 2; so what is sent within one turn goes out together: 64-octet frames
+* One send of trio costs 15 us and one turn of its scheduler 5, the system call 2; so all writes of one turn go out together: 64-byte frames
   at 2 to 4 million a second instead of 26 to 47 thousand.  `send_all` appends to a queue, a writer task takes the whole queue at a time.
 * Waiting for the writer's turn would be a loss where one request waits for one answer.  So a small write that finds nothing queued and
   comes `_JOIN_WITHIN` seconds or more after the last such write goes straight to the kernel, without any task: 15 instead of 8.5 thousand
@@ -55,16 +55,16 @@ logger = logging.getLogger("levada.transports.carriers")
 _JOIN_WITHIN = (
     50e-6  # seconds; a system call of 2 to 5 us for each write that is further apart than that is at most a tenth
 )
-_STRAIGHT = 16 * 1024  # octets; larger writes queue, as the kernel would often take only a part of them
+_STRAIGHT = 16 * 1024  # bytes; larger writes queue, as the kernel would often take only a part of them
 _SLICE = (
     256 * 1024
-)  # octets handed on at once, so that `unsent` and the watermark see the progress of one very large write
+)  # bytes handed on at once, so that `unsent` and the watermark see the progress of one very large write
 
 
 class Waiter:
-    """A place where one task at a time waits until it is woken; it then looks for itself what there is to do.
+    """One task at a time waits here until it is woken; then it checks for itself what there is to do.
 
-    A slot instead of an event or a parking lot for each wait: nothing is made anew.
+    A slot, where an event or a parking lot would be made anew for each wait.
     """
 
     __slots__ = ("task",)
@@ -104,7 +104,7 @@ def again(error: E) -> E:
 
 
 def cut_front(buffer: bytearray, count: int) -> bytes:
-    """Take the first `count` octets (or all) out of `buffer`; linear in what is taken, not in what stays."""
+    """Take the first `count` bytes (or all) out of `buffer`; linear in `count`, not in the rest."""
     if count >= len(buffer):
         data = bytes(buffer)
         buffer.clear()
@@ -133,17 +133,17 @@ def split_url(url: str, scheme: str) -> SplitResult:
 
 @attrs.frozen(kw_only=True)
 class StreamConfig:
-    """What all carriers on sockets have in common. Immutable; derive with `attrs.evolve`."""
+    """Settings that all carriers on sockets share. Immutable; derive with `attrs.evolve`."""
 
     high_watermark: int = attrs.field(default=64 * 1024, validator=[v.instance_of(int), v.ge(0)])
-    """Octets queued above which sending waits, until half of them are gone."""
+    """Bytes queued above which sending waits, until half of them are gone."""
     receive_size: int = attrs.field(default=64 * 1024, validator=[v.instance_of(int), v.ge(1)])
-    """Octets that one `receive_some` without a limit returns at most."""
+    """Bytes that one `receive_some` without a limit returns at most."""
     close_timeout: float = attrs.field(default=5.0, validator=v.ge(0))
-    """Seconds that `aclose` waits for what is queued to go out; what is left then is lost."""
+    """Seconds that `aclose` waits for the queue to go out; then the rest is lost."""
     linger: float = attrs.field(default=0.0, validator=v.ge(0))
-    """Seconds of `close_timeout` in which `aclose` goes on to read, and throws away, until the peer ends too: for protocols whose peers
-    send on until they see the end, and must still get what was sent before it."""
+    """Seconds of `close_timeout` that `aclose` reads on, and discards, until the peer ends too. For protocols whose peers send until they see
+    the end, and must still get the last bytes."""
 
 
 class JoinedStream:
@@ -155,7 +155,7 @@ class JoinedStream:
         info: who is at the other end.
         config: watermark and time limits.
         half_close: whether `raw` can end sending alone.
-        straight: whether octets for `raw` may be written to the socket as they are.
+        straight: whether bytes for `raw` may be written to the socket as they are.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class JoinedStream:
         self._half_close = half_close
         self._straight = straight and os.name == "posix"  # elsewhere a socket is not a file descriptor
         self._queue = bytearray()
-        self._writing = 0  # octets taken out of the queue and not handed on yet
+        self._writing = 0  # bytes taken out of the queue and not handed on yet
         self._finished = False
         self._end_sent = False
         self._closed = False
@@ -192,7 +192,7 @@ class JoinedStream:
         self._progress: trio.Event | None = None
         self._was_empty = True  # the kernel's buffer, after the last read
         self._last_straight = 0.0
-        self._unyielded = 0  # octets written straight since this stream let other tasks run
+        self._unyielded = 0  # bytes written straight since this stream let other tasks run
         self._octets_sent = self._octets_received = self._writes = self._reads = 0
         self._leave: Callable[[], None] | None = None
 
@@ -214,13 +214,13 @@ class JoinedStream:
 
     @property
     def unsent(self) -> int:
-        """Octets queued and not in the kernel's hands yet."""
+        """Bytes queued and not in the kernel's hands yet."""
         return len(self._queue) + self._writing
 
     # ---------------------------------------------------------------- sending
 
     async def send_all(self, data: Octets) -> None:
-        """See `ByteStream.send_all`."""
+        """Queue bytes, waiting for room: see `ByteStream.send_all`."""
         self._check_sending()
         while self.unsent > self._config.high_watermark:
             await self._room.wait()
@@ -232,13 +232,13 @@ class JoinedStream:
         self._put(data)
 
     def send_nowait(self, data: Octets) -> None:
-        """See `ByteStream.send_nowait`."""
+        """Queue bytes without waiting: see `ByteStream.send_nowait`."""
         if self._closed or self._finished or self._send_error is not None:
             self._check_sending()
         self._put(data)
 
     def _put(self, data: Octets) -> None:
-        """Write small lonely octets straight to the kernel, queue all others."""
+        """Write small lonely bytes straight to the kernel, queue all others."""
         if self._straight and not self._queue and not self._writing and 0 < len(data) <= _STRAIGHT:
             now = perf_counter()
             if now - self._last_straight >= _JOIN_WITHIN:
@@ -283,7 +283,7 @@ class JoinedStream:
             )
 
     async def _write(self) -> None:
-        """Hand on what is queued, whole queues at a time, until the stream is closed."""
+        """Hand the queue on, all of it at a time, until the stream is closed."""
         try:
             while True:
                 if self._queue:
@@ -332,7 +332,7 @@ class JoinedStream:
         self._tell_progress()
 
     async def send_eof(self) -> None:
-        """See `ByteStream.send_eof`."""
+        """End sending: see `ByteStream.send_eof`."""
         if not self._half_close:
             raise NotImplementedError(f"{self._info.scheme} has no half-close; aclose() ends both directions")
         if self._finished and not self._closed:
@@ -344,7 +344,7 @@ class JoinedStream:
         self._start_writer()
 
     async def flush(self) -> None:
-        """See `ByteStream.flush`."""
+        """Wait until the queue is empty: see `ByteStream.flush`."""
         await self._drained()
         if self._closed:
             raise ConnectionClosed("this side closed the stream")
@@ -365,7 +365,7 @@ class JoinedStream:
     # ---------------------------------------------------------------- receiving
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """See `ByteStream.receive_some`."""
+        """Wait for bytes: see `ByteStream.receive_some`."""
         if self._receiving:
             raise trio.BusyResourceError("another task is receiving")
         if self._closed:
@@ -376,7 +376,7 @@ class JoinedStream:
             return b""
         size = self._config.receive_size if max_bytes is None else max_bytes
         if size < 1:
-            raise ValueError(f"max_bytes must be 1 or more, got {size}")  # reading 0 octets would look like the end
+            raise ValueError(f"max_bytes must be 1 or more, got {size}")  # reading 0 bytes would look like the end
         self._receiving = True
         try:
             if self._straight:
@@ -405,7 +405,7 @@ class JoinedStream:
             raise again(self._receive_error) from self._receive_error.__cause__
         finally:
             self._receiving = False
-        if self._closed:  # closing had begun: who closes cannot want these octets
+        if self._closed:  # closing had begun: who closes cannot want these bytes
             raise ConnectionClosed("this side closed the stream")
         if data:
             self._octets_received += len(data)
@@ -417,7 +417,7 @@ class JoinedStream:
     # ---------------------------------------------------------------- the end
 
     async def aclose(self) -> None:
-        """See `ByteStream.aclose`; waits up to `StreamConfig.close_timeout`."""
+        """Send the queue, for up to `StreamConfig.close_timeout`, and close: see `ByteStream.aclose`."""
         if self._closed:
             await trio.lowlevel.checkpoint()
             return
@@ -439,8 +439,8 @@ class JoinedStream:
     async def _linger(self) -> None:
         """Wait until the peer's kernel has everything.
 
-        A socket that is closed with octets unread sends a reset, which destroys what is still under way to the peer.
-        So what comes is thrown away meanwhile.
+        A socket that closes with unread bytes sends a reset, which destroys the last bytes on their way to the peer.
+        So this discards what comes meanwhile.
         """
         pause = 0.001
         try:
@@ -453,7 +453,7 @@ class JoinedStream:
             pass  # the peer is gone: nothing to wait for
 
     def abort(self) -> None:
-        """See `ByteStream.abort`."""
+        """Close at once and drop the queue: see `ByteStream.abort`."""
         self._closed = True
         self._shut(hard=True)
 
@@ -494,7 +494,7 @@ class JoinedStream:
 
 
 def lost(cause: BaseException) -> ConnectionLost:
-    """Return the error that says what ended a connection; trio's own wrapper is looked through."""
+    """Return the error that says what ended a connection, without trio's wrapper."""
     told = cause.__cause__ if isinstance(cause, trio.BrokenResourceError) and cause.__cause__ is not None else cause
     error = ConnectionLost(f"the connection was lost: {told}" if str(told) else "the connection was lost")
     # The stream keeps the error; the frames of a traceback would keep the stream.
@@ -503,7 +503,7 @@ def lost(cause: BaseException) -> ConnectionLost:
 
 
 def discard(socket: trio.socket.SocketType) -> bool:
-    """Throw away what has come, without waiting; whether the peer has ended."""
+    """Discard the bytes that have arrived, without waiting; return whether the peer has ended."""
     if os.name != "posix":
         return False
     try:
@@ -516,7 +516,7 @@ def discard(socket: trio.socket.SocketType) -> bool:
 
 
 def _unacknowledged(socket: trio.socket.SocketType) -> bool:
-    """Whether the kernel still keeps octets for the peer; false where it does not tell."""
+    """Whether the kernel still keeps bytes for the peer; false where it does not tell."""
     try:
         import fcntl
         import termios
@@ -556,7 +556,7 @@ def _essence(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 class Ready(Generic[T]):
-    """Peers whose handshake is done, until somebody accepts them.
+    """Peers whose handshake is done, until the program accepts them.
 
     Args:
         room: peers that may be here, or on the way here; each of them reserves a place first.
@@ -583,7 +583,7 @@ class Ready(Generic[T]):
         """Fill a reserved place.
 
         Raises:
-            trio.ClosedResourceError: nobody will take it, as the listener is closed.
+            trio.ClosedResourceError: the listener is closed.
         """
         self._give.send_nowait(peer)
 
@@ -601,7 +601,7 @@ class Ready(Generic[T]):
         return peer
 
     def close(self) -> list[T]:
-        """Take in nothing more; return those whom nobody accepted."""
+        """Close, and return the peers that were not accepted."""
         self._give.close()
         left: list[T] = []
         try:
@@ -617,7 +617,7 @@ async def accept_from(
 ) -> None:
     """Take connections from the kernel and hand them to `handle`, one at a time, until the listener is closed.
 
-    When the system is out of descriptors or memory it waits a little and goes on: those connected suffer nothing.
+    When the system is out of descriptors or memory it waits a little and goes on: open connections are not affected.
     """
     while True:
         try:

@@ -44,9 +44,9 @@ class TcpConfig(StreamConfig):
     keepalive_count: int = attrs.field(default=6, validator=[v.instance_of(int), v.ge(1), v.le(127)])
     """Probes without an answer after which the connection is lost."""
     send_buffer: int | None = attrs.field(default=None, validator=_BUFFER)
-    """Octets of the kernel's buffer for sending; ``None`` leaves it to the kernel."""
+    """Bytes of the kernel's buffer for sending; ``None`` leaves it to the kernel."""
     receive_buffer: int | None = attrs.field(default=None, validator=_BUFFER)
-    """Octets of the kernel's buffer for receiving; ``None`` leaves it to the kernel."""
+    """Bytes of the kernel's buffer for receiving; ``None`` leaves it to the kernel."""
     backlog: int = attrs.field(default=1024, validator=[v.instance_of(int), v.ge(1)])
     """Peers that wait in the kernel, and again here, until they are accepted."""
     max_connections_per_address: int | None = attrs.field(
@@ -157,7 +157,7 @@ async def dial(url: str, config: TcpConfig | None = None) -> AsyncIterator[Joine
     """Connect to ``tcp://host:port``; leaving the block closes.
 
     Raises:
-        ConnectionLost: nobody answers there.
+        ConnectionLost: no server answers there.
         IdleTimeout: not within `TcpConfig.connect_timeout`.
         ConfigurationError: not such a URL.
     """
@@ -187,7 +187,7 @@ async def bind(url: str, scheme: str, config: TcpConfig) -> list[trio.SocketList
 
 
 class TcpListener:
-    """Where TCP connections come in; a `Listener`. Comes from `listen`."""
+    """Accepts TCP connections; a `Listener`, made by `listen`."""
 
     def __init__(self, sockets: list[trio.SocketListener], config: TcpConfig) -> None:
         self._sockets = sockets
@@ -195,7 +195,7 @@ class TcpListener:
         self._ready: Ready[JoinedStream] = Ready(config.backlog)
         self._url = f"tcp://{authority(sockets[0].socket.getsockname())}"
         self.admission = Admission(self._url, config.max_connections_per_address)
-        """Who is let in, and how many were not."""
+        """Decides who is let in, and counts the others."""
 
     @property
     def url(self) -> str:
@@ -203,11 +203,11 @@ class TcpListener:
         return self._url
 
     async def accept(self) -> JoinedStream:
-        """See `Listener.accept`; several tasks may wait, each gets another peer."""
+        """Wait for the next peer. Several tasks may wait, each for another peer: see `Listener.accept`."""
         return await self._ready.take(self._url)
 
     async def take_in(self, raw: trio.SocketStream) -> None:
-        """Make a stream of what the kernel has accepted."""
+        """Make a stream of an accepted socket."""
         entry = let_in(raw, self.admission)
         if entry is None:
             return
@@ -223,7 +223,7 @@ class TcpListener:
             leave()
 
     async def aclose(self) -> None:
-        """See `Listener.aclose`; who was not accepted is cut off."""
+        """Stop accepting, and cut off peers that were not accepted: see `Listener.aclose`."""
         for listener in self._sockets:
             listener.socket.close()
         for stream in self._ready.close():
@@ -233,7 +233,7 @@ class TcpListener:
 
 @asynccontextmanager
 async def listen(url: str, config: TcpConfig | None = None) -> AsyncIterator[TcpListener]:
-    """Listen at ``tcp://host:port``; leaving the block stops that, what was accepted lives on.
+    """Listen at ``tcp://host:port``; leaving the block stops that; accepted connections live on.
 
     Raises:
         ConfigurationError: not such a URL, or the address cannot be listened at.

@@ -1,7 +1,7 @@
 """Byte streams over TLS 1.2 and 1.3 on TCP: verified by default, client certificates, ALPN, reload of certificates.
 
 URLs are ``tls://host:port``.  The end of a stream is TLS's own (close_notify); without it `receive_some` raises `ConnectionLost`, so
-that nobody on the way can cut a stream short unseen.  TLS here has no half-close: `send_eof` raises `NotImplementedError`.
+an attacker on the path cannot cut a stream short unseen.  TLS here has no half-close: `send_eof` raises `NotImplementedError`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger("levada.transports.carriers.tls")
 
 File = str | PathLike[str]
 
-_ALERT_LINGER = 1.0  # seconds in which a peer may take the alert before the connection is cut
+_ALERT_LINGER = 1.0  # seconds for a peer to take the alert before the connection is cut
 _SHORT = {"commonName": "CN", "organizationName": "O", "organizationalUnitName": "OU", "countryName": "C"}
 
 
@@ -40,15 +40,15 @@ class TlsConfig(StreamConfig):
     """How TLS connections behave. Immutable; derive with `attrs.evolve`."""
 
     certificate: File | None = None
-    """PEM file with the own certificate and those above it; a listener needs one, a client shows it if asked."""
+    """PEM file with this side's certificate and its chain; a listener needs one, a client shows it if asked."""
     key: File | None = None
     """PEM file with the key of `certificate`; ``None``: the same file."""
     key_password: str | None = attrs.field(default=None, repr=False)
     """Opens an encrypted key."""
     ca: File | None = None
-    """PEM file with the authorities to trust; ``None``: those of the system."""
+    """PEM file with the authorities to trust; ``None``: the system's."""
     verify: bool = attrs.field(default=True, validator=v.instance_of(bool))
-    """Whether a client checks the server's certificate and name. Without it anybody on the way can read and change everything."""
+    """Whether a client checks the server's certificate and name. Without the check an attacker on the path can read and change everything."""
     server_name: str | None = None
     """Name to ask for (SNI) and to check the certificate against; ``None``: the host of the URL."""
     client_certificates: Literal["none", "optional", "required"] = attrs.field(
@@ -56,17 +56,17 @@ class TlsConfig(StreamConfig):
     )
     """Whether a listener asks clients for certificates, verified against `ca`."""
     alpn: tuple[str, ...] = attrs.field(default=(), converter=tuple[str, ...])
-    """Protocols to offer or to choose from, the preferred first; `CarrierInfo.alpn` tells what was agreed on, if anything."""
+    """Protocols to offer or to choose from, the preferred first; `CarrierInfo.alpn` has the one that both sides agreed on."""
     minimum_version: ssl.TLSVersion = attrs.field(
         default=ssl.TLSVersion.TLSv1_2, validator=v.in_([ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
     )
     """Oldest version of TLS to speak."""
     context: ssl.SSLContext | None = attrs.field(default=None, validator=v.optional(v.instance_of(ssl.SSLContext)))
-    """A context of one's own instead of all settings above but `server_name`."""
+    """Your own context, in the place of all settings above except `server_name`."""
     handshake_timeout: float = attrs.field(default=10.0, validator=v.gt(0))
     """Seconds that a handshake may take."""
     backlog: int = attrs.field(default=256, validator=[v.instance_of(int), v.ge(1)])
-    """Peers in their handshake or waiting to be accepted; one more cuts off the handshake that has taken longest."""
+    """Peers in their handshake or waiting to be accepted; one more cuts off the oldest handshake."""
     tcp: TcpConfig = attrs.field(factory=TcpConfig, validator=v.instance_of(TcpConfig))
     """Of the connection below."""
 
@@ -145,7 +145,7 @@ async def _send_alert(raw: trio.SocketStream, tls: trio.SSLStream[_Below]) -> No
         try:
             await raw.send_all(alert)
             raw.socket.shutdown(stdlib_socket.SHUT_WR)
-            # Closed with octets unread the socket would send a reset, which can overtake the alert.
+            # Closed with bytes unread the socket would send a reset, which can overtake the alert.
             while not discard(raw.socket):
                 await trio.lowlevel.wait_readable(raw.socket)
         except (trio.BrokenResourceError, OSError):
@@ -199,10 +199,10 @@ async def _shake_hands(
 
 @asynccontextmanager
 async def dial(url: str, config: TlsConfig | None = None) -> AsyncIterator[JoinedStream]:
-    """Connect to ``tls://host:port`` and check who answers; leaving the block closes.
+    """Connect to ``tls://host:port`` and check the server's certificate; leaving the block closes.
 
     Raises:
-        ConnectionLost: nobody answers there, or not the one whom the certificate must name.
+        ConnectionLost: no server answers there, or its certificate names another host.
         IdleTimeout: not within the time for connecting or for the handshake.
         ConfigurationError: not such a URL, or a name or certificates that cannot be used.
     """
@@ -272,7 +272,7 @@ class TlsListener:
             self._context.sni_callback = _NoteName(self._context.sni_callback)
 
     async def accept(self) -> JoinedStream:
-        """See `Listener.accept`; several tasks may wait, each gets another peer."""
+        """Wait for the next peer. Several tasks may wait, each for another peer: see `Listener.accept`."""
         return await self._ready.take(self._url)
 
     async def take_in(self, raw: trio.SocketStream) -> None:
@@ -309,7 +309,7 @@ class TlsListener:
         leave()
 
     async def aclose(self) -> None:
-        """See `Listener.aclose`; who was not accepted is cut off."""
+        """Stop accepting, and cut off peers that were not accepted: see `Listener.aclose`."""
         for listener in self._sockets:
             listener.socket.close()
         for scope in list(self._handshakes):
@@ -321,10 +321,10 @@ class TlsListener:
 
 @asynccontextmanager
 async def listen(url: str, config: TlsConfig | None = None) -> AsyncIterator[TlsListener]:
-    """Listen at ``tls://host:port``; leaving the block stops that, what was accepted lives on.
+    """Listen at ``tls://host:port``; leaving the block stops that; accepted connections live on.
 
     Raises:
-        ConfigurationError: not such a URL, no certificate or one that cannot be used, or the address cannot be listened at.
+        ConfigurationError: not such a URL, no usable certificate, or the address cannot be listened at.
     """
     config = config or TlsConfig()
     make_context(config, ssl.Purpose.CLIENT_AUTH)  # before the port is taken

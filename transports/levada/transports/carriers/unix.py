@@ -1,7 +1,7 @@
 """Byte streams over Unix sockets: for programs on one machine, which the kernel tells apart.
 
-URLs are ``unix:///path/to/socket``.  The file has mode 0600 from the moment at which anybody can connect; a file that a dead
-listener has left is replaced, and the own file is removed at the end.  Abstract names (Linux) are refused: they have no mode, so any
+URLs are ``unix:///path/to/socket``.  The file has mode 0600 before any process can connect.  A listener replaces the file of a dead
+listener, and removes its own file at the end.  Abstract names (Linux) are refused: they have no mode, so any
 process could connect or take the name first.
 """
 
@@ -48,9 +48,9 @@ class UnixConfig(StreamConfig):
     """How connections over Unix sockets behave. Immutable; derive with `attrs.evolve`."""
 
     mode: int = attrs.field(default=0o600, validator=[v.instance_of(int), v.in_(range(0o1000))])
-    """Of the listener's file: who may write to it may connect."""
+    """Mode of the listener's file: users who may write to it may connect."""
     allowed_uids: frozenset[int] | None = attrs.field(default=None, converter=_users)
-    """Users whose processes may be at the other end, of a listener or of a dialler; ``None``: whoever gets at the file."""
+    """Users whose processes may be at the other end, of a listener or of a dialler; ``None``: every user who may open the file."""
     max_connections_per_uid: int | None = attrs.field(default=None, validator=v.optional([v.instance_of(int), v.ge(1)]))
     """Connections of one user's processes to a listener; one more is closed at once. Needs a system that tells who connects (Linux)."""
     connect_timeout: float = attrs.field(default=10.0, validator=v.gt(0))
@@ -80,11 +80,10 @@ def _credentials(socket: trio.socket.SocketType) -> tuple[int, int, int] | None:
 
 
 class _UnixStream(JoinedStream):
-    """A joined stream whose end is not spoilt by what it has not read."""
+    """A joined stream that ends cleanly with bytes unread."""
 
     async def _linger(self) -> None:
-        # What was sent is in the peer's hands already. But to close with octets unread would be a reset there, so: no more of them, and
-        # away with those that are here.
+        # The peer has all that was sent. But closing with bytes unread would reset it, so stop receiving and discard what has arrived.
         try:
             self._socket.shutdown(stdlib_socket.SHUT_RDWR)
             while not discard(self._socket):
@@ -113,7 +112,7 @@ def _stream(raw: trio.SocketStream, path: str, config: UnixConfig) -> JoinedStre
 async def _connect(path: str) -> trio.SocketStream:
     """Connect, waiting for room in the listener's queue.
 
-    Without room Linux refuses at once (EAGAIN), which trio takes for a connection under way, and then for one that is made.
+    Without room Linux refuses at once (EAGAIN); trio takes that for a connection under way, then for an open one.
     """
     pause = 0.001
     while True:
@@ -135,7 +134,7 @@ async def dial(url: str, config: UnixConfig | None = None) -> AsyncIterator[Join
     """Connect to ``unix:///path``; leaving the block closes.
 
     Raises:
-        ConnectionLost: nobody listens there, or this process may not, or the listener runs as a user that is not allowed.
+        ConnectionLost: no process listens there, this one may not connect, or the listener's user is not allowed.
         IdleTimeout: there was no room in the listener's queue within `UnixConfig.connect_timeout`.
         ConfigurationError: not such a URL.
     """
@@ -154,7 +153,7 @@ async def dial(url: str, config: UnixConfig | None = None) -> AsyncIterator[Join
 
 
 async def _bind(path: str, config: UnixConfig) -> tuple[trio.SocketListener, os.stat_result]:
-    """Listen at a path, and return what its file is; that of a listener that is no more is replaced."""
+    """Listen at a path, replacing the file of a dead listener, and identify the new file."""
     if sys.platform != "linux":
         for name in ("allowed_uids", "max_connections_per_uid"):
             if getattr(config, name) is not None:
@@ -168,7 +167,7 @@ async def _bind(path: str, config: UnixConfig) -> tuple[trio.SocketListener, os.
                 raise
             await _remove_stale(path)
             await socket.bind(path)
-        os.chmod(path, config.mode)  # nobody can connect before the next line
+        os.chmod(path, config.mode)  # no process can connect before `listen` below
         file = os.lstat(path)
         socket.listen(config.backlog)
     except OSError as error:
@@ -181,10 +180,10 @@ async def _bind(path: str, config: UnixConfig) -> tuple[trio.SocketListener, os.
 
 
 async def _remove_stale(path: str) -> None:
-    """Remove a socket's file if nobody listens at it.
+    """Remove a socket's file if no process listens at it.
 
     Raises:
-        ConfigurationError: somebody does, or it is another kind of file.
+        ConfigurationError: a process does, or it is another kind of file.
     """
     before = os.lstat(path)
     if not stat.S_ISSOCK(before.st_mode):
@@ -195,11 +194,11 @@ async def _remove_stale(path: str) -> None:
         if os.path.samestat(before, os.lstat(path)):
             os.unlink(path)
         return
-    raise ConfigurationError(f"somebody listens at {path} already")
+    raise ConfigurationError(f"a process listens at {path} already")
 
 
 class UnixListener:
-    """Where connections over a Unix socket come in; a `Listener`. Comes from `listen`."""
+    """Accepts connections over a Unix socket; a `Listener`, made by `listen`."""
 
     def __init__(self, socket: trio.SocketListener, path: str, file: os.stat_result, config: UnixConfig) -> None:
         self._socket = socket
@@ -218,7 +217,7 @@ class UnixListener:
         return f"unix://{quote(os.fsencode(self._path))}"
 
     async def accept(self) -> JoinedStream:
-        """See `Listener.accept`; several tasks may wait, each gets another peer."""
+        """Wait for the next peer. Several tasks may wait, each for another peer: see `Listener.accept`."""
         return await self._ready.take(self.url)
 
     async def take_in(self, raw: trio.SocketStream) -> None:
@@ -244,7 +243,7 @@ class UnixListener:
             stream.abort()
 
     async def aclose(self) -> None:
-        """See `Listener.aclose`; who was not accepted is cut off, the file is removed if it is still this listener's."""
+        """Stop accepting, cut off peers that were not accepted, and remove the file if it is still this listener's."""
         if self._socket.socket.fileno() >= 0:
             try:
                 if os.path.samestat(self._file, os.lstat(self._path)):
@@ -259,10 +258,10 @@ class UnixListener:
 
 @asynccontextmanager
 async def listen(url: str, config: UnixConfig | None = None) -> AsyncIterator[UnixListener]:
-    """Listen at ``unix:///path``; leaving the block stops that and removes the file, what was accepted lives on.
+    """Listen at ``unix:///path``; leaving the block stops that and removes the file; accepted connections live on.
 
     Raises:
-        ConfigurationError: not such a URL, somebody listens there, or the file cannot be made.
+        ConfigurationError: not such a URL, a process listens there, or the file cannot be made.
     """
     config = config or UnixConfig()
     path = _path(url)

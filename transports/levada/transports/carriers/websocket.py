@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 _AUTHORITY = re.compile(rb"[0-9A-Za-z.:%_\[\]-]+")
-_REFUSED_LINGER = 1.0  # seconds in which a refused client may take its answer before the connection is cut
+_REFUSED_LINGER = 1.0  # seconds for a refused client to take its answer before the connection is cut
 
 
 # ---------------------------------------------------------------- handshakes
@@ -132,7 +132,7 @@ async def _read_head(stream: ByteStream, limit: int) -> tuple[bytes, bytes]:
 
 
 async def _refuse(stream: ByteStream, refusal: Refusal) -> None:
-    """Answer, and wait a little for the client to go: closing with its octets unread would cost it the answer."""
+    """Answer, and wait a little for the client to go: closing with its bytes unread would cost it the answer."""
     stream.send_nowait(refusal_octets(refusal))
     with trio.move_on_after(_REFUSED_LINGER):
         try:
@@ -208,7 +208,7 @@ class WebSocketListener:
         self._serving = trio.CancelScope()
 
     async def accept(self) -> WebSocketStream:
-        """Wait for the next client, its handshake done; one that fails or dawdles disturbs nobody.
+        """Wait for the next client, its handshake done; a client that fails or is slow disturbs no other.
 
         Raises:
             ConnectionClosed: the listener was closed.
@@ -216,7 +216,7 @@ class WebSocketListener:
         return await self._ready.take(self.url)
 
     async def aclose(self) -> None:
-        """Stop accepting; what was accepted lives on, and who waits for `accept` or is in the handshake is cut off."""
+        """Stop accepting. Accepted connections live on; clients in the handshake, or waiting for `accept`, are cut off."""
         for scope in (self._serving, *self._handshakes):
             scope.cancel()
         for websocket in self._ready.close():
@@ -289,7 +289,7 @@ async def listen_over(
 
 @asynccontextmanager
 async def listen(url: str, config: WebSocketConfig | None = None) -> AsyncIterator[WebSocketListener]:
-    """Listen for WebSocket clients; leaving the block stops that, and what was accepted lives on.
+    """Listen for WebSocket clients; leaving the block stops that; accepted connections live on.
 
     Args:
         url: ``ws://host:port/path``, or ``wss://…`` with TLS; port 0 takes a free one. With a path (also ``/``) only that one is

@@ -86,20 +86,20 @@ class WebSocketConfig:
     """How WebSockets behave, on either side. Immutable; derive with `attrs.evolve`."""
 
     max_message: int = attrs.field(default=1 << 24, validator=[v.instance_of(int), v.ge(125), v.lt(1 << 63)])
-    """Octets of the largest message that is taken, over all its fragments; a larger one ends the connection with code 1009."""
+    """Bytes of the largest message that is taken, over all its fragments; a larger one ends the connection with code 1009."""
     accept_text: bool = attrs.field(default=False, validator=v.instance_of(bool))
-    """Take text messages as their UTF-8 octets; else one ends the connection with code 1003."""
+    """Take text messages as their UTF-8 bytes; else one ends the connection with code 1003."""
     subprotocols: tuple[str, ...] = attrs.field(default=(), validator=[_STRINGS, _check_tokens])
     """A client offers them; a server agrees to the first of them that the client offered, and to none if there is none such."""
     headers: Headers = attrs.field(default=(), validator=[v.instance_of(tuple), _check_fields, _check_own])
     """Further headers of the request, or of the 101 answer."""
     origins: tuple[str, ...] = attrs.field(default=(), validator=_STRINGS)
-    """Server: origins (``"https://app.example"``) whose pages may connect besides those of the host itself; ``"*"``: any.
+    """Server: origins (``"https://app.example"``) whose pages may connect, besides the host's own; ``"*"``: any.
     Clients that send no ``Origin``, that is all but browsers, are not concerned."""
     allow: Callable[[UpgradeRequest], Refusal | None] | None = None
     """Server: called with each request that is right otherwise; ``None`` lets the client in."""
     max_handshake: int = attrs.field(default=16_384, validator=[v.instance_of(int), v.ge(1024)])
-    """Octets of the largest message head that is taken."""
+    """Bytes of the largest message head that is taken."""
     handshake_timeout: float = attrs.field(default=10.0, validator=v.gt(0.0))
     """Seconds for the HTTP exchange."""
     backlog: int = attrs.field(default=256, validator=[v.instance_of(int), v.ge(1)])
@@ -109,8 +109,8 @@ class WebSocketConfig:
     keepalive_timeout: float = attrs.field(default=20.0, validator=v.gt(0.0))
     """Seconds that the peer has then to send anything at all."""
     close_timeout: float = attrs.field(default=5.0, validator=v.gt(0.0))
-    """Seconds for the close handshake, with what was queued before it."""
+    """Seconds for sending the queue and for the close handshake."""
     tcp: tcp.TcpConfig = attrs.field(factory=tcp.TcpConfig, validator=v.instance_of(tcp.TcpConfig))
-    """What is below ``ws``."""
+    """Settings of TCP, below ``ws``."""
     tls: tls.TlsConfig = attrs.field(factory=tls.TlsConfig, validator=v.instance_of(tls.TlsConfig))
-    """What is below ``wss``."""
+    """Settings of TLS, below ``wss``."""

@@ -5,10 +5,10 @@ The rules of this file:
 * Frame boundaries are ours.  Each header is read here, so a length is compared with the limit before anything of that size exists, and
   wsproto is fed one irregular frame at a time: fragments, text, control frames, and whatever is wrong.  It alone judges those.
 * A frame is *plain* if it is a whole binary message without reserved bits, masked as its direction wants, with the shortest length
-  field, outside a fragmented message.  Plain frames never reach wsproto.  Both paths give the same octets and messages.
+  field, outside a fragmented message.  Plain frames never reach wsproto.  Both paths give the same bytes and messages.
 * After an error, or once this side is closing, data frames are skipped without being kept, and only the peer's close frame matters.
 
-Costs of one message of 64 octets in µs, ours / wsproto 1.3, Python 3.11: a client sends 1.5 / 5.8, a server 0.14 / 3.2; in batches
+Costs of one message of 64 bytes in µs, ours / wsproto 1.3, Python 3.11: a client sends 1.5 / 5.8, a server 0.14 / 3.2; in batches
 of 64 KiB a server receives 1.1 / 9.4, a client 0.3 / 7.2.
 """
 
@@ -49,7 +49,7 @@ _BIG_INTEGER_BELOW = 1024
 
 @attrs.define(eq=False, slots=False, str=False)
 class FrameError(RemoteProtocolError):
-    """The peer sent a frame that it must not send, or one that this side does not take."""
+    """The peer sent a frame that it must not send, or that this side does not take."""
 
     code: int = PROTOCOL_ERROR
     """Close code that tells the peer why."""
@@ -81,7 +81,7 @@ Control = Ping | Pong | PeerClosed
 
 
 def mask(payload: Octets, key: bytes) -> bytes:
-    """XOR the payload with the key of 4 octets, over and over; the same call takes the mask off again."""
+    """XOR the payload with the key of 4 bytes, over and over; the same call takes the mask off again."""
     size = len(payload)
     if size >= _BIG_INTEGER_BELOW:
         return bytes(XorMaskerSimple(key).process(payload if isinstance(payload, bytearray) else bytearray(payload)))
@@ -106,13 +106,13 @@ def encode_binary(payload: Octets, key: bytes | None) -> bytes:
 
 
 class WebSocketCore:
-    """One end of a WebSocket after its handshake: octets to messages and control frames, and back.
+    """One end of a WebSocket after its handshake: bytes to messages and control frames, and back.
 
     Args:
         client: whether this end is the client, which masks what it sends and takes nothing masked.
-        max_message: octets of the largest message that is taken, at least 125.
-        accept_text: take text messages, as their UTF-8 octets; else they are an error (close code 1003).
-        random: gives that many unpredictable octets, for masks (RFC 6455, 5.3).
+        max_message: bytes of the largest message that is taken, at least 125.
+        accept_text: take text messages, as their UTF-8 bytes; else they are an error (close code 1003).
+        random: gives that many unpredictable bytes, for masks (RFC 6455, 5.3).
     """
 
     def __init__(
@@ -126,10 +126,10 @@ class WebSocketCore:
         self._max_message = max_message
         self._accept_text = accept_text
         self._random = random
-        self._offset = 0  # octets before the next that receive_data looks at
-        self._frame_at = 0  # octets before the frame being read
-        self._rest = b""  # a header that is not complete: at most 13 octets, but all that followed an error
-        self._left = 0  # octets to come of a frame whose header is read; who gets them:
+        self._offset = 0  # bytes before the next that receive_data looks at
+        self._frame_at = 0  # bytes before the frame being read
+        self._rest = b""  # a header that is not complete: at most 13 bytes, but all that followed an error
+        self._left = 0  # bytes to come of a frame whose header is read; who gets them:
         self._foreign = False  # wsproto,
         self._part: bytearray | None = None  # or this payload of a plain frame, or else nobody
         self._key = b""
@@ -147,7 +147,7 @@ class WebSocketCore:
 
     def message(self, payload: Octets) -> bytes:
         """Return the frame of one binary message."""
-        if isinstance(payload, memoryview):  # its length counts items, which may be wider than an octet
+        if isinstance(payload, memoryview):  # its length counts items, which may be wider than a byte
             payload = payload.tobytes()
         if not self._client:
             return encode_binary(payload, None)
@@ -164,7 +164,7 @@ class WebSocketCore:
         return self._wsproto.send(WsprotoPong(payload)) if self.may_send else b""
 
     def close(self, code: int, reason: str = "") -> bytes:
-        """Return this side's close frame, the reason cut to 123 octets; nothing if it was sent before."""
+        """Return this side's close frame, the reason cut to 123 bytes; nothing if it was sent before."""
         if self._wsproto.state not in (ConnectionState.OPEN, ConnectionState.REMOTE_CLOSING):
             return b""
         if code == NO_CODE:
@@ -181,10 +181,10 @@ class WebSocketCore:
     # ------------------------------------------------------------ receiving
 
     def receive_data(self, data: bytes) -> list[Control]:
-        """Take octets from the peer; messages go to `messages`, in order, and control frames are returned.
+        """Take bytes from the peer; messages go to `messages`, in order, and control frames are returned.
 
         Args:
-            data: any number of octets, cut anywhere.
+            data: any number of bytes, cut anywhere.
 
         Raises:
             FrameError: a frame is wrong or too large. Messages before it were kept; what comes later is discarded.

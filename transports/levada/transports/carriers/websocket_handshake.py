@@ -37,14 +37,14 @@ class HandshakeRefused(Exception):
 
 
 class Head:
-    """Collects a message head of at most `limit` octets."""
+    """Collects a message head of at most `limit` bytes."""
 
     def __init__(self, limit: int) -> None:
         self._octets = bytearray()
         self._limit = limit
 
     def receive_data(self, data: bytes) -> tuple[bytes, bytes] | None:
-        """Take octets; return the head with its empty line, and what came after it, once it is complete.
+        """Take bytes; return the head with its empty line, and what came after it, once it is complete.
 
         Raises:
             HandshakeRefused: it is too large, or cannot be HTTP.
@@ -69,10 +69,10 @@ def answer(
     Args:
         head: the request.
         rest: what came after it.
-        path: the only one that is served; ``None``: any.
+        path: the only path to serve; ``None``: any.
 
     Returns:
-        The request, the subprotocol that was agreed on, and the octets of the 101 answer.
+        The request, the subprotocol that was agreed on, and the bytes of the 101 answer.
 
     Raises:
         HandshakeRefused: with the HTTP answer to give.
@@ -177,7 +177,7 @@ class ClientHandshake:
         self._handshake = H11Handshake(ConnectionType.CLIENT)
         request = Request(host, target, subprotocols=list(subprotocols), extra_headers=_encoded(headers))
         self.request = self._handshake.send(request)
-        """Octets to send."""
+        """Bytes to send."""
 
     def receive_head(self, head: bytes) -> str | None:
         """Judge the server's answer and return the subprotocol that it chose.

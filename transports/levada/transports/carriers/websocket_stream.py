@@ -4,8 +4,8 @@ The rules of this file:
 
 * Reading happens inside `receive` (and `aclose`): pings are answered, pongs and close frames seen, and silence is measured while a task
   waits there.  Nothing is read ahead of the application but one chunk and one message in the making.
-* The only task of a connection is the one that watches for silence, if keepalive is on.  It wakes about once in each interval and costs
-  messages nothing; a deadline around each wait for octets would cost 12 of 35 µs.  It never raises.
+* A connection's only task watches for silence, if keepalive is on.  It wakes about once in each interval and costs
+  messages nothing; a deadline around each wait for bytes would cost 12 of 35 µs.  It never raises.
 * Whatever is written goes to the byte stream's own queue in whole frames, without an await between building and queueing.  `send`
   waits for room first, with nothing built, and looks again afterwards: so a frame is queued whole or not at all, and none follows the
   close frame.  Control frames do not wait for room: a receiver that waited there for its peer to read could wait for itself.  They are
@@ -36,10 +36,10 @@ __all__ = ["WebSocketStream"]
 
 logger = logging.getLogger("levada.transports.websocket")
 
-_CHUNK = 65_536  # octets taken from the byte stream at a time: the frames of one chunk are parsed in one go
+_CHUNK = 65_536  # bytes taken from the byte stream at a time: the frames of one chunk are parsed in one go
 # Handed over from one chunk before other tasks have a turn: a turn of the scheduler costs as much as 20 small messages.
 _MESSAGES_PER_TURN = 64
-_PONGS_UNSENT = 4096  # octets
+_PONGS_UNSENT = 4096  # bytes
 
 
 class WebSocketStream:
@@ -77,12 +77,12 @@ class WebSocketStream:
         self._eof = False
         self._failed = False  # the peer broke a rule
         self._peer_closed = False
-        self._reading = False  # whether a task waits for octets
+        self._reading = False  # whether a task waits for bytes
         self._not_reading: trio.Event | None = None  # of a task that waits for that task to have some
         self._sending = False
         self._turn = _MESSAGES_PER_TURN
         self._reading_since = 0.0  # on trio's clock
-        self._silence = 0.0  # seconds of earlier waits, all cancelled, since octets came
+        self._silence = 0.0  # seconds of earlier waits, all cancelled, since bytes came
         self._pinged: CarrierStatistics | None = None  # as they were when the peer was asked for a sign of life
         self._pongs_unsent = 0
         self._pong = b""  # the latest, while no more may be queued
@@ -93,7 +93,7 @@ class WebSocketStream:
 
     @property
     def unsent(self) -> int:
-        """Octets queued and not handed on yet, framing included."""
+        """Bytes queued and not handed on yet, framing included."""
         return self._stream.unsent
 
     # ------------------------------------------------------------ messages
@@ -128,7 +128,7 @@ class WebSocketStream:
         self._raise_if_over()
 
     def send_nowait(self, message: Octets) -> None:
-        """Queue one message without waiting, also above the watermark; whoever uses it keeps its own bound. Errors as `send`."""
+        """Queue one message without waiting, also above the watermark; the caller keeps its own bound. Errors as `send`."""
         self._raise_if_over()
         self._stream.send_nowait(self._core.message(message))
         if self._pong:
@@ -136,7 +136,7 @@ class WebSocketStream:
             self._queue(pong)
 
     async def receive(self) -> bytes:
-        """Wait for the next message; a text message, where taken, comes as its UTF-8 octets.
+        """Wait for the next message; a text message, where taken, comes as its UTF-8 bytes.
 
         Raises:
             ConnectionClosed: this side closed.
@@ -184,16 +184,16 @@ class WebSocketStream:
     # ------------------------------------------------------------ the end
 
     async def aclose(self, code: int = NORMAL, reason: str = "") -> None:
-        """Close after what is queued, telling the peer why, and wait for its close frame; the time for all that is `close_timeout`.
+        """Send the queue and a close frame, and wait for the peer's, all within `close_timeout`.
 
         Messages that have arrived and were not taken are dropped.  Later calls do nothing.
 
         Args:
             code: 1000 to 1003 or 1007 to 1013 (RFC 6455, 7.4.1), or 3000 to 4999.
-            reason: cut to 123 octets of UTF-8.
+            reason: cut to 123 bytes of UTF-8.
 
         Cancellation:
-            closed at once; what was queued may be lost. Always closes.
+            closes at once; the queue may be lost.
         """
         if not (1000 <= code <= 1003 or 1007 <= code <= 1013 or 3000 <= code <= 4999):
             raise ConfigurationError(f"close code {code} may not be sent: 1000 to 1003, 1007 to 1013, or 3000 to 4999")
@@ -212,7 +212,7 @@ class WebSocketStream:
         self._over.set()
 
     def statistics(self) -> CarrierStatistics:
-        """Return the counters of the byte stream below: octets with all framing, TLS excluded."""
+        """Return the counters of the byte stream below: bytes with all framing, TLS excluded."""
         return self._stream.statistics()
 
     async def __aenter__(self) -> Self:
@@ -288,7 +288,7 @@ class WebSocketStream:
     # ------------------------------------------------------------ reading
 
     async def _read(self) -> None:
-        """Wait for octets once, and do what they say."""
+        """Wait for bytes once, and do what they say."""
         if self._reading:
             raise trio.BusyResourceError("another task is receiving from this WebSocket")
         self._reading = True
