@@ -8,7 +8,8 @@ from typing import Any
 import attrs
 import pytest
 
-from levada.transports.core import Core
+from levada.transports import maop
+from levada.transports.core import Core, StreamsInput
 from levada.transports.lumberjack import (
     ReaderConfig,
     ReaderCore,
@@ -19,6 +20,7 @@ from levada.transports.lumberjack import (
     encode_json,
     encode_window,
 )
+from levada.transports.maop.frames import Proceed, Request
 from levada.transports.reactivesocket import ReactiveSocketCore
 from levada.transports.rsocket import CoreConfig, Payload, RSocketCore
 from levada.transports.rsocket.reactive_streams import ReactiveStreamsCore
@@ -80,6 +82,48 @@ def open_stream(
     return client, server
 
 
+def maop_server() -> Core[Any, Any]:
+    """A server with a handler at work."""
+    core = maop.MaopCore(client=False, random_bytes=bytes, handlers={101: maop.HandlerSpec()})
+    core.handshake_completed(now=0.0)
+    core.receive_stream_data(
+        0, maop.Authentication("Bearer", b"x", {}, maop.Version(1, 0, 0), "test").encode(), True, 0.0
+    )
+    core.approve_client("client", now=0.0)
+    core.receive_stream_data(4, Request(101, 0, timeout_ms=5000).encode(), True, 0.0)
+    core.data_to_send(0.0)
+    return core
+
+
+def maop_client() -> Core[Any, Any]:
+    """A client whose Request is on its way."""
+    core = maop.MaopCore(client=True, random_bytes=bytes)
+    core.handshake_completed(now=0.0)
+    core.receive_stream_data(0, maop.Result(maop.Version(1, 0, 0), "test", bytes(16), "client").encode(), True, 0.0)
+    core.send_request(101, b"hello", now=0.0)
+    core.take_events()
+    core.data_to_send(0.0)
+    return core
+
+
+def stream(stream_id: int, octets: bytes, fin: bool) -> Callable[[Any, float], list[Any]]:
+    def give(core: Any, now: float) -> list[Any]:
+        events = core.receive_stream_data(stream_id, octets, fin, now)
+        assert isinstance(events, list)
+        return events
+
+    return give
+
+
+def gone(core: StreamsInput[Any], now: float) -> list[Any]:
+    """The peer has given both directions of a stream up."""
+    return [*core.stream_reset(8, 0, now), *core.stream_stopped(8, 0, now)]
+
+
+def datagram(core: StreamsInput[Any], now: float) -> list[Any]:
+    return core.receive_datagram(b"x", now)
+
+
 def messages(message: bytes) -> Callable[[Any, float], list[Any]]:
     def give(core: Any, now: float) -> list[Any]:
         events = core.receive_message(message, now)
@@ -111,6 +155,8 @@ class Case:
 CASES = {
     "Lumberjack reader": Case(lumberjack_reader, (data(encode_window(2, 1)), data(b""), data(b"?"))),
     "Lumberjack writer": Case(lumberjack_writer, (data(b"2A\0\0\0\0"), data(b""), data(b"?"))),
+    "MAOP server": Case(maop_server, (stream(8, Request(101, 0).encode(), True), gone, datagram)),
+    "MAOP client": Case(maop_client, (stream(1, Proceed((4,)).encode(), False), gone, datagram)),
 }
 # KEEPALIVE; a length of 1, a message of 1.
 for _client in (True, False):

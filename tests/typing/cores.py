@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from levada.transports.core import BytesInput, Core, MessagesInput
+from levada.transports.core import BytesInput, Core, MessagesInput, StreamsInput
 from levada.transports.lumberjack import ReaderCore, ReaderEvent, WriterCore, WriterEvent
+from levada.transports.maop import Event as MaopEvent
+from levada.transports.maop import MaopCore, Output
 from levada.transports.reactivesocket import ReactiveSocketCore
 from levada.transports.rsocket import RSocketCore
 from levada.transports.rsocket.events import Event as RSocketEvent
@@ -26,4 +28,8 @@ def lumberjack_reader(core: ReaderCore) -> tuple[Core[ReaderEvent, bytes], Bytes
 
 
 def lumberjack_writer(core: WriterCore) -> tuple[Core[WriterEvent, bytes], BytesInput[WriterEvent]]:
+    return core, core
+
+
+def maop(core: MaopCore) -> tuple[Core[MaopEvent, Output], StreamsInput[MaopEvent]]:
     return core, core

@@ -25,10 +25,10 @@ from levada.transports.maop import (
     Execute,
     Failed,
     HandlerSpec,
-    Incoming,
     MaopConfig,
     OperationCancelled,
     OperationOffered,
+    Received,
     Refused,
 )
 
@@ -65,7 +65,7 @@ class Simulation:
         self.cancelled: set[tuple[int, int]] = set()
         self.received: dict[tuple[int, int], bytes] = {}
         self.offered: dict[int, list[int]] = {0: [], 1: []}
-        self.running: dict[int, list[Incoming]] = {0: [], 1: []}
+        self.running: dict[int, list[Received]] = {0: [], 1: []}
         self.wanted: dict[int, list[int]] = {0: [], 1: []}
         self.seen = [0, 0]
 
@@ -129,7 +129,7 @@ class Simulation:
             operation = self.running[side].pop(rng.randrange(len(self.running[side])))
             self.answer(side, operation)
 
-    def answer(self, side: int, operation: Incoming) -> None:
+    def answer(self, side: int, operation: Received) -> None:
         rng, core, now = self.rng, self.pair.cores[side], self.pair.now
         stream_id = operation.stream_id
         if rng.random() < 0.2:

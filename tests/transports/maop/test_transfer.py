@@ -17,6 +17,7 @@ from levada.transports.maop import (
     Execute,
     Failed,
     HandlerSpec,
+    Incoming,
     MaopConfig,
     OperationCancelled,
     ReceiverState,
@@ -92,7 +93,9 @@ def test_ma6_ma56_ma57_ma64_blocks_in_any_cutting(length: int) -> None:
         [event] = wire.events
         assert isinstance(event, Execute)
         assert event.body == b"hello world"
-        assert event.operation.state is ReceiverState.RUNNING
+        entry = wire.core.streams[stream]
+        assert isinstance(entry, Incoming)
+        assert entry.state is ReceiverState.RUNNING
         assert wire.give(stream, b"", fin=True) == []
     wire, stream = armed(UNDEFINED)
     [event] = wire.give(stream, BlockEnd(0))

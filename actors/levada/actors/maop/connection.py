@@ -50,10 +50,10 @@ from levada.transports.maop import (
     Event,
     Execute,
     Failed,
-    Incoming,
     MaopCore,
     OperationCancelled,
     OperationOffered,
+    Received,
     ResponseRejected,
     ResponseStarted,
     RoomWanted,
@@ -319,7 +319,7 @@ class Connection(Actor[Any]):
             self.shared.metrics.approval_latency_ms.observe(1000 * (operation.approved_at - operation.since))
         execution.execute(event.body)
 
-    def _execution(self, operation: Incoming) -> Execution | None:
+    def _execution(self, operation: Received) -> Execution | None:
         """Give an operation to a child; ``None`` if there are no more, and all operations end with the connection in a moment."""
         try:
             execution = self.executions[operation.stream_id] = self.resting.take(Execution)
@@ -491,7 +491,7 @@ class Connection(Actor[Any]):
         """A handler has taken octets of a streamed body."""
         self.feed(self.core.body_consumed(stream_id, octets, now=trio.current_time()))
 
-    def finished(self, operation: Incoming, began: float, now: float, octets: int) -> None:
+    def finished(self, operation: Received, began: float, now: float, octets: int) -> None:
         """A handler has ended well."""
         metrics = self.shared.metrics
         metrics.histogram(operation.msg_id).observe(1000 * (now - began))

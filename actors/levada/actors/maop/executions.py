@@ -19,7 +19,7 @@ import trio
 from levada.actors.resting import Restful
 from levada.framework import Reason, Ref, handles
 from levada.framework.errors import ActorStopped, CarrierError, DecodeError, LocalProtocolError
-from levada.transports.maop import ErrorCode, Incoming, OperationCancelled
+from levada.transports.maop import ErrorCode, OperationCancelled, Received
 
 from .bodies import Source, make_source, quick_source
 from .errors import OperationError, Refuse
@@ -89,7 +89,7 @@ class Execution(Restful):
     """One operation of the peer after another, each from when a handler knows it to when it is over and undone."""
 
     connection: Connection
-    operation: Incoming = attrs.field(init=False)
+    operation: Received = attrs.field(init=False)
     handler: Handler = attrs.field(init=False)
     call: Call = attrs.field(init=False)
     busy: bool = attrs.field(default=False, init=False)
@@ -105,7 +105,7 @@ class Execution(Restful):
     placed: bool = attrs.field(default=False, init=False)
     """Whether it waits for a place, or for the turn in which it uses it."""
 
-    def take(self, operation: Incoming, handler: Handler) -> None:
+    def take(self, operation: Received, handler: Handler) -> None:
         """Take up an operation."""
         self.operation, self.handler, self.code = operation, handler, handler.code
         consumed = self.connection.consumed if operation.spec.streaming else None

@@ -19,7 +19,7 @@ from .bodies import Body
 from .errors import OperationError, Refuse
 
 if TYPE_CHECKING:
-    from levada.transports.maop import Incoming
+    from levada.transports.maop import Received
 
     from .peer import Peer
 
@@ -56,7 +56,7 @@ class Call:
 
     __slots__ = ("_body", "_chunks", "_consumed", "_ended", "_news", "_whole", "operation", "peer")
 
-    def __init__(self, operation: Incoming, peer: Peer, consumed: Callable[[int, int], None] | None) -> None:
+    def __init__(self, operation: Received, peer: Peer, consumed: Callable[[int, int], None] | None) -> None:
         self.operation = operation
         """Its header: ``msg_id``, ``length``, ``priority``, …"""
         self.peer = peer

@@ -13,8 +13,8 @@ from levada.transports.maop import (
     Completed,
     ErrorCode,
     Failed,
-    Incoming,
     MaopCore,
+    Received,
     Refused,
     Stepped,
     StreamData,
@@ -121,7 +121,7 @@ class Journal:
             extra=self._extra(what, stream_id),
         )
 
-    def step(self, event: str, operation: Incoming, octets: int | None = None, code: int | None = None) -> None:
+    def step(self, event: str, operation: Received, octets: int | None = None, code: int | None = None) -> None:
         """Log a step of an operation of the peer."""
         if self.verbose:
             logger.debug(
@@ -143,7 +143,7 @@ class Journal:
             text = f"{signal}"
             logger.debug("%s: sends %.200s", self._path, text, extra=self._extra(type(signal).__name__))
 
-    def failed(self, what: str, operation: Incoming, error: Exception) -> str:
+    def failed(self, what: str, operation: Received, error: Exception) -> str:
         """Log what code of the user raised; return the audit id that the peer gets instead. Source: MA-79."""
         audit = os.urandom(4).hex()
         logger.error(

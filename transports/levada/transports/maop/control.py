@@ -11,20 +11,93 @@ most. A token bucket counts entries; while it is empty the streams are not read.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Protocol
 
+from .config import MaopConfig
 from .errors import ErrorCode, Fault, close_code
-from .events import OpenStream, Output, StopStream, StreamData, StreamUnblocked
+from .events import Event, OpenStream, Output, StopStream, StreamData, StreamUnblocked
 from .frames import BATCH, CONTROL_OPS, DISCONNECT_REQUEST, DONE_ENTRY, ENTRIES, FAIL, PROCEED_ENTRY, REFUSE_ENTRY
 from .rates import TokenBucket
 from .state import ConnectionState
 
-if TYPE_CHECKING:
-    from .core import MaopCore
-
 __all__ = ["ControlIn", "ControlPool", "Signals"]
 
 _CLOSED = ConnectionState.CLOSED
+
+
+class Sent(Protocol):
+    """An operation of ours, as far as signals are about it."""
+
+    def on_proceed(self, now: float) -> None:
+        """The peer wants the body."""
+        ...
+
+    def on_refuse(self, retry_ms: int, code: int, now: float) -> None:
+        """The peer does not want the operation."""
+        ...
+
+
+class Signalling(Protocol):
+    """The connection, as far as signals need it."""
+
+    config: MaopConfig
+    state: ConnectionState
+    out: list[Output]
+    emit: Callable[[Event], None]
+
+    @property
+    def signals(self) -> Signals:
+        """What bounds those of the peer."""
+        ...
+
+    def credit_left(self, *, unidirectional: bool) -> int:
+        """Return how many streams of a kind may be opened."""
+        ...
+
+    def take_stream_id(self, *, unidirectional: bool) -> int:
+        """Number a stream of ours."""
+        ...
+
+    def keep_control(self, control: ControlIn) -> None:
+        """A stream carries signals from now on."""
+        ...
+
+    def forget_control(self, control: ControlIn, *, ended: bool = True) -> None:
+        """A stream carries no signals any more."""
+        ...
+
+    def is_control(self, control: ControlIn) -> bool:
+        """Whether a stream still carries signals."""
+        ...
+
+    def target(self, stream_id: int, now: float) -> Sent | None:
+        """Find the operation of ours that a signal is about."""
+        ...
+
+    def on_done(self, stream_id: int, start_ms: int, time_ms: int, now: float) -> None:
+        """A Done has come."""
+        ...
+
+    def on_fail(self, stream_id: int, code: int, reason: str, now: float) -> None:
+        """A Fail has come."""
+        ...
+
+    def on_disconnect(self, now: float) -> None:
+        """A Disconnect has come."""
+        ...
+
+    def on_disconnect_request(self, drain_time: float, reason: str, now: float) -> None:
+        """A Disconnect Request has come."""
+        ...
+
+    def fail_stream(self, stream_id: int, code: int, reason: str) -> None:
+        """Queue a Fail for a stream that carries no operation."""
+        ...
+
+    def fail_connection(self, code: int, detail: str, rule: str) -> None:
+        """The peer has broken a rule that ends the connection."""
+        ...
 
 
 class ControlOut:
@@ -82,7 +155,7 @@ class ControlPool:
 
     __slots__ = ("_core", "_dirty", "_size", "_slots", "backlog", "done_at", "starved", "stops", "streams")
 
-    def __init__(self, core: MaopCore) -> None:
+    def __init__(self, core: Signalling) -> None:
         self._core = core
         self._size = core.config.global_control_pool_size
         self._slots: list[ControlOut | None] = [None] * self._size
@@ -206,7 +279,7 @@ class ControlPool:
         self.streams[stream.stream_id] = stream
         out.append(OpenStream(stream.stream_id, unidirectional, -1))
         if not unidirectional:
-            core.streams[stream.stream_id] = ControlIn(core, stream.stream_id, own=True)
+            core.keep_control(ControlIn(core, stream.stream_id, own=True))
 
     def stopped(self, stream_id: int) -> None:
         """The peer reads a control stream no more: what waits goes to another. Source: MA-86, MA-88a."""
@@ -235,7 +308,7 @@ class Signals:
         "strikes",
     )
 
-    def __init__(self, core: MaopCore, now: float) -> None:
+    def __init__(self, core: Signalling, now: float) -> None:
         config = core.config
         self._core = core
         self.bucket = TokenBucket(config.signal_rate, config.signal_burst, now)
@@ -300,7 +373,7 @@ class Signals:
         for stream in list(self.blocked):
             del self.blocked[stream]
             stream.resume(now)
-            if stream not in self.blocked and self._core.streams.get(stream.stream_id) is stream:
+            if stream not in self.blocked and self._core.is_control(stream):
                 self._core.emit(StreamUnblocked(stream.stream_id))
 
 
@@ -309,7 +382,7 @@ class ControlIn:
 
     __slots__ = ("_buffer", "_core", "_fin", "_left", "_need", "_op", "own", "stream_id")
 
-    def __init__(self, core: MaopCore, stream_id: int, *, own: bool) -> None:
+    def __init__(self, core: Signalling, stream_id: int, *, own: bool) -> None:
         self._core = core
         self.stream_id = stream_id
         self.own = own
@@ -350,7 +423,7 @@ class ControlIn:
 
     def _ended(self, now: float) -> None:
         core = self._core
-        if self._fin and self not in core.signals.blocked and core.streams.get(self.stream_id) is self:
+        if self._fin and self not in core.signals.blocked and core.is_control(self):
             self.gone(now)
 
     def gone(self, now: float) -> None:

@@ -49,6 +49,7 @@ from .gate import Gate
 from .initiator import Outgoing
 from .receiver import Incoming
 from .shared import DedupStore, Quota, ReplayWindow
+from .side import Operation
 from .state import ConnectionInput, ConnectionState
 from .timers import Timers
 
@@ -239,7 +240,7 @@ class MaopCore(Ending):
                 self.fail_connection(ErrorCode.PROTOCOL_VIOLATION, "too many control streams", "MA-87")
                 return
             control = ControlIn(self, stream_id, own=False)
-            self.streams[stream_id] = control
+            self.keep_control(control)
             control.receive(data, fin, now)
         else:
             self._reject(stream_id, ErrorCode.ILLEGAL_STREAM, f"first operation 0x{op:02x}", fin)
@@ -311,7 +312,7 @@ class MaopCore(Ending):
         """STOP_SENDING is out; `retire` keeps that."""
         self._stopping = stream_id
 
-    def retire(self, operation: Incoming | Outgoing) -> None:
+    def retire(self, operation: Operation) -> None:
         """An operation has ended; its stream is remembered until the peer's direction has ended too."""
         stream_id = operation.stream_id
         self.operations -= 1
@@ -320,6 +321,14 @@ class MaopCore(Ending):
         else:
             self.streams[stream_id] = _STOPPED if self._stopping == stream_id else _OVER
         self._stopping = -1
+
+    def keep_control(self, control: ControlIn) -> None:
+        """A stream carries signals from now on."""
+        self.streams[control.stream_id] = control
+
+    def is_control(self, control: ControlIn) -> bool:
+        """Whether a stream still carries signals."""
+        return self.streams.get(control.stream_id) is control
 
     def forget_control(self, control: ControlIn, *, ended: bool = True) -> None:
         """A stream carries no signals any more."""

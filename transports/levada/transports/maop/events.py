@@ -5,17 +5,15 @@ They are made for each operation, so they are plain slotted classes: freezing th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import attrs
 
 from levada.framework.errors import RemoteProtocolError
 from levada.transports.text import printable
 
+from .config import HandlerSpec
 from .versions import Capability, Version
-
-if TYPE_CHECKING:
-    from .receiver import Incoming
 
 __all__ = [
     "Approved",
@@ -37,6 +35,7 @@ __all__ = [
     "OperationCancelled",
     "OperationOffered",
     "Output",
+    "Received",
     "Refused",
     "ResetStream",
     "ResponseRejected",
@@ -186,11 +185,58 @@ class Stepped:
 # ---------------------------------------------------------------- operations of the peer
 
 
+class Received:
+    """An operation of the peer, as the application may read it; nobody but the core changes it. Source: MA-114."""
+
+    __slots__ = (
+        "approved_at",
+        "deadline",
+        "exec_at",
+        "idempotency_key",
+        "is_request",
+        "length",
+        "msg_id",
+        "priority",
+        "response_msg_id",
+        "response_timeout",
+        "since",
+        "spec",
+        "stream_id",
+    )
+
+    stream_id: int
+    """Its identity within the session. Source: MA-42."""
+    is_request: bool
+    """Whether a Response is wanted; else a Message."""
+    msg_id: int
+    """Names the handler."""
+    length: int | None
+    """Bytes announced; None for undefined length."""
+    priority: int
+    """0 (first) to 255."""
+    response_msg_id: int
+    """Kind of the Response that is wanted; of no meaning for a Message."""
+    response_timeout: float | None
+    """Seconds from the whole body to the Response header; None without limit."""
+    idempotency_key: bytes
+    """16 bytes, or none."""
+    spec: HandlerSpec
+    """What was declared for its msg_id."""
+    since: float
+    """When the header came."""
+    approved_at: float
+    """When all checks were passed."""
+    exec_at: float
+    """When the body was complete."""
+    deadline: float | None
+    """When the core gives it up."""
+
+
 @attrs.define(eq=False)
 class OperationOffered:
     """An operation for a gated handler has passed all checks of the core; answer with `proceed` or `refuse`."""
 
-    operation: Incoming
+    operation: Received
     """Its header."""
 
 
@@ -198,7 +244,7 @@ class OperationOffered:
 class Execute:
     """A handler has to start; exactly one of `finish`, `respond`, `fail` ends it, or `OperationCancelled` does."""
 
-    operation: Incoming
+    operation: Received
     """Its header."""
     body: bytes | None
     """The whole body; None for a streaming handler, which gets `BodyReceived` and `BodyEnded`."""

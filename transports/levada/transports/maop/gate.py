@@ -7,22 +7,41 @@ everything at hand has been read: a Block that came before that was sent without
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
+from .config import HandlerSpec, MaopConfig
+from .control import ControlPool
 from .errors import ErrorCode
-from .events import Audited, OperationOffered
+from .events import Audited, Event, OperationOffered
 from .fairness import FairQueue
 from .rates import TokenBucket
-from .shared import StoredResponse
+from .receiver import Incoming
+from .shared import DedupStore, Quota, ReplayWindow, StoredResponse
 from .state import RECEIVER, ConnectionState, ReceiverInput, ReceiverState
-
-if TYPE_CHECKING:
-    from .core import MaopCore
-    from .receiver import Incoming
+from .timers import Timers
 
 __all__ = ["Gate"]
 
 _OPEN, _CHECKED, _PENDING = ConnectionState.OPEN, ReceiverInput.CHECKED, ReceiverState.PENDING
+
+
+class Guarded(Protocol):
+    """The connection, as far as its gate needs it."""
+
+    config: MaopConfig
+    specs: Mapping[int, HandlerSpec]
+    state: ConnectionState
+    now: float
+    emit: Callable[[Event], None]
+    wake: Callable[[], None]
+    identity: str
+    roles: frozenset[str]
+    quota: Quota
+    dedup: DedupStore
+    replay: ReplayWindow
+    pool: ControlPool
+    timers: Timers
 
 
 class Gate:
@@ -30,7 +49,7 @@ class Gate:
 
     __slots__ = ("_armed", "_coalesce", "_core", "_next", "_queue", "_rate", "_told", "due", "pending", "timed")
 
-    def __init__(self, core: MaopCore, now: float) -> None:
+    def __init__(self, core: Guarded, now: float) -> None:
         self._core = core
         self._queue: FairQueue[Incoming] = FairQueue()
         self._next: Incoming | None = None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from levada.framework.errors import LocalProtocolError
 
 from .body import BodyReader, write_blocks, write_end
+from .control import Signals
 from .errors import ErrorCode, Fault, close_code
 from .events import (
     BodyReceived,
@@ -22,15 +23,19 @@ from .events import (
 )
 from .frames import RESPONSE, UNDEFINED
 from .native import SuccessReader
+from .side import Side
 from .state import INITIATOR, InitiatorInput, InitiatorState
-
-if TYPE_CHECKING:
-    from .core import MaopCore
 
 __all__ = ["Outgoing"]
 
 _HEADER_SENT, _SENDING, _WAITING, _RECEIVING, _CONSUMING, _ENDED = InitiatorState
 _PROCEED, _BODY_SENT, _RESPONSE, _RESPONSE_COMPLETE, _DONE, _REFUSED, _FAILED = InitiatorInput
+
+
+class SendingSide(Side, Protocol):
+    """What an operation of ours needs of its connection."""
+
+    signals: Signals
 
 
 class Outgoing:
@@ -65,7 +70,7 @@ class Outgoing:
         "used_at",
     )
 
-    def __init__(self, core: MaopCore, stream_id: int, length: int, body: Octets | None, now: float) -> None:
+    def __init__(self, core: SendingSide, stream_id: int, length: int, body: Octets | None, now: float) -> None:
         self._core = core
         self.stream_id = stream_id
         self.is_request = not stream_id & 2

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from levada.framework.errors import LocalProtocolError
 
@@ -17,6 +18,7 @@ from .events import (
     Execute,
     Octets,
     OperationCancelled,
+    Received,
     ResetStream,
     RoomWanted,
     SetPriority,
@@ -26,20 +28,48 @@ from .events import (
 )
 from .frames import BLOCK, BLOCK_END, MESSAGE, REQUEST, RESPONSE, UNDEFINED, check_key
 from .native import OPAQUE, SUCCESS, TEST, TEST_WINDOW, success_header, test_payload
-from .shared import Key, StoredDone, StoredResponse
+from .shared import DedupStore, Key, Quota, StoredDone, StoredResponse
+from .side import Side
 from .state import RECEIVER, UNARMED, ReceiverInput, ReceiverState
 
-if TYPE_CHECKING:
-    from .core import MaopCore
-
-__all__ = ["Incoming"]
+__all__ = ["Approvals", "Incoming"]
 
 _NEW, _PENDING, _ARMED, _RUNNING, _RESPONDING, _ENDED = ReceiverState
 _CHECKED, _APPROVED, _COMPLETE, _RESPONSE, _DONE, _REFUSED, _FAILED, _RESET = ReceiverInput
 
 
-class Incoming:
-    """A Message or Request of the peer; for handlers to read, all else is `MaopCore`'s. Source: MA-114, section 21."""
+class Approvals(Protocol):
+    """The gate, as far as an operation needs it."""
+
+    def check(self, op: Incoming, now: float) -> None:
+        """Judge a header."""
+        ...
+
+    def arm(self, op: Incoming) -> None:
+        """Write Proceed for an approved operation when the turn is over."""
+        ...
+
+    def release(self, op: Incoming, now: float) -> None:
+        """An operation is over: whoever waits may go."""
+        ...
+
+
+class ReceivingSide(Side, Protocol):
+    """What an operation of the peer needs of its connection."""
+
+    idempotency: bool
+    quota: Quota
+    dedup: DedupStore
+    unacked: OrderedDict[int, float]
+
+    @property
+    def gate(self) -> Approvals:
+        """Decides whether it may begin."""
+        ...
+
+
+class Incoming(Received):
+    """A Message or Request of the peer. Source: MA-114, section 21."""
 
     __slots__ = (
         "_announced",
@@ -50,61 +80,33 @@ class Incoming:
         "_pieces",
         "_stored",
         "_written",
-        "approved_at",
         "checked",
-        "deadline",
         "dedup_key",
-        "exec_at",
         "executing",
         "filed",
         "fin",
         "granted",
-        "idempotency_key",
-        "is_request",
-        "length",
-        "msg_id",
         "pending",
-        "priority",
         "repeated",
         "reserved",
-        "response_msg_id",
-        "response_timeout",
-        "since",
-        "spec",
         "state",
-        "stream_id",
         "told",
     )
 
-    def __init__(self, core: MaopCore, stream_id: int, now: float) -> None:
+    def __init__(self, core: ReceivingSide, stream_id: int, now: float) -> None:
         self._core = core
         self.stream_id = stream_id
-        """Its identity within the session. Source: MA-42."""
         self.is_request = not stream_id & 2
-        """Whether a Response is wanted; else a Message."""
         self.msg_id = 0
-        """Names the handler."""
-        self.length: int | None = 0
-        """Octets announced; None for undefined length."""
+        self.length = 0
         self.priority = 128
-        """0 (first) to 255."""
         self.response_msg_id = 0
-        """Kind of the Response that is wanted; of no meaning for a Message."""
-        self.response_timeout: float | None = None
-        """Seconds from the whole body to the Response header; None without limit."""
+        self.response_timeout = None
         self.idempotency_key = b""
-        """16 octets, or none."""
+        self.spec = _NO_SPEC
+        self.since = self.approved_at = self.exec_at = now
         self.state = _NEW
-        self.spec: HandlerSpec = _NO_SPEC
-        """What was declared for its msg_id."""
-        self.since = now
-        """When the header came."""
-        self.approved_at = now
-        """When all checks were passed."""
-        self.exec_at = now
-        """When the body was complete."""
-        self.deadline: float | None = None
-        """When the core gives it up."""
+        self.deadline = None
         self.filed: int | None = None
         self.checked = False
         """Whether the header is whole."""
