@@ -63,7 +63,7 @@ def targets(urls: str | Sequence[str], hosts: HostConfig) -> list[Target]:
     """Make targets of URLs like ``lumberjack+tls://logs.example.org:5044``.
 
     Raises:
-        ConfigurationError: none, or one that is no such URL.
+        ConfigurationError: there is no URL, or it is not of that form.
     """
     found: list[Target] = []
     for url in [urls] if isinstance(urls, str) else urls:
@@ -85,9 +85,9 @@ def targets(urls: str | Sequence[str], hosts: HostConfig) -> list[Target]:
 class Rota:
     """The turn of hosts and the pauses between attempts, for one connection at a time.
 
-    After a fault it is the next host's turn, at once until each had its turn; then there is a pause, which doubles with each round
-    and of which a random part is taken (full jitter).  Only an ack makes it short again (LJ-54): a reader that
-    takes connections and closes them would else be hammered.
+    After a fault the next host is tried at once, until each has had its turn.  Then there is a pause: a random part (full jitter) of a
+    time that doubles with each round.  Only an ack makes it short again (LJ-54), or a reader that accepts connections and closes them
+    would be hammered.
 
     Args:
         hosts: of one writer.

@@ -1,10 +1,10 @@
-"""The actor of one writer's connection: moves octets, asks the sink, keeps the clock; what it all means is in `ReaderCore`.
+"""The actor of one writer's connection: it moves bytes, asks the sink and keeps the clock. The rules are in `ReaderCore`.
 
-Tasks, all in the actor's nursery: one that reads, unpacks and watches the clock (`_read_loop`), and one for each unit at the sink
-(`_ask`).  Acks are queued at the carrier, whose own writer sends them, so the sink never waits for a writer that does not
-read (LJ-27).
+All tasks run in the actor's nursery: `_read_loop` reads, unpacks and watches the clock; `_ask` runs once for each unit at the sink.
+Acks are queued at the carrier and sent by its own task, so the sink never waits for a writer that does not read (LJ-27).
 
-A commit may move the core's deadline, or let a stopped reader go on, while the loop waits; so whoever calls the core ends with `_nudge`.
+While the loop waits, a commit may move the core's deadline or let a stopped reader continue.  So every call of the core ends with
+`_nudge`.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Connection(Actor[Any]):
         self.start_soon(self._run)
 
     def end(self) -> None:
-        """See `Pausable`: running commits have their time, then the connection is closed (LJ-28)."""
+        """End in order: units at the sink have their time to be committed, then the connection closes (LJ-28)."""
         self._take(self.core.drain(trio.current_time()))
         if self._phase is Phase.LATE:
             self._asks.cancel_scope.cancel()
@@ -177,7 +177,7 @@ class Connection(Actor[Any]):
                 await self._wait_for_something()
 
     async def _step(self) -> None:
-        """Take what came, or go on with what is here, when it is this connection's turn (LJ-35)."""
+        """Give the core new bytes, or let it continue, when it is this connection's turn (LJ-35)."""
         core, share, turns = self.core, self._share, self.load.turns
         large = core.large
         alone = large or share.spent
@@ -265,7 +265,7 @@ class Connection(Actor[Any]):
     # ------------------------------------------------------------ what the core tells
 
     def _take(self, events: list[ReaderEvent]) -> None:
-        """Do what the core tells, send what it has to send, and let the loop see what changed."""
+        """Apply events, send queued acks, and wake the loop if its wait is out of date."""
         for event in events:
             match event:
                 case UnitReady():
@@ -303,13 +303,13 @@ class Connection(Actor[Any]):
                 self._read.cancel()
 
     def pause(self) -> None:
-        """See `Pausable`; the open unit is handed on, so that it does not wait with us (LJ-42b)."""
+        """Stop reading and unpacking, and hand on the open unit, so that it does not wait, too (LJ-42b)."""
         self._move(Step.PAUSE)
         self.core.hand_on(trio.current_time())
         self._take(self.core.take_events())
 
     def resume(self) -> None:
-        """See `Pausable`."""
+        """Read and unpack again."""
         self._move(Step.RESUME)
         self._nudge()
 

@@ -1,14 +1,14 @@
-"""A spool on disk between those who send and the writer: what is in it survives the process and the reader's absence.
+"""A spool on disk between senders and the writer. Its events survive the process and the reader's absence.
 
-Events are appended to segment files, in the form in which they go on the wire; an actor reads them back in order, has them sent, and
-notes the place up to which all is acked.  Segments before that place are removed.
+Events are appended to segment files in their wire format.  An actor reads them back in order, sends them, and notes how far all events
+are acked.  Segments before that place are removed.
 
 ::
 
     folder/00000001.spool      a line that says what it is, the size of the segment before (u64), CRC-32 of both (u32),
                                then records: length (u32), CRC-32 (u32), bytes
-    folder/acked               "v2", the place up to which all is acked, the end of all that is safe (segment and offset each), and
-                               the CRC-32 of these; replaced as a whole
+    folder/acked               "v2", the end of the acked events, the end of the safe events (segment and offset each), and the
+                               CRC-32 of these; replaced as a whole
     folder/lock                held while a process uses the folder
 
 * `Intake.deliver` returns when the events are on the disk, `Intake.put` earlier: its events are written and synced within `SpoolConfig.sync`
@@ -79,7 +79,7 @@ class SpoolConfig:
 
 @attrs.define
 class _Segment:
-    """What is known of one file."""
+    """The layout of one file."""
 
     head: int
     """Offset of the first record."""
@@ -159,7 +159,7 @@ class Segments:
         )
 
     def _read_acked(self) -> tuple[Place, Place]:
-        """Read the place up to which all is acked, and the end of all that was safe, (0, 0) if that is not known."""
+        """Read the end of the acked events and the end of the safe events; the latter is (0, 0) if it is not known."""
         path = self._folder / "acked"
         octets = path.read_bytes() if path.exists() else b""
         words = octets.split()
@@ -184,7 +184,7 @@ class Segments:
         return self._oldest(), (0, 0)
 
     def _cut_torn_end(self, number: int, promised: int) -> None:
-        """Cut what is no whole record off the end, unless it was promised: then reading finds the damage, and what is behind it."""
+        """Cut an incomplete record off the end. If it was promised it stays, and reading finds the damage and the records behind it."""
         path, segment = self._path(number), self._segments[number]
         data = path.read_bytes()
         good = at = segment.head
@@ -238,7 +238,7 @@ class Segments:
         return file
 
     def _note(self, acked: Place, end: Place) -> None:
-        """Note on the disk what is acked, and what is safe."""
+        """Write the ends of the acked and of the safe events to the disk."""
         text = b"v2 %d %d %d %d" % (*acked, *end)
         beside = self._folder / "acked.new"
         with open(beside, "wb", opener=private) as file:
@@ -291,9 +291,9 @@ class Segments:
         self._count()
 
     def read(self) -> tuple[list[bytes], Place]:
-        """Read the next events; return them, and the place behind them. No events: there are none yet.
+        """Read the next events; return them and the place behind them. An empty list means that there are none yet.
 
-        What is damaged is logged and skipped, up to the next whole record.
+        Damage is logged and skipped, up to the next whole record.
         """
         while True:
             number, offset = self._read_at
@@ -387,7 +387,7 @@ class DiskSpool:
         self.pending_octets = 0
         """Of events that are not on the disk yet."""
         self.taken = self.written = 0
-        """Events taken, and those of them that are on the disk."""
+        """Events taken, and how many of them are on the disk."""
         self.work = trio.Event()
         """Set when something is pending."""
         self.changed = trio.Event()
@@ -400,7 +400,7 @@ class DiskSpool:
         return waiting > self.config.segment or self.segments.octets + waiting >= self.config.max_octets
 
     async def put(self, bodies: list[bytes]) -> None:
-        """See `Intake.put`."""
+        """Take events once there is room; they are synced soon, see `SpoolConfig.sync`."""
         while self.full:
             await self.changed.wait()
         self._add(bodies)
@@ -412,7 +412,7 @@ class DiskSpool:
         self.work.set()
 
     def put_nowait(self, body: bytes) -> None:
-        """See `Intake.put_nowait`."""
+        """Take one event, or drop it, or raise `trio.WouldBlock`."""
         if not self.full:
             self._add([body])
         elif self.hub.config.drop is None:
@@ -421,19 +421,19 @@ class DiskSpool:
             self.hub.queue.dropped += 1
 
     async def deliver(self, bodies: list[bytes]) -> None:
-        """See `Intake.deliver`: safe is what is on the disk."""
+        """Take events, and return when they are on the disk."""
         if bodies:
             await self.put(bodies)
             await self._all_written()
 
     async def _all_written(self) -> None:
-        """Wait until what was taken so far is on the disk."""
+        """Wait until all events taken so far are on the disk."""
         taken = self.taken
         while self.written < taken:
             await self.changed.wait()
 
     async def flush(self) -> None:
-        """See `Intake.flush`: waits for acks, not only for the disk."""
+        """Wait until all events taken so far are acked, not only on the disk."""
         await self._all_written()
         end = self.segments.end
         with self.hub.flushing():
@@ -442,18 +442,18 @@ class DiskSpool:
         await trio.lowlevel.checkpoint()
 
     def has_changed(self) -> None:
-        """Wake whoever waits for room, for events to read, or for acks."""
+        """Wake the tasks that wait for room, for events to read, or for acks."""
         told, self.changed = self.changed, trio.Event()
         told.set()
 
 
 class SpoolPump(Actor[Any]):
-    """Writes what is pending to the disk, reads it back, has it sent, and notes what is acked."""
+    """Writes pending events to the disk, reads them back, sends them, and notes which are acked."""
 
     spool: DiskSpool
 
     def started(self) -> None:
-        """Begin all four."""
+        """Start the tasks that write, send and note."""
         self.under_way: deque[tuple[Place, Ticket]] = deque()
         self.more = trio.Event()
         self.lock = trio.Lock()
@@ -462,11 +462,11 @@ class SpoolPump(Actor[Any]):
             self.start_soon(task)
 
     async def stopping(self, reason: Reason) -> None:
-        """Write what is pending, whatever became of the rest."""
+        """Write the pending events, even if another task failed."""
         await self.write_pending()
 
     async def write(self) -> None:
-        """Write what is pending whenever something is."""
+        """Write pending events whenever there are any."""
         spool = self.spool
         while True:
             await spool.work.wait()
@@ -474,7 +474,7 @@ class SpoolPump(Actor[Any]):
             await self.write_pending()
 
     async def write_pending(self) -> None:
-        """Write what is pending now."""
+        """Write the pending events now."""
         spool = self.spool
         async with self.writing:
             if not spool.pending:

@@ -45,7 +45,7 @@ class LumberjackHandler(logging.Handler):
     """Sends log records to Lumberjack readers.
 
     An event has the keys ``line`` (the formatted message), ``host``, ``logger``, ``level``, ``time`` (ISO 8601, UTC), ``process`` and
-    ``thread``, and those of `fields`; override `event` for others.  The program's end closes the handler, as `logging` does with all.
+    ``thread``, and the keys of `fields`; override `event` to change them.  `logging` closes the handler when the program ends.
 
     Args:
         url: one reader or several, as for `connect`.
@@ -186,7 +186,7 @@ class LumberjackHandler(logging.Handler):
                 self._token.run_sync_soon(self._wake.set)
 
     def flush(self) -> None:
-        """Wait until what was logged so far is acked, `close_timeout` seconds at most; in the sender's own thread, do not wait."""
+        """Wait until all records so far are acked, for `close_timeout` seconds at most. Does not wait in the sender's own thread."""
         with self._changed:
             if self._started and not self._ended and threading.get_ident() != self._thread:
                 self._asked += 1
@@ -197,7 +197,7 @@ class LumberjackHandler(logging.Handler):
     def close(self) -> None:
         """Take no more records, and wait for acks, `close_timeout` seconds at most; in the sender's own thread, do not wait.
 
-        What is not acked then is lost, and one warning of levada's own says how much.
+        Records that are not acked by then are lost; one warning says how many.
         """
         waited = False
         with self._changed:
@@ -245,7 +245,7 @@ class LumberjackHandler(logging.Handler):
             self._end()
 
     async def send_in(self, system: ActorSystem) -> None:
-        """Send what is logged until the handler is closed, or the sender fails."""
+        """Send records until the handler is closed, or the sender fails."""
         with self._changed:
             self._thread = threading.get_ident()
             self._token = trio.lowlevel.current_trio_token()

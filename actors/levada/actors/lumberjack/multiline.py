@@ -1,7 +1,7 @@
-"""Octets of a file to records: lines, or several lines that belong together, each with its place in the file. No I/O here.
+"""Cut the bytes of a file into records: lines, or several lines that belong together, each with its place in the file. No I/O here.
 
-Everything is bounded: what is kept of one line by `max_line`, what is kept of one record by `max_record`.  What is beyond that is left
-out and the record is marked, but its end is still the end of all its lines, so that it is not read again.
+A line keeps up to `max_line` bytes, a record up to `max_record`.  The rest is left out and the record is marked.  The record still ends
+where its last line ends, so that nothing is read again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LineAssembler:
     Args:
         offset: octets of the file before the first that will be fed.
         max_line: octets kept of one line.
-        start: a line in which this is found begins a record, all others belong to the one before; ``None``: each line is a record.
+        start: a line that contains this begins a record, other lines belong to the record before; ``None``: each line is a record.
         max_record: octets kept of one record; one line is always kept.
 
     Example:

@@ -104,8 +104,8 @@ async def serve(
     """Take in logs: each unit of events is asked of the sink, and acked after its answer.
 
     Versions 1 and 2 are served on one port.  Entering the block means bound and listening; leaving it stops accepting and
-    reading, gives units at the sink `ReaderConfig.shutdown_grace`, acks what got committed, and closes.  What was
-    not acked comes again, from the same writers.
+    reading, gives units at the sink `ReaderConfig.shutdown_grace`, acks the units that got committed, and closes.  Writers send
+    unacked events again.
 
     Args:
         system: where the actors live.
@@ -114,7 +114,7 @@ async def serve(
         sink: see `Sink`; it must answer within the time of the oldest writer, 15 s for some of version 1: put a `SpoolSink` before
             what takes longer (LJ-26).
         config: limits, clocks and policies.
-        carrier: settings of the scheme; TLS needs a certificate, and asks for those of writers by `TlsConfig.client_certificates`.
+        carrier: settings of the scheme; TLS needs a certificate; `TlsConfig.client_certificates` asks writers for theirs.
 
     Raises:
         ConfigurationError: not such a URL, something that cannot be a sink, settings that cannot work, or the address cannot be

@@ -32,8 +32,8 @@ _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 class SpoolSink(Actor[Unit]):
     """Writes units into a folder; `functools.partial(SpoolSink, folder)` is a sink for `serve`.
 
-    A file is ``<connection>-<number>.jsonl``: one event a line, ASCII only; what is not ASCII, surrogate escapes for octets
-    that were not UTF-8 among them, is a JSON escape.  A number that JSON cannot hold, which a writer can make by ``1e999``,
+    A file is ``<connection>-<number>.jsonl``: one event a line, ASCII only.  Other characters, and surrogate escapes for bytes
+    that were not UTF-8, become JSON escapes.  A number that JSON cannot hold, which a writer can make by ``1e999``,
     becomes text.  Ignore ``.writing``: it holds files being written; those left by a crash are removed at the next start after an hour.
 
     Args:

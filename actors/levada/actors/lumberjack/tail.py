@@ -1,10 +1,10 @@
 """Following files: `tail` is what programs use.
 
 * **The place in a file moves only when its lines are safe** (`tail_delivery`).
-* One actor for a file (`tail_reader`), and one that looks for files and starts those actors (`tail_scanner`).
-* What is read and not delivered is bounded for each file; then reading waits.
+* Each file has an actor (`tail_reader`); another actor looks for files and starts them (`tail_scanner`).
+* Lines that are read and not delivered are bounded for each file; then reading waits.
 
-How files are told apart stands in `levada.actors.lumberjack.tail_registry`.  All of it needs a POSIX system.
+`levada.actors.lumberjack.tail_registry` explains how files are told apart.  All of it needs a POSIX system.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ async def tail(
     """Follow files while the block lasts, and hand their lines to `deliver`: each line at least once.
 
     Entering the block means that files have been looked for.
-    Leaving the block reads no more, gives what is under way `TailConfig.drain_timeout` seconds to be delivered, and writes the registry.
+    Leaving the block reads no more, gives lines under way `TailConfig.drain_timeout` seconds to be delivered, and writes the registry.
 
     Args:
         system: has been entered.
         patterns: names of files, or patterns of them as in a shell, ``**`` included.
         deliver: takes a list of events and returns when they are safe. If it fails, the same events come again.
-        registry: folder in which the places are kept; ``None``: nowhere, so the next run begins anew.
+        registry: folder that keeps the places; ``None``: they are not kept, so the next run begins anew.
         config: ``None``: the defaults.
 
     Raises:

@@ -31,7 +31,7 @@ class TailConfig:
     """How files are followed. Immutable; derive with `attrs.evolve`."""
 
     once: bool = attrs.field(default=False, validator=v.instance_of(bool))
-    """Read what is there, a last line without its end too, and be done."""
+    """Read each file to its end, an unfinished last line included, and stop."""
     start: Literal["beginning", "end"] = attrs.field(default="beginning", validator=v.in_(("beginning", "end")))
     """Where to begin with files that are there when a registry is new; files that appear later are read from their beginning."""
     exclude: tuple[str, ...] = attrs.field(default=("*.gz", "*.bz2", "*.xz", "*.zst"), converter=tuple[str, ...])
@@ -41,7 +41,7 @@ class TailConfig:
     scan: float = attrs.field(default=2.0, validator=_positive)
     """Seconds between looks for files."""
     save: float = attrs.field(default=1.0, validator=_positive)
-    """Seconds between writes of the registry; what is acknowledged in between is sent again if the process is killed."""
+    """Seconds between writes of the registry; lines acknowledged since the last write are sent again if the process is killed."""
     rotate_wait: float = attrs.field(default=5.0, validator=_positive)
     """Seconds without a new octet after which a file that no pattern names any more (renamed, unlinked) is let go."""
     close_inactive: float = attrs.field(default=300.0, validator=_positive)
@@ -49,7 +49,7 @@ class TailConfig:
     max_files: int = attrs.field(default=256, validator=_size)
     """Files open at a time; more wait."""
     multiline: re.Pattern[str] | None = attrs.field(default=None, converter=_pattern)
-    """A line in which this is found begins a record, lines in which it is not belong to the record before; ``None``: each line is one."""
+    """A line that contains this begins a record, other lines belong to the record before; ``None``: each line is a record."""
     multiline_timeout: float = attrs.field(default=5.0, validator=_positive)
     """Seconds that a record waits for more lines."""
     max_record: int = attrs.field(default=1 << 20, validator=_size)
@@ -63,9 +63,9 @@ class TailConfig:
     max_octets: int = attrs.field(default=16 << 20, validator=_size)
     """Octets of such records, with 256 for each; a single batch may be larger."""
     drain_timeout: float = attrs.field(default=10.0, validator=v.ge(0))
-    """Seconds that what is under way has to be acknowledged at the end."""
+    """Seconds that lines under way have to be acknowledged at the end."""
     host: str = attrs.field(factory=socket.gethostname, validator=v.instance_of(str))
-    """What the events say about where they are from."""
+    """The value of ``host`` in each event."""
     fields: Mapping[str, str] = attrs.field(factory=dict)
     """Put into each event, besides ``line``, ``host``, ``file`` and ``offset`` (LJ-9)."""
 
@@ -81,7 +81,7 @@ class TailStatus:
     lines_read: int
     lines_acked: int
     lines_cut: int
-    """Lines or records of which a part was left out."""
+    """Lines or records that lost a part, see `TailConfig.max_line` and `max_record`."""
     octets_acked: int
     octets_behind: int
     """Octets of files that are not acknowledged: of those being read, those that wait for a place, and, at the end, those that were let go."""

@@ -1,7 +1,7 @@
 """Handing on the lines of one file, in batches, and moving its place over those that are safe.
 
 Several batches may be under way, and they may be done in any order; the place moves over the batches at the front that are done.
-What is under way is bounded, in lines and in octets.
+Lines under way are bounded, in number and in bytes.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ class _Batch:
 
 
 class Delivery:
-    """What of one file is under way.
+    """The lines of one file that are under way.
 
     Args:
         shared: what is counted, and how lines are delivered.
-        start_soon: runs a task of the file's actor, in which a batch is delivered; a failure there is the actor's.
+        start_soon: runs a task of the file's actor that delivers a batch; if it fails, the actor fails.
     """
 
     def __init__(self, shared: Shared, start_soon: Callable[..., None]) -> None:
@@ -94,7 +94,7 @@ class Delivery:
         self._wake = trio.Event()
 
     def drain(self) -> None:
-        """Take no more; what is under way comes to its end."""
+        """Take no more lines; batches under way are still delivered."""
         self.draining = True
         self._wake.set()
 
@@ -110,12 +110,12 @@ class Delivery:
             await self.woken()
 
     async def hand_on(self, entry: FileEntry, records: list[Record], window: bytes, end: int) -> None:
-        """Hand records on in batches, waiting while too much is under way; what does not get its turn is read again next time.
+        """Hand records on in batches, waiting while too much is under way; records left over at the end are read again next time.
 
         Args:
             entry: of the file.
             records: in the order of the file.
-            window: octets around them, by which the place behind a batch is known again.
+            window: the bytes around them, which identify the place behind a batch.
             end: place in the file behind the window.
         """
         config, counters = self._shared.config, self._shared.counters

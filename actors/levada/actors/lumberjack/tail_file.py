@@ -1,7 +1,7 @@
 """One open file that grows, is renamed, truncated or written over: everything here blocks and runs in a thread.
 
-A round of reading is one call, `OpenFile.look`: it asks the system for the size, compares the octets by which the file is known, and
-reads what is new.  Comparing comes before reading: if the file is truncated and written again between the two, one damaged line may
+A round of reading is one call, `OpenFile.look`: it asks the system for the size, compares the bytes that identify the file, and reads
+new bytes.  Comparing comes before reading: if the file is truncated and written again between the two, one damaged line may
 come out, but the new content is then read from its start in the next round, so that nothing is left out.
 """
 
@@ -32,14 +32,14 @@ class Found:
 
 @attrs.frozen
 class Look:
-    """What one round of reading has found."""
+    """The result of one round of reading."""
 
     data: bytes
-    """What is new, up to the limit of the call."""
+    """New bytes, up to the limit of the call."""
     size: int
     """Octets of the file."""
     replaced: bool = False
-    """The file was truncated or written over: what was read of it does not stand there any more."""
+    """The file was truncated or written over: the bytes read before are no longer there."""
     head: bytes = b""
     """The first octets, up to `HEAD`."""
     before: bytes = b""
@@ -93,7 +93,7 @@ class OpenFile:
         return start + last + 1
 
     def look(self, most: int) -> Look:
-        """Read what is new, `most` octets of it."""
+        """Read up to `most` new bytes."""
         size = os.fstat(self._descriptor).st_size
         head = self.head()
         tail = os.pread(self._descriptor, len(self._tail), self.position - len(self._tail))

@@ -26,7 +26,7 @@ logger = logging.getLogger("levada.actors.lumberjack.tail")
 
 @attrs.frozen
 class Drain(Asks[None]):
-    """Read no more, wait for what is under way; answered when all files are let go. Told to a file, it is the same for that one."""
+    """Read no more and wait for lines under way; answered when all files are let go. A file's actor does it for its file."""
 
 
 @attrs.frozen
@@ -45,7 +45,7 @@ class FileReader(Actor[Located | Drain]):
     reads: bool = False
 
     def started(self) -> None:
-        """See `Actor.started`."""
+        """Start to follow the file from its acknowledged place."""
         self.key = (self.file.device, self.file.inode)
         self.delivery = Delivery(self.shared, self.start_soon)
         self.gone = False
@@ -55,7 +55,7 @@ class FileReader(Actor[Located | Drain]):
         self.start_soon(self.follow)
 
     def stopping(self, reason: Reason) -> None:
-        """See `Actor.stopping`."""
+        """Take no more lines; those under way are read again by the next actor of the file."""
         if not self.delivery.draining:  # else it tells what is left
             self.shared.sizes.pop(self.key, None)
         if not self.reads:
@@ -78,7 +78,7 @@ class FileReader(Actor[Located | Drain]):
         self.delivery.drain()
 
     def begin_at(self, offset: int) -> None:
-        """Make lines of what is behind this place."""
+        """Assemble lines from this place on."""
         config = self.shared.config
         self.lines_of = LineAssembler(
             offset, max_line=config.max_line, start=config.multiline, max_record=config.max_record
@@ -127,11 +127,11 @@ class FileReader(Actor[Located | Drain]):
         return True
 
     async def hand_on(self, records: list[Record], look: Look) -> None:
-        """Deliver records; what came with the last look is around their ends."""
+        """Deliver records that end in the bytes of the last look."""
         await self.delivery.hand_on(self.entry, records, look.before + look.data, self.file.position)
 
     def begin_again(self) -> None:
-        """Read the file from its start, as a new one; the old entry stays with the lines under way and for copies of what was here."""
+        """Read the file from its start, as a new one; the old entry stays for the lines under way and for copies of the old content."""
         self.shared.counters.replacements += 1
         self.entry = self.shared.registry.add(
             FileEntry(path=self.entry.path, device=self.file.device, inode=self.file.inode)

@@ -1,25 +1,24 @@
-"""How far each file has been shipped: kept on disk, so that a shipper that was killed goes on where the last ack was.
+"""The registry: how far each file has been shipped. It is on disk, so that a shipper that was killed continues at the last ack.
 
-A file is known by its device and inode *and* by its content: a digest of its first octets and one of the octets before the place
-up to which it was shipped.  The inode alone is not enough, as systems give it to the next file; the content alone neither, as many
-logs begin with the same lines.  The rules, in the order in which they are tried:
+A file is identified by its device and inode *and* by its content: a digest of its first bytes, and a digest of the last bytes that were
+shipped.  The inode alone is not enough, because systems reuse inodes; the content alone is not enough, because many logs begin with the
+same lines.  These rules are tried in order:
 
-1. Same inode, same content: the same file, renamed or not.  Go on behind what was acked.
-2. Same inode, other content, or shorter than what was shipped: truncated, or another file in its place.  Begin at its start.
-3. Other inode, the same first `HEAD` octets and the same octets before the place, and its path is the old path, perhaps with a suffix
-   behind ``.``, ``-`` or ``_``: a copy made by rotation (copy and truncate), or the file written anew by an editor.  Go on behind what
-   was acked.
+1. Same inode, same content: the same file, renamed or not.  Continue after the last acked byte.
+2. Same inode, but other content, or the file is shorter than its acked part: it was truncated or replaced.  Begin at its start.
+3. Other inode, the same first `HEAD` bytes and the same last bytes, and the path is the old path, perhaps with a suffix behind ``.``,
+   ``-`` or ``_``: a copy made by rotation (copy and truncate), or the file rewritten by an editor.  Continue after the last acked byte.
 4. Anything else is a new file.
 
-A file with fewer than `HEAD` octets is known by those it has, and by more as it grows; rule 3 does not hold for it, so that a short one that
-was copied is shipped again: twice rather than not at all.
+A file with fewer than `HEAD` bytes is identified by all its bytes, and by more as it grows.  Rule 3 does not apply to it, so a copy of a
+short file is shipped again: twice rather than not at all.
 
-The registry is one JSON file that is written beside the old one, synced, and put in its place.  Between an ack and the next write the process
-may die: then lines are sent twice, never not.  A CRC-32 at its end covers what is before it; 0.1 (version 1) wrote none.
+The registry is one JSON file.  A new version is written beside the old one, synced, and renamed.  If the process dies between an ack and
+the next write, lines are sent twice, but none is lost.  The file ends with a CRC-32 of everything before it; 0.1 (version 1) wrote none.
 
-It is there from the first start on.  If it is gone later all files are read from their beginning, whatever `TailConfig.start` says, and an
-error is logged.  Age is told by the system's clock: if that jumps ahead, files that are not there at that moment are forgotten early, and sent
-again should they come back.
+The file exists from the first start on.  If it disappears later, all files are read from their beginning, whatever `TailConfig.start`
+says, and an error is logged.  Age is measured by the system's clock: if it jumps ahead, files that are missing at that moment are
+forgotten early, and sent again if they come back.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ from .folder_lock import locked_folder
 __all__ = ["HEAD", "TAIL", "FileEntry", "FileRegistry", "digest", "names_before_rotation", "open_registry"]
 
 HEAD = 1024
-"""Octets at the beginning of a file by which it is known."""
+"""Bytes at the beginning of a file that identify it."""
 TAIL = 64
-"""Octets before the place up to which a file was shipped that must still be there."""
+"""Bytes before the acked place that must still be there."""
 FORGET = 7 * 86400.0
 """Seconds after which a file that is gone is forgotten."""
 
@@ -59,12 +58,12 @@ logger = logging.getLogger("levada.actors.lumberjack.tail")
 
 
 def digest(data: bytes) -> str:
-    """Return the digest by which octets of a file are compared."""
+    """Return a digest to compare bytes of a file."""
     return hashlib.sha256(data).hexdigest()[:32]
 
 
 def names_before_rotation(path: str) -> list[str]:
-    """List the paths of which `path` can be a copy made by rotation: itself, and without a suffix behind ``.``, ``-`` or ``_``.
+    """List the paths that rotation may have copied to `path`: itself, and without a suffix behind ``.``, ``-`` or ``_``.
 
     Example:
         >>> names_before_rotation("/var/app.log-2026.1")
@@ -125,7 +124,7 @@ Snapshot = list[tuple[Any, ...]]
 
 
 class FileRegistry:
-    """All entries, and the file in which they are kept. Made by `open_registry`; not for several threads.
+    """All entries, and the file that keeps them. Made by `open_registry`; for one thread only.
 
     Args:
         path: of the JSON file; ``None``: nothing is kept on disk.
@@ -147,7 +146,7 @@ class FileRegistry:
         return self._by_inode.get((device, inode))
 
     def add(self, entry: FileEntry) -> FileEntry:
-        """Take in an entry; another one with the same inode is what was there before, and is kept for copies of it only."""
+        """Take in an entry; an older entry with the same inode is kept only to recognise copies."""
         before = self.by_inode(entry.device, entry.inode)
         if before is not None:
             before.device = before.inode = 0
@@ -208,10 +207,10 @@ def open_registry(folder: str | os.PathLike[str] | None) -> Iterator[FileRegistr
     """Read the registry in `folder`, which is made if need be, and keep other shippers off it while the block lasts. Blocks.
 
     Args:
-        folder: ``None``: a registry in memory only, for a run of which nothing is kept.
+        folder: ``None``: a registry in memory only.
 
     Raises:
-        ConfigurationError: the folder cannot be used, another shipper uses it, or what is in it is no registry.
+        ConfigurationError: the folder cannot be used, another shipper uses it, or the file in it is no registry.
     """
     if folder is None:
         yield FileRegistry(None)

@@ -37,7 +37,7 @@ class Scanner(Actor[Drain | Down]):
     readers: dict[Key, Ref[Located | Drain]] = attrs.field(init=False, factory=dict)
 
     def started(self) -> None:
-        """See `Actor.started`."""
+        """Start to look for files and to save the registry."""
         self.done: set[Key] = set()  # files of a single run that are not taken up again
         self.unripe: dict[Key, int] = {}  # sizes of what may be copies under way
         # Files that are not read to their end; renamed to a name without a pattern they must be looked for.
@@ -51,7 +51,7 @@ class Scanner(Actor[Drain | Down]):
         self.start_soon(self.save)
 
     async def stopping(self, reason: Reason) -> None:
-        """See `Actor.stopping`."""
+        """Write the registry once more."""
         for key, reader in self.readers.items():
             self.unwatch(reader, key)
         await self.write_registry()

@@ -1,9 +1,9 @@
-"""Whose turn it is to unpack and parse, so that no number of connections that make much work delays one that makes little.
+"""Turns of unpacking and parsing: busy connections, however many, do not delay a connection with little work.
 
-A step takes 10 ms at worst, or 300 ms if it is large (one very long text of JSON), and an envelope of 9 kB can ask for a thousand steps.
-A connection has `_FREE` seconds of work whenever it likes, and earns more at a rate of `_EARNED`.  One that has used more, and every
-large step, takes turns with all others of that kind, those first that have used least.  Between two such steps the scheduler runs all
-other tasks once, and between two large ones there is as much time as the first of them took.
+A step takes 10 ms at worst, or 300 ms if it is large (one very long JSON text), and an envelope of 9 kB can ask for a thousand steps.
+Each connection may use `_FREE` seconds at any time, and earns more at a rate of `_EARNED`.  A connection that has used more waits for
+its turn, and so does every large step; the least busy connection goes first.  Between two such steps the scheduler runs all other tasks
+once.  After a large step, no other large step begins for as long as it took.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Share:
     """What one connection has used of the processor."""
 
     used: float = 0.0
-    """Seconds, less what was earned since."""
+    """Seconds, minus those earned since."""
     at: float = attrs.field(factory=perf_counter)
 
     @property
@@ -79,7 +79,7 @@ class Turns:
             raise
 
     async def rest(self, took: float, *, large: bool) -> None:
-        """Give others a turn after a step, and then the next one that waits."""
+        """Let other tasks run after a step, then let the next connection in line begin."""
         self._resting = self._resting or large
         try:
             await trio.lowlevel.checkpoint()

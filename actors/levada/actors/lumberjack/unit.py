@@ -21,7 +21,7 @@ class Origin:
     version: int
     """Of the protocol."""
     subject: str | None = None
-    """Subject of the writer's certificate, if it showed one that was verified (LJ-61)."""
+    """Subject of the writer's certificate, if it showed a verified one (LJ-61)."""
     names: tuple[str, ...] = ()
     """Subject alternative names of that certificate, as in ``"DNS:web-01"``."""
 
@@ -30,15 +30,15 @@ class Origin:
 class Unit(Asks[object]):
     """Events that are acked together: any answer says that they are safe (LJ-25).
 
-    A failure, or no answer, closes the connection, and its writer sends the events again.  So what has been answered is
-    never lost, and anything may come twice, also in another order (LJ-55, LJ-56).
+    A failure, or no answer, closes the connection, and its writer sends the events again.  So answered events are
+    never lost, and any event may come twice, also in another order (LJ-55, LJ-56).
     """
 
     events: list[dict[str, Any]]
     """What the writer sent, in order; see `levada.transports.lumberjack.UnitReady.events`."""
     origin: Origin
     number: int
-    """Counts the units of the connection from 1, in the order in which they are asked."""
+    """Counts the units of the connection from 1, in the order of the asks."""
     whole: bool = True
     """False for a slice of a larger unit, whose ack comes with the rest of it (LJ-42a)."""
 
@@ -49,5 +49,5 @@ class Unit(Asks[object]):
 
 
 Sink: TypeAlias = Ref[Unit] | Callable[[], Actor[Unit]] | Callable[[Unit], Awaitable[object]]
-"""An actor that handles `Unit`, shared by all connections; or an actor class or an async function of one unit, of which each
-connection has its own actor."""
+"""An actor that handles `Unit`, shared by all connections; or an actor class or an async function of one unit: then each
+connection has an actor of its own."""

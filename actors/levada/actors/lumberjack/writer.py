@@ -7,8 +7,8 @@
                           +---- unacked windows ---+  when the connection is lost
 
 The rules of the protocol are in `levada.transports.lumberjack`: `SendQueue` holds every event that is not acked, `WriterCore` is
-one connection.  Here are the tasks around them: for each connection one that sends, one that reads acks, so that neither waits for the other
-(LJ-52a), and one that watches the clock (LJ-53).
+one connection.  Each connection has three tasks: one sends, one reads acks, so that neither waits for the other (LJ-52a), and one watches
+the clock (LJ-53).
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ class _Writer(Actor[Any]):
 class Writer:
     """Sends events to Lumberjack readers, each at least once. Made by `connect`.
 
-    An event is *taken* when `send` returns, and *safe* when a reader has acked it; what is taken and not safe is sent again after every fault.
+    An event is *taken* when `send` returns, and *safe* when a reader has acked it.  After a fault, events that are not safe are sent again.
     """
 
     def __init__(self, hub: Hub, intake: Intake, stamp: str | None) -> None:
@@ -304,7 +304,7 @@ class Writer:
 
         Raises:
             EventRejected, ConnectionClosed: as `send`; none was taken.
-            EventsDropped: some had to make room for what was sent meanwhile, by the policy ``"oldest"``; the others are acked.
+            EventsDropped: the policy ``"oldest"`` dropped some to make room for newer events; the others are acked.
 
         Cancellation:
             some may have been taken, and will be sent.
@@ -317,7 +317,7 @@ class Writer:
 
     @property
     def unacked(self) -> int:
-        """Events taken and not acked; with a spool, those of them that are not on disk only."""
+        """Events taken and not acked; with a spool, events that are only on disk do not count."""
         return len(self._hub.queue)
 
     def statistics(self) -> WriterStatistics:
@@ -332,7 +332,7 @@ class Writer:
         )
 
     async def aclose(self, timeout: float = 5.0) -> int:
-        """Take nothing more, and give what is unacked `timeout` seconds.
+        """Take no more events, and wait up to `timeout` seconds for acks.
 
         Returns:
             Events that are still not acked.
@@ -365,7 +365,7 @@ async def connect(
         config: of the protocol; ``None``: version 2 with the defaults.
         hosts: of the connections; ``None``: the defaults.
         spool: keep events on disk until they are acked, also beyond this process; ``None``: in memory.
-        stamp: put ``"stamp": "<id of this writer>-<number>"`` into each event, by which a sink can drop what comes twice (LJ-56).
+        stamp: put ``"stamp": "<id of this writer>-<number>"`` into each event, so that a sink can drop duplicates (LJ-56).
         close_timeout: seconds that unacked events have at the end of the block.
 
     Raises:

@@ -1,9 +1,9 @@
-"""The queue of a writer as its senders and its connections see it: who waits for room, for acks, for work.
+"""The waits around a writer's queue: senders wait for room and for acks, connections wait for work.
 
-Which events wait, which are in flight and what is sent next is `levada.transports.lumberjack.SendQueue`'s business; here are the waits.
+`levada.transports.lumberjack.SendQueue` decides which events wait, which are in flight, and which go next.
 
-Each event carries a *ticket*, which counts the events of one call of `Intake.deliver`, or all of `Intake.put` since the last `Intake.flush`;
-an ack takes its events off their tickets, and whoever waits for a ticket goes on when it is at zero.
+Each event carries a *ticket*.  A ticket counts the events of one call of `Intake.deliver`, or all events of `Intake.put` since the last
+`Intake.flush`.  An ack takes its events off their tickets; a task that waits for a ticket continues when the count is zero.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class EventsDropped(LevadaError):
 
 
 class Ticket:
-    """Counts events that somebody waits for."""
+    """Counts events that a task waits for."""
 
     __slots__ = ("done", "dropped", "left")
 
@@ -62,7 +62,7 @@ class Intake(Protocol):
     """Where encoded events go first: the queue, or a spool on disk before it."""
 
     async def put(self, bodies: list[bytes]) -> None:
-        """Take events, waiting for room; for those that `put_nowait` did not take, so whatever may be dropped."""
+        """Take events, waiting for room; for events that `put_nowait` did not take, whatever the policy."""
         ...
 
     def put_nowait(self, body: bytes) -> None:
@@ -105,14 +105,14 @@ class Hub:
     # ------------------------------------------------------------ from senders
 
     async def put(self, bodies: list[bytes], ticket: Ticket | None = None) -> None:
-        """See `Intake.put`."""
+        """Take events, waiting for room whatever `WriterConfig.drop` says."""
         for body in bodies:
             while self.queue.full:
                 await self._room.park()
             self._put(body, ticket or self._common)
 
     def put_nowait(self, body: bytes) -> None:
-        """See `Intake.put_nowait`."""
+        """Take one event, or drop one, or raise `trio.WouldBlock`."""
         if self.queue.full and self.config.drop is None:
             raise trio.WouldBlock
         self._put(body, self._common)
@@ -133,7 +133,7 @@ class Hub:
             self.work.unpark_all()
 
     async def deliver(self, bodies: list[bytes]) -> None:
-        """See `Intake.deliver`."""
+        """Take events, waiting for room, and return when they are acked; errors as `Writer.deliver`."""
         ticket = await self.hand_in(bodies)
         await self.wait_for(ticket)
         if ticket.dropped:
@@ -150,7 +150,7 @@ class Hub:
         return ticket
 
     async def flush(self) -> None:
-        """See `Intake.flush`."""
+        """Wait until all events taken so far are acked, without waiting for windows to fill."""
         tickets, self._common = list(self._open), Ticket()
         with self.flushing():
             for ticket in tickets:

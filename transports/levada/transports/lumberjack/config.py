@@ -113,17 +113,17 @@ class WriterConfig:
     compression: int = attrs.field(default=3, validator=v.in_(range(10)))
     """Level of zlib; 0 sends plain, and below 200 octets so does any level (LJ-34)."""
     max_frame: int = attrs.field(default=10 * 2**20, validator=_size)
-    """Octets of one event's frame; a larger one is rejected to whoever sends it (LJ-59)."""
+    """Bytes of one event's frame; `send` rejects a larger event (LJ-59)."""
     ack_timeout: float = attrs.field(default=30.0, validator=_seconds)
     """Seconds without any ack after which the connection is given up (LJ-53)."""
     queue: int = attrs.field(default=8, validator=_size)
-    """Windows that the queue holds; whoever sends waits, or events are dropped, when it is full (LJ-57)."""
+    """Windows that the queue holds. When it is full, senders wait or events are dropped, see `drop` (LJ-57)."""
     drop: Literal["oldest", "newest"] | None = attrs.field(default=None, validator=v.in_((None, "oldest", "newest")))
     """What a full queue does: ``None`` lets the sender wait, the others drop events that were never sent, and count them (LJ-57)."""
     on_stuck: Literal["keep", "reject"] = attrs.field(default="keep", validator=v.in_(("keep", "reject")))
     """``"reject"``: an event that alone ended five connections in a row is dropped and counted (LJ-59)."""
     stamp: bool = attrs.field(default=False, validator=v.instance_of(bool))
-    """Give each event a field ``"stamp"``, the writer's id and a counter, by which a sink can drop duplicates (LJ-56)."""
+    """Give each event a field ``"stamp"``, the writer's id and a counter, so that a sink can drop duplicates (LJ-56)."""
     reconnect_min: float = attrs.field(default=1.0, validator=_seconds)
     """Seconds of the first pause before connecting again, at most (LJ-54)."""
     reconnect_max: float = attrs.field(default=60.0, validator=_seconds)

@@ -2,18 +2,18 @@
 
 Words:
 
-* A *unit* is what one ack acks: usually a window (LJ-16).  The *open* unit is the one that still grows.
-* A *piece* is what the sink gets at a time: a whole unit, or a slice of one that is too large to be held (LJ-42a).  Pieces go to the
-  sink in order and may be committed in any; acks are sent in order.  A piece without events is never shown to the sink; it holds the
-  place of an ack in the line.
+* A *unit* is the set of events that one ack covers, usually a window (LJ-16).  The *open* unit still grows.
+* A *piece* is a unit, or a slice of a unit that is too large to hold (LJ-42a).  The sink gets one piece at a time.  Pieces go to the
+  sink in order and may be committed in any order; acks are sent in order.  The sink never sees a piece without events, which only
+  keeps the place of an ack in the line.
 
-An envelope is handled in one of three ways (`_Phase`).  Its events are built while it is unpacked, and the pieces that close
-meanwhile are held back until its end, checksum and inner frames have proved right (LJ-31a); most envelopes end here.  If its events
-cost more than a connection may hold, the rest is only checked; then it is unpacked once more, what was built before is
-skipped, and the rest is built slice by slice, at the speed of the sink.  JSON that is none counts at its place in the line of
-units (LJ-12), so it too lets the rest be checked first.
+An envelope passes through up to three steps (`_Phase`).  First, its events are built while it is unpacked, and finished pieces wait
+until the end, the checksum and the inner frames have proved right (LJ-31a).  Most envelopes end here.  If the events cost more than a
+connection may hold, the rest of the envelope is only checked.  Then the envelope is unpacked again: the first events are skipped, and
+the rest is built slice by slice, at the speed of the sink.  Broken JSON fails at its place in the line of units (LJ-12), so the rest
+of its envelope is checked first, too.
 
-Clocks run only while the driver waits in a read (`reading`, `stop_reading`), since silence that nobody listened to says nothing.
+Clocks run only while the driver waits in a read (`reading`, `stop_reading`): silence means nothing while the driver does not listen.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Phase(Enum):
 class _Piece:
     unit: UnitReady | None
     ack: int | None
-    """What is acked once this and all before are committed."""
+    """The ack to send once this piece and all earlier ones are committed."""
     events: int
     cost: int
     partial: bool = False
@@ -74,8 +74,8 @@ class _Piece:
 class ReaderCore:
     """One connection of a Lumberjack reader, versions 1 and 2, without I/O.
 
-    The driver feeds octets while `wants_data`, calls `work` while `has_work` (letting others run in between, LJ-35), gives each
-    `UnitReady` to the sink and calls `commit` after its reply, and sends `data_to_send` after each call.
+    The driver reads while `wants_data`, and calls `work` while `has_work`, letting other tasks run in between (LJ-35).  It gives each
+    `UnitReady` to the sink and calls `commit` after the reply.  After each call it sends `data_to_send`.
 
     Args:
         config: limits, clocks and policies.
@@ -101,7 +101,7 @@ class ReaderCore:
         self.keepalives = 0
         """Acks of 0 that say that the sink is at work."""
         self.late_commits = 0
-        """Units committed when there was nobody left to tell (LJ-26)."""
+        """Units committed after the connection had ended (LJ-26)."""
         self._config = config
         self._line = config.max_uncommitted_units + _LINE
         self._out: list[bytes] = []
@@ -157,7 +157,7 @@ class ReaderCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether `work` can go on with what is here."""
+        """Whether `work` has something to do."""
         return self._able and (self._ended or self._has_input)
 
     @property
@@ -206,10 +206,10 @@ class ReaderCore:
     # ------------------------------------------------------------ input
 
     def receive_data(self, data: bytes, now: float) -> list[ReaderEvent]:
-        """Take octets from the writer; return what they, or the first of them, mean: go on with `work`.
+        """Take bytes from the writer, and process the first of them; `work` processes the rest.
 
         Args:
-            data: any number of octets, cut anywhere; ``b""`` is the end of the writer's direction.
+            data: any number of bytes, cut anywhere; ``b""`` is the end of the writer's direction.
             now: the time.
         """
         if self.state is not ReaderState.OPEN or self._ended:
@@ -237,7 +237,7 @@ class ReaderCore:
         return self.take_events()
 
     def work(self, now: float) -> list[ReaderEvent]:
-        """Go on with the octets that are here: one step of an envelope (LJ-35), or plain frames."""
+        """Process more of the input: one step of an envelope (LJ-35), or plain frames."""
         if self.has_work:
             try:
                 self._step(now)
@@ -307,7 +307,7 @@ class ReaderCore:
     # ------------------------------------------------------------ envelopes
 
     def _parse_envelope(self, envelope: Unpacker) -> Stop | None:
-        """Look at what was unpacked, as `Unpacker.parse`."""
+        """Parse the bytes unpacked so far; returns as `Unpacker.parse` does."""
         stop: Stop | None
         if self._phase is _Phase.CHECK:
             stop = envelope.parse(None, _UNBOUNDED, _UNBOUNDED)
@@ -359,7 +359,7 @@ class ReaderCore:
         self._windows_left -= 1
 
     def _end_envelope(self) -> None:
-        """It is right: let go what was held back, and build what was only checked."""
+        """The envelope is right: release its pieces, and build the events that were only checked."""
         self._envelope = None
         self._waiting += self._held
         self._piece_cost += self._held_cost
@@ -390,7 +390,7 @@ class ReaderCore:
         return self._config.max_cost - self._open_cost - self._held_cost
 
     def _count(self, found: FrameParser | Unpacker, stop: Stop | None) -> None:
-        """Count events that were parsed, and close what is full (LJ-16, LJ-23, LJ-42)."""
+        """Count parsed events, and close the unit or the piece if it is full (LJ-16, LJ-23, LJ-42)."""
         count = found.count
         if not count and stop is not Stop.COST:
             return
@@ -429,7 +429,7 @@ class ReaderCore:
         self._since = 0
 
     def _slice(self) -> None:
-        """Hand on what there is of the open unit (LJ-42a); acked only if the settings say so (LJ-19)."""
+        """Hand on the open unit so far (LJ-42a); it is acked only if the settings say so (LJ-19)."""
         if self._open_count or self._open:
             partial = self.version == 2 and self._config.partial_ack_every is not None
             self._close_piece(self._sequence if partial else None, partial=partial)
@@ -466,7 +466,7 @@ class ReaderCore:
         self._open_count = self._open_cost = 0
 
     def _drop_input(self) -> None:
-        """Forget the open unit and all octets that were not worked off."""
+        """Forget the open unit and all unprocessed input."""
         self._drop_open()
         self._since = 0
         self._input.clear()
@@ -479,7 +479,7 @@ class ReaderCore:
     # ------------------------------------------------------------ commits and acks
 
     def commit(self, number: int, now: float) -> None:
-        """Take note that the events of a unit are safe; queues the acks that are due now, in order (LJ-17).
+        """Note that the events of a unit are safe, and queue the acks that are due now, in order (LJ-17).
 
         Args:
             number: `UnitReady.number`.
@@ -613,13 +613,13 @@ class ReaderCore:
     # ------------------------------------------------------------ time
 
     def reading(self, now: float) -> None:
-        """Say that the driver waits for octets from now on."""
+        """Note that the driver waits for bytes from now on."""
         if self._reading_since is not None:
             self.stop_reading(now)
         self._reading_since = now
 
     def stop_reading(self, now: float) -> None:
-        """Say that it does not wait any more, without octets; `receive_data` says so by itself."""
+        """Note that the driver no longer waits and got no bytes; `receive_data` implies it."""
         if self._reading_since is not None:
             waited = now - self._reading_since
             self._reading_since = None
@@ -628,7 +628,7 @@ class ReaderCore:
             self._frame_time += waited
 
     def next_deadline(self) -> float | None:
-        """Return when `handle_timeout` wants to be called; ``None``: not at all as things are. Changes with each call of the others."""
+        """Return when `handle_timeout` is due, or ``None`` if no clock runs. Any other call may change it."""
         if self.state is ReaderState.CLOSED:
             return None
         return min([when for when, _ in self._deadlines()], default=None)
@@ -658,7 +658,7 @@ class ReaderCore:
         return self._config.frame_timeout + self._parser.announced / _ANNOUNCED_PER_SECOND
 
     def handle_timeout(self, now: float) -> list[ReaderEvent]:
-        """Do what is due."""
+        """Act on every clock that has run out."""
         if self.state is ReaderState.CLOSED:
             return self.take_events()
         due = {clock for when, clock in self._deadlines() if when <= now}

@@ -18,7 +18,7 @@ _PIECE = (
 
 
 class _Layer:
-    """One envelope: what is left to unpack, and the frames in it."""
+    """One envelope: its packed bytes, and a parser for the frames inside."""
 
     __slots__ = ("at", "inflater", "parser", "payload", "tail")
 
@@ -53,7 +53,7 @@ class Unpacker:
 
     @property
     def held(self) -> int:
-        """Octets and costs kept for unfinished frames, and what is still packed."""
+        """Bytes and costs kept for unfinished frames, and the packed bytes."""
         return sum(len(layer.payload) + layer.parser.held for layer in self._layers)
 
     def parse(self, out: list[dict[str, Any]] | None, room: int, cost_room: int, *, cut: bool = True) -> Stop | None:

@@ -1,14 +1,11 @@
-"""Taking frames apart: octets in, events and control frames out, in time linear in the octets (LJ-5).
+"""Parse frames into events and control frames, in time linear in their bytes (LJ-5).
 
-How that is kept:
+* Bytes are parsed in the buffer they arrived in.  The parser keeps only the start of an unfinished item (a header, a pair, the payload
+  of J or C), and looks at it again once all its bytes are there.  So each byte is copied at most twice, however small the reads are.
+* A D frame may stop after any pair and resume at the next one; no pair is parsed twice.
+* A length is checked against its limit as soon as its four bytes are there, before anything of that size is made or awaited (LJ-45).
 
-* Octets are looked at where they came in.  Only what is left of an unfinished item (a header, a pair, the payload of J or C) is kept, and
-  nothing is looked at again before as many octets as the item needs are there.  So each octet is copied at most twice, however
-  small the pieces are in which it comes.
-* A D frame may stop after any pair and goes on at the next one; its pairs are not looked at twice.
-* A length is compared with its limit as soon as its four octets are there, before anything of that size is made or waited for (LJ-45).
-
-`parse` either builds events or only checks and counts them (`out=None`), which envelopes need (LJ-31a, LJ-42).
+`parse` builds events, or only checks and counts them (`out=None`), which envelopes need (LJ-31a, LJ-42).
 """
 
 from __future__ import annotations
@@ -403,7 +400,7 @@ class FrameParser:
         return key
 
     def _price(self, at: int, end: int) -> int:
-        """Return what the J frame between these places costs at most; one that may cost more than all is looked at closely."""
+        """Return an upper bound for the cost of a J frame; if it exceeds the limit, count exactly."""
         # One scan for it and all that follow in `data`, not one for each: 0.35 instead of 0.85 us for an event of 400 octets.
         if not self._rate:
             rest = self._data[at:]

@@ -21,7 +21,7 @@ class ReaderState(Enum):
     DRAINING = auto()
     """This side ends; units at the sink have `shutdown_grace` to be committed and acked (LJ-28)."""
     ORPHANED = auto()
-    """The carrier is gone; units at the sink are counted as they are committed, and nobody is told (LJ-26)."""
+    """The carrier is gone; commits of units at the sink are counted, and not acked (LJ-26)."""
     CLOSED = auto()
     """Over."""
 
@@ -76,7 +76,7 @@ class WriterState(Enum):
     DRAINING = auto()
     """No more windows are sent; those in flight are acked."""
     CLOSED = auto()
-    """Over; what was in flight is unacked."""
+    """Over; events in flight are unacked."""
 
 
 class WriterInput(Enum):

@@ -1,9 +1,8 @@
-"""The writer's side, without I/O: what is on one connection (`WriterCore`), and what waits for one (`SendQueue`).
+"""The writer's side, without I/O: `WriterCore` is one connection, `SendQueue` holds the events that wait for a connection.
 
-An event is in exactly one place until it is acked: among the new ones of the queue, in a batch that came back from a lost
-connection, or in a batch in flight on one core.  It leaves the last of these only by an ack.  So "at least once" (LJ-55) needs no
-bookkeeping of its own: a driver whose connection ended gives `WriterCore.unacked` back to the queue, which hands out what is
-oldest first.
+Until it is acked, an event is in exactly one place: new in the queue, in a batch that came back from a lost connection, or in a batch
+in flight on one core.  Only an ack removes it.  So "at least once" (LJ-55) needs no bookkeeping: when a connection ends, the driver
+returns `WriterCore.unacked` to the queue, and the queue hands out the oldest events first.
 
 Numbers exist only on the wire.  In batch mode each window counts from 1 (LJ-49), so an ack is a count of the oldest window's events.
 In stream mode numbers run on and wrap, so an ack is a distance mod 2**32 from the last one.
@@ -154,7 +153,7 @@ class WriterCore:
         return out
 
     def octets_taken(self, count: int, now: float) -> None:
-        """Note that the carrier has taken so many more octets; a slow line is no dead one (LJ-53)."""
+        """Note that the carrier took `count` more bytes: a slow line is not a dead one (LJ-53)."""
         if self._flights and self._taken < self._flights[0].ends:
             self._clock = now
         self._taken += count
@@ -162,10 +161,10 @@ class WriterCore:
     # ------------------------------------------------------------ acks
 
     def receive_data(self, data: bytes | bytearray, now: float) -> list[WriterEvent]:
-        """Take octets from the reader; return what they mean.
+        """Take bytes from the reader.
 
         Args:
-            data: any number of octets, cut anywhere; ``b""`` is end of stream.
+            data: any number of bytes, cut anywhere; ``b""`` is the end of the stream.
             now: the time.
 
         Source: LJ-2, LJ-4 to LJ-6, LJ-52.
@@ -243,13 +242,13 @@ class WriterCore:
     # ------------------------------------------------------------ time, and the end
 
     def next_deadline(self) -> float | None:
-        """Return when `handle_timeout` wants to be called; ``None`` while nothing is in flight."""
+        """Return when `handle_timeout` is due; ``None`` while nothing is in flight."""
         if self.state is WriterState.CLOSED or not self._flights:
             return None
         return self._clock + self._config.ack_timeout
 
     def handle_timeout(self, now: float) -> list[WriterEvent]:
-        """Say that it is `now`; tells whether the reader has taken too long (LJ-53)."""
+        """End if the reader has taken too long for an ack (LJ-53)."""
         deadline = self.next_deadline()
         if deadline is None or now < deadline:
             return []
@@ -257,7 +256,7 @@ class WriterCore:
         return [AckTimedOut(self._config.ack_timeout)]
 
     def connection_lost(self, code: int, reason: str, now: float) -> list[WriterEvent]:
-        """Note that the carrier has ended; what is in flight is `unacked`."""
+        """Note that the carrier has ended; events in flight are `unacked`."""
         if self.state is WriterState.CLOSED:
             return []
         self._move(WriterInput.PEER_ENDED)
@@ -271,7 +270,7 @@ class WriterCore:
         return [] if self._flights else [self._finish(WriterInput.SETTLED, "drained")]
 
     def close(self, code: int, reason: str, now: float) -> list[WriterEvent]:
-        """End now; what is in flight is `unacked`. The reader sees only the end of the connection."""
+        """End now; events in flight are `unacked`. The reader sees only the end of the connection."""
         return [] if self.state is WriterState.CLOSED else [self._finish(WriterInput.CLOSE, "closed")]
 
     def unacked(self) -> list[Batch]:
@@ -342,7 +341,7 @@ class SendQueue:
         """Take an encoded event, see `encode_event`.
 
         Returns:
-            Tokens of what was dropped for it, or its own.
+            Tokens of the events dropped to make room, or its own token if it was dropped.
 
         Raises:
             LocalProtocolError: the queue is full and nothing may be dropped.
