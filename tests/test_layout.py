@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -23,6 +24,24 @@ CIRCLES_UNDER_WORK = {
     "levada.actors.rsocket": 7,
 }
 """Packages whose circles are being taken apart, and the largest one of each; to become empty."""
+FRAMEWORK = "framework/levada/framework"
+OVERRIDES = {
+    "actors/levada/actors/demo/engine.py": "pyspark",
+    "actors/levada/actors/spark/query.py": "pyspark",
+    "benchmarks/carriers.py": "aioquic",
+    f"{FRAMEWORK}/testing/clock.py": "trio",
+    f"{FRAMEWORK}/testing/strict.py": "trio",
+    "transports/levada/transports/carriers/tls.py": "trio",
+    **{
+        f"transports/levada/transports/quic/{name}.py": "aioquic"
+        for name in ("engine", "lean", "overrides", "packets", "ready")
+    },
+}
+"""Files that use private names of a library on purpose, and which library."""
+PRIVATES_UNDER_WORK = {
+    "actors/levada/actors/rsocket/connection.py": {"_cell"},
+}
+"""Private names of others that files which are being rewritten use still; to become empty."""
 IO_MODULES = {"asyncio", "logging", "random", "secrets", "select", "socket", "ssl", "threading", "time", "trio"}
 
 
@@ -90,6 +109,93 @@ def test_modules_go_in_small_circles_only() -> None:
         if len(circle) > (8 if all(RUNTIME in module for module in circle) else most):
             too_large.append(circle)
     assert too_large == []
+
+
+def definitions(tree: ast.Module) -> set[str]:
+    """Names that a file gives to functions, classes, variables and fields."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_own(node.value):
+            found.add(node.attr)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Assign) and any(
+            isinstance(at, ast.Name) and at.id == "__slots__" for at in node.targets
+        ):
+            found |= {each.value for each in ast.walk(node.value) if isinstance(each, ast.Constant)}
+    return {str(name) for name in found}
+
+
+def is_own(node: ast.expr) -> bool:
+    """Whether an expression stands for the object, or the class, whose method it is in."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return node.func.id in ("super", "type") and all(is_own(argument) for argument in node.args)
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
+
+
+def private_uses(tree: ast.Module, *, inherited: Collection[str] = ()) -> dict[str, list[int]]:
+    """Private names of other objects that a file uses, and the lines.
+
+    A file may use the private names that it defines itself, of whatever object; and those of ``self``, unless they are `inherited`
+    from a class whose privates are not for its subclasses.
+    """
+    own = definitions(tree) | {"_asdict", "_fields", "_make", "_replace"}  # of named tuples these are public
+    classes = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    found: dict[str, list[int]] = {}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or not node.attr.startswith("_") or node.attr.endswith("__"):
+            continue
+        ours = is_own(node.value) or (isinstance(node.value, ast.Name) and node.value.id in classes)
+        if node.attr in own or (ours and node.attr not in inherited):
+            continue
+        if ast.unparse(node) != "sys._getframe":
+            found.setdefault(node.attr, []).append(node.lineno)
+    return found
+
+
+def sources(*folders: str) -> list[str]:
+    """Paths of the Python files of some folders."""
+    return [str(file.relative_to(ROOT)) for folder in folders for file in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def parse(path: str) -> ast.Module:
+    """Read one file of this repository."""
+    return ast.parse((ROOT / path).read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("path", sources("transports/levada", "actors/levada", "benchmarks", "examples"))
+def test_nobody_uses_the_private_names_of_others(path: str) -> None:
+    """Users of the framework keep to what it publishes, and so do the parts of a protocol among each other."""
+    tree = parse(path)
+    framework = {name for name in definitions(parse(f"{FRAMEWORK}/actor.py")) if name.startswith("_")}
+    uses = private_uses(tree, inherited=framework - {"_run", "_MARK"})
+    if path in OVERRIDES:
+        return
+    allowed = PRIVATES_UNDER_WORK.get(path, set())
+    assert {name: lines for name, lines in uses.items() if name not in allowed} == {}
+    assert allowed <= uses.keys(), f"take what is mended out of PRIVATES_UNDER_WORK: {allowed - uses.keys()}"
+    runtime = [
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.ImportFrom) and (node.module or "").startswith(RUNTIME))
+        or (isinstance(node, ast.Import) and any(alias.name.startswith(RUNTIME) for alias in node.names))
+    ]
+    assert runtime == [], "levada.framework.embedding has what is for others"
+
+
+@pytest.mark.parametrize("path", sources("framework/levada"))
+def test_a_file_of_the_framework_says_whose_fields_it_touches(path: str) -> None:
+    """The text at the top names each private field of `Cell` and of `Actor` that is used below it, and no other."""
+    tree = parse(path)
+    if path in OVERRIDES:
+        return
+    declared = set(re.findall(r"``(?:Cell|Actor)\.(_\w+)``", ast.get_docstring(tree) or ""))
+    assert private_uses(tree).keys() - declared == set(), "used, and not named at the top"
+    assert declared - private_uses(tree).keys() == set(), "named at the top, and not used"
+    fields = definitions(parse(f"{FRAMEWORK}/_runtime/cell.py")) | definitions(parse(f"{FRAMEWORK}/actor.py"))
+    assert declared <= fields
 
 
 def test_levada_is_a_namespace() -> None:

@@ -1,4 +1,7 @@
-"""The router whose routees take messages when they are free. `levada.framework.router` has the theory."""
+"""The router whose routees take messages when they are free. `levada.framework.router` has the theory.
+
+Private fields used here: ``Cell._batch``, ``Cell._box``, ``Cell._handled``, ``Cell._idle``, ``Cell._scheduler``.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ class PullRouter(RouterBase):
 
     @property
     def _inbox(self) -> _PullInbox:
-        inbox: _PullInbox = self._bound()._more().inbox  # which holds this router, so it is no field
+        inbox: _PullInbox = self._bound().make_extras().inbox  # which holds this router, so it is no field
         return inbox
 
     def check(self, ref: Ref[Any]) -> None:
@@ -47,7 +50,7 @@ class PullRouter(RouterBase):
 
     def _start(self) -> Any:
         cell = self._bound()
-        inbox = cell._more().inbox = _PullInbox(cell, self)
+        inbox = cell.make_extras().inbox = _PullInbox(cell, self)
         cell._scheduler = inbox  # type: ignore[assignment]
         return self._run_loop(inbox)
 
@@ -88,7 +91,7 @@ class _PullInbox(Inbox[Any]):
 
     def wake(self, cell: Cell) -> None:
         if get_ident() != self.thread:
-            raise cell._wrong_thread("tell")
+            raise cell.wrong_thread_error("tell")
 
     @enable_ki_protection
     def append(self, _: Cell) -> None:
@@ -103,7 +106,7 @@ class _PullInbox(Inbox[Any]):
                 return
             if kind is Stop and not self._pulls:
                 stop = box.pop()
-                cell._came_up(stop)
+                cell.entry_left(stop)
                 self._see_stop(stop)
                 return
         self._offer()
@@ -155,11 +158,11 @@ class _PullInbox(Inbox[Any]):
         if self._ended or self._pulls.get(routee) is not pull:
             return TURN
         cell = self._cell
-        while batch := cell._take_over():
+        while batch := cell.fill_batch():
             entry = batch.pop()
             kind = type(entry)
             if kind is Stop:
-                cell._came_up(entry)
+                cell.entry_left(entry)
                 self._see_stop(entry)
                 return TURN
             if isinstance(entry, Take):
@@ -213,7 +216,7 @@ class _PullInbox(Inbox[Any]):
         try:
             self._router.source.resize(self._router, size)
         except Exception as error:  # noqa: BLE001 - from the factory: the router's failure, not that of whoever runs now
-            host = self._cell._more().host
+            host = self._cell.make_extras().host
             self._router.system.lifecycle.task_failed(self._cell, host, error)
 
     def _see_stop(self, stop: Stop) -> None:

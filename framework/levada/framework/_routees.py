@@ -1,4 +1,7 @@
-"""Who the routees of a router are, and what all kinds of routers have in common. `levada.framework.router` has the theory."""
+"""Who the routees of a router are, and what all kinds of routers have in common. `levada.framework.router` has the theory.
+
+Private fields used here: ``Cell._actor``, ``Actor._bound``.
+"""
 
 from __future__ import annotations
 
@@ -89,10 +92,10 @@ class PoolChildren:
 
     def _emptied(self, router: RouterBase) -> None:
         cell = router._bound()
-        ending = cell._extras.ending if cell._extras is not None else None
+        ending = cell.ending
         if not self._routees and cell._actor is router and cell.phase is RUNNING and ending is None:
             # Not `request`, which would come to it later: a new start that is on its way by then would be called off.
-            router.system.lifecycle._request(cell, NORMAL, False, False)
+            router.system.lifecycle.request_now(cell, NORMAL, False, False)
 
 
 class GroupMembers:

@@ -2,6 +2,8 @@
 
 A class becomes an actor class when it is defined: `attrs` makes its constructor from the annotated fields, and its handlers become a
 table from message class to function, so that handling a message is one look-up and one call.
+
+Private fields used here: ``Cell._asking``, ``Cell._batch``, ``Cell._extras``, ``Cell._idle``, ``Cell._scheduler``.
 """
 
 from __future__ import annotations
@@ -242,7 +244,7 @@ class Actor(Generic[M]):
         supervise: Supervision = "stop",
     ) -> Ref[Any]:
         """Start a child; it ends before this actor does. Arguments and errors as for `ActorSystem.spawn`."""
-        ref: Ref[Any] = self.system._spawn(self._bound(), factory, args, name, mailbox, supervise)
+        ref: Ref[Any] = self.system.spawn_below(self._bound(), factory, args, name, mailbox, supervise)
         return ref
 
     @property
@@ -269,16 +271,16 @@ class Actor(Generic[M]):
         """
         cell = self._here()
         key = (target, tag)
-        watched = cell._more().watched
+        watched = cell.make_extras().watched
         if watched is None:
-            watched = cell._more().watched = {}
+            watched = cell.make_extras().watched = {}
         if key in watched:
             return
 
         def ended(reason: Any) -> None:
             if watched.pop(key, None) is not None:
                 # Looked up now and not before: the cell may be a dead one by then.
-                put = cell._put_first if isinstance(target, Ref) else cell.admit
+                put = cell.put_first if isinstance(target, Ref) else cell.admit
                 put(Down(target, reason, tag))
 
         watched[key] = lambda: None  # until it is known how to take the watch back; the target may have ended already
@@ -297,7 +299,7 @@ class Actor(Generic[M]):
 
     def unwatch(self, target: Any, tag: Any = None) -> None:
         """Take a watch back; a `Down` that is in the mailbox already stays there."""
-        watched = self._here()._more().watched
+        watched = self._here().make_extras().watched
         forget = watched.pop((target, tag), None) if watched is not None else None
         if forget is not None:
             forget()
@@ -316,7 +318,7 @@ class Actor(Generic[M]):
         """
         cell = self._here()
         if isinstance(target, Ref):
-            cell._link(target)
+            cell.link(target)
         elif ChannelLink.find(cell, target) is None:
             ChannelLink(cell, target).tie()
 
@@ -324,7 +326,7 @@ class Actor(Generic[M]):
         """Untie; harmless if there is no link."""
         cell = self._here()
         if isinstance(target, Ref):
-            cell._unlink(target)
+            cell.unlink(target)
         else:
             link = ChannelLink.find(cell, target)
             if link is not None:
@@ -355,7 +357,7 @@ class Actor(Generic[M]):
         if question is None:
             raise ActorError(f"{cell.path} is not handling an ask now", actor=cell.path)
         cell._asking = None
-        extras = cell._more()
+        extras = cell.make_extras()
         if extras.open_asks is None:
             extras.open_asks = OpenAsks()
         return Reply(question, extras.open_asks)
@@ -367,7 +369,7 @@ class Actor(Generic[M]):
             MailboxFull: `stash_limit` messages are there already.
         """
         cell = self._here()
-        extras = cell._more()
+        extras = cell.make_extras()
         if extras.stash is None:
             extras.stash = []
         if len(extras.stash) >= self.stash_limit:
@@ -387,9 +389,9 @@ class Actor(Generic[M]):
     def unstash_all(self) -> None:
         """Put everything stashed before all that is in the mailbox, in the order in which it came."""
         cell = self._here()
-        extras = cell._more()
+        extras = cell.make_extras()
         if extras.stash:
-            cell._put_back(extras.stash)
+            cell.put_back(extras.stash)
             extras.stash = None
             cell._batch.append(TURN)  # they may be meant for the handlers just taken on
 
@@ -404,7 +406,7 @@ class Actor(Generic[M]):
     @property
     def timers(self) -> Timers:
         """Keyed timers of this actor, see `Timers`."""
-        extras = self._here()._more()
+        extras = self._here().make_extras()
         if extras.timers is None:
             extras.timers = Timers(self._cell, self.system.heap)
         return extras.timers
@@ -417,7 +419,7 @@ class Actor(Generic[M]):
         if seconds is not None and not seconds > 0:
             raise ConfigurationError(f"a receive timeout is more than 0 seconds, not {seconds!r}")
         cell = self._here()
-        extras = cell._more()
+        extras = cell.make_extras()
         if extras.receive_timer is not None:
             extras.receive_timer.cancel()
             extras.receive_timer = None
@@ -432,7 +434,7 @@ class Actor(Generic[M]):
     # ------------------------------------------------------------ own tasks and contexts
 
     def _host(self) -> Host:
-        extras = self._here()._more()
+        extras = self._here().make_extras()
         if extras.host is None:
             extras.host = Host(self._cell)
         return extras.host
@@ -487,7 +489,7 @@ class Actor(Generic[M]):
             raise ActorError(
                 f"{self._bound().path} has handlers, not a loop: they take its messages", actor=self._bound().path
             )
-        inbox = self._bound()._more().inbox
+        inbox = self._bound().make_extras().inbox
         assert inbox is not None
         return cast("Inbox[M]", inbox)
 
@@ -495,7 +497,7 @@ class Actor(Generic[M]):
         """Begin an incarnation: the hook, then the loop if there is one."""
         if self._is_loop:
             cell = self._cell
-            inbox = cell._more().inbox = Inbox(cell)
+            inbox = cell.make_extras().inbox = Inbox(cell)
             cell._scheduler = inbox
             return self._run_loop(inbox)
         return self.started()
@@ -530,7 +532,7 @@ def _classes(annotation: Any) -> list[Any]:
 
 
 def _look_at_receive_timeout(cell: Cell, seconds: float) -> None:
-    extras = cell._more()
+    extras = cell.make_extras()
     left = seconds
     if cell._idle:
         left = extras.touched + seconds - trio.current_time()

@@ -37,6 +37,8 @@ Example:
     ...         print(await system.spawn(Connection, name="connection").ask(Open()))
     >>> trio.run(main)
     /connection/$2: stopped
+
+Private fields used here: ``Actor._bound``, ``Actor._cell``.
 """
 
 from __future__ import annotations

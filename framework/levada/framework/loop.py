@@ -1,4 +1,7 @@
-"""The mailbox of an actor with a loop of its own (``async def run``)."""
+"""The mailbox of an actor with a loop of its own (``async def run``).
+
+Private fields used here: ``Cell._asking``, ``Cell._handled``, ``Cell._idle``, ``Cell._scheduler``.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ class Inbox(Generic[M]):
     def wake(self, cell: Cell) -> None:
         """Wake the loop."""
         if get_ident() != self.thread:
-            raise cell._wrong_thread("tell")
+            raise cell.wrong_thread_error("tell")
         task, self._task = self._task, None
         if task is not None:
             reschedule(task)
@@ -82,13 +85,13 @@ class Inbox(Generic[M]):
         while True:
             if self._ended:
                 raise EndOfChannel(f"{cell.path} was asked to stop")
-            batch = cell._take_over()
+            batch = cell.fill_batch()
             if not batch:
                 await self._wait()
                 continue
             entry = batch.pop()
             if type(entry) is Stop:
-                cell._came_up(entry)
+                cell.entry_left(entry)
                 self._ended = True
                 self.stop = entry
                 continue
@@ -100,7 +103,7 @@ class Inbox(Generic[M]):
         """Take the next message if there is one, else raise `trio.WouldBlock`."""
         self.give_up_question()
         cell = self._cell
-        while batch := cell._take_over():
+        while batch := cell.fill_batch():
             if type(batch[-1]) is Stop:
                 break
             found, message = self._open(batch.pop())
@@ -135,7 +138,7 @@ class Inbox(Generic[M]):
     def _open(self, entry: Any) -> tuple[bool, Any]:
         """Take the message out of an entry; false: it was the runtime's own business."""
         if isinstance(entry, Take):
-            self._cell._came_up(entry)
+            self._cell.entry_left(entry)
             return self._open(entry.next(self._cell))
         if isinstance(entry, Ask):
             if entry.settled:

@@ -17,6 +17,8 @@ Three kinds, all alike from outside:
 
 Routees are told apart by labels that survive a restart: the number of a place in the pool, the path of a member of a group.
 That a routee has ended is known from a callback of the runtime, in the same turn, so no message is sent to one that is dead.
+
+Private fields used here: ``Cell._table``, ``Cell._worker``.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Any actor can have supervised children (``self.spawn(…, supervise=restart())``).  This one is for the levels of a tree that have
 no other task, so that what must be robust holds no state of its own that could go wrong.
+
+Private fields used here: ``Cell._extras``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""`ActorSystem`: the one nursery that everything lives in, and its orderly end."""
+"""`ActorSystem`: the one nursery that everything lives in, and its orderly end.
+
+Private fields used here: ``Cell._actor``, ``Actor._cell``, ``Cell._extras``, ``Actor._has_start``,
+``Actor._is_loop``, ``Cell._table``.
+"""
 
 from __future__ import annotations
 
@@ -199,7 +203,7 @@ class ActorSystem:
         self._root_gone = trio.Event()
         root = _Root()
         self.root = root._cell = Cell(self.scheduler, root, None, None, 0)
-        self.root._more().children = {}
+        self.root.make_extras().children = {}
         self.start_task(self.heap.run, name="<timers>")
         self._body = trio.CancelScope()
         self._body.__enter__()
@@ -362,10 +366,10 @@ class ActorSystem:
             ConfigurationError: the factory made no actor; a name with a slash.
             Exception: whatever the factory raises, the first time; later it is a failure of the actor.
         """
-        ref: Ref[Any] = self._spawn(self.root, factory, args, name, mailbox, supervise)
+        ref: Ref[Any] = self.spawn_below(self.root, factory, args, name, mailbox, supervise)
         return ref
 
-    def _spawn(
+    def spawn_below(
         self,
         parent: Cell,
         factory: Callable[..., Any],
@@ -374,6 +378,7 @@ class ActorSystem:
         mailbox: MailboxPolicy | None,
         supervise: Supervision,
     ) -> Any:
+        """Start an actor below `parent`; arguments and errors as for `spawn`."""
         if self.scheduler.parked and get_ident() != self.scheduler.thread:
             raise wrong_thread(f"spawn below {parent.path}")
         if parent.phase is not RUNNING:
@@ -402,7 +407,7 @@ class ActorSystem:
         """Make an actor object the actor of a new cell below `parent`, which is running."""
         family = parent._extras
         if family is None or family.children is None:
-            family = parent._more()
+            family = parent.make_extras()
             family.children = {}
         if name is not None:
             if not isinstance(name, str) or not name or "/" in name or name.startswith("$"):
@@ -424,7 +429,7 @@ class ActorSystem:
             assert family.names is not None
             family.names[name] = cell
         if supervise != "stop":
-            cell._more().supervised = Supervised(factory, args, supervise)
+            cell.make_extras().supervised = Supervised(factory, args, supervise)
         self.counters.spawned += 1
         if actor._has_start:
             cell.admit(START)
@@ -511,7 +516,7 @@ class ActorSystem:
     def strict_check(self, cell: Cell, message: Any) -> None:
         """Look for mistakes that would go unnoticed until they hurt."""
         if get_ident() != self.scheduler.thread:
-            raise cell._wrong_thread("tell")
+            raise cell.wrong_thread_error("tell")
         self.observe.count_tell(cell)
         actor = cell._actor
         if cell.phase is RUNNING and not actor._is_loop and type(actor).unhandled is Actor.unhandled:

@@ -227,7 +227,7 @@ async def test_an_engine_that_fails_at_the_first_packet_fails_nobody_else(
         async def accept() -> None:
             incoming = await listener.accept()
             with monkeypatch.context() as patch:
-                patch.setattr(listener.endpoint._class, "receive_datagram", fail)
+                patch.setattr(listener.endpoint.engine_type, "receive_datagram", fail)
                 broken = incoming.accept()
             assert "a fault of ours" in (await broken.closed()).text
             assert broken not in listener.endpoint.connections

@@ -2,6 +2,8 @@
 
 An `Ask` is settled exactly once, by whoever is first: the answer, a failure, the deadline, or the asker going away.
 Whoever is later is ignored and, if it is an answer, counted.
+
+Private fields used here: ``Cell._worker``.
 """
 
 from __future__ import annotations

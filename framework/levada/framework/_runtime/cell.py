@@ -13,6 +13,8 @@ Rules of this file:
   anything in; a `tell` to an actor that is about to run anyway does not look, since a look at the thread would cost a fifth of it.
 * What few actors have (children, links, timers, …) is in `Extras`, made when first wanted.  An idle actor is at
   most 400 octets, its field-less object included.
+
+Private fields used here: ``Actor._has_start``.
 """
 
 from __future__ import annotations
@@ -40,14 +42,17 @@ from levada.framework.ref import DEFAULT_TIMEOUT, FromThread, Ref
 
 from .ask import Ask, ThreadAsk, stopped_error
 from .extras import Extras
-from .phase import RUNNING, STOPPED, ActorPhase
+from .phase import PAUSED, RUNNING, STOPPED, ActorPhase
 from .tokens import ROOM, START, STOP, TAKE, TURN, Hear, Start, Stop, Turn
 
 if TYPE_CHECKING:
     import contextvars
     from collections.abc import Callable, Hashable
 
+    from levada.framework.supervision import Supervised
+
     from .contract import ActorObject, System
+    from .lifecycle import Ending, Group
     from .scheduler import RunQueue, Worker
 
 __all__ = ["BoundedCell", "Cell", "StoreCell", "make_cell", "make_dead"]
@@ -162,7 +167,7 @@ class Cell(Ref[Any]):
         await trio.lowlevel.checkpoint_if_cancelled()
         scheduler = self._scheduler
         if scheduler.parked and get_ident() != scheduler.thread:
-            raise self._wrong_thread("ask")
+            raise self.wrong_thread_error("ask")
         question = Ask(message, self)
         if self._idle and (handler := self._table[None].get(type(message))) is not None and scheduler.may_inline():
             # Idle means that everything told before has been handled, so calling the handler here keeps the order; and a
@@ -186,24 +191,24 @@ class Cell(Ref[Any]):
     def stop(self, *, now: bool = False) -> None:
         if now:
             if get_ident() != self._scheduler.thread:
-                raise self._wrong_thread("stop")
+                raise self.wrong_thread_error("stop")
             self.system.lifecycle.request(self, SHUTDOWN)
         else:
             self.admit(STOP)
 
     def kill(self) -> None:
         if get_ident() != self._scheduler.thread:
-            raise self._wrong_thread("kill")
+            raise self.wrong_thread_error("kill")
         self.system.lifecycle.request(self, KILLED, cancel=True)
 
     @enable_ki_protection
     async def terminated(self) -> Reason:
         if get_ident() != self._scheduler.thread:
-            raise self._wrong_thread("terminated")
+            raise self.wrong_thread_error("terminated")
         if self.phase is STOPPED:
             await trio.lowlevel.checkpoint()
             return self.reason
-        extras = self._more()
+        extras = self.make_extras()
         waiters = extras.waiters = extras.waiters if extras.waiters is not None else {}
         task = current_task()
         waiters[task] = None
@@ -252,10 +257,10 @@ class Cell(Ref[Any]):
         if get_ident() != self._scheduler.thread:
             raise wrong_thread(f"{what} {self.path}")
 
-    def _wrong_thread(self, call: str) -> WrongThread:
+    def wrong_thread_error(self, call: str) -> WrongThread:
         return wrong_thread(f"{call} to {self.path}", "ref.from_thread")
 
-    def _more(self) -> Extras:
+    def make_extras(self) -> Extras:
         """Return the extras, made now if this actor had none."""
         extras = self._extras
         if extras is None:
@@ -267,21 +272,21 @@ class Cell(Ref[Any]):
 
     def admit_first(self, entry: Any) -> None:
         """Put in an entry of the runtime before everything else; the caller sees to it that somebody runs it."""
-        self._take_over().append(entry)
+        self.fill_batch().append(entry)
 
-    def _take_out_start(self) -> None:
+    def _forget_start(self) -> None:
         """Forget a start that has not begun: a paused cell holds none, and the next object gets one of its own."""
-        batch = self._take_over()
+        batch = self.fill_batch()
         at = len(batch) - 1
         while at >= 0 and batch[at] is TURN:
             at -= 1
         if at >= 0 and batch[at] is START:
             del batch[at]
-            self._came_up(START)
+            self.entry_left(START)
             if not batch:
                 batch.append(TURN)  # it may be in the run queue, where nobody is whose mailbox is empty
 
-    def _came_up(self, entry: Any) -> None:
+    def entry_left(self, entry: Any) -> None:
         """An entry of the runtime has left the mailbox; only a mailbox with a capacity counts them."""
 
     def enqueue(self, message: Any, *, patient: bool = False) -> None:
@@ -293,17 +298,17 @@ class Cell(Ref[Any]):
         return len(self._box) + len(self._batch)
 
     @enable_ki_protection
-    def _put_first(self, message: Any) -> None:
+    def put_first(self, message: Any) -> None:
         """Put a signal message before all user messages, behind signals that came earlier and behind the `started` hook.
 
         The batch gets a `Hear` for each, so that none has to be put below those that came earlier: the end of 8,000 actors, all of them
         watched by one, took 15 s.
         """
-        extras = self._more()
+        extras = self.make_extras()
         if extras.signals is None:
             extras.signals = deque()
         extras.signals.append(message)
-        batch = self._take_over()
+        batch = self.fill_batch()
         at = len(batch)
         while at and type(batch[at - 1]) in (Start, Turn):
             at -= 1
@@ -311,12 +316,12 @@ class Cell(Ref[Any]):
         self._wake_up()
 
     @enable_ki_protection
-    def _put_back(self, messages: list[Any]) -> None:
+    def put_back(self, messages: list[Any]) -> None:
         """Put messages, oldest first, before all others."""
-        self._take_over().extend(reversed(messages))
+        self.fill_batch().extend(reversed(messages))
         self._wake_up()
 
-    def _take_over(self) -> list[Any]:
+    def fill_batch(self) -> list[Any]:
         """Turn what arrived into the batch, in place where a worker holds it, and return the batch."""
         batch = self._batch
         if batch is NO_MESSAGES:
@@ -335,7 +340,7 @@ class Cell(Ref[Any]):
             self._since = scheduler.now
             scheduler.ready.append(self)
 
-    def _messages(self) -> list[Any]:
+    def take_messages(self) -> list[Any]:
         """Take all entries out, oldest first."""
         entries = [entry.next(self) if type(entry) is Hear else entry for entry in (*reversed(self._batch), *self._box)]
         self._batch = NO_MESSAGES
@@ -347,7 +352,7 @@ class Cell(Ref[Any]):
         if self.phase is STOPPED:
             ended(self.reason)
             return
-        extras = self._more()
+        extras = self.make_extras()
         if extras.watchers is None:
             extras.watchers = {}
         extras.watchers[key] = ended
@@ -357,7 +362,7 @@ class Cell(Ref[Any]):
             self._extras.watchers.pop(key, None)
 
     @enable_ki_protection
-    def _link(self, other: Any) -> None:
+    def link(self, other: Any) -> None:
         """Tie both fates; a partner that has ended sends its signal at once."""
         if other is self:
             return
@@ -368,7 +373,7 @@ class Cell(Ref[Any]):
         self.tie(other)
 
     @enable_ki_protection
-    def _unlink(self, other: Any) -> None:
+    def unlink(self, other: Any) -> None:
         """Untie on both sides."""
         self.untie(other)
         other.untie(self)
@@ -377,7 +382,7 @@ class Cell(Ref[Any]):
 
     def tie(self, other: Any) -> None:
         """Let the end of this actor be told to `other`."""
-        extras = self._more()
+        extras = self.make_extras()
         if extras.links is None:
             extras.links = {}
         extras.links[other] = None
@@ -392,9 +397,54 @@ class Cell(Ref[Any]):
         self.untie(other)
         self.system.lifecycle.exit_signal(self, other, reason)
 
-    def _bury(self) -> None:
-        """Become a dead cell."""
+    # ------------------------------------------------------------ its life, see `lifecycle`
+
+    @property
+    def ending(self) -> Ending | None:
+        """What is known of the end that is on its way."""
+        return self._extras.ending if self._extras is not None else None
+
+    @property
+    def supervised(self) -> Supervised | None:
+        """How its parent supervises it, if it does."""
+        return self._extras.supervised if self._extras is not None else None
+
+    @property
+    def group(self) -> Group | None:
+        """Its children that are about to start again together."""
+        return self._extras.group if self._extras is not None else None
+
+    def take_question(self) -> Ask | None:
+        """Give the question that is being handled, once."""
+        question, self._asking = self._asking, None
+        return question
+
+    def pause(self) -> None:
+        """Handle no more messages until `revive`."""
+        self.phase = PAUSED
+        self._forget_start()
+        self._table = NO_HANDLERS
+        self._idle = False
+
+    def revive(self, actor: Any) -> None:
+        """Go on with a new object."""
+        self._actor = actor
+        actor._cell = self
+        self._table = type(actor)._table
+        self.phase = RUNNING
+        if actor._has_start:
+            self.admit_first(START)
+
+    def end(self, reason: Reason) -> Any:
+        """Become a dead cell; return the object that it ran. The mailbox is empty by now."""
+        self.phase = STOPPED
+        self.reason = reason
+        self._idle = False
+        self._table = NO_HANDLERS
+        self._batch = [TURN]  # if it is in the run queue, this ends its last turn at once
         self.__class__ = _DEAD[type(self)]  # pyright: ignore[reportAttributeAccessIssue] - same slots, so it may
+        actor, self._actor = self._actor, None
+        return actor
 
 
 class BoundedCell(Cell):
@@ -461,7 +511,7 @@ class BoundedCell(Cell):
         elif not self.line and not self._is_full():
             Cell.tell(self, message)
         elif get_ident() != self._scheduler.thread:
-            raise self._wrong_thread("send")
+            raise self.wrong_thread_error("send")
         elif self._overflow == "wait":
             edge = self.system.waits.begin(self, message)
             try:
@@ -507,7 +557,7 @@ class BoundedCell(Cell):
             self._box.insert((len(self._box) + 1) // 2, ROOM)
 
     @enable_ki_protection
-    def _let_in(self) -> None:
+    def let_in(self) -> None:
         """Give the room there is to those in line, first come first served; the slot is theirs before they wake."""
         self._admitted -= 1
         self._room_due = False
@@ -559,16 +609,16 @@ class BoundedCell(Cell):
         self._admitted += 1
         super().admit_first(entry)
 
-    def _came_up(self, entry: Any) -> None:
+    def entry_left(self, entry: Any) -> None:
         self._admitted -= 1
         if type(entry) is Stop:
             self._stops -= 1
             if self.line and not self._stops and not self._room_due:
                 self._await_room()  # it may start again, and then those in line have their turn
 
-    def _put_first(self, message: Any) -> None:
+    def put_first(self, message: Any) -> None:
         self._admitted += 1
-        super()._put_first(message)
+        super().put_first(message)
 
     def _is_full(self) -> bool:
         """Whether as many messages wait as may."""
@@ -587,7 +637,7 @@ class BoundedCell(Cell):
 
     def _refuse(self, message: Any) -> None:
         if get_ident() != self._scheduler.thread:
-            raise self._wrong_thread("tell")
+            raise self.wrong_thread_error("tell")
         if not self.line and not self._is_full():
             Cell.tell(self, message)
             return
@@ -611,7 +661,7 @@ class StoreCell(BoundedCell):
     The messages are in a store of their own; for each the mailbox holds one `TAKE`, so the worker loop knows nothing of it.
     """
 
-    __slots__ = ("_key", "_store", "_taken")
+    __slots__ = ("_key", "_store", "last_stored")
 
     def __init__(
         self,
@@ -627,13 +677,13 @@ class StoreCell(BoundedCell):
         # Of a plain dict the oldest is found by stepping over all that were taken out before: 0.5 s for a full mailbox of 40,000.
         self._store: OrderedDict[Any, Any] = OrderedDict()
         """Messages by key, oldest first; without a key each message is its own."""
-        self._taken: Any = None
+        self.last_stored: Any = None
         """The last one taken out: should its handler fail, the `TAKE` does not tell which it was."""
 
     @enable_ki_protection
     def tell(self, message: Any) -> None:
         if get_ident() != self._scheduler.thread:
-            raise self._wrong_thread("tell")
+            raise self.wrong_thread_error("tell")
         store = self._store
         key: Any = _Alone(message) if self._key is None or isinstance(message, Ask) else self._key(message)
         if key in store:
@@ -660,17 +710,17 @@ class StoreCell(BoundedCell):
     try_tell = Cell.try_tell
     admit = Cell.tell
     admit_first = Cell.admit_first
-    _put_first = Cell._put_first
-    _came_up = Cell._came_up
+    put_first = Cell.put_first
+    entry_left = Cell.entry_left
 
-    def _next(self) -> Any:
+    def next_stored(self) -> Any:
         """Take the oldest message out of the store."""
         _, message = self._store.popitem(last=False)
-        self._taken = message
+        self.last_stored = message
         return message
 
-    def _messages(self) -> list[Any]:
-        entries = [self._next() if entry is TAKE else entry for entry in super()._messages()]
+    def take_messages(self) -> list[Any]:
+        entries = [self.next_stored() if entry is TAKE else entry for entry in super().take_messages()]
         self._store.clear()
         return entries
 
@@ -736,7 +786,7 @@ class _Dead(Cell):
     def admit(self, message: Any) -> None:
         pass
 
-    def _put_first(self, message: Any) -> None:
+    def put_first(self, message: Any) -> None:
         pass
 
     def _wake_up(self) -> None:

@@ -2,6 +2,8 @@
 
 The fates are tied as those of two actors are.  An end in order is `Normal` and ends nobody; so is one that this side's handle asked for
 itself: a sender that is cancelled, a receiver that is closed.  What the other side does, or the network, ends the actor.
+
+Private fields used here: ``Cell._extras``.
 """
 
 from __future__ import annotations

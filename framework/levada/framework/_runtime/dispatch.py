@@ -2,6 +2,9 @@
 
 Each function has the shape of a handler, ``(actor, entry)``: it may return a coroutine, which is then driven like that of
 any async handler, or `END_TURN`.
+
+Private fields used here: ``Cell._asking``, ``Actor._cell``, ``Actor._find_handler``, ``Cell._handled``,
+``Actor._start``, ``Cell._table``.
 """
 
 from __future__ import annotations
@@ -35,24 +38,24 @@ def no_message(actor: Any) -> None:
 
 def _on_start(actor: Any, start: Start) -> Any:
     no_message(actor)
-    actor._cell._came_up(start)
+    actor._cell.entry_left(start)
     return actor._start()
 
 
 def _on_stop(actor: Any, stop: Stop) -> Any:
     no_message(actor)
     cell = actor._cell
-    cell._came_up(stop)
+    cell.entry_left(stop)
     return cell.system.lifecycle.reached_stop(cell, stop)
 
 
 def _on_room(actor: Any, _: Room) -> None:
     no_message(actor)
-    actor._cell._let_in()
+    actor._cell.let_in()
 
 
 def _on_take(actor: Any, take: Take) -> Any:
-    actor._cell._came_up(take)
+    actor._cell.entry_left(take)
     return deliver(actor, take.next(actor._cell))
 
 
@@ -62,7 +65,7 @@ def _on_turn(actor: Any, _: Turn) -> Any:
 
 
 def _on_tick(actor: Any, tick: Tick) -> Any:
-    actor._cell._came_up(tick)
+    actor._cell.entry_left(tick)
     if tick.alarm.take():
         return deliver(actor, tick.alarm.message)
     no_message(actor)

@@ -4,6 +4,8 @@ One trio task holds the actor's nursery (`start_soon`); one more for each contex
 must be left in the task that entered it, and giving up one must not disturb the others.  All are children of the system's nursery.
 Whatever fails in one of them is a failure of the actor.  At the end the nursery is cancelled first, then the contexts are left, last
 entered first: tasks use contexts, not the other way round.
+
+Private fields used here: ``Cell._extras``.
 """
 
 from __future__ import annotations

@@ -12,6 +12,10 @@ hooks that are async, tasks and contexts are closed in a task of their own.  Ste
 actors would otherwise be a chain of calls: a million linked actors end in a loop, not in a recursion.
 
 A second reason that comes in while an actor ends is weighed against the first (`links.weightier`); a kill hurries everything up.
+
+Private fields used here: ``Cell._actor``, ``Cell._asking``, ``Cell._batch``, ``Cell._box``, ``Cell._extras``,
+``Actor._has_restarting``, ``Actor._has_stopping``, ``Actor._has_undelivered``, ``Cell._idle``, ``Actor._is_loop``,
+``Cell._name``, ``Cell._number``, ``Cell._parent``, ``Actor._slots``, ``Cell._worker``.
 """
 
 from __future__ import annotations
@@ -47,12 +51,12 @@ from levada.framework.supervision import RestartPolicy, Strategy, delay, record,
 from levada.framework.timers import Tick
 
 from .ask import Ask, stopped_error
-from .cell import NO_HANDLERS, Cell, RoomCall
+from .cell import Cell, RoomCall
 from .host import Host, split_cancelled
 from .phase import PAUSED, RUNNING, STOPPED
 from .remains import drop_frames, end_handles, open_handles
 from .scheduler import Begun
-from .tokens import END_TURN, START, TURN, Room, Start, Stop, Take, Turn
+from .tokens import END_TURN, Room, Start, Stop, Take, Turn
 
 if TYPE_CHECKING:
     from .contract import System
@@ -147,7 +151,7 @@ class Lifecycle:
     def waited(self, cell: Cell, message: Any, error: BaseException | None) -> BaseException | None:
         """A handler that waited has ended; return the cancellation that must go on to its scope."""
         cancelled, rest = split_cancelled(error) if error is not None else (None, None)
-        pending = cell._extras.ending if cell._extras is not None else None
+        pending = cell.ending
         if cancelled is not None and trio.current_effective_deadline() > -math.inf:
             # Nobody has cancelled this handler. It raised what it had kept from a scope that was over.
             cancelled, rest = None, error
@@ -167,7 +171,7 @@ class Lifecycle:
             self._fail_question_stopped(cell, CANCELLED)
             self._begin(cell, Ending(CANCELLED, final=True, cancel=True))
         elif type(message) is Start and cell._actor._is_loop:
-            stop = cell._more().inbox.stop
+            stop = cell.make_extras().inbox.stop
             reason, final = (stop.reason, stop.final) if stop is not None else (NORMAL, False)
             self._begin(cell, Ending(reason, final=final, graceful=True))
         return cancelled
@@ -202,7 +206,7 @@ class Lifecycle:
 
     def request(self, cell: Cell, reason: Reason, *, cancel: bool = False, final: bool = False) -> None:
         """End an actor: after the running handler, or (`cancel`) by cancelling it; before what is queued."""
-        self._signal(self._request, cell, reason, cancel, final)
+        self._signal(self.request_now, cell, reason, cancel, final)
 
     @enable_ki_protection
     def release(self, cell: Cell, reason: Reason) -> None:
@@ -227,9 +231,9 @@ class Lifecycle:
             return
         actor = cell._actor
         if actor is not None and actor.trap_exits:
-            cell._put_first(Exit(source, reason))
+            cell.put_first(Exit(source, reason))
         elif not isinstance(reason, Normal):
-            self._request(cell, reason, True, False)
+            self.request_now(cell, reason, True, False)
 
     def _task_failed(self, cell: Cell, host: Host | None, error: BaseException) -> None:
         if cell._extras is not None and cell._extras.host is host:
@@ -251,14 +255,14 @@ class Lifecycle:
         else:
             self._report(cell, error, None)
             if cell.phase is PAUSED or not _resumes(cell, error):
-                self._request(cell, Failed(error), True, False)
+                self.request_now(cell, Failed(error), True, False)
             else:
                 self._forget_failure(cell)
 
-    def _request(self, cell: Cell, reason: Reason, cancel: bool, final: bool) -> None:
+    def request_now(self, cell: Cell, reason: Reason, cancel: bool, final: bool) -> None:
         if cell.phase is STOPPED:
             return
-        pending = cell._extras.ending if cell._extras is not None else None
+        pending = cell.ending
         if pending is not None:
             self._hurry(cell, pending, reason, cancel, final)
         else:
@@ -269,15 +273,15 @@ class Lifecycle:
         if cell._worker is None:
             self._begin(cell, ending, queued=not cell._idle)
             return
-        cell._more().ending = ending
+        cell.make_extras().ending = ending
         if ending.cancel:
             cell._worker.cancel()
         elif cell._actor._is_loop:
-            cell._more().inbox.end()
+            cell.make_extras().inbox.end()
 
     def _hurry(self, cell: Cell, ending: Ending, reason: Reason, cancel: bool, final: bool) -> None:
         """A further request for an actor that is ending already."""
-        extras = cell._more()
+        extras = cell.make_extras()
         ending.reason = weightier(ending.reason, reason)
         if final:
             ending.final = True
@@ -326,7 +330,7 @@ class Lifecycle:
         self._system.events.publish(ActorFailed(cell, error, message))
         if _ends_system(error):
             self._system.crash(error)
-        extras = cell._more()
+        extras = cell.make_extras()
         if extras.failure is None:
             extras.failure = error
         elif extras.failure is not error:
@@ -345,9 +349,8 @@ class Lifecycle:
             drop_frames(error)
 
     def _fail_question_stopped(self, cell: Cell, reason: Reason) -> None:
-        question = cell._asking
+        question = cell.take_question()
         if question is not None:
-            cell._asking = None
             question.fail(stopped_error(cell, reason, question.message))
 
     # ------------------------------------------------------------ step 1: pause
@@ -358,11 +361,8 @@ class Lifecycle:
             self._terminate(cell, ending.reason)
             return
         self._system.scheduler.claim_context(cell)
-        extras = cell._more()
-        cell.phase = PAUSED
-        cell._take_out_start()
-        cell._table = NO_HANDLERS
-        cell._idle = False
+        extras = cell.make_extras()
+        cell.pause()
         extras.queued = queued
         extras.ending = ending
         if extras.timers is not None:
@@ -371,7 +371,7 @@ class Lifecycle:
             extras.receive_timer.cancel()
             extras.receive_timer = None
         if extras.stash:
-            cell._put_back(extras.stash)
+            cell.put_back(extras.stash)
             extras.stash = None
         self._plan(cell, ending)
         if cell.context is None:
@@ -382,7 +382,7 @@ class Lifecycle:
 
     def _plan(self, cell: Cell, ending: Ending) -> None:
         """Decide whether the actor starts again, alone or with siblings."""
-        supervised = cell._more().supervised
+        supervised = cell.make_extras().supervised
         if ending.planned or ending.final or supervised is None or ending.reason == CANCELLED:
             return
         ending.planned = True
@@ -395,7 +395,7 @@ class Lifecycle:
         if parent.phase is not RUNNING or not wants_restart(policy, ending.reason):
             return
         strategy: Strategy = parent._actor.strategy
-        group = parent._more().group
+        group = parent.group
         if group is not None and cell in group.members:
             ending.restart = True  # it was about to be stopped and started anyway
             return
@@ -403,8 +403,8 @@ class Lifecycle:
         if strategy.scope == "one":
             times, most, seconds = supervised.times, policy.max, policy.within
         else:
-            times = parent._more().regroups or deque()
-            parent._more().regroups = times
+            times = parent.make_extras().regroups or deque()
+            parent.make_extras().regroups = times
             most, seconds = strategy.max, strategy.within
         if not record(times, now, max=most, within=seconds):
             logger.error(
@@ -419,7 +419,7 @@ class Lifecycle:
         ending.restart = True
         ending.delay = delay(policy, len(times), self._lot)
         if strategy.scope != "one":
-            group = parent._more().group = group or Group()
+            group = parent.make_extras().group = group or Group()
             group.delay = max(group.delay, ending.delay)
             group.add(_restarted_together(strategy, parent, cell))
 
@@ -438,7 +438,7 @@ class Lifecycle:
             self._close(cell)
         elif ending.cancel:
             for child in reversed(list(extras.children)):
-                self._signal(self._request, child, CANCELLED if ending.reason == CANCELLED else KILLED, True, True)
+                self._signal(self.request_now, child, CANCELLED if ending.reason == CANCELLED else KILLED, True, True)
         else:
             # As `next(reversed(…))`, which would step over all that were deleted before it: 100,000 children took 6 s.
             child, _ = extras.children.popitem()
@@ -446,18 +446,18 @@ class Lifecycle:
             if ending.graceful and child.phase is RUNNING and (child._extras is None or child._extras.ending is None):
                 child.admit(Stop(SHUTDOWN, final=True))
             else:
-                self._signal(self._request, child, SHUTDOWN, False, True)
+                self._signal(self.request_now, child, SHUTDOWN, False, True)
             extras.stop_timer = self._system.heap.after(
                 self._system.stop_timeout, functools.partial(self._signal, self._out_of_time, child, None)
             )
 
     def _out_of_time(self, cell: Cell, ending: Ending | None) -> None:
         """Kill an actor that does not end; for good, unless it is only this `ending` that lasts too long."""
-        if cell.phase is not STOPPED and (ending is None or cell._more().ending is ending):
+        if cell.phase is not STOPPED and (ending is None or cell.make_extras().ending is ending):
             logger.warning(
                 "%s did not stop in %g s: killed", cell.path, self._system.stop_timeout, extra={"actor": cell.path}
             )
-            self._request(cell, KILLED, True, ending is None)
+            self.request_now(cell, KILLED, True, ending is None)
 
     def _child_gone(self, parent: Cell, child: Cell) -> None:
         extras = parent._extras
@@ -476,7 +476,7 @@ class Lifecycle:
     # ------------------------------------------------------------ step 3: close
 
     def _close(self, cell: Cell) -> None:
-        extras = cell._more()
+        extras = cell.make_extras()
         ending = extras.ending
         assert ending is not None
         ending.closed = True
@@ -511,7 +511,7 @@ class Lifecycle:
         return (actor.stopping, (ending.reason,)) if actor._has_stopping else (None, ())
 
     async def _close_in_task(self, cell: Cell, hook: Callable[..., Any] | None, arguments: tuple[Any, ...]) -> None:
-        extras = cell._more()
+        extras = cell.make_extras()
         ending = extras.ending
         assert ending is not None
         seconds = self._system.stop_timeout
@@ -563,7 +563,7 @@ class Lifecycle:
     # ------------------------------------------------------------ step 4: conclude
 
     def _conclude(self, cell: Cell) -> None:
-        extras = cell._more()
+        extras = cell.make_extras()
         ending = extras.ending
         assert ending is not None
         extras.host = None
@@ -575,7 +575,7 @@ class Lifecycle:
         self._forget_failure(cell)
         parent = cell._parent
         assert parent is not None
-        group = parent._more().group
+        group = parent.group
         if group is not None and cell in group.members:
             self._signal(self._regroup, parent, group)
         else:
@@ -589,14 +589,14 @@ class Lifecycle:
 
     def _regroup(self, parent: Cell, group: Group) -> None:
         """See to the last member that has not concluded: stop it, or wait for it; when all have, start them."""
-        if parent.phase is not RUNNING or parent._more().group is not group:
+        if parent.phase is not RUNNING or parent.group is not group:
             return
         while group.running:
             cell = group.running[-1]
-            ending = cell._extras.ending if cell._extras is not None else None
+            ending = cell.ending
             if ending is None and cell in group.members:
                 ending = Ending(SHUTDOWN, cancel=False)
-                supervised = cell._more().supervised
+                supervised = cell.make_extras().supervised
                 assert supervised is not None
                 ending.restart = isinstance(supervised.policy, RestartPolicy) and supervised.policy.kind != "temporary"
                 ending.planned = True
@@ -604,7 +604,7 @@ class Lifecycle:
                 if cell._worker is not None:
                     # Its handler has as long as it would have at the end of its parent; children and hooks have their own deadlines.
                     late = functools.partial(self._signal, self._out_of_time, cell, ending)
-                    cell._more().stop_timer = self._system.heap.after(self._system.stop_timeout, late)
+                    cell.make_extras().stop_timer = self._system.heap.after(self._system.stop_timeout, late)
                 return
             if cell in group.members and ending is not None and not ending.concluded:
                 return
@@ -612,27 +612,27 @@ class Lifecycle:
         self._after(group.delay, self._revive_group, parent, group)
 
     def _revive_group(self, parent: Cell, group: Group) -> None:
-        waiting = [cell._extras.ending for cell in group.members if cell._extras is not None]
-        if parent.phase is not RUNNING or parent._more().group is not group:
+        waiting = [cell.ending for cell in group.members]
+        if parent.phase is not RUNNING or parent.group is not group:
             return
         if all(ending is not None and ending.concluded for ending in waiting):
-            parent._more().group = None
+            parent.make_extras().group = None
             for cell in group.members:
                 if not self._revive(cell):
                     break  # the rest is part of what follows: one more start of the group, or the end of the parent
 
     def _revive_alone(self, cell: Cell) -> None:
         """A wait for a new start is over, unless the actor was stopped or caught up in a group meanwhile."""
-        ending = cell._extras.ending if cell._extras is not None else None
+        ending = cell.ending
         if cell.phase is PAUSED and ending is not None and ending.concluded and cell._parent is not None:
-            group = cell._parent._more().group
+            group = cell._parent.group
             if group is None or cell not in group.members:
                 self._revive(cell)
 
     @enable_ki_protection
     def _revive(self, cell: Cell) -> bool:
         """Make a new object for a cell and let it go on with its mailbox; say whether that worked."""
-        extras = cell._more()
+        extras = cell.make_extras()
         supervised = extras.supervised
         assert supervised is not None
         try:
@@ -647,12 +647,7 @@ class Lifecycle:
             return False
         extras.ending = extras.group = extras.regroups = None
         extras.restarts += 1
-        cell._actor = actor
-        actor._cell = cell
-        cell._table = type(actor)._table
-        cell.phase = RUNNING
-        if actor._has_start:
-            cell.admit_first(START)
+        cell.revive(actor)
         self._system.counters.restarts += 1
         self._system.events.publish(ActorRestarted(cell, extras.restarts))
         if extras.queued:
@@ -667,15 +662,9 @@ class Lifecycle:
         """The actor ends for good."""
         system = self._system
         left = self._fail_questions(cell, reason) if cell._batch or cell._box or cell.line else None
-        cell.phase = STOPPED
-        cell.reason = reason
-        cell._idle = False
-        cell._table = NO_HANDLERS
-        cell._batch = [TURN]  # if it is in the run queue, this ends its last turn at once
+        actor = cell.end(reason)
         if cell._asking is not None:
             self._fail_question_stopped(cell, reason)
-        cell._bury()
-        actor, cell._actor = cell._actor, None
         if left:
             self._hand_back(cell, actor, left)
         cell.context = None
@@ -702,7 +691,7 @@ class Lifecycle:
     def _fail_questions(self, cell: Cell, reason: Reason) -> list[Any]:
         """Empty the mailbox: asks fail, senders in line too; return the messages, oldest first."""
         left = []
-        for entry in cell._messages():
+        for entry in cell.take_messages():
             if isinstance(entry, Ask):
                 entry.fail(stopped_error(cell, reason, entry.message))
             elif isinstance(entry, Begun):
@@ -758,7 +747,7 @@ def _restarted_together(strategy: Strategy, parent: Cell, failed: Cell) -> list[
     seen = strategy.scope == "all"
     for cell in parent._extras.children:
         seen = seen or cell is failed
-        supervised = cell._extras.supervised if cell._extras is not None else None
+        supervised = cell.supervised
         if seen and supervised is not None and isinstance(supervised.policy, RestartPolicy):
             group.append(cell)
     return group
@@ -784,7 +773,7 @@ def _ends_system(error: BaseException) -> bool:
 
 
 def _resumes(cell: Cell, error: BaseException) -> bool:
-    supervised = cell._extras.supervised if cell._extras is not None else None
+    supervised = cell.supervised
     return supervised is not None and isinstance(error, Exception) and resumes(supervised.policy, error)
 
 

@@ -2,6 +2,9 @@
 
 Everything is pulled: nothing is collected per message.  One turn in 63 is timed for the histograms; the clock is read
 once per turn anyway.
+
+Private fields used here: ``Cell._actor``, ``Cell._extras``, ``Cell._handled``, ``Cell._idle``, ``Cell._parent``,
+``Cell._since``, ``Cell._worker``.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ actor keeps its handles: so a reader at the other end of a channel would wait fo
 
 * the handles in the fields of an actor that ends or starts again are ended by `end_handles`;
 * an error that was logged and goes no further keeps the lines of its traceback, not the frames (`drop_frames`).
+
+Private fields used here: ``Actor._slots``.
 """
 
 from __future__ import annotations

@@ -20,6 +20,10 @@ their storage until somebody sets a variable).  If an actor has set one, the cop
 
 KeyboardInterrupt: everything here is protected; handlers are marked unprotected where their class is made. Ctrl-C in a
 spinning handler therefore surfaces as an exception of that handler and nowhere else.
+
+Private fields used here: ``Cell._actor``, ``Cell._asking``, ``Cell._batch``, ``Cell._box``, ``Cell._extras``,
+``Cell._handled``, ``Cell._idle``, ``Cell._name``, ``Cell._number``, ``Cell._parent``, ``Cell._quantum``,
+``Cell._scheduler``, ``Cell._since``, ``Cell._table``.
 """
 
 from __future__ import annotations
@@ -163,7 +167,7 @@ class RunQueue:
                 and what wakes nobody needs no call into trio.
         """
         if get_ident() != self.thread:
-            raise cell._wrong_thread("tell")
+            raise cell.wrong_thread_error("tell")
         self.parked = False
         self.now = self.clock()
         if self._active is not None:
@@ -252,7 +256,7 @@ class RunQueue:
             coroutine = coroutine_of(result)
         if coroutine is not None:
             # A sync function that returned something to await: its worker goes on with it.
-            cell._put_back([Begun(coroutine, question)])
+            cell.put_back([Begun(coroutine, question)])
         elif cell._asking is question:
             cell._asking = None
             question.settled = True

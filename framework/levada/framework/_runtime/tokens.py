@@ -1,6 +1,8 @@
 """Entries of a mailbox that are not messages: they tell the runtime to do something at this point of the queue.
 
 Each has a class of its own, because the handler table is keyed by class; what is done is in `levada.framework._runtime.dispatch`.
+
+Private fields used here: ``Cell._extras``.
 """
 
 from __future__ import annotations
@@ -45,11 +47,11 @@ class Take:
 
     def next(self, cell: Any) -> Any:
         """Take the message that `cell` is to handle at this point; `TURN` if there is none after all."""
-        return cell._next()
+        return cell.next_stored()
 
     def taken(self, cell: Any) -> Any:
         """Return what `next` gave last, for reports of its failure."""
-        return cell._taken
+        return cell.last_stored
 
 
 class Hear(Take):

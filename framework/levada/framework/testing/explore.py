@@ -10,6 +10,8 @@ served, until something waits), the real time that a slice takes, and trio's own
 Every such order may happen in a real run: what fails here is wrong.  What it keeps: messages of one sender to one actor stay in order.
 What it does not reach: threads (`blocking` handlers), sockets, sets of objects that are hashed by address, and places where code does
 not give way (a sync handler is never interrupted).
+
+Private fields used here: ``Cell._actor``, ``Cell._batch``, ``Cell._box``, ``Cell._parent``, ``Cell._quantum``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""`Probe`: an actor that a test looks through."""
+"""`Probe`: an actor that a test looks through.
+
+Private fields used here: ``Cell._asking``.
+"""
 
 from __future__ import annotations
 

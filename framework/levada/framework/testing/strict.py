@@ -27,6 +27,7 @@ from levada.framework._runtime.tokens import Start
 from levada.framework._wire import AttachmentKind, kind_of
 from levada.framework.codec import Codec
 from levada.framework.errors import ConfigurationError, DecodeError, LevadaError
+from levada.framework.links import Reason
 from levada.framework.ref import DEFAULT_TIMEOUT
 from levada.framework.system import ActorSystem
 
@@ -218,15 +219,15 @@ class _Checks(Cell):
             system.forget(message)  # it may have been begun with; then there is nothing to forget
             raise
 
-    def _messages(self) -> list[Any]:
-        entries = super()._messages()
+    def take_messages(self) -> list[Any]:
+        entries = super().take_messages()
         for entry in entries:
             _system_of(self).forget(entry)
         return entries
 
-    def _bury(self) -> None:
+    def end(self, reason: Reason) -> Any:
         self.__class__ = _PLAIN[type(self)]  # type: ignore[assignment]
-        self._bury()
+        return self.end(reason)
 
 
 def _system_of(cell: Cell) -> _StrictSystem:

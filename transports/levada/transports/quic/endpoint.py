@@ -74,7 +74,7 @@ class QuicEndpoint:
         self.asked = 0
         """How often connections have asked to be sent for."""
         self._port = port
-        self._class = engine_class(plain=self.config.engine == "plain")
+        self.engine_type = engine_class(plain=self.config.engine == "plain")
         self._routes: dict[bytes, QuicConnection] = {}
         self._reset_tokens: dict[bytes, QuicConnection] = {}
         self._connections: dict[QuicConnection, None] = {}
@@ -162,7 +162,7 @@ class QuicEndpoint:
             if sessions is not None:
                 sessions.add_ticket(key, ticket)
 
-        engine = self._class(
+        engine = self.engine_type(
             configuration=configuration,
             settings=self.engine_settings(config),
             session_ticket_handler=keep_ticket if sessions is not None else None,
@@ -470,7 +470,7 @@ class QuicEndpoint:
         self.counters["unroutable"] += 1
         # Smaller than what it answers, so that two endpoints cannot keep each other busy with resets.
         size = min(len(data) - 1, _LARGEST_RESET)
-        if size < _SMALLEST_RESET or not self._class.tuned:
+        if size < _SMALLEST_RESET or not self.engine_type.tuned:
             return
         elapsed, self._reset_seen = now - self._reset_seen, now
         self._reset_allowance = min(_RESETS_PER_SECOND, self._reset_allowance + elapsed * _RESETS_PER_SECOND)

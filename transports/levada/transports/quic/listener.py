@@ -204,7 +204,7 @@ class QuicListener:
         """Make the connection of a client that was accepted."""
         endpoint, config = self.endpoint, self.endpoint.config
         now = trio.current_time()
-        engine = endpoint._class(
+        engine = endpoint.engine_type(
             configuration=self._configuration,
             settings=endpoint.engine_settings(config, address_validated=leave is not None),
             original_destination_connection_id=original_cid or incoming.destination_cid,
