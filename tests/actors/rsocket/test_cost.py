@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Callable
 from time import process_time
+from urllib.parse import urlsplit
 
 import attrs
 import pytest
@@ -12,6 +13,7 @@ import trio
 
 from levada.actors.rsocket import (
     COMPOSITE,
+    ClientConfig,
     ConnectedPeer,
     CoreConfig,
     LeaseGrant,
@@ -26,6 +28,7 @@ from levada.actors.rsocket.dialects import core_of
 from levada.framework import ActorSystem
 from levada.framework.errors import CarrierError
 from levada.transports.carriers import ByteStream, dial
+from levada.transports.rsocket import RSocketCore
 from levada.transports.rsocket.reactive_streams import ReactiveStreamsCore
 
 pytestmark = pytest.mark.ci
@@ -36,6 +39,8 @@ ALLOWED = LeaseGrant(1_000_000.0, 2**31 - 1)
 
 async def handler(request: Request) -> bytes | None:
     """Look at the route of each request, and never answer some."""
+    if request.data == b"large":
+        return bytes(1_000_000)
     if request.route == "" and request.data.startswith(b"never"):
         await trio.sleep_forever()
     return b""
@@ -228,3 +233,109 @@ async def test_what_the_worst_message_costs(
             finally:
                 tracemalloc.stop()
         assert (most < peak * MB, waited < 1.0, spent < seconds) == (True, True, True), (most / MB, waited, spent)
+
+
+async def test_sessions_that_are_left_hold_little() -> None:
+    """200 clients ask for a session and 1 MB, and go; beside them a session that keeps little goes on. Limits are 1/16 of the defaults."""
+    config = attrs.evolve(CORE, resume=True)
+    limits = ServerConfig(core=config, max_sessions=1000 // 16, max_session_octets=(256 << 20) // 16)
+    async with ActorSystem() as system, serve(system, "rsocket+memory://desk", handler, config=limits) as listener:
+        async with connect(system, listener.url, config=ClientConfig(core=config)) as honest:
+            tracemalloc.start()
+            try:
+                began = process_time()
+                for number in range(200):
+                    token = number.to_bytes(16)
+                    core = RSocketCore(
+                        attrs.evolve(config, resume_token=token), client=True, framed=False, now=0.0, random_bytes=bytes
+                    )
+                    core.send_request_response(Payload(b"large"), 0.0)
+                    async with dial("memory://desk") as stream:
+                        assert isinstance(stream, ByteStream)
+                        await stream.send_all(b"".join(core.data_to_send(0.0)))
+                        taken = 0
+                        while taken < 1_000_000 and (data := await stream.receive_some()):
+                            taken += len(data)
+                        stream.abort()
+                    if not number % 20:
+                        asked = process_time()
+                        await honest.request_response(b"honest")
+                        assert process_time() - asked < 1.0
+                most, spent = tracemalloc.get_traced_memory()[1], process_time() - began
+            finally:
+                tracemalloc.stop()
+            assert len(listener.peers) == 62
+        assert (most < 30 * MB, spent < 10.0) == (True, True), (most / MB, spent)
+
+
+@pytest.mark.loopback
+@pytest.mark.parametrize("worst", [fired, entries, held, endless, open_and_cancel])
+async def test_the_worst_messages_over_tcp(worst: Callable[[ReactiveStreamsCore], None]) -> None:
+    """The same bounds as in memory."""
+    octets = written("rsocket", worst)
+    [(peak, seconds)] = [case[1:] for case in WORST if case[0] is worst]
+    async with (
+        ActorSystem() as system,
+        serve(system, "rsocket+tcp://127.0.0.1:0", handler, config=SERVER) as listener,
+        connect(system, listener.url) as honest,
+    ):
+        await honest.request_response(b"honest")
+        began = process_time()
+        tracemalloc.start()
+        try:
+            waited = await attack(listener.url.removeprefix("rsocket+"), octets, honest, listener)
+            most = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        spent = process_time() - began
+    # Tracing makes everything several times slower.
+    assert (most < peak * MB, waited < 1.0, spent < 3 * seconds) == (True, True, True), (most / MB, waited, spent)
+
+
+@pytest.mark.loopback
+async def test_websocket_frames_of_one_octet_cost_little() -> None:
+    """A request of 50,000 octets, each in a frame of its own; an honest client is answered meanwhile."""
+    core = RSocketCore(CORE, client=True, framed=True, now=0.0, random_bytes=bytes)
+    core.send_request_response(Payload(b"", bytes(50_000)), 0.0)
+    begin, request = core.data_to_send(0.0)
+    async with (
+        ActorSystem() as system,
+        serve(system, "rsocket+ws://127.0.0.1:0/", handler, config=SERVER) as listener,
+        connect(system, listener.url) as honest,
+        trio.open_nursery() as nursery,
+    ):
+        await honest.request_response(b"honest")
+        waited = 0.0
+
+        async def ask() -> None:
+            nonlocal waited
+            while True:
+                began = process_time()
+                await honest.request_response(b"honest")
+                waited = max(waited, process_time() - began)
+
+        nursery.start_soon(ask)
+        port = urlsplit(listener.url).port
+        assert port is not None
+        stream = await trio.open_tcp_stream("127.0.0.1", port)
+        await stream.send_all(
+            b"GET / HTTP/1.1\r\nHost: here\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n"
+            b"Sec-WebSocket-Protocol: rsocket\r\n\r\n"
+        )
+        assert (await stream.receive_some()).startswith(b"HTTP/1.1 101")
+        mask = bytes(4)
+        await stream.send_all(b"\x82" + bytes((0x80 | len(begin),)) + mask + begin)
+        while len(listener.peers) < 2:
+            await trio.lowlevel.checkpoint()
+        frames = bytearray()
+        for at, octet in enumerate(request):
+            first = (0x02 if at == 0 else 0) | (0x80 if at == len(request) - 1 else 0)
+            frames += bytes((first, 0x81)) + mask + bytes((octet,))
+        began = process_time()
+        await stream.send_all(bytes(frames))
+        await stream.receive_some()  # the refusal: more than 1,000 entries
+        spent = process_time() - began
+        await stream.aclose()
+        nursery.cancel_scope.cancel()
+    assert (waited < 1.0, spent < 5.0) == (True, True), (waited, spent)

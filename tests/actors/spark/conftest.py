@@ -27,6 +27,8 @@ class Actors:
     def __init__(self, directory: Path, **settings: Any) -> None:
         self.directory = directory
         self.settings = settings
+        self.mailboxes: dict[str, Any] = {}
+        """What `mailbox` has made, by name."""
         self.system: ActorSystem
         self.bridge: Bridge
         self.bridge_gone: trio.Event
@@ -86,7 +88,8 @@ class Actors:
         async def make() -> Any:
             return await self.bridge.mailbox(name, columns, **settings)
 
-        return self.do(make)
+        made = self.mailboxes[name] = self.do(make)
+        return made
 
     def ask(self, mailbox: Any, question: Any) -> Any:
         """Ask the journal."""

@@ -478,7 +478,7 @@ def test_rows_that_wait_for_a_full_journal_have_a_bound(desk: Actors) -> None:
     rows = COLUMNS.encode([Line("x" * MIB)])
     payload = rows_payload("mailbox/small/append", AppendHead(), rows)
     sent = 200
-    small = desk.bridge._mailboxes["small"]
+    small = desk.mailboxes["small"]
     with honest(desk, "small"), costs(2 * config.max_pending_bytes, 10.0):
         peer = connection(desk.bridge.address)
         waiting = [peer.start_request(payload, timeout=30) for _ in range(sent)]
@@ -495,9 +495,34 @@ def test_rows_that_wait_for_a_full_journal_have_a_bound(desk: Actors) -> None:
     assert desk.ask(small, GetExtent()).end[0] <= 8
 
 
+def test_rows_of_all_connections_have_a_bound(make_actors: Callable[..., Actors]) -> None:
+    """Six that fill a full journal hold no more than the total together, and leave room for a seventh."""
+    config = BridgeConfig(max_pending_bytes=8 * MIB, max_total_pending_bytes=20 * MIB)
+    desk = make_actors(config=config)
+    small = JournalConfig(segment_bytes=4 * MIB, max_bytes=8 * MIB, retain_bytes=None, block_bytes=MIB)
+    desk.mailbox("lines", Line)
+    desk.mailbox("small", Line, config=small)
+    payload = rows_payload("mailbox/small/append", AppendHead(), COLUMNS.encode([Line("x" * MIB)]))
+    sent = 30
+    with honest(desk):
+        waiting = []
+        for number in range(2, 8):
+            peer = connection(desk.bridge.address + "," * number)
+            asked = [peer.start_request(payload, timeout=30) for _ in range(sent)]
+            with pytest.raises(RequestRejected, match="at most"):
+                asked[-1].result(30)
+            peer.request_response(Payload(b"", routed("hello")), timeout=30)
+            waiting += asked
+        assert 8 < sum(not each.future.done() for each in waiting) <= 16
+    lines = RemoteMailbox(desk.bridge.address + ",", "lines")
+    assert lines.append(COLUMNS.encode([Line("y" * MIB)]), partition=0).count == 1
+    for each in waiting:
+        each.cancel()
+
+
 def test_streams_of_rows_that_nobody_takes_have_a_bound(desk: Actors) -> None:
     """Each has a block in hand; a few more are in the queues."""
-    made, block = desk.bridge._mailboxes["lines"], "x" * MIB
+    made, block = desk.mailboxes["lines"], "x" * MIB
     for _ in range(4):
         desk.do(lambda: made.append([Line(block)]))
     epoch = RemoteMailbox(desk.bridge.address, "lines").describe().epoch
@@ -535,7 +560,7 @@ def test_many_small_requests_hold_nobody_up(desk: Actors) -> None:
 
 def test_a_closed_connection_leaves_nothing_without_the_collector(desk: Actors) -> None:
     """Half a large frame, rows that wait, a stream that nobody takes."""
-    made = desk.bridge._mailboxes["lines"]
+    made = desk.mailboxes["lines"]
     desk.do(lambda: made.append([Line("x" * MIB)]))
     epoch = RemoteMailbox(desk.bridge.address + ",", "lines").describe().epoch
     read = frame(

@@ -104,5 +104,5 @@ class ServerConfig(_SideConfig):
     max_sessions: int = attrs.field(default=1_000, validator=_COUNT)
     """Sessions that can be resumed, those without a carrier included; a SETUP that asks for one more is refused."""
     max_session_octets: int = attrs.field(default=256 * 1024 * 1024, validator=_COUNT)
-    """Octets of sent frames that all these sessions keep. Each keeps `CoreConfig.resume_buffer` at most, and no more than is free; the oldest
-    go beyond it, and that session may not be resumed."""
+    """Octets of sent frames that all these sessions keep, and 48 for each frame. Beyond it the session that keeps the most loses what it
+    keeps, and cannot be resumed if its peer has not all of it."""

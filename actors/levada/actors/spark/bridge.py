@@ -155,6 +155,10 @@ class BridgeConfig:
     max_pending_bytes: int = 64 << 20
     """Bytes of rows and messages of one process that wait for the disk or for an actor. What would be more is refused in the same way, but for
     a single request, which may have 64 MiB."""
+    max_total_reads: int = 320
+    """Streams of rows of all processes. A process has a quarter of what is left at most, so one that has none finds room."""
+    max_total_pending_bytes: int = 320 << 20
+    """Bytes of rows and messages of all processes that wait; shared in the same way."""
     max_items: int = 1 << 18
     """Values in a message; see `Codec.max_items`."""
     max_staged_age: float = 6 * 3600.0
@@ -235,10 +239,8 @@ class Bridge:
         """Set, and made anew, when there is one more mailbox or actor."""
         self._opened_by = trio.current_time() + OPENING
         self._codec = Codec()
-        self._config = config
-        self._pending: Counter[ConnectedPeer] = Counter()
-        """Bytes of each process that wait."""
-        self._reads: Counter[ConnectedPeer] = Counter()
+        self._pending = _Share("bytes", config.max_pending_bytes, config.max_total_pending_bytes)
+        self._reads = _Share("streams of rows", config.max_reads, config.max_total_reads)
 
     # ------------------------------------------------------------ for the application
 
@@ -405,7 +407,7 @@ class Bridge:
     async def _telling(self, answer: Callable[[str, Request], Awaitable[Any]], name: str, request: Request) -> Any:
         """Let errors travel with their class and fields, while the request counts as one that waits."""
         size = len(request.data) + len(request.metadata or b"")
-        with _counted(self._pending, request.connection, size, self._config.max_pending_bytes, "bytes"):
+        with self._pending.counted(request.connection, size):
             try:
                 return await answer(name, request)
             except (RequestFailed, DecodeError):
@@ -425,7 +427,7 @@ class Bridge:
 
     async def _read(self, name: str, request: Request) -> AsyncIterator[Payload]:
         m: ReadRows = request.message(ReadRows)
-        with _counted(self._reads, request.connection, 1, self._config.max_reads, "streams of rows"):
+        with self._reads.counted(request.connection, 1):
             try:
                 journal = await self._journal(name)
                 await _require_epoch(journal, m.epoch)
@@ -482,18 +484,42 @@ class Bridge:
         return Payload(stream_of(answer))
 
 
-@contextmanager
-def _counted(count: Counter[ConnectedPeer], peer: ConnectedPeer, more: int, most: int, what: str) -> Iterator[None]:
-    """Count something of a peer while the block runs; refuse it where there would be too much, unless it is the only one."""
-    if count[peer] and count[peer] + more > most:
-        raise RequestRejected(f"{count[peer]} {what} of this connection wait, at most {most}; send it again later")
-    count[peer] += more
-    try:
-        yield
-    finally:
-        count[peer] -= more
-        if not count[peer]:
-            del count[peer]
+@attrs.define
+class _Share:
+    """What the connections of a bridge hold of one kind.
+
+    One connection holds a quarter of what is free at most. One alone so takes a fifth of all, and each of several that never let go leaves
+    four fifths of what it found: ten leave a tenth.
+    """
+
+    _what: str
+    _most: int
+    """Of one connection."""
+    _total: int
+    _used: int = 0
+    _held: Counter[ConnectedPeer] = attrs.field(factory=Counter)
+
+    @contextmanager
+    def counted(self, peer: ConnectedPeer, more: int) -> Iterator[None]:
+        """Count something of a peer while the block runs; refuse it where there would be too much, unless it is the only one."""
+        own, free = self._held[peer], self._total - self._used
+        if own and own + more > self._most:
+            raise RequestRejected(
+                f"{own} {self._what} of this connection wait, at most {self._most}; send it again later"
+            )
+        if self._used and (4 * (own + more) > free if own else more > free):
+            raise RequestRejected(
+                f"{self._used} {self._what} of all connections wait, at most {self._total}; send it again later"
+            )
+        self._held[peer] += more
+        self._used += more
+        try:
+            yield
+        finally:
+            self._used -= more
+            self._held[peer] -= more
+            if not self._held[peer]:
+                del self._held[peer]
 
 
 def _message_of(request: Request) -> Any:
@@ -645,6 +671,7 @@ async def serve_bridge(
         drain=settings.drain,
         max_connections=settings.max_connections,
         max_fire_and_forget=1,  # nothing here is asked so
+        max_request_octets=settings.max_pending_bytes,
         codec=Codec(max_items=settings.max_items),
         core=CoreConfig(
             metadata_mime_type=COMPOSITE,

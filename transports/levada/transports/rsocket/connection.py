@@ -195,7 +195,7 @@ class RSocketConnection(ReactiveStreamsCore):
         self._peer_streams = self._gathered = 0
         self._forget_unread()
         if self._replay is not None:
-            self._replay.clear()
+            self._replay.close()
             self._replay = None
         if self._sessions is not None and self._token is not None:
             self._sessions.remove(self._token)

@@ -7,8 +7,8 @@ Theory:
 * The sender keeps each positioned frame until the peer says, by a KEEPALIVE or while resuming, that it has it.  So whatever a lost carrier
   swallowed is sent again, from a frame's first octet; and as the receiver counts whole frames only, nothing comes twice.
 * `Replay` is bounded: when it is full the oldest frames go, and a peer that still needs them cannot resume (RS-94).
-* All of a listener's sessions share a second bound. A session may keep as much as is free of it. So a peer that fills its own session takes
-  half at most, n such peers leave 1/(n+1), and a new session always has room.
+* All of a listener's sessions share a second bound. Where they pass it, the one that keeps the most loses all of it: a session that has lost
+  one frame cannot resume anyway. So peers that fill their sessions do no harm to those that keep little.
 """
 
 from __future__ import annotations
@@ -26,11 +26,16 @@ _FRAME_COST: Final = 48  # octets of a bytes object beside its contents, and of 
 class Room:
     """What the sessions of a listener keep together, in octets."""
 
-    __slots__ = ("bound", "used")
+    __slots__ = ("bound", "replays", "used")
 
     def __init__(self, bound: int) -> None:
         self.bound = bound
         self.used = 0
+        self.replays: set[Replay] = set()
+
+    def shrink(self) -> None:
+        """Drop what the largest of them keeps."""
+        max(self.replays, key=lambda replay: replay.cost).drop_all()
 
 
 class Replay:
@@ -38,14 +43,16 @@ class Replay:
 
     Args:
         bound: octets; each frame counts with what it costs to keep it, so that many small ones do not take many times the bound.
-        room: shared with other sessions; `clear` gives back what this one has of it.
+        room: shared with other sessions; `close` gives back what this one has of it.
     """
 
     __slots__ = ("_bound", "_frames", "_room", "first", "kept", "reported", "sent")
 
     def __init__(self, bound: int, room: Room | None = None) -> None:
         self._bound = bound
-        self._room = Room(2 * bound) if room is None else room
+        self._room = room
+        if room is not None:
+            room.replays.add(self)
         self._frames: deque[bytes] = deque()
         self.first = 0
         """Position of the oldest frame kept."""
@@ -59,10 +66,11 @@ class Replay:
     @property
     def half_full(self) -> bool:
         """Whether it is time to ask the peer what it has."""
-        return self._cost * 2 > self._bound
+        return self.cost * 2 > self._bound
 
     @property
-    def _cost(self) -> int:
+    def cost(self) -> int:
+        """Octets that count: the frames kept, and 48 for each."""
         return self.kept + _FRAME_COST * len(self._frames)
 
     def keep(self, frame: bytes) -> None:
@@ -72,9 +80,12 @@ class Replay:
         self.sent += len(frame)
         self.kept += len(frame)
         room = self._room
-        room.used += len(frame) + _FRAME_COST
-        while frames and (self._cost > self._bound or self._cost > room.bound - room.used):
+        if room is not None:
+            room.used += len(frame) + _FRAME_COST
+        while self.cost > self._bound:
             self._drop(frames.popleft())
+        while room is not None and room.used > room.bound:
+            room.shrink()
 
     def release(self, position: int) -> bool:
         """Drop what ends at or before the peer's position; false if the position cannot be (RS-93)."""
@@ -91,15 +102,22 @@ class Replay:
         """Return the frames kept, oldest first."""
         return list(self._frames)
 
-    def clear(self) -> None:
-        """Keep nothing: the session is over."""
+    def drop_all(self) -> None:
+        """Keep nothing of what was sent so far."""
         while self._frames:
             self._drop(self._frames.popleft())
+
+    def close(self) -> None:
+        """Give the room back: the session is over."""
+        self.drop_all()
+        if self._room is not None:
+            self._room.replays.discard(self)
 
     def _drop(self, frame: bytes) -> None:
         self.first += len(frame)
         self.kept -= len(frame)
-        self._room.used -= len(frame) + _FRAME_COST
+        if self._room is not None:
+            self._room.used -= len(frame) + _FRAME_COST
 
 
 class Sessions(Generic[S]):
@@ -107,7 +125,7 @@ class Sessions(Generic[S]):
 
     Args:
         limit: sessions at once, those without carrier included; a SETUP that asks for one more is refused.
-        octets: of frames that all of them keep together, with 48 for each; each session keeps as much as is free at most.
+        octets: of frames that all of them keep together, and 48 for each; beyond it the session that keeps the most loses what it keeps.
     """
 
     def __init__(self, limit: int = 1_000, octets: int = 256 * 1024 * 1024) -> None:
