@@ -59,15 +59,19 @@ class Turns:
         self._lines: tuple[list[tuple[float, int, _Waiting]], ...] = ([], [])  # of steps, and of large ones
         self._numbers = count()
 
+    def take(self, *, large: bool) -> bool:
+        """Let a connection make a step now if no other step is in its way; call `rest` after it, whatever happens."""
+        if self._busy or (large and self._resting):
+            return False
+        self._busy = True
+        return True
+
     async def wait(self, share: Share, *, large: bool) -> None:
         """Wait until a connection may make a step; call `rest` after it, whatever happens.
 
         Cancellation:
             it may not.
         """
-        if not self._busy and not (large and self._resting):
-            self._busy = True
-            return
         place = _Waiting()
         heapq.heappush(self._lines[large], (share.used + _LARGE * large, next(self._numbers), place))
         try:
