@@ -32,7 +32,6 @@ pytestmark = pytest.mark.loopback
 
 KINDS = (("bridge", "worker", "actors") * 3 + ("driver",)) * 2  # a driver takes ten seconds of processor time to start
 RUNS = 10  # 200 trials in all
-LATEST = 1.5  # seconds from new rows to a kill at a moment of no name; a micro-batch of them takes about one
 WAIT = 600.0  # seconds for the rows of one trial
 
 
@@ -92,9 +91,9 @@ class Trials:
                 self.append(wanted, lot)
             case _:
                 self.append(wanted, lot)
-                seconds = lot.uniform(0.0, LATEST)
-                detail = f"after {seconds:.3f} s"
-                time.sleep(seconds)  # which moment that is does not matter
+                come = lot.randint(0, rows - 1)
+                detail = f"when {come} rows have come"
+                self.require_some(come)
                 if kind == "actors":
                     self.server.kill()
                     self.server = self.serve(0)
@@ -110,6 +109,14 @@ class Trials:
         cut = lot.randint(1, len(numbers) - 1)
         for partition, part in enumerate((numbers[:cut], numbers[cut:])):
             self.lines.append(pa.record_batch([pa.array(part, pa.int64())], schema=self.schema), partition=partition)
+
+    def require_some(self, come: int) -> None:
+        """Wait until so many rows of this trial have come out."""
+        until = time.monotonic() + WAIT
+        while come and time.monotonic() < until:
+            found = self.out.wait_for_rows(self.ends, come, 5.0)
+            if sum(found.end.values()) - sum(self.ends.values()) >= come:
+                return
 
     def require(self, wanted: list[int], what: str) -> None:
         """Wait for the rows of this trial, and for no others."""
