@@ -46,14 +46,14 @@ DEAF = MemoryConfig(shape="connection", datagram_loss=1.0)
 def halves(connection: Connection) -> Counter[str]:
     """Count the actors of halves by their kinds."""
     kinds: Counter[str] = Counter(type(child._actor).__name__ for child in connection.children)  # type: ignore[attr-defined]
-    del kinds["Wire"]
+    del kinds["StreamActor"]
     return kinds
 
 
 def wires(connection: Connection) -> list[Any]:
     """List the actors of streams that are in use."""
     actors = [child._actor for child in connection.children]  # type: ignore[attr-defined]
-    return [actor for actor in actors if type(actor).__name__ == "Wire" and not actor.over]
+    return [actor for actor in actors if type(actor).__name__ == "StreamActor" and actor.stream_id >= 0]
 
 
 def actor_of(connection: Connection, kind: str) -> Any:
@@ -103,7 +103,7 @@ async def test_halves_and_streams_are_children_of_their_connection(start: Start,
         assert halves(ends.server) == {"EntryInbound": 1, "Outbound": 1, "Inbound": 1}
         for connection in (ends.client, ends.server):
             in_use = wires(connection)
-            assert len(in_use) == connection.streams == 6  # two control streams more, and the messages of one
+            assert len(in_use) == len(connection.streams) == 6  # two control streams more, and the messages of one
             assert {wire.stream_id for wire in in_use} >= {0}
         assert await got.receiver.receive() == 1
         sender.finish_nowait()
@@ -254,7 +254,7 @@ async def test_aq48_who_ends_the_actor_of_a_control_stream_loses_its_channel(
         with pytest.raises(ChannelLost):
             await remote.receive()
         peers = {ends.client.halves.peer, ends.server.halves.peer}
-        reasons = {kind: reason for kind, reason in notes if kind != "Wire"}
+        reasons = {kind: reason for kind, reason in notes if kind != "StreamActor"}
         assert {kind: type(reason) for kind, reason in reasons.items()} == {"Outbound": Lost, "Inbound": Lost}
         assert {reason.peer for reason in reasons.values() if isinstance(reason, Lost)} == peers
         await unharmed(ends)
@@ -325,7 +325,7 @@ async def test_who_ends_an_actor_that_rests_does_no_harm(start: Start, autojump_
         await unharmed(ends)
         await settled()
         for connection in (ends.client, ends.server):
-            resting = [child for child in connection.children if getattr(child._actor, "over", False)]  # type: ignore[attr-defined]
+            resting = [child for child in connection.children if getattr(child._actor, "stream_id", 0) < 0]  # type: ignore[attr-defined]
             assert len(resting) >= 2
             for child in resting:
                 child.kill()
@@ -442,7 +442,7 @@ async def test_halves_end_with_their_connection_and_leave_it_the_word(
         with pytest.raises(ChannelConnectionLost, match="somebody dug" if end == "cut" else "the peer closed it"):
             await got.sender.send(1)
         expected = {"cut": Lost(peer), "abort": Shutdown(), "kill": Killed()}[end]
-        assert sorted((kind, reason) for kind, reason in notes if kind != "Wire") == [
+        assert sorted((kind, reason) for kind, reason in notes if kind != "StreamActor") == [
             ("EntryOutbound", expected),
             ("Inbound", expected),
             ("Outbound", expected),

@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from levada.actors.aqueduct.wires import AT_ONCE
+from levada.actors.aqueduct.streams import AT_ONCE
 from levada.framework import TerminalState, channel
 from levada.framework.channel import Outcome
 from levada.framework.codec import AttachmentKind, Codec

@@ -181,7 +181,7 @@ async def test_what_is_done_with_a_ref_leaves_nothing(step: Step, two: Begin, au
 
 
 # Actors of streams rest between two uses, with their cells, and timers that were set anew stay in their heap until they are due.
-KEPT = {"Wire", "Cell", "Alarm", "Timer"}
+KEPT = {"StreamActor", "Cell", "Alarm", "Timer"}
 
 
 def objects() -> Counter[str]:

@@ -60,7 +60,7 @@ def test_aq15_the_client_greets_first(wire: Callable[..., Wire]) -> None:
     assert w.core.control_id is None
     w.core.handshake_completed(1170)
     assert w.core.data_to_send(0.0) == [
-        OpenStream(0, unidirectional=False, urgent=True),
+        OpenStream(0, unidirectional=False, priority=64),
         StreamData(0, VERSION + ConnectionControl((("k", b"v"),)).encode(), fin=False),
     ]
     assert w.core.control_id == 0

@@ -1,11 +1,9 @@
 """The connection actor: a core, the carrier under it, and the streams of the carrier.
 
-* The halves of channels and the streams are actors, its children (`levada.actors.aqueduct.links`, `levada.actors.aqueduct.wires`), driven
+* The halves of channels and the streams are actors, its children (`levada.actors.aqueduct.links`, `levada.actors.aqueduct.streams`), driven
   by direct calls. What the core says of them it tells them, and why they end. When it ends itself they do so first, and leave it the word.
 * One task gives the core what comes on all streams. No code of the user runs in it.
 * What the core has to say and to send is taken once for a batch of turns, however many channels were used in it: `turn` asks for that.
-* Streams are opened in the order in which the core names them. Where the peer gives no credit for one, what is to be done on it waits,
-  and so do those behind it of the same kind; control streams, which carry the acks, do not wait for streams of messages.
 * Time is the core's: a timer of the actor is set to `next_deadline`, and only ever set anew to be earlier.
 * The end is the core's too, in order or not: `ConnectionEnded` is its last event, each channel has had its own by then. When the carrier
   ends, all that had arrived is given to the core first.
@@ -25,6 +23,7 @@ from typing import Any, ClassVar
 import attrs
 import trio
 
+from levada.actors.multiplexed import Multiplexed
 from levada.actors.resting import Resting
 from levada.framework import Actor, Lost, Reason, handles
 from levada.framework.channel import WINDOW, Receiver, Sender, channel
@@ -52,6 +51,7 @@ from levada.transports.aqueduct import (
     Reached,
     Readable,
     ReceiverHalf,
+    ResetCode,
     ResetStream,
     SenderHalf,
     Settled,
@@ -70,7 +70,7 @@ from .lookup import EntryInbound, EntryOutbound, Expose, Lookup, Lookups, Names
 from .raw import RawMessage
 from .refs import Refs
 from .schema import SCHEMA, compare_schema, schema_header
-from .wires import AT_ONCE, StreamOutput, Wires
+from .streams import AT_ONCE, StreamActors
 
 __all__ = ["Carrier", "Connection"]
 
@@ -137,7 +137,26 @@ class Connection(Actor[Any]):
         self._carrier: carriers.Connection | None = None
         self._carrier_over = False
         self.resting = Resting(self, RESTING)
-        self.wires = Wires(self, lambda: self._news.set())
+        self.actors = StreamActors(self)
+        self.streams = Multiplexed(
+            self.core,
+            self._apply_all,
+            self.turn,
+            watch_all=True,
+            at_once=AT_ONCE,
+            stopped_code=ResetCode.LOST,
+            begun=self.actors.begin,
+            ended=self.actors.end,
+        )
+        self._outputs: dict[type, Callable[[Any], None]] = {
+            CloseConnection: self._do_close,
+            DatagramData: self._do_datagram,
+            OpenStream: self.streams.open,
+            ResetStream: self.streams.reset,
+            StopStream: self.streams.stop,
+            StreamData: self.streams.send,
+            StreamDone: self.streams.done,
+        }
         self._news = trio.Event()
         """Set when there is something to be read or to be flushed."""
         self._flush_due = False
@@ -166,13 +185,14 @@ class Connection(Actor[Any]):
 
     async def _drive(self) -> None:
         """Give the core what has come, let those run whom that has woken, then end the turn: one flush for all of it."""
-        line = self.wires.line
+        streams = self.streams
         while not self._carrier_over:
-            if not (line or self._flush_due):
+            if not (streams.ready or streams.stops or self._flush_due):
                 self._news = trio.Event()
                 await self._news.wait()
-            if line:
-                self.wires.look()
+            if streams.ready or streams.stops:
+                streams.read()
+                self._flush_due = True
             await trio.lowlevel.checkpoint()
             if self._flush_due:
                 self._flush_due = False
@@ -192,13 +212,13 @@ class Connection(Actor[Any]):
 
     def _flush(self, most: int = sys.maxsize) -> bool:
         """Take what the core has to say, and about so much of what it has to send; whether there may be more."""
-        core, actions = self.core, self._actions
+        core, do = self.core, self._outputs
         self.turns += 1
         while events := core.take_events():
             self._apply_all(events)
         outputs = core.data_to_send(trio.current_time(), most)
         for output in outputs:
-            actions[type(output)](self, output)
+            do[type(output)](output)
         if self.end is None and core.state is ConnectionState.CLOSED:
             self._apply_all(core.take_events())  # it has drained
         deadline = core.next_deadline()
@@ -261,7 +281,7 @@ class Connection(Actor[Any]):
         self.halves.links.pop(event.half, None)
 
     def _on_unblocked(self, event: StreamUnblocked) -> None:
-        self.wires.unblock(event.stream_id)
+        self.streams.resume(event.stream_id)
 
     def _on_headers(self, event: HeadersReceived) -> None:
         reason = "" if self.item_type is RawMessage else self._compare(dict(event.headers))
@@ -316,7 +336,7 @@ class Connection(Actor[Any]):
         for output in self.core.data_to_send(
             trio.current_time()
         ):  # no turn follows: what is left is to close the carrier
-            self._actions[type(output)](self, output)
+            self._outputs[type(output)](output)
         self.opened.set()
 
     _events: ClassVar[dict[type, Callable[[Any, Any], None]]] = {
@@ -331,12 +351,6 @@ class Connection(Actor[Any]):
     }
 
     # ------------------------------------------------------------ what the core wants done
-
-    def _do_open(self, output: OpenStream) -> None:
-        self.wires.open(output)
-
-    def _do_on_stream(self, output: StreamOutput) -> None:
-        self.wires.do(output)
 
     def _do_datagram(self, output: DatagramData) -> None:
         try:
@@ -361,16 +375,6 @@ class Connection(Actor[Any]):
     def _use(self) -> carriers.Connection:
         assert self._carrier is not None
         return self._carrier
-
-    _actions: ClassVar[dict[type, Callable[[Any, Any], None]]] = {
-        CloseConnection: _do_close,
-        DatagramData: _do_datagram,
-        OpenStream: _do_open,
-        ResetStream: _do_on_stream,
-        StopStream: _do_on_stream,
-        StreamData: _do_on_stream,
-        StreamDone: _do_on_stream,
-    }
 
     # ------------------------------------------------------------ what comes
 
@@ -417,7 +421,7 @@ class Connection(Actor[Any]):
         async with trio.open_nursery() as self.tasks:
             self._carrier = carrier
             self._carried.set()
-            self.wires.start(carrier, self.tasks)
+            self.streams.start(carrier, self.tasks)
             self.tasks.start_soon(self._drive)
             if isinstance(self.core.entrypoint, SenderHalf):
                 self.halves.start(EntryOutbound(self.halves, self.entry, half=self.core.entrypoint))
@@ -432,7 +436,7 @@ class Connection(Actor[Any]):
             reason = await carrier.closed()
             self._carrier_over = True
             self._news.set()
-        self.wires.drain()
+        self.streams.finish(blocked=True)
         self._lose(str(reason), reason.code)
 
     def _met(self, info: CarrierInfo) -> None:
@@ -443,7 +447,7 @@ class Connection(Actor[Any]):
         """The carrier is gone."""
         self._carrier_over = True
         self._apply_all(self.core.connection_lost(code, text, trio.current_time()))
-        self.wires.clear()
+        self.streams.clear()
         if self.client:
             self.halves.end(self.entry, TerminalState.CONNECTION_LOST)  # in case that it never began
         self._carried.set()
@@ -514,13 +518,10 @@ class Connection(Actor[Any]):
         # What a `Peer` may still be asked stays, and nothing waits for the collector.
         self.core.entrypoint = None
         self.halves.release()
-        self.wires.release()
+        self.streams.clear()
+        self._outputs.clear()
+        self.actors.release()
         self.resting.release()
-
-    @property
-    def streams(self) -> int:
-        """Streams of the carrier that are in use, or wait to be opened."""
-        return len(self.wires)
 
     def carrier_statistics(self) -> carriers.CarrierStatistics | None:
         """Return the counters of the carrier."""

@@ -116,7 +116,7 @@ class Peer(Generic[T]):
             channels=len(core.halves),
             unclaimed=len(core.unclaimed),
             tombstones=len(core.links.tombstones),
-            streams=connection.streams,
+            streams=len(connection.streams),
             messages_sent=halves.sent,
             messages_received=halves.received,
             messages_undelivered=halves.undelivered,

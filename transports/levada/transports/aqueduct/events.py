@@ -128,8 +128,8 @@ class OpenStream:
     """Number under which the core speaks of it."""
     unidirectional: bool
     """Whether only this side sends on it."""
-    urgent: bool
-    """Whether it should go before others: control streams, so that acks do not queue behind bulk data."""
+    priority: int
+    """0 (first) to 255: control streams go before others, so that acks do not queue behind bulk data."""
 
 
 @attrs.frozen

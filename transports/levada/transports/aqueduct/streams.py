@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Stream", "Streams"]
 
+URGENT, USUAL = 64, 128
+"""Priorities of control streams and of streams with messages."""
+
 
 class Stream:
     """One stream, both directions."""
@@ -231,7 +234,7 @@ class Streams:
         self.table[stream.id] = stream
         if self.early:
             stream.early = bytearray()
-        out.append(OpenStream(stream.id, unidirectional, urgent=not unidirectional))
+        out.append(OpenStream(stream.id, unidirectional, priority=USUAL if unidirectional else URGENT))
 
     def replay(self) -> None:
         """Write everything once more on new streams: the peer has refused the early ones. Source: AQ-21."""

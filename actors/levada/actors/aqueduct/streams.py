@@ -1,0 +1,107 @@
+"""Streams as actors, and what follows when one of them is ended.
+
+A stream in use is an actor, a child of the connection. It has no task and does nothing: `levada.actors.multiplexed` reads and writes. When
+its stream is over the actor rests until another stream needs one (`levada.actors.resting`). Ended by somebody else, it gives its stream
+up in both directions; the core says what follows for a channel or for the connection. While the connection is ending, new streams have
+no actor.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+
+from levada.actors.resting import Restful
+from levada.framework import Reason
+from levada.framework.embedding import release
+from levada.framework.errors import ActorStopped
+from levada.transports.aqueduct import CloseCode, ResetCode, ResetStream, StopStream
+
+if TYPE_CHECKING:
+    from .connection import Connection
+
+__all__ = ["AT_ONCE", "StreamActor", "StreamActors"]
+
+AT_ONCE = 32
+"""Streams that are read or written before others may run: about half a millisecond."""
+_SERVER, _UNIDIRECTIONAL = 1, 2  # bits of a stream's number
+
+
+class StreamActor(Restful):
+    """Stands for one stream."""
+
+    connection: Connection
+    stream_id: int = attrs.field(default=-1, init=False)
+    """-1 while it rests."""
+
+    def stopping(self, reason: Reason) -> None:
+        """See `Actor.stopping`: somebody else ends it, if it does not rest."""
+        connection, stream_id = self.connection, self.stream_id
+        if stream_id < 0:
+            connection.resting.forget(self)
+        self.fit = False
+        if stream_id >= 0 and not connection.ending:
+            connection.actors.give_up(stream_id)
+        self.stream_id = -1
+
+
+class StreamActors:
+    """The actors of one connection's streams."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._resting = connection.resting
+        self._actors: dict[int, StreamActor] = {}
+
+    def begin(self, stream_id: int) -> None:
+        """Give a stream its actor, unless the connection is ending."""
+        try:
+            actor = self._resting.take(StreamActor)
+        except ActorStopped:
+            return
+        actor.stream_id = stream_id
+        self._actors[stream_id] = actor
+
+    def end(self, stream_id: int) -> None:
+        """A stream is over: its actor may have another one."""
+        actor = self._actors.pop(stream_id, None)
+        if actor is None:
+            return
+        actor.stream_id = -1
+        if actor.fit:
+            if len(self._resting.of(StreamActor)) < self._resting.most:
+                self._resting.put(actor)
+            else:  # where ten thousand channels end at once
+                release(actor)
+
+    def give_up(self, stream_id: int) -> None:
+        """The actor of a stream was ended: end the stream, in both directions, and tell the core.
+
+        A channel whose control stream this was is lost. A channel with messages on it cannot complete any more, and has the time of
+        AQ-20a to end. The connection ends with its own control stream.
+
+        Source: AQ-20, AQ-20a, AQ-48, E-13.
+        """
+        connection, now = self._connection, trio.current_time()
+        core, streams = connection.core, connection.streams
+        self._actors.pop(stream_id, None)
+        if stream_id == core.control_id:
+            events = core.close(CloseCode.APPLICATION, "the actor of the connection control stream was ended", now)
+        elif stream_id & _UNIDIRECTIONAL and bool(stream_id & _SERVER) is not core.client:
+            streams.reset(ResetStream(stream_id, ResetCode.LOST))
+            events = core.stream_stopped(stream_id, ResetCode.LOST, now)
+        else:
+            streams.stop(StopStream(stream_id, ResetCode.LOST))
+            events = core.stream_reset(stream_id, ResetCode.LOST, now)
+            if stream_id & _UNIDIRECTIONAL:
+                streams.forget(stream_id)
+        connection.feed(events)
+
+    def release(self) -> None:
+        """The connection's actor has ended: let go of it."""
+        for actor in self._actors.values():
+            actor.stream_id = -1
+        self._actors.clear()
+        del self._connection, self._resting

@@ -1,0 +1,442 @@
+"""The streams of a carrier with many, under the ids that a core uses for them.
+
+* No stream has a task. The carrier says when a stream can be read; `Multiplexed.read`, which the owner calls once a turn, gives the core
+  what is at hand.
+* A stream that the core blocks, or that the owner holds back, is not read; the carrier's window then stops the peer.
+* Streams get their numbers in the order of opening. Where the peer gives no credit for one, its output waits, and so do later streams
+  of the same kind; the other kind goes on.
+* Whoever opens or ends a stream tells `Multiplexed`, which holds nothing of a stream that is over.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+import trio
+
+from levada.framework.errors import CarrierError, ConnectionClosed, StreamWasReset
+from levada.transports import carriers
+from levada.transports.core import StreamsInput
+
+__all__ = ["Ending", "Multiplexed", "MultiplexedCore", "Opening", "Sending", "Throttle"]
+
+E = TypeVar("E")
+
+_UNIDIRECTIONAL: Final = 2
+"""Bit of a stream's id."""
+_SENDING: Final = 1
+_RECEIVING: Final = 2
+_BOTH: Final = 3
+
+
+def _nothing(*_: Any) -> None:
+    """Call no owner, which is over."""
+
+
+class MultiplexedCore(StreamsInput[E], Protocol[E]):
+    """What gets the input."""
+
+    def is_blocked(self, stream_id: int) -> bool:
+        """Whether a stream must not be read now."""
+        ...
+
+
+class Opening(Protocol):
+    """Open a stream."""
+
+    @property
+    def stream_id(self) -> int:
+        """Which."""
+        ...
+
+    @property
+    def unidirectional(self) -> bool:
+        """Whether only this side sends on it."""
+        ...
+
+    @property
+    def priority(self) -> int:
+        """0 (first) to 255."""
+        ...
+
+
+class Sending(Protocol):
+    """Send bytes on a stream."""
+
+    @property
+    def stream_id(self) -> int:
+        """Which."""
+        ...
+
+    @property
+    def data(self) -> bytes:
+        """The bytes."""
+        ...
+
+    @property
+    def fin(self) -> bool:
+        """Whether they are the last."""
+        ...
+
+
+class Ending(Protocol):
+    """Reset a stream, or stop it."""
+
+    @property
+    def stream_id(self) -> int:
+        """Which."""
+        ...
+
+    @property
+    def code(self) -> int:
+        """The code for the peer."""
+        ...
+
+
+class Throttle(Protocol):
+    """Bounds the rate of reading."""
+
+    def until(self, stream_id: int, now: float) -> float:
+        """Return when a stream may be read; not after `now` if it may be read at once."""
+        ...
+
+    def took(self, stream_id: int, octets: int, now: float) -> None:
+        """Count what was read."""
+        ...
+
+
+class Multiplexed(Generic[E]):
+    """The streams of one connection.
+
+    Args:
+        core: gets the input.
+        apply: takes the core's events.
+        wake: asks the owner for a `read`.
+        watch_all: whether the core is told of stops on every stream; otherwise on bidirectional streams of the peer, and where `watch`
+            was called.
+        at_once: streams that one `read` takes at most, so that others can run between. Each is read as far as it goes.
+        stopped_code: tells the core that a stream that was stopped here is over, as if the peer had reset it with this code.
+        forget_ended: whether a bidirectional stream is forgotten when both directions have ended, and a unidirectional stream when it
+            is reset; otherwise `done` says when.
+        begun: called with the id of each stream that begins.
+        ended: called with the id of each stream that is forgotten.
+    """
+
+    def __init__(
+        self,
+        core: MultiplexedCore[E],
+        apply: Callable[[list[E]], None],
+        wake: Callable[[], None],
+        *,
+        watch_all: bool = False,
+        at_once: int,
+        stopped_code: int = 0,
+        forget_ended: bool = False,
+        begun: Callable[[int], None] | None = None,
+        ended: Callable[[int], None] | None = None,
+    ) -> None:
+        self.carrier: carriers.Connection | None = None
+        """`None` before `start`, and after the end."""
+        self.over = False
+        """Whether the carrier has ended."""
+        self.ready: dict[int, None] = {}
+        """Streams to be read. While there are any, or any `stops`, the owner calls `read`."""
+        self.stops: list[tuple[int, int]] = []
+        """Streams that the peer has stopped, with its codes, of which the core does not know yet."""
+        self.held: set[int] = set()
+        """Streams that the owner holds back; `resume` ends it."""
+        self.throttle: Throttle | None = None
+        self._core = core
+        self._apply = apply
+        self._wake = wake
+        self._watch_all = watch_all
+        self._at_once = at_once
+        self._stopped_code = stopped_code
+        self._forget_ended = forget_ended
+        self._begun = begun
+        self._ended = ended
+        self._tasks: trio.Nursery
+        self._streams: dict[int, carriers.Stream] = {}
+        self._directions: dict[int, int] = {}
+        self._watched: set[int] = set()
+        self._backlog: dict[int, list[tuple[Callable[[Any], None], Any]]] = {}
+        self._waiting: tuple[deque[Opening], deque[Opening]] = (deque(), deque())
+        self._spares: tuple[deque[carriers.Stream], deque[carriers.Stream]] = (deque(), deque())
+        self._opened = [0, 0]
+
+    def __len__(self) -> int:
+        """Count the streams that are in use, or wait to be opened."""
+        return len(self._streams) + len(self._backlog)
+
+    def get(self, stream_id: int) -> carriers.Stream | None:
+        """Return a stream that is open."""
+        return self._streams.get(stream_id)
+
+    def start(self, carrier: carriers.Connection, tasks: trio.Nursery) -> None:
+        """Begin to accept streams; the tasks for it end with the carrier, or with the nursery."""
+        self.carrier, self._tasks = carrier, tasks
+        tasks.start_soon(self._accept, carrier)
+
+    # ------------------------------------------------ reading
+
+    async def _accept(self, carrier: carriers.Connection) -> None:
+        try:
+            while True:
+                stream: carriers.Stream | None = await carrier.accept_stream()
+                while stream is not None:
+                    self._take_on(stream.stream_id, stream)
+                    stream = carrier.accept_stream_nowait()
+        except CarrierError:
+            pass
+
+    def _take_on(self, stream_id: int, stream: carriers.Stream) -> None:
+        """Begin with a stream of the peer."""
+        if self._begun is not None:
+            self._begun(stream_id)
+        self._streams[stream_id] = stream
+        stream.on_readable(partial(self._readable, stream_id))
+        if not stream_id & _UNIDIRECTIONAL:
+            self.watch(stream_id)
+
+    def watch(self, stream_id: int) -> None:
+        """Tell the core when the peer stops this side's direction of a stream, also while nothing is sent there."""
+        if stream_id not in self._watched:
+            self._watched.add(stream_id)
+            self._streams[stream_id].on_stopped(partial(self._stopped, stream_id))
+
+    def _stopped(self, stream_id: int, code: int) -> None:
+        self.stops.append((stream_id, code))
+        self._wake()
+
+    def resume(self, stream_id: int) -> None:
+        """Have a stream read soon that is no longer held back or blocked."""
+        self.held.discard(stream_id)
+        self._readable(stream_id)
+
+    def _readable(self, stream_id: int) -> None:
+        ready = self.ready
+        if not ready:
+            self._wake()
+        ready[stream_id] = None
+
+    def read(self) -> None:
+        """Give the core what is at hand."""
+        now = trio.current_time()
+        left = self._at_once
+        while self.ready and left:
+            ready, self.ready = self.ready, {}
+            if len(ready) > left:
+                ids = list(ready)
+                ready, self.ready = dict.fromkeys(ids[:left]), dict.fromkeys(ids[left:])
+            left -= len(ready)
+            for stream_id in ready:
+                stream = self._streams.get(stream_id)
+                if stream is not None:
+                    self._take(stream_id, stream, now)
+        if self.stops:
+            stops, self.stops = self.stops, []
+            for stream_id, code in stops:
+                if not stream_id & _UNIDIRECTIONAL:
+                    self._end(stream_id, _SENDING)
+                self._tell(self._core.stream_stopped(stream_id, code, now))
+
+    def _take(self, stream_id: int, stream: carriers.Stream, now: float, *, blocked: bool = False) -> None:
+        core, held, throttle = self._core, self.held, self.throttle
+        try:
+            while blocked or (stream_id not in held and not core.is_blocked(stream_id)):
+                if throttle is not None and (until := throttle.until(stream_id, now)) > now and not self.over:
+                    held.add(stream_id)
+                    self._tasks.start_soon(self._resume_at, stream_id, until)
+                    return
+                data = stream.receive_nowait()
+                if data is None:
+                    return
+                # The end mostly comes with the last bytes: told together, it costs the core one call less.
+                fin = not data or stream.at_end
+                if throttle is not None:
+                    throttle.took(stream_id, len(data), now)
+                events = core.receive_stream_data(stream_id, data, fin, now)
+                if events:
+                    self._apply(events)
+                if fin:
+                    self._end(stream_id, _RECEIVING)
+                    return
+        except StreamWasReset as error:
+            self._reset_by(stream_id, error.code, now)
+        except ConnectionClosed:
+            self._reset_by(stream_id, self._stopped_code, now)
+        except CarrierError:
+            pass  # the connection has ended
+
+    def _reset_by(self, stream_id: int, code: int, now: float) -> None:
+        self._tell(self._core.stream_reset(stream_id, code, now))
+        self._end(stream_id, _RECEIVING)
+
+    async def _resume_at(self, stream_id: int, at: float) -> None:
+        await trio.sleep_until(at)
+        self.resume(stream_id)
+
+    def _tell(self, events: list[E]) -> None:
+        if events:
+            self._apply(events)
+
+    def _end(self, stream_id: int, direction: int) -> None:
+        """A direction of a stream is over."""
+        if stream_id & _UNIDIRECTIONAL:
+            if self._forget_ended or direction == _RECEIVING:
+                self.forget(stream_id)
+        elif self._forget_ended and stream_id in self._streams:
+            over = self._directions[stream_id] = self._directions.get(stream_id, 0) | direction
+            if over == _BOTH:
+                self.forget(stream_id)
+
+    def forget(self, stream_id: int) -> None:
+        """A stream is over."""
+        if self._streams.pop(stream_id, None) is None:
+            return
+        self._directions.pop(stream_id, None)
+        self._watched.discard(stream_id)
+        self.held.discard(stream_id)
+        if self._ended is not None:
+            self._ended(stream_id)
+
+    def finish(self, *, blocked: bool = False) -> None:
+        """The carrier has ended: give the core what had arrived.
+
+        Args:
+            blocked: also on streams that the core has blocked.
+        """
+        self.over = True
+        carrier = self.carrier
+        while carrier is not None and (stream := carrier.accept_stream_nowait()) is not None:
+            self._take_on(stream.stream_id, stream)
+        while self.ready:
+            self.read()
+        if blocked:
+            now = trio.current_time()
+            for stream_id, stream in [*self._streams.items()]:
+                if self._core.is_blocked(stream_id):
+                    self._take(stream_id, stream, now, blocked=True)
+
+    def clear(self) -> None:
+        """The connection is over: forget all streams, and call the owner no more."""
+        self.over = True
+        self._apply = self._wake = _nothing
+        self._begun = self._ended = None
+        self.carrier = self.throttle = None
+        for collection in (self._streams, self._backlog, self._directions, self._watched, self.ready, self.held):
+            collection.clear()
+        self.stops.clear()
+        for line in (*self._waiting, *self._spares):
+            line.clear()
+
+    # ------------------------------------------------ writing: what the core wants done, in its order
+
+    def open(self, output: Opening) -> None:
+        """Open a stream now, or when the peer gives credit for it."""
+        stream_id, unidirectional = output.stream_id, output.unidirectional
+        if self.over or self.carrier is None:
+            return  # which the core will be told
+        waiting, spares = self._waiting[unidirectional], self._spares[unidirectional]
+        stream: carriers.Stream | None = None
+        if not waiting:
+            if spares:
+                stream = spares.popleft()
+            else:
+                try:
+                    stream = self.carrier.try_open_stream(unidirectional=unidirectional)
+                except CarrierError:
+                    self.over = True
+                    return
+        if self._begun is not None:
+            self._begun(stream_id)
+        if stream is not None:
+            self._opened[unidirectional] += 1
+            self._begin(output, stream)
+            return
+        self._backlog[stream_id] = []
+        waiting.append(output)
+        if len(waiting) == 1:
+            self._tasks.start_soon(self._open_waiting, self.carrier, unidirectional)
+
+    async def _open_waiting(self, carrier: carriers.Connection, unidirectional: bool) -> None:
+        waiting = self._waiting[unidirectional]
+        try:
+            while waiting:
+                stream = await carrier.open_stream(unidirectional=unidirectional)
+                self._opened[unidirectional] += 1
+                output = waiting.popleft()
+                backlog = self._backlog.pop(output.stream_id)
+                self._begin(output, stream)
+                for do, queued in backlog:
+                    do(queued)
+        except CarrierError:
+            pass
+
+    def _begin(self, output: Opening, stream: carriers.Stream) -> None:
+        stream_id = output.stream_id
+        assert stream.stream_id == stream_id, "streams are opened in the order of their numbers"
+        priority = output.priority
+        if priority != 128:
+            stream.priority = priority
+        self._streams[stream_id] = stream
+        if self._watch_all:
+            self.watch(stream_id)
+        if not output.unidirectional:
+            stream.on_readable(partial(self._readable, stream_id))
+
+    async def open_spare(self, *, unidirectional: bool) -> None:
+        """Wait for a stream that the next `open` takes. Errors as `carriers.Connection.open_stream`."""
+        if self.carrier is None:
+            raise ConnectionClosed("the connection has no carrier")
+        self._spares[unidirectional].append(await self.carrier.open_stream(unidirectional=unidirectional))
+
+    def send(self, output: Sending) -> None:
+        """Send bytes, or queue them for a stream that waits to be opened."""
+        stream_id = output.stream_id
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            self._later(stream_id, self.send, output)
+            return
+        fin = output.fin
+        try:
+            stream.send_nowait(output.data, fin=fin)
+        except CarrierError:
+            return  # it was stopped, which the core will be told, or the connection has ended
+        if fin and self._forget_ended and not stream_id & _UNIDIRECTIONAL:
+            self._end(stream_id, _SENDING)
+
+    def reset(self, output: Ending) -> None:
+        """Give up this side's direction of a stream."""
+        stream = self._streams.get(output.stream_id)
+        if stream is None:
+            self._later(output.stream_id, self.reset, output)
+            return
+        stream.reset(output.code)
+        if self._forget_ended:
+            self._end(output.stream_id, _SENDING)
+
+    def stop(self, output: Ending) -> None:
+        """Ask the peer to stop; its end can be "read" now."""
+        stream = self._streams.get(output.stream_id)
+        if stream is None:
+            self._later(output.stream_id, self.stop, output)
+            return
+        self.held.discard(output.stream_id)
+        stream.stop(output.code)
+
+    def done(self, output: Any) -> None:
+        """Forget the stream of an output."""
+        stream_id = output.stream_id
+        if stream_id in self._backlog:
+            self._later(stream_id, self.done, output)
+        else:
+            self.forget(stream_id)
+
+    def _later(self, stream_id: int, do: Callable[[Any], None], output: Any) -> None:
+        backlog = self._backlog.get(stream_id)
+        if backlog is not None:
+            backlog.append((do, output))
