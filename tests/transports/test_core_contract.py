@@ -9,6 +9,7 @@ import attrs
 import pytest
 
 from levada.transports import maop
+from levada.transports.aqueduct import AqueductCore, Attach, StreamData
 from levada.transports.core import Core, StreamsInput
 from levada.transports.lumberjack import (
     ReaderConfig,
@@ -80,6 +81,36 @@ def open_stream(
     server.accept_setup(0.0)
     server.take_events()
     return client, server
+
+
+def aqueduct(client: bool) -> Callable[[], Core[Any, Any]]:
+    """One side of an open connection on which a channel is open, with a message to ack."""
+
+    def make() -> Core[Any, Any]:
+        both = AqueductCore(client=True), AqueductCore(client=False)
+        for core in both:
+            core.handshake_completed(1170)
+        pass_streams(*both)
+        both[1].accept()
+        pass_streams(*both)
+        assert both[0].entrypoint is not None
+        assert both[1].entrypoint is not None
+        both[0].entrypoint.send(b"", [Attach.SENDER])  # type: ignore[union-attr]
+        pass_streams(*both)
+        both[1].entrypoint.take().attachments[0].send(b"")  # type: ignore[union-attr]
+        pass_streams(*both)
+        return both[not client]
+
+    return make
+
+
+def pass_streams(*both: AqueductCore) -> None:
+    for _ in range(3):
+        for core, other in (both, both[::-1]):
+            for output in core.data_to_send(0.0):
+                if isinstance(output, StreamData):
+                    other.receive_stream_data(output.stream_id, output.data, output.fin, 0.0)
+            other.take_events()
 
 
 def maop_server() -> Core[Any, Any]:
@@ -162,6 +193,10 @@ CASES = {
 for _client in (True, False):
     _side = "client" if _client else "server"
     CASES |= {
+        f"Aqueduct {_side}": Case(
+            aqueduct(_client),
+            (gone, datagram, stream(2 + _client, b"?", True)),
+        ),
         f"RSocket {_side}": Case(
             rsocket(_client, False),
             (data(bytes.fromhex("00000e 00000000 0c80 0000000000000000")), data(b""), data(b"\0\0\1")),
