@@ -33,7 +33,7 @@ from levada.framework import (
     restart,
 )
 from levada.framework.errors import ActorError, ActorStopped, ConfigurationError
-from levada.framework.links import weightier
+from levada.framework.links import more_severe
 
 Log = list[Any]
 
@@ -709,7 +709,7 @@ ORDER: list[tuple[Reason, int]] = [
 def test_the_weightier_reason_stands_and_of_equals_the_earlier(
     first: Reason, rank: int, second: Reason, other: int
 ) -> None:
-    assert weightier(first, second) is (second if other > rank else first)
+    assert more_severe(first, second) is (second if other > rank else first)
 
 
 async def test_an_error_in_the_clean_up_of_a_killed_handler_is_the_reason(system: ActorSystem) -> None:

@@ -1,4 +1,4 @@
-"""Order, fairness, the lane of signals, and the dangers of a hand-driven run queue, each by its name."""
+"""Order, fairness, the cell of signals, and the dangers of a hand-driven run queue, each by its name."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ async def test_other_messages_wait_while_a_handler_waits_and_other_actors_do_not
     assert await held.ask(Get()) == 1
 
 
-# ---------------------------------------------------------------- the lane of signals
+# ---------------------------------------------------------------- the cell of signals
 
 
 async def test_stop_now_and_kill_overtake_what_is_queued(system: ActorSystem) -> None:

@@ -46,7 +46,7 @@ class Shape:
     """What msgpack unpacked, call, levels left: to the value."""
     takes: tuple[type, ...]
     """Python types that a union hands to this member."""
-    wires: tuple[Any, ...]
+    wire_kinds: tuple[Any, ...]
     """Wire keys that a union hands to this member."""
     plain: frozenset[type] = frozenset()
     """Values of exactly these types go over as they are, both ways."""
@@ -157,13 +157,13 @@ _LEAVES: dict[Any, Shape] = {
 
 def _choice(name: str, members: dict[tuple[type, Any], Any], takes: tuple[type, ...]) -> Shape:
     """One of some constants: `members` maps wire values, with their types (``True == 1``), to what they stand for."""
-    wires = {(type(member), member): wire for (_, wire), member in members.items()}
+    wire_of = {(type(member), member): wire for (_, wire), member in members.items()}
     wire_types = {kind for kind, _ in members}
 
     def lower(value: Any, out: Out, depth: int) -> Any:
-        if not isinstance(value, takes) or (type(value), value) not in wires:
+        if not isinstance(value, takes) or (type(value), value) not in wire_of:
             raise Misfit(f"expected {name}, got {NAMES.repr(value)}")
-        return wires[type(value), value]
+        return wire_of[type(value), value]
 
     def lift(wire: Any, into: In, depth: int) -> Any:
         if type(wire) not in wire_types:
@@ -185,8 +185,8 @@ def _enum(kind: type[Enum]) -> Shape:
 
 
 def _literal(name: str, values: tuple[Any, ...]) -> Shape:
-    wires = [value.value if isinstance(value, Enum) else value for value in values]
-    members = {(type(wire), wire): value for wire, value in zip(wires, values, strict=True)}
+    wire_values = [value.value if isinstance(value, Enum) else value for value in values]
+    members = {(type(wire), wire): value for wire, value in zip(wire_values, values, strict=True)}
     if len(members) < len(values) or not {wire_type for wire_type, _ in members} <= PLAIN:
         raise ConfigurationError(f"{name} has values that look the same on the wire or cannot travel")
     return _choice(name, members, tuple({type(value): None for value in values}))
@@ -362,7 +362,7 @@ def _union(members: list[Shape]) -> Shape:
     by_type: dict[type, Shape] = {}
     by_wire: dict[Any, Shape] = {}
     for member in members:
-        for wire in member.wires:
+        for wire in member.wire_kinds:
             if by_wire.setdefault(wire, member) is not member:
                 raise ConfigurationError(
                     f"{by_wire[wire].name} and {member.name} look the same on the wire; wrap one of them in a message class"
@@ -586,10 +586,10 @@ def _message(name: str, wanted: tuple[type, ...]) -> Shape:
             # Validators, converters and __attrs_post_init__ are the user's and may raise anything at what a peer sent.
             raise Misfit(f"{cls.__name__} refuses these values: {error}") from error
 
-    def build(plan: Plan, wires: Iterable[Any], size: int, into: In, depth: int) -> Any:
+    def build(plan: Plan, wire_values: Iterable[Any], size: int, into: In, depth: int) -> Any:
         values: list[Any] = []
         try:
-            for field, wire in zip(plan.fields, wires, strict=False):
+            for field, wire in zip(plan.fields, wire_values, strict=False):
                 values.append(field.shape.lift(wire, into, depth - 1))
         except Misfit as misfit:
             misfit.path = plan.steps[len(values) + 1] + misfit.path
@@ -661,7 +661,7 @@ def _compile_union(members: list[Any]) -> Shape:
     shapes = [_compile(member) for member in members]
     if _ANY in shapes:
         return _ANY
-    messages = [shape for shape in shapes if shape.wires == ("message",)]
+    messages = [shape for shape in shapes if shape.wire_kinds == ("message",)]
     if len(messages) > 1:
         together = _message(
             " | ".join(sorted(shape.name for shape in messages)),

@@ -229,7 +229,7 @@ def is_container(octet: int) -> bool:
 
 def refuse_container(octet: int, shape: Shape) -> None:
     """Refuse a list or a map where none can be, by the octet that it begins with."""
-    if is_container(octet) and shape.wires and _KINDS[octet] not in shape.wires:
+    if is_container(octet) and shape.wire_kinds and _KINDS[octet] not in shape.wire_kinds:
         raise Misfit(f"expected {shape.name}, got {got(_KINDS[octet]())}")
 
 

@@ -127,7 +127,7 @@ class _Handle:
         if half.state is not OPEN:
             await checkpoint()
             return half.state
-        self._core.settle_here()
+        self._core.bind_thread()
         waiting: dict[trio.lowlevel.Task, None] = {}
 
         def wake() -> None:
@@ -632,7 +632,7 @@ class _ReceivingHalf(_Handle, Generic[T_co]):
         """
         if not self._live:
             raise self._refusal()
-        self._core.settle_here()
+        self._core.bind_thread()
         self._live, self._bound = False, True
         MailboxFeed(self._core, ref, wrap).start()
 

@@ -53,7 +53,7 @@ class Lost:
 Reason = Normal | Shutdown | Killed | Cancelled | Failed | Lost
 """Why an actor ended."""
 
-_WEIGHT: dict[type, int] = {Normal: 0, Lost: 1, Shutdown: 2, Killed: 2, Cancelled: 2, Failed: 3}
+_SEVERITY: dict[type, int] = {Normal: 0, Lost: 1, Shutdown: 2, Killed: 2, Cancelled: 2, Failed: 3}
 
 NORMAL = Normal()
 SHUTDOWN = Shutdown()
@@ -61,12 +61,12 @@ KILLED = Killed()
 CANCELLED = Cancelled()
 
 
-def weightier(first: Reason, second: Reason) -> Reason:
-    """Choose the reason that stands when two coincide: a real error, then a request to end, then a lost peer.
+def more_severe(first: Reason, second: Reason) -> Reason:
+    """Choose the more severe of two reasons: an error, then a request to end, then a lost peer, then a normal end.
 
-    Of two equals the earlier one stands.
+    Of two equals the first one wins.
     """
-    return second if _WEIGHT[type(second)] > _WEIGHT[type(first)] else first
+    return second if _SEVERITY[type(second)] > _SEVERITY[type(first)] else first
 
 
 @attrs.frozen(eq=False)

@@ -197,7 +197,7 @@ class ActorSystem:
         self._outer.start_soon(self._hold_nursery, held)
         interrupt = await _wait_patiently(held)
         self.scheduler = RunQueue(self, clock=self._clock, max_waiting=self.max_waiting)
-        self.lifecycle = Lifecycle(self, lot=self.random)
+        self.lifecycle = Lifecycle(self, random=self.random)
         self.waits = WaitGraph(self.scheduler)
         self.inbox = ThreadInbox(self, trio.lowlevel.current_trio_token(), self._thread_inbox)
         self._root_gone = trio.Event()

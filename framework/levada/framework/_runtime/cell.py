@@ -43,7 +43,7 @@ from levada.framework.ref import DEFAULT_TIMEOUT, FromThread, Ref
 from .ask import Ask, ThreadAsk, stopped_error
 from .extras import Extras
 from .phase import PAUSED, RUNNING, STOPPED, ActorPhase
-from .tokens import ROOM, START, STOP, TAKE, TURN, Hear, Start, Stop, Turn
+from .tokens import ROOM, START, STOP, TAKE, TURN, Start, Stop, TakeSignal, Turn
 
 if TYPE_CHECKING:
     import contextvars
@@ -301,7 +301,7 @@ class Cell(Ref[Any]):
     def put_first(self, message: Any) -> None:
         """Put a signal message before all user messages, behind signals that came earlier and behind the `started` hook.
 
-        The batch gets a `Hear` for each, so that none has to be put below those that came earlier: the end of 8,000 actors, all of them
+        The batch gets a `TakeSignal` for each, so that none has to be put below those that came earlier: the end of 8,000 actors, all of them
         watched by one, took 15 s.
         """
         extras = self.make_extras()
@@ -312,7 +312,7 @@ class Cell(Ref[Any]):
         at = len(batch)
         while at and type(batch[at - 1]) in (Start, Turn):
             at -= 1
-        batch.insert(at, Hear())
+        batch.insert(at, TakeSignal())
         self._wake_up()
 
     @enable_ki_protection
@@ -342,7 +342,9 @@ class Cell(Ref[Any]):
 
     def take_messages(self) -> list[Any]:
         """Take all entries out, oldest first."""
-        entries = [entry.next(self) if type(entry) is Hear else entry for entry in (*reversed(self._batch), *self._box)]
+        entries = [
+            entry.next(self) if type(entry) is TakeSignal else entry for entry in (*reversed(self._batch), *self._box)
+        ]
         self._batch = NO_MESSAGES
         self._box = []
         return entries

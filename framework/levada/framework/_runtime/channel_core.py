@@ -366,14 +366,14 @@ class ChannelCore:
         self.thread: int | None = None
         """The thread that it belongs to: whoever waits, or is called, does so there."""
         self.token: trio.lowlevel.TrioToken | None = None
-        self.settle_here()
+        self.bind_thread()
 
     @property
     def name(self) -> str:
         """As in logs and errors: the name that was given, else the type of the messages."""
         return self._name or getattr(self.item_type, "__name__", None) or str(self.item_type)
 
-    def settle_here(self) -> None:
+    def bind_thread(self) -> None:
         """Let a channel that belonged to no thread belong to this one from now on, as something here is about to wait on it."""
         self.check_thread()
         try:
@@ -431,7 +431,7 @@ class ChannelCore:
 
     async def wait_to_put(self, handle: object, entry: Any) -> bool:
         """Wait for a turn; False: the channel or the handle ended first and the message was not taken."""
-        self.settle_here()
+        self.bind_thread()
         waiter = _SendWaiter(current_task(), handle, entry)
         self.putters[waiter] = None
 
@@ -492,7 +492,7 @@ class ChannelCore:
 
     async def wait_to_take(self) -> Any:
         """Wait for a message; `ENDED` if there will be none."""
-        self.settle_here()
+        self.bind_thread()
         entry = await park(self.takers)
         self.rest = None  # others have run
         if self.enveloped and isinstance(entry, Envelope):
@@ -526,7 +526,7 @@ class ChannelCore:
             prepare: makes an entry of each message, or of its `Tracked`, as it is put; raises what ``send`` is to raise. ``None`` means
                 that it has gone on its way at once, as if it had been queued and taken.
         """
-        self.settle_here()
+        self.bind_thread()
         self.consumer, self.prepare = consumer, prepare
         self._dismiss_takers()
         consumer()

@@ -17,7 +17,7 @@ from levada.framework.timers import Tick
 from .ask import Ask, ThreadAsk
 from .awaitables import coroutine_of
 from .scheduler import Begun
-from .tokens import END_TURN, Hear, Room, Start, Stop, Take, Turn
+from .tokens import END_TURN, Room, Start, Stop, Take, TakeSignal, Turn
 
 __all__ = ["RUNTIME_ENTRIES", "deliver"]
 
@@ -105,7 +105,7 @@ def _on_begun(actor: Any, begun: Begun) -> Any:
 RUNTIME_ENTRIES: dict[type, Any] = {
     Ask: _on_ask,
     Begun: _on_begun,
-    Hear: _on_take,
+    TakeSignal: _on_take,
     Room: _on_room,
     Start: _on_start,
     Stop: _on_stop,

@@ -11,7 +11,7 @@ All of it runs on a worker between turns (`RunQueue.signal`), so that no two ste
 hooks that are async, tasks and contexts are closed in a task of their own.  Steps call one another through signals where a chain of
 actors would otherwise be a chain of calls: a million linked actors end in a loop, not in a recursion.
 
-A second reason that comes in while an actor ends is weighed against the first (`links.weightier`); a kill hurries everything up.
+A second reason that comes in while an actor ends is weighed against the first (`links.more_severe`); a kill hurries everything up.
 
 Private fields used here: ``Cell._actor``, ``Cell._asking``, ``Cell._batch``, ``Cell._box``, ``Cell._extras``,
 ``Actor._has_restarting``, ``Actor._has_stopping``, ``Actor._has_undelivered``, ``Cell._idle``, ``Actor._is_loop``,
@@ -24,9 +24,9 @@ import functools
 import inspect
 import logging
 import math
-import random
 from collections import deque
 from collections.abc import Callable
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import outcome
@@ -45,7 +45,7 @@ from levada.framework.links import (
     Normal,
     Reason,
     Shutdown,
-    weightier,
+    more_severe,
 )
 from levada.framework.supervision import RestartPolicy, Strategy, delay, record, resumes, wants_restart
 from levada.framework.timers import Tick
@@ -126,9 +126,9 @@ class Group:
 class Lifecycle:
     """The life of all actors of one system."""
 
-    def __init__(self, system: System, *, lot: random.Random) -> None:
+    def __init__(self, system: System, *, random: Random) -> None:
         self._system = system
-        self._lot = lot
+        self._random = random
         self._signal = system.scheduler.signal
 
     # ------------------------------------------------------------ what comes from the scheduler
@@ -136,7 +136,7 @@ class Lifecycle:
     def raised(self, cell: Cell, message: Any, error: BaseException) -> None:
         """A handler raised within a turn of `cell`."""
         if cell._actor is None:
-            # The lane: a fault of the runtime itself, or a hook that may not fail. Nothing is trustworthy now.
+            # The cell of signals: a fault of the runtime itself, or a hook that may not fail. Nothing is trustworthy now.
             self._system.crash(error)
             return
         if cell.phase is RUNNING:
@@ -146,7 +146,7 @@ class Lifecycle:
     def raised_inline(self, cell: Cell, message: Any, error: BaseException) -> None:
         """A handler raised inside its asker's task; the cell has been held since."""
         self.raised(cell, message, error)
-        self._system.scheduler.settle(cell)
+        self._system.scheduler.requeue(cell)
 
     def waited(self, cell: Cell, message: Any, error: BaseException | None) -> BaseException | None:
         """A handler that waited has ended; return the cancellation that must go on to its scope."""
@@ -160,9 +160,9 @@ class Lifecycle:
             if pending is None:
                 self._failed(cell, rest, message)
             else:
-                # An error in the clean-up of a handler that was to end: the actor's failure, and the weightier reason.
+                # An error in the clean-up of a handler that was to end: the actor's failure, and the more_severe reason.
                 self._report(cell, rest, _content(cell, message))
-                pending.reason = weightier(pending.reason, Failed(rest))
+                pending.reason = more_severe(pending.reason, Failed(rest))
                 self._begin(cell, pending)
         elif pending is not None:
             self._fail_question_stopped(cell, pending.reason)
@@ -282,7 +282,7 @@ class Lifecycle:
     def _hurry(self, cell: Cell, ending: Ending, reason: Reason, cancel: bool, final: bool) -> None:
         """A further request for an actor that is ending already."""
         extras = cell.make_extras()
-        ending.reason = weightier(ending.reason, reason)
+        ending.reason = more_severe(ending.reason, reason)
         if final:
             ending.final = True
             ending.escalate = False
@@ -417,7 +417,7 @@ class Lifecycle:
             ending.escalate = True
             return
         ending.restart = True
-        ending.delay = delay(policy, len(times), self._lot)
+        ending.delay = delay(policy, len(times), self._random)
         if strategy.scope != "one":
             group = parent.make_extras().group = group or Group()
             group.delay = max(group.delay, ending.delay)
@@ -548,7 +548,7 @@ class Lifecycle:
 
     def _hook_failed(self, cell: Cell, ending: Ending, error: BaseException) -> None:
         self._report(cell, error, None)
-        ending.reason = weightier(ending.reason, Failed(error))
+        ending.reason = more_severe(ending.reason, Failed(error))
 
     def _call(self, cell: Cell, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call code of the user in the actor's context."""
@@ -654,7 +654,7 @@ class Lifecycle:
             # Its old place in the run queue may be ahead of siblings that are to start before it.
             extras.queued = False
             self._system.scheduler.ready.remove(cell)
-        self._system.scheduler.settle(cell)
+        self._system.scheduler.requeue(cell)
         return True
 
     @enable_ki_protection

@@ -13,7 +13,7 @@ One trio step costs as much as seventy messages, so none is paid for a message t
 
 The loop in `_slice` has no branch for what is rare.  A rare state is instead an unusual *entry* (`tokens`), an unusual *table*
 (paused cells have an empty one) or an unusual *class* (dead cells).  Signals — kill, exit, a child's end — are calls run by the
-*lane*, a cell of the runtime's own that always comes next; a cell that is running meanwhile gets a `TURN` on top of its batch.
+*signal cell*, a cell of the runtime's own that always comes next; a cell that is running meanwhile gets a `TURN` on top of its batch.
 
 ContextVars: a worker runs cells in its scratch copy of the system's context and compares the two after each turn (16 ns, they share
 their storage until somebody sets a variable).  If an actor has set one, the copy becomes that actor's own and is used for no other.
@@ -154,7 +154,7 @@ class RunQueue:
         self._active: Worker | None = None
         self._spares: list[Worker] = []
         self.end = self.now + SLICE
-        self._lane: Cell = _make_lane(self)
+        self._signals: Cell = _make_signal_cell(self)
 
     # ------------------------------------------------------------ making things ready
 
@@ -184,23 +184,23 @@ class RunQueue:
     @enable_ki_protection
     def signal(self, function: Callable[..., object], *arguments: Any) -> None:
         """Call `function` on a worker, after the running handler and before any other message."""
-        lane = self._lane
-        lane._box.append((function, arguments))
+        signals = self._signals
+        signals._box.append((function, arguments))
         running = self._active.cell if self._active is not None else None
-        if running is not None and running is not lane and running._batch and running._batch[-1] is not TURN:
+        if running is not None and running is not signals and running._batch and running._batch[-1] is not TURN:
             running._batch.append(TURN)
-        if lane._idle:
-            lane._idle = False
-            self.ready.appendleft(lane)
+        if signals._idle:
+            signals._idle = False
+            self.ready.appendleft(signals)
             if self.parked:
-                self.wake(lane)
+                self.wake(signals)
 
     @enable_ki_protection
-    def settle(self, cell: Cell) -> None:
+    def requeue(self, cell: Cell) -> None:
         """Put a cell that no worker holds where it belongs."""
         if cell.phase is RUNNING:
             if cell._batch or cell._box:
-                if cell is self._lane:
+                if cell is self._signals:
                     self.ready.appendleft(cell)
                 else:
                     self.ready.append(cell)
@@ -216,7 +216,7 @@ class RunQueue:
 
     def may_inline(self) -> bool:
         """Whether a call in the asker's task keeps the order: no such call is going on, no signal waits to be dealt with."""
-        return self._lane._idle and not self.inline
+        return self._signals._idle and not self.inline
 
     @enable_ki_protection
     def call_inline(self, cell: Cell, handler: Callable[[Any, Any], Any], question: Ask) -> None:
@@ -239,7 +239,7 @@ class RunQueue:
         except BaseException as error:
             self.signal(self.system.lifecycle.raised_inline, cell, question.message, error)
             # First of all, as on a worker: what the handler itself asked for (to stop, say) comes behind its failure.
-            self._lane._box.insert(0, self._lane._box.pop())
+            self._signals._box.insert(0, self._signals._box.pop())
             self.system.lifecycle.fail_question(cell, error)
             return
         finally:
@@ -340,7 +340,7 @@ class RunQueue:
                 self.parked = True
                 if self.ready and self.system.phase != "over":
                     # Everything around is being cancelled; endings still have to go through.
-                    self.wake(self._lane)
+                    self.wake(self._signals)
 
     async def _serve(self, worker: Worker) -> None:
         """Run cells until the worker's scope has been cancelled or the worker is one too many."""
@@ -487,7 +487,7 @@ class RunQueue:
                 except BaseException as error:
                     cell._handled += count - left.__length_hint__()
                     self.system.lifecycle.raised(cell, message, error)
-                    self.settle(cell)
+                    self.requeue(cell)
                     now = self.now = clock()
                     if now > end:
                         self._note_turn(cell, message, then, count)
@@ -498,7 +498,7 @@ class RunQueue:
                     return _SLICE_OVER if now > end else _FAILED
                 cell._handled += count - left.__length_hint__()
                 spare = []
-                self.settle(cell)
+                self.requeue(cell)
                 then = now
                 now = self.now = clock()
                 if scratch != base:
@@ -593,7 +593,7 @@ class RunQueue:
         if own is None and worker.context != self._base:
             self._give_context(worker)
         rest = self.system.lifecycle.waited(cell, message, error)
-        self.settle(cell)
+        self.requeue(cell)
         # As in `_slice`: this frame may be kept.
         del cell, coroutine, trap, message, own, step, error
         if rest is not None:
@@ -632,26 +632,26 @@ def _end_turn(_actor: Any, _message: Any) -> Any:
     return END_TURN
 
 
-def _make_lane(scheduler: RunQueue) -> Cell:
+def _make_signal_cell(scheduler: RunQueue) -> Cell:
     """Make the cell that runs signals; it has no actor and no parent."""
-    lane = Cell.__new__(Cell)
-    lane._scheduler = scheduler
-    lane._actor = lane._parent = lane.context = lane._worker = lane._asking = lane._extras = None
-    lane._name = "<lane>"
-    lane._number = 0
-    lane._box = []
-    lane._batch = NO_MESSAGES
-    lane._idle = True
-    lane.phase = RUNNING
+    signals = Cell.__new__(Cell)
+    signals._scheduler = scheduler
+    signals._actor = signals._parent = signals.context = signals._worker = signals._asking = signals._extras = None
+    signals._name = "<signals>"
+    signals._number = 0
+    signals._box = []
+    signals._batch = NO_MESSAGES
+    signals._idle = True
+    signals.phase = RUNNING
 
     def run_signal(_: Any, signal: tuple[Callable[..., object], tuple[Any, ...]]) -> Any:
         function, arguments = signal
         function(*arguments)
-        # Each is a turn of its own, and `settle` puts the lane first again: what a signal leads to overtakes messages too.
-        return END_TURN if lane._batch or lane._box else None
+        # Each is a turn of its own, and `requeue` puts the signals first again: what a signal leads to overtakes messages too.
+        return END_TURN if signals._batch or signals._box else None
 
-    lane._table = {tuple: run_signal}
-    lane._quantum = MOST_AT_ONCE
-    lane._since = 0.0
-    lane._handled = 0
-    return lane
+    signals._table = {tuple: run_signal}
+    signals._quantum = MOST_AT_ONCE
+    signals._since = 0.0
+    signals._handled = 0
+    return signals

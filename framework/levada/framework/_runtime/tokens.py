@@ -14,7 +14,7 @@ from levada.framework.links import SHUTDOWN
 if TYPE_CHECKING:
     from levada.framework.links import Reason
 
-__all__ = ["END_TURN", "ROOM", "START", "STOP", "TAKE", "TURN", "Hear", "Room", "Start", "Stop", "Take", "Turn"]
+__all__ = ["END_TURN", "ROOM", "START", "STOP", "TAKE", "TURN", "Room", "Start", "Stop", "Take", "TakeSignal", "Turn"]
 
 
 class Start:
@@ -54,7 +54,7 @@ class Take:
         return cell.last_stored
 
 
-class Hear(Take):
+class TakeSignal(Take):
     """The oldest signal message of the actor comes here: a `Down` of an actor, or an `Exit`."""
 
     __slots__ = ("_message",)

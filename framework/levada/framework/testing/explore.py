@@ -171,7 +171,7 @@ async def _run(
 
 
 class _ShuffledQueue(deque[Cell]):
-    """A run queue that gives out actors by lot, and the lane of signals before all of them."""
+    """A run queue that gives out actors by lot, and the cell of signals before all of them."""
 
     def __init__(self, lot: random.Random, quantum: int, trace: list[Turn]) -> None:
         super().__init__()
