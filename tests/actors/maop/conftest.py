@@ -80,7 +80,7 @@ class Ends:
                 len(end.executions),
                 *map(len, end.credit.values()),
                 (0 if end.streams is None else len(end.streams)) - control_streams(end),
-                end.shared.scheduler.running + end.shared.scheduler.waiting,
+                end.shared.limiter.running + end.shared.limiter.waiting,
                 end.core.quota.operations + end.core.quota.buffered,
             )
         ]

@@ -231,8 +231,8 @@ async def test_an_execution_ends_where_no_code_runs(start: Start, where: str, au
             if where == "turn":
                 (running,) = (e for e in ends.server.executions.values() if e is not waiting)
                 running.running = False
-                ends.server.shared.scheduler.done()  # gives the place to the other, whose turn does not come before the kill
-                ends.server.shared.scheduler.running += 1
+                ends.server.shared.limiter.done()  # gives the place to the other, whose turn does not come before the kill
+                ends.server.shared.limiter.running += 1
                 running.running = True
                 assert ends.server.unbegun == 1
             waiting.ref.kill()

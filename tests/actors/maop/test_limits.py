@@ -29,8 +29,8 @@ from levada.actors.maop import (
     RetryPolicy,
     connect,
 )
+from levada.actors.maop.limiter import Limiter
 from levada.actors.maop.registry import Registry
-from levada.actors.maop.scheduler import Scheduler
 from levada.framework import ActorSystem
 from levada.transports import carriers
 from levada.transports.carriers import MemoryConfig
@@ -189,20 +189,20 @@ async def test_ma117_age_lifts_who_waits(autojump_clock: MockClock) -> None:
             begun.append(self.name)
 
     begun: list[str] = []
-    scheduler = Scheduler(1)
-    scheduler.submit(Place("first"), 128, 0)
-    scheduler.submit(Place("low"), 255, 0)
+    limiter = Limiter(1)
+    limiter.submit(Place("first"), 128, 0)
+    limiter.submit(Place("low"), 255, 0)
     await trio.sleep(2.1)
     for number in range(40):
-        scheduler.submit(Place(f"urgent {number}"), 31, 0)
+        limiter.submit(Place(f"urgent {number}"), 31, 0)
     for _ in range(20):
-        scheduler.done()
+        limiter.done()
     assert begun.index("low") < 20
-    assert scheduler.waiting == 41 - 20
+    assert limiter.waiting == 41 - 20
     gone = Place("gone")
-    scheduler.submit(gone, 0, 0)
-    assert scheduler.withdraw(gone)
-    assert not scheduler.withdraw(gone)
+    limiter.submit(gone, 0, 0)
+    assert limiter.withdraw(gone)
+    assert not limiter.withdraw(gone)
 
 
 @pytest.mark.rule("MA-116")

@@ -1,4 +1,4 @@
-"""The client's side: a connection, and the scheduler of what the server asks of it."""
+"""The client's side: a connection, and the limiter of what the server asks of it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ClientConnection(Connection):
 
 
 class ClientActor(Actor[Any]):
-    """Supervises a client's connection and its scheduler; it ends with the connection."""
+    """Supervises a client's connection and its limiter; it ends with the connection."""
 
     shared: Shared
     carrier: Carrier
@@ -51,5 +51,5 @@ class ClientActor(Actor[Any]):
 
     def started(self) -> None:
         """See `Actor.started`."""
-        self.spawn(lambda: self.shared.scheduler, name="scheduler")
+        self.spawn(lambda: self.shared.limiter, name="limiter")
         self.spawn(lambda: self.connection, name="connection").on_stopped(self.stop)

@@ -44,7 +44,7 @@ class PeerConfig:
     cancel_grace: float = attrs.field(default=5.0, validator=v.ge(0.0))
     """Seconds that a handler's ``on_cancel`` may take."""
     max_running: int = attrs.field(default=1024, validator=_COUNT)
-    """Handlers at work at once, over all connections; further operations wait in the scheduler. Source: MA-117."""
+    """Handlers at work at once, over all connections; further operations wait for their turn. Source: MA-117."""
     max_connections: int = attrs.field(default=1000, validator=_COUNT)
     """Clients that a server lets in at once; further ones wait."""
     max_attempts: float | None = attrs.field(default=20.0, validator=_RATE)

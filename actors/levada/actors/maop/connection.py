@@ -68,7 +68,7 @@ from .config import PeerConfig
 from .control import ENDING, LAST, STARVED, ControlPool, Crowded, Last, Starved
 from .errors import Disapproved
 from .executions import Execution
-from .journal import MAX_TEXT, Journal
+from .log import MAX_TEXT, Log
 from .operations import Begin, CreditQueue, Operation, Outcome
 from .peer import Peer
 from .registry import Identity
@@ -120,7 +120,7 @@ class Connection(Actor[Any]):
         self._peer: Callable[[], Peer | None] = lambda: None
         self.identity = Identity()
         """Of a client, at its server."""
-        self.journal: Journal
+        self.log: Log
         self.info: CarrierInfo | None = None
         self.approval: Approved | None = None
         """What was agreed on, once it was."""
@@ -266,8 +266,8 @@ class Connection(Actor[Any]):
         operation = self.operations.pop(stream_id, None)
         if stream_id & 2 and self.streams is not None:
             self.streams.finished(stream_id)
-        if self.journal.verbose:
-            self.journal.outcome(event)
+        if self.log.verbose:
+            self.log.outcome(event)
         if operation is not None:
             operation.end(event)
 
@@ -313,8 +313,8 @@ class Connection(Actor[Any]):
         execution = self.executions.get(operation.stream_id) or self._execution(operation)
         if execution is None:
             return
-        if self.journal.verbose:
-            self.journal.step("begun", operation)
+        if self.log.verbose:
+            self.log.step("begun", operation)
         if not operation.spec.gated:
             self.shared.metrics.approval_latency_ms.observe(1000 * (operation.approved_at - operation.since))
         execution.execute(event.body)
@@ -331,7 +331,7 @@ class Connection(Actor[Any]):
     def _on_cancelled(self, event: OperationCancelled) -> None:
         execution = self.executions.pop(event.stream_id, None)
         if execution is not None:
-            self.journal.step("cancelled", execution.operation, code=event.code)
+            self.log.step("cancelled", execution.operation, code=event.code)
             execution.cancelled(event)
 
     def _on_unblocked(self, event: StreamUnblocked) -> None:
@@ -350,28 +350,28 @@ class Connection(Actor[Any]):
 
     def _on_approved(self, event: Approved) -> None:
         self.approval = event
-        self.journal.say("approved", f"{event.identifier}, version {'.'.join(map(str, event.version))}")
+        self.log.say("approved", f"{event.identifier}, version {'.'.join(map(str, event.version))}")
         self.opened.set()
 
     def _on_disapproved(self, event: DisapprovedEvent) -> None:
         self.disapproval = event
         # A client's program gets it as an error.
         level = logging.INFO if self.is_client else logging.WARNING
-        self.journal.say("disapproved", code_name(event.code), level=level, reason=event.reason)
+        self.log.say("disapproved", code_name(event.code), level=level, reason=event.reason)
 
     def _on_draining(self, event: Draining) -> None:
         self._draining_since = self._draining_since or trio.current_time()
         who = "the peer" if event.by_peer else "this side"
-        self.journal.say("draining", f"{who} disconnects, {event.drain_time:.3f} s", reason=event.reason)
+        self.log.say("draining", f"{who} disconnects, {event.drain_time:.3f} s", reason=event.reason)
         for queue in self.credit.values():
             queue.close(self)
 
     def _on_audited(self, event: Audited) -> None:
         text = f"{code_name(event.code)}: {event.detail[:MAX_TEXT]}"
-        self.journal.say("audit", text, event.stream_id, logging.WARNING)
+        self.log.say("audit", text, event.stream_id, logging.WARNING)
 
     def _on_rejected(self, event: ResponseRejected) -> None:
-        self.journal.say("response rejected", code_name(event.code), event.stream_id, reason=event.reason)
+        self.log.say("response rejected", code_name(event.code), event.stream_id, reason=event.reason)
 
     def _on_ended(self, event: ConnectionEnded) -> None:
         drained = 0.0
@@ -379,7 +379,7 @@ class Connection(Actor[Any]):
             drained = trio.current_time() - self._draining_since
             self.shared.metrics.drain_ms.observe(1000 * drained)
         counts = self.core.statistic
-        self.journal.say(
+        self.log.say(
             "ended",
             f"{event.code}, drained {drained:.3f} s, {counts.opened} operations begun, {counts.received} received, "
             f"{counts.done} of them done, {counts.block_octets} octets",
@@ -394,10 +394,10 @@ class Connection(Actor[Any]):
         self.turn()
 
     def _on_begun(self, event: Begun) -> None:
-        self.journal.begun(event)
+        self.log.begun(event)
 
     def _on_stepped(self, event: Stepped) -> None:
-        self.journal.passed(event)
+        self.log.passed(event)
 
     _events: ClassVar[dict[type, Callable[[Any, Any], None]]] = {
         Approved: _on_approved,
@@ -497,17 +497,17 @@ class Connection(Actor[Any]):
         metrics.histogram(operation.msg_id).observe(1000 * (now - began))
         if not operation.is_request:
             metrics.upload_latency_ms.observe(1000 * (now - operation.since))
-        if self.journal.verbose:
+        if self.log.verbose:
             self._apply(self.core.take_events())  # its last steps
-            self.journal.step("done", operation, octets)
+            self.log.step("done", operation, octets)
 
     # ------------------------------------------------------------ beginning and end
 
     def started(self) -> None:
         """See `Actor.started`."""
         self._runs = True
-        self.journal = Journal(self.core, self.ref.path, reasons=self.config.log_reasons)
-        self.core.steps = self.journal.verbose
+        self.log = Log(self.core, self.ref.path, reasons=self.config.log_reasons)
+        self.core.steps = self.log.verbose
         self.core.wake = self.turn
         self.start_soon(self._main)
 
@@ -531,7 +531,7 @@ class Connection(Actor[Any]):
         self._begun = True
         self.info = carrier.info
         async with trio.open_nursery() as self.tasks:
-            signals = self.journal.signals if self.journal.verbose else None
+            signals = self.log.signals if self.log.verbose else None
             streams = self.streams = Streams(self.core, self._apply, self._readable, self.tasks, self._crowded, signals)
             streams.carrier = carrier
             self.shared.metrics.add(self.core)

@@ -7,17 +7,16 @@ of the last signals. It keeps nothing that the core does not know, so it is simp
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import attrs
 import trio
 
 from levada.framework import Actor, handles
 from levada.framework.errors import CarrierError
-from levada.transports.maop import ConnectionState
+from levada.transports.maop import ConnectionState, MaopCore
 
-if TYPE_CHECKING:
-    from .connection import Connection
+from .streams import Streams
 
 __all__ = ["ENDING", "LAST", "STARVED", "ControlPool", "Crowded", "Last", "Starved"]
 
@@ -46,10 +45,30 @@ class Last:
 STARVED, LAST = Starved(), Last()
 
 
+class Signalling(Protocol):
+    """The connection, as far as its control streams need it."""
+
+    core: MaopCore
+    streams: Streams | None
+    starved: bool
+
+    def turn(self) -> None:
+        """Read and write soon."""
+        ...
+
+    def acknowledged(self) -> None:
+        """The peer has all signals."""
+        ...
+
+    async def open_spare(self, *, unidirectional: bool) -> None:
+        """Wait for a stream."""
+        ...
+
+
 class ControlPool(Actor[Crowded | Starved | Last]):
     """Keeps the control streams of one connection going."""
 
-    connection: Connection
+    connection: Signalling
     _waits: set[Any] = attrs.field(factory=set, init=False)
     """What tasks wait for: stream ids, and messages."""
 
@@ -95,7 +114,7 @@ class ControlPool(Actor[Crowded | Starved | Last]):
     async def _wait_for_stream(self) -> None:
         connection = self.connection
         try:
-            await connection.open_spare(unidirectional=connection.config.core.control_stream_kind == "uni")
+            await connection.open_spare(unidirectional=connection.core.config.control_stream_kind == "uni")
         except CarrierError:
             return  # the connection has ended
         finally:

@@ -14,9 +14,9 @@ from .client import ClientActor
 from .config import MAX_TOKEN, PeerConfig, carrier_url, dial_carrier, fit_carrier, listen_carrier
 from .connection import Carrier
 from .handlers import Handlers, handler_table
+from .limiter import Limiter
 from .peer import Peer
 from .registry import Registry
-from .scheduler import Scheduler
 from .server import Authenticate, Listener, ListenerActor, ListenerContext, check_authenticate
 from .shared import Shared
 
@@ -24,7 +24,7 @@ __all__ = ["connect", "connect_over", "serve", "serve_over"]
 
 
 def _share(handlers: Handlers | None, config: PeerConfig) -> Shared:
-    return Shared(config, handler_table(handlers), Scheduler(config.max_running), Registry(config))
+    return Shared(config, handler_table(handlers), Limiter(config.max_running), Registry(config))
 
 
 def connect(

@@ -2,33 +2,86 @@
 
 * Until the core offers an operation, or has it executed, it is a record of the core. Then an `Execution` has it: a child of the
   connection, which drives it by direct calls (`offered`, `execute`, `cancelled`). These run no code of the user, and raise nothing.
-* The user's code runs in a handler of that actor, when the scheduler has given it a place: at the gate, at work, and to undo. So the end
+* The user's code runs in a handler of that actor, when the limiter has given it a place: at the gate, at work, and to undo. So the end
   of an operation that runs is a kill of its actor, whose handler undoes before it ends.
 * An actor whose operation is over rests until there is another one (`levada.actors.resting`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 import trio
 
-from levada.actors.resting import Restful
-from levada.framework import Reason, Ref, handles
+from levada.actors.resting import Restful, Resting
+from levada.framework import Actor, Reason, Ref, handles
 from levada.framework.errors import ActorStopped, CarrierError, DecodeError, LocalProtocolError
-from levada.transports.maop import ErrorCode, OperationCancelled, Received
+from levada.transports.maop import ErrorCode, Event, MaopCore, OperationCancelled, Received
 
 from .bodies import Source, make_source, quick_source
+from .config import PeerConfig
 from .errors import OperationError, Refuse
 from .handlers import BeforeExecute, Call, Code, Execute, Handler, OperationActor, Raised, Reply
+from .log import Log
+from .shared import Shared
 
 if TYPE_CHECKING:
-    from .connection import Connection
+    from .peer import Peer
 
 __all__ = ["Execution"]
+
+
+class Executing(Protocol):
+    """The connection, as far as operations of the peer need it."""
+
+    core: MaopCore
+    config: PeerConfig
+    shared: Shared
+    log: Log
+    resting: Resting
+    executions: dict[int, Execution]
+    unbegun: int
+
+    @property
+    def peer(self) -> Peer:
+        """Whose operations they are."""
+        ...
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the connection's actor is ending, and all its children with it."""
+        ...
+
+    def spawn(self, factory: Callable[[], Actor[Any]]) -> Ref[Any]:
+        """Start a child of the connection."""
+        ...
+
+    def turn(self) -> None:
+        """Read and write soon."""
+        ...
+
+    def shut(self) -> None:
+        """Close at once."""
+        ...
+
+    def feed(self, events: list[Event]) -> None:
+        """Do what the core says, and have sent what follows from it."""
+        ...
+
+    def consumed(self, stream_id: int, octets: int) -> None:
+        """A handler has taken octets of a streamed body."""
+        ...
+
+    def finished(self, operation: Received, began: float, now: float, octets: int) -> None:
+        """A handler has ended well."""
+        ...
+
+    async def room(self, stream_id: int) -> None:
+        """Hand on what was written, and wait until its stream has room for more."""
+        ...
 
 
 class ActorCode:
@@ -36,7 +89,7 @@ class ActorCode:
 
     __slots__ = ("_actor", "_ref")
 
-    def __init__(self, connection: Connection, handler: Handler) -> None:
+    def __init__(self, connection: Executing, handler: Handler) -> None:
         made: Any = handler.execute
         self._actor: OperationActor = made()
         self._ref: Ref[Any] = connection.spawn(lambda: self._actor)
@@ -71,7 +124,7 @@ class ActorCode:
 
 
 class Begin:
-    """To an execution: the scheduler has given you a place."""
+    """To an execution: the limiter has given you a place."""
 
     __slots__ = ()
 
@@ -88,7 +141,7 @@ BEGIN, UNDO = Begin(), Undo()
 class Execution(Restful):
     """One operation of the peer after another, each from when a handler knows it to when it is over and undone."""
 
-    connection: Connection
+    connection: Executing
     operation: Received = attrs.field(init=False)
     handler: Handler = attrs.field(init=False)
     call: Call = attrs.field(init=False)
@@ -129,7 +182,7 @@ class Execution(Restful):
 
     def _submit(self) -> None:
         self.placed = True
-        self.connection.shared.scheduler.submit(self, self.operation.priority, self.operation.length or 0)
+        self.connection.shared.limiter.submit(self, self.operation.priority, self.operation.length or 0)
 
     def cancelled(self, event: OperationCancelled) -> None:
         """It is over; what it did is to be undone. Source: MA-113, MA-115."""
@@ -137,7 +190,7 @@ class Execution(Restful):
         self._ended()
         if self.running:
             self.ref.kill()
-        elif not self.placed or self.connection.shared.scheduler.withdraw(self):
+        elif not self.placed or self.connection.shared.limiter.withdraw(self):
             self.placed = False
             self.ref.tell(UNDO)
 
@@ -150,7 +203,7 @@ class Execution(Restful):
     # ------------------------------------------------ at work
 
     def begin(self) -> None:
-        """See `levada.actors.maop.scheduler.Job`."""
+        """See `levada.actors.maop.limiter.Job`."""
         self.connection.unbegun += 1
         self.own.tell(BEGIN)
 
@@ -160,7 +213,7 @@ class Execution(Restful):
         self.placed = False
         self.connection.unbegun -= 1
         if self.reason:
-            self.connection.shared.scheduler.done()
+            self.connection.shared.limiter.done()
             return self._undo_only()
         self.running, self.fit = True, False  # unfit until it has ended in order
         return self._run()
@@ -181,7 +234,7 @@ class Execution(Restful):
             raise
         finally:
             self.running = False
-            self.connection.shared.scheduler.done()
+            self.connection.shared.limiter.done()
             if self.reason:
                 await self._undo()
         self.fit = in_order and not self.reason
@@ -199,7 +252,7 @@ class Execution(Restful):
                 if self.code is not None:
                     await self.code.undo(self.call, self.reason)
             except Exception as error:  # noqa: BLE001 - whatever a handler raises ends here
-                self.connection.journal.failed("on_cancel", self.operation, error)
+                self.connection.log.failed("on_cancel", self.operation, error)
 
     def _rest(self) -> None:
         self.code = None
@@ -215,7 +268,7 @@ class Execution(Restful):
         except Refuse as refusal:
             self._refuse(refusal.code, refusal.retry_after)
         except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes a code
-            connection.journal.failed("before_execute", operation, error)
+            connection.log.failed("before_execute", operation, error)
             self._refuse(ErrorCode.EXECUTION_ERROR, None)
             in_order = False
         else:
@@ -258,7 +311,7 @@ class Execution(Restful):
         except DecodeError as error:
             self._fail(ErrorCode.INVALID_FORMAT, str(error))
         except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes a code
-            audit = connection.journal.failed("execute", operation, error)
+            audit = connection.log.failed("execute", operation, error)
             self._fail(ErrorCode.EXECUTION_ERROR, f"the handler failed [{audit}]")
             return False
         else:
@@ -274,7 +327,7 @@ class Execution(Restful):
         except LocalProtocolError:  # a code that is reserved
             core.fail(stream_id, ErrorCode.UNKNOWN_ERROR, reason, now=trio.current_time())
         self._over()
-        self.connection.journal.step("failed", self.operation, code=code)
+        self.connection.log.step("failed", self.operation, code=code)
 
     # ------------------------------------------------ ended by somebody else
 
@@ -292,7 +345,7 @@ class Execution(Restful):
         if not self.busy:
             return None
         self._give_up()
-        self.connection.shared.scheduler.withdraw(self)
+        self.connection.shared.limiter.withdraw(self)
         return self._undo()
 
     def undelivered(self, messages: list[Any]) -> None:
@@ -300,7 +353,7 @@ class Execution(Restful):
         for message in messages:
             if message is BEGIN:
                 self.connection.unbegun -= 1
-                self.connection.shared.scheduler.done()
+                self.connection.shared.limiter.done()
 
     # ------------------------------------------------ the answer
 

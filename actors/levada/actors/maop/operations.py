@@ -10,24 +10,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol, TypeAlias
 
 import attrs
 import trio
 
-from levada.actors.resting import Restful
+from levada.actors.resting import Restful, Resting
 from levada.framework import Reason
 from levada.framework.errors import CarrierError, LevadaError
-from levada.transports.maop import Completed, ErrorCode, Failed, FairQueue
+from levada.transports.maop import Completed, ConnectionEnded, ErrorCode, Failed, FairQueue, MaopCore
 from levada.transports.maop import Refused as RefusedEvent
 from levada.transports.maop.events import ResponseStarted
 from levada.transports.maop.initiator import Outgoing
 
 from .bodies import Source
 from .errors import MaopError, OperationFailed, OperationLost, OperationStopped, OperationTimeout, Refused
-
-if TYPE_CHECKING:
-    from .connection import Connection
 
 __all__ = ["Begin", "CreditQueue", "Operation", "Outcome"]
 
@@ -36,10 +33,62 @@ Begin: TypeAlias = Callable[[], int]
 """Begins an operation in the core; returns its stream id."""
 
 
+class Calling(Protocol):
+    """The connection, as far as operations of this side need it."""
+
+    core: MaopCore
+    end: ConnectionEnded | None
+    operations: dict[int, Operation]
+    resting: Resting
+    tasks: trio.Nursery
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the connection's actor is ending, and all its children with it."""
+        ...
+
+    @property
+    def is_open(self) -> bool:
+        """Whether operations may begin."""
+        ...
+
+    def turn(self) -> None:
+        """Read and write soon."""
+        ...
+
+    def shut(self) -> None:
+        """Close at once."""
+        ...
+
+    def over_error(self) -> CarrierError:
+        """Return the error that using the connection raises when it is over."""
+        ...
+
+    def begin_operation(self, begin: Begin) -> Operation:
+        """Begin an operation."""
+        ...
+
+    def refresh_credit(self) -> None:
+        """Tell the core how many streams the peer allows."""
+        ...
+
+    async def open_spare(self, *, unidirectional: bool) -> None:
+        """Wait for a stream."""
+        ...
+
+    def taken(self, operation: Operation, octets: int) -> None:
+        """A reader has taken octets of a streamed Response."""
+        ...
+
+    async def room(self, stream_id: int) -> None:
+        """Hand on what was written, and wait until its stream has room for more."""
+        ...
+
+
 class Operation(Restful):
     """One operation of this side after another, each from its beginning to when its caller leaves it."""
 
-    connection: Connection
+    connection: Calling
     stream_id: int = attrs.field(default=0, init=False)
     busy: bool = attrs.field(default=False, init=False)
     """Whether somebody waits for an operation of it."""
@@ -211,7 +260,7 @@ class CreditQueue:
     def __len__(self) -> int:
         return len(self._queue)
 
-    async def begin(self, connection: Connection, begin: Begin, priority: int) -> Operation:
+    async def begin(self, connection: Calling, begin: Begin, priority: int) -> Operation:
         """Begin an operation as soon as there is a stream for it and it is its turn.
 
         Raises:
@@ -245,7 +294,7 @@ class CreditQueue:
         assert waiting.operation is not None
         return waiting.operation
 
-    async def _open(self, connection: Connection) -> None:
+    async def _open(self, connection: Calling) -> None:
         try:
             while self._queue and connection.is_open:
                 connection.refresh_credit()
@@ -261,14 +310,14 @@ class CreditQueue:
             self._opening = False
             self.close(connection)
 
-    def _let(self, connection: Connection, waiting: Waiting) -> None:
+    def _let(self, connection: Calling, waiting: Waiting) -> None:
         try:
             waiting.operation = connection.begin_operation(waiting.begin)
         except LevadaError as error:
             waiting.error = error
         waiting.event.set()
 
-    def close(self, connection: Connection) -> None:
+    def close(self, connection: Calling) -> None:
         """Send everybody away, if no more operations may begin."""
         if connection.is_open:
             return

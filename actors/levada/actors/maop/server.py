@@ -141,7 +141,7 @@ class ListenerActor(Acceptor[ServerConnection]):
     def started(self) -> None:
         """See `Actor.started`. Source: MA-131b."""
         logger.info("%s serves %s", self.ref.path, self.shared.config)
-        self.spawn(lambda: self.shared.scheduler, name="scheduler")
+        self.spawn(lambda: self.shared.limiter, name="limiter")
         super().started()
 
     def listening(self) -> AbstractAsyncContextManager[carriers.Listener[carriers.Incoming]]:

@@ -8,9 +8,9 @@ from levada.transports.maop import HandlerSpec
 
 from .config import PeerConfig
 from .handlers import Handler
+from .limiter import Limiter
 from .metrics import Metrics
 from .registry import Registry
-from .scheduler import Scheduler
 
 __all__ = ["Shared"]
 
@@ -22,7 +22,7 @@ class Shared:
     config: PeerConfig
     handlers: dict[int, Handler]
     """By msg_id; fixed. Source: MA-112."""
-    scheduler: Scheduler
+    limiter: Limiter
     """Who may work."""
     registry: Registry
     """Who shares what."""

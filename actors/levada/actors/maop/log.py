@@ -23,7 +23,7 @@ from levada.transports.maop import (
 )
 from levada.transports.text import printable
 
-__all__ = ["Journal"]
+__all__ = ["Log"]
 
 logger = logging.getLogger("levada.actors.maop")
 
@@ -31,7 +31,7 @@ MAX_TEXT = 100
 """Characters of a reason that are logged."""
 
 
-class Journal:
+class Log:
     """Log records of one connection: `info` for the connection, `debug` for each operation, `error` for failures of handlers."""
 
     def __init__(self, core: MaopCore, path: str, *, reasons: Literal["debug", "production"]) -> None:

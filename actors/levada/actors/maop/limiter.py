@@ -1,4 +1,4 @@
-"""The scheduler: which of the operations that wait, over all connections, is next. Source: MA-117."""
+"""The limiter: how many operations are at work at once, and which of those that wait, over all connections, is next. Source: MA-117."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import trio
 from levada.framework import Actor
 from levada.transports.maop import FairQueue
 
-__all__ = ["Job", "Scheduler"]
+__all__ = ["Job", "Limiter"]
 
 
 class Job(Protocol):
     """Something that wants a place."""
 
     def begin(self) -> None:
-        """Begin; `Scheduler.done` gives the place back."""
+        """Begin; `Limiter.done` gives the place back."""
         ...
 
 
-class Scheduler(Actor[Any]):
+class Limiter(Actor[Any]):
     """Hands out places at work by class of priority and age: one for each listener, or client.
 
     Others call it directly: what it does is too short for a message.
