@@ -26,7 +26,7 @@ class Report(Protocol):
 
     @property
     def missed(self) -> list[str]:
-        """What is above its budget."""
+        """The rows above their budgets."""
         ...
 
     def text(self) -> str:
@@ -103,7 +103,7 @@ def find_benchmarks() -> list[str]:
 
 
 def _tell_progress(text: str) -> None:
-    """Show one line, in the place of the one before; nothing where nobody watches."""
+    """Show one line, in the place of the line before; nothing without a terminal."""
     if sys.stderr.isatty():
         width = shutil.get_terminal_size().columns - 1
         print(f"\r\x1b[K{text[:width]}", end="", file=sys.stderr, flush=True)

@@ -41,11 +41,11 @@ PeerT = TypeVar("PeerT")
 
 @asynccontextmanager
 async def in_time(connecting: AbstractAsyncContextManager[PeerT], args: argparse.Namespace) -> AsyncIterator[PeerT]:
-    """Connect, and let the work with the peer go on, until ``--timeout`` is over.
+    """Connect and work with the peer, within ``--timeout``.
 
     Raises:
-        ConnectionLost: it was over before there was a connection.
-        CallFailed: it was over before the work was done.
+        ConnectionLost: the time was over before there was a connection.
+        CallFailed: the time was over before the work was done.
     """
     connected = False
     with trio.move_on_after(math.inf if args.timeout is None else args.timeout) as scope:
@@ -95,7 +95,7 @@ def positive(text: str) -> int:
 
 
 def octets_of(text: str) -> bytes:
-    """Give what an argument stands for: itself, what a file holds, or standard input.
+    """Return the bytes that an argument stands for: its own, a file's, or standard input's.
 
     Raises:
         ConfigurationError: a file that cannot be read.
@@ -111,7 +111,7 @@ def octets_of(text: str) -> bytes:
 
 
 def print_octets(octets: bytes, *, as_json: bool = False, **facts: str | None) -> None:
-    """Print an answer: text as a line, other octets as they are; as JSON with the facts that are known."""
+    """Print an answer: text as a line, other bytes as they are; as JSON with the facts that are known."""
     if as_json:
         known = {name: fact for name, fact in facts.items() if fact is not None}
         print(json.dumps(named("data", octets) | known), flush=True)
@@ -127,14 +127,14 @@ def print_octets(octets: bytes, *, as_json: bool = False, **facts: str | None) -
 
 
 def shown(text: str) -> str:
-    """Give a peer's text as it is written to standard output: a terminal gets escapes for what would drive it, a file the text itself."""
+    """Make a peer's text fit for standard output: a terminal gets escapes in the place of control characters, a file the text itself."""
     if not sys.stdout.isatty():
         return text
     return "\n".join(printable(line, 6 * len(line)) for line in text.split("\n"))
 
 
 def named(name: str, octets: bytes) -> dict[str, str]:
-    """Give octets as text under their name, or in base64 under one that says so."""
+    """Return bytes as text under their name, or in base64 under a name that says so."""
     try:
         return {name: octets.decode()}
     except UnicodeDecodeError:

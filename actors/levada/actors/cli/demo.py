@@ -43,7 +43,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="run a whole log pipeline: Lumberjack, actors, Spark, RSocket, Aqueduct; it checks its own result",
         description="Ship real logs over Lumberjack with TLS to ingest actors, run streaming queries over them on Spark, "
         "and take the results over RSocket and over Aqueduct: counts by status, day and template, errors by hour, guessed passwords, "
-        "hours that stand out. Compare the counts with what is known about these logs, and write a report in HTML.",
+        "hours that stand out. Compare the counts with the known facts about these logs, and write a report in HTML.",
         epilog="Exit codes: 0 all is as it should be; 1 a count is wrong; 2 a mistake in the arguments, or Spark or Java is missing; "
         "130 after Ctrl-C; with --serve 0 after SIGTERM.",
     )
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _log_to(path: Path) -> Iterator[None]:
-    """Keep what is logged off the terminal; py4j has much to say about the end of Java."""
+    """Keep logs off the terminal; py4j logs a lot when Java ends."""
     handler = logging.FileHandler(path, "w", "utf-8")
     handler.setLevel(logging.WARNING)
     logging.getLogger().addHandler(handler)
@@ -146,7 +146,7 @@ async def _run(args: argparse.Namespace, folder: Path, output: Path, show: TextI
         with stop.scope:
             async with pipeline(settings, demo):
                 await demo.finish()
-                await progress.end()  # what is printed now is not to be drawn over
+                await progress.end()  # so that it does not draw over the next lines
                 wrong = None if args.input or args.lines else mistakes(demo.results)
                 differ = differences(demo.results, demo.by_channel)
                 seconds = time.perf_counter() - start
@@ -264,7 +264,7 @@ class _Progress:
                 await trio.sleep(TERMINAL_INTERVAL)
 
     def _counts(self) -> Iterator[tuple[str, int, int | None]]:
-        """Give what is counted, and how many there will be as far as that is known."""
+        """Return the count, and the total if it is known."""
         demo = self._demo
         shipped = demo.pace.shipped
         total = shipped if demo.shipped.is_set() else None
@@ -284,7 +284,7 @@ def _tell(
     wrong: Sequence[str] | None,
     differ: Sequence[str],
 ) -> None:
-    """Print what came out, and what is wrong with it."""
+    """Print the result, and its mistakes."""
     if args.json:
         verified = None if wrong is None else not (wrong or differ)
         print(json.dumps({**_as_json(demo.results), "verified": verified}))
@@ -365,7 +365,7 @@ def _summary(demo: Pipeline, seconds: float) -> Iterator[str]:
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int] = ()) -> Iterator[str]:
-    """Lay a table out: the first column and those of `left` to the left, others to the right."""
+    """Lay out a table: the first column and the columns in `left` to the left, others to the right."""
     lines = [list(headings), *map(list, rows)]
     widths = [max(len(line[at]) for line in lines) for at in range(len(headings))]
     for line in lines:

@@ -1,4 +1,4 @@
-"""A probe for those who watch over processes: a little of HTTP, so that what is there already can ask."""
+"""Health checks over HTTP, for the tools that watch processes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from levada.transports.carriers.tcp import authority
 
 __all__ = ["serve_health"]
 
-REQUEST = 8192  # octets of a request's head at most
+REQUEST = 8192  # bytes of a request's head at most
 PATIENCE = 5.0  # seconds for one request
 AT_ONCE = 64
-"""Requests; one more takes the place of the one that has taken longest."""
+"""Requests under way; one more takes the place of the oldest."""
 AT_ONCE_OF_ADDRESS = 16
-"""Requests of one address, or of one /64 of IPv6; likewise, so that a probe never waits for others of its own address either."""
+"""Requests under way from one address, or from one /64 of IPv6; likewise, so a probe never waits for others from its own address."""
 
 Report = Callable[[], tuple[bool, Mapping[str, object]]]
-"""Says whether all is well, and more about it."""
+"""Returns whether all is well, and details."""
 
 
 async def serve_health(
@@ -30,16 +30,16 @@ async def serve_health(
 ) -> None:
     """Answer requests for any path, until cancelled: 200 if all is well, else 503, with a JSON object.
 
-    An answer also says that the trio loop of this process turns.
+    An answer also shows that the trio loop of this process runs.
 
     Args:
         host: to listen at.
         port: 0 takes a free one.
         report: is called for each request.
-        task_status: is told the URL.
+        task_status: gets the URL.
 
     Raises:
-        ConfigurationError: the address cannot be had.
+        ConfigurationError: the address cannot be used.
     """
     try:
         listeners = await trio.open_tcp_listeners(port, host=host)
@@ -73,7 +73,7 @@ async def serve_health(
                 async with stream:
                     why = await _answer(stream, report)
             except (trio.BrokenResourceError, OSError):
-                pass  # whoever asked is gone
+                pass  # the client is gone
             finally:
                 unfinished.pop(scope, None)
         if scope.cancelled_caught:
@@ -96,7 +96,7 @@ async def serve_health(
 
 
 async def _answer(stream: trio.SocketStream, report: Report) -> str | None:
-    """Answer a request, or return why not."""
+    """Answer a request; if there is none, return the reason."""
     head = bytearray()
     end = -1
     while end < 0:
@@ -107,7 +107,7 @@ async def _answer(stream: trio.SocketStream, report: Report) -> str | None:
         head += more
         end = head.find(b"\r\n\r\n", seen)
         if len(head) > REQUEST:
-            return f"a request of more than {REQUEST} octets"
+            return f"a request of more than {REQUEST} bytes"
     method = bytes(head.partition(b" ")[0])
     if method in (b"GET", b"HEAD"):
         well, facts = report()

@@ -31,10 +31,10 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "receive",
         help="print or spool what Filebeat, Logstash's forwarders or `levada ship` send",
-        description="Listen for writers that speak Lumberjack, version 1 or 2, and print the lines that they send, or write them to a folder. "
+        description="Listen for writers that speak Lumberjack, version 1 or 2, and print their lines, or write them to a folder. "
         "An event is acknowledged when it is printed and flushed, or on the disk. "
         "The number of events is told on stderr at the end and on SIGUSR1; SIGHUP reads the certificate again.",
-        epilog="Exit codes: 0 after SIGTERM or when nobody reads the output any more; 2 a mistake in the arguments; 130 after Ctrl-C.",
+        epilog="Exit codes: 0 after SIGTERM or when the reader of the output has gone; 2 a mistake in the arguments; 130 after Ctrl-C.",
     )
     parser.add_argument(
         "url", metavar="URL", help="lumberjack://host:port or lumberjack+tls://host:port; port 0 takes a free one"
@@ -52,7 +52,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Receive until SIGTERM, Ctrl-C, or until nobody reads the output."""
+    """Receive until SIGTERM, Ctrl-C, or until the reader of the output has gone."""
     with warnings_on_stderr(), late_ones_dropped(COUNT, RELOAD) as numbers:
         return trio.run(_receive, args, numbers)
 
@@ -105,7 +105,7 @@ class _Output:
 
 
 class _Printer(_Output):
-    """Prints events; safe is what was flushed."""
+    """Prints events; an event is safe when it was flushed."""
 
     def __init__(self, *, as_json: bool) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class _Printer(_Output):
         data = "".join(map(self._line, unit.events)).encode("utf-8", "surrogateescape")
         async with self._turn:
             try:
-                # In a thread, as whoever reads the output may be slow; left behind at the end, which it must not hold up.
+                # In a thread, because the reader of the output may be slow; left behind at the end, so that it cannot delay the end.
                 await trio.to_thread.run_sync(_write, data, abandon_on_cancel=True)
             except OSError:
                 self.closed.set()
@@ -130,7 +130,7 @@ class _Printer(_Output):
 
 
 class _Spooler(_Output):
-    """Writes each unit to a file; safe is what is on the disk."""
+    """Writes each unit to a file; an event is safe when it is on the disk."""
 
     def __init__(self, system: ActorSystem, folder: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""``levada serve``: run an app, or one handler at URLs, as a process that other programs look after."""
+"""``levada serve``: run an app, or one handler at URLs, as a process."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def add_parser(subparsers: Subparsers) -> None:
     """Describe the arguments."""
     parser = subparsers.add_parser(
         "serve",
-        help="run an app as a process that drains, reloads certificates, and can be asked how it is",
+        help="run an app as a process that drains, reloads certificates, and has a health endpoint",
         description="Import an app and run it in an actor system: an async generator function of the system (or a function that gives an async "
         "context manager) that yields its listeners. With --url it is a handler instead, an async function or an actor class, and is "
         "served at these URLs. Prints 'SERVING <url>' for each listener when all are ready.",
-        epilog="SIGTERM and Ctrl-C drain: no new clients, and time for what is under way; a second one ends it at once. "
+        epilog="SIGTERM and Ctrl-C drain: no new clients, and time for open work; a second one ends it at once. "
         "SIGHUP reads certificates again. "
         "Exit codes: 0 after SIGTERM; 1 something was cut off; 2 a mistake; 130 after Ctrl-C.",
     )
@@ -69,14 +69,14 @@ def add_parser(subparsers: Subparsers) -> None:
         "--health",
         type=_address,
         metavar="HOST:PORT",
-        help="answer HTTP there: 200 while it serves, 503 while it starts and drains; its URL is printed as 'HEALTH <url>'",
+        help="health checks over HTTP: 200 while it serves, 503 while it starts and drains; its URL is printed as 'HEALTH <url>'",
     )
     parser.add_argument(
         "--drain",
         type=_seconds,
         default=10.0,
         metavar="S",
-        help="seconds for what is under way at the end (default: 10)",
+        help="seconds for open work at the end (default: 10)",
     )
     parser.add_argument(
         "--log",
@@ -98,10 +98,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def find(target: str) -> Any:
-    """Import what ``module:name`` names.
+    """Import the object of ``module:name``.
 
     Raises:
-        ConfigurationError: there is no such module, or nothing of that name in it. Whatever else the module raises is its own.
+        ConfigurationError: there is no such module, or nothing of that name in it. Other errors of the module pass through.
 
     Example:
         >>> find("math:sqroot")
@@ -120,7 +120,7 @@ def find(target: str) -> Any:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # it is there, and something that it imports is not
         raise ConfigurationError(
-            f"no module named {error.name!r} in {os.getcwd()} or among what is installed"
+            f"no module named {error.name!r} in {os.getcwd()} or among the installed packages"
         ) from None
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -152,7 +152,7 @@ def _app(found: Any, args: argparse.Namespace) -> App:
 
 
 def _handler_app(found: Any, args: argparse.Namespace) -> App:
-    """Make an app of a handler and the URLs that it is served at."""
+    """Make an app of a handler and its URLs."""
     if _is_app(found):
         raise ConfigurationError(f"{args.target} is an app, which knows its URLs: leave --url away")
     if not callable(found):
@@ -164,7 +164,7 @@ def _handler_app(found: Any, args: argparse.Namespace) -> App:
     @asynccontextmanager
     async def app(system: ActorSystem) -> AsyncIterator[list[protocols.Served]]:
         async with AsyncExitStack() as stack:
-            # They have more time than they will get: `_Run` cuts off what is too late, and says so.
+            # More time than they will get: `_Run` cuts off late work, and says so.
             drain = args.drain + 5.0
             yield [await stack.enter_async_context(_serve(system, url, found, tls, drain)) for url in args.url]
 
@@ -211,7 +211,7 @@ class _Run:
         self._listeners: list[protocols.Served] = []
         self._end = trio.Event()
         self._first = 0
-        """The signal that ends it."""
+        """The signal that began the end."""
         self._patience = trio.CancelScope()
         """Around the app; cancelled when it is to end at once."""
 

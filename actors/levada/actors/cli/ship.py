@@ -42,8 +42,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "ship",
         help="follow files and send their lines to Logstash, Filebeat's peers or `levada receive`",
         description="Follow files (rotated, truncated, new ones too) and send each line at least once to a reader that speaks Lumberjack. "
-        "With --registry, the next run goes on behind what was acknowledged.",
-        epilog="Exit codes: 0 all is acknowledged; 1 something is not, or a file could not be read; 2 a mistake in the arguments; 130 after Ctrl-C.",
+        "With --registry, the next run goes on after the last acknowledged line.",
+        epilog="Exit codes: 0 all lines acknowledged; 1 not all, or a file could not be read; 2 a mistake in the arguments; 130 after Ctrl-C.",
     )
     parser.add_argument(
         "files", nargs="+", metavar="FILE", help="a file, or a quoted pattern such as '/var/log/**/*.log'"
@@ -60,7 +60,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--registry", metavar="DIR", help="keep there how far each file was shipped")
     parser.add_argument(
-        "--once", action="store_true", help="ship what is there, wait until it is acknowledged, and end"
+        "--once", action="store_true", help="ship the lines that are there, wait until they are acknowledged, and end"
     )
     parser.add_argument(
         "--from",
@@ -69,9 +69,7 @@ def add_parser(subparsers: Subparsers) -> None:
         default="beginning",
         help="where to start in files that are there when a registry is new (default: beginning)",
     )
-    parser.add_argument(
-        "--multiline", metavar="REGEX", help="lines in which this is not found belong to the event before"
-    )
+    parser.add_argument("--multiline", metavar="REGEX", help="lines without a match belong to the event before")
     parser.add_argument(
         "--field", action="append", default=[], type=_field, metavar="KEY=TEXT", help="put this into each event"
     )

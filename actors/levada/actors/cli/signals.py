@@ -1,4 +1,4 @@
-"""Signals that a program of many hours obeys: those that end it, and those that only wish for something."""
+"""Signals that a long-running program obeys: some end it, others only request something."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RELOAD = getattr(signal, "SIGHUP", 0)
 
 @contextmanager
 def late_ones_dropped(*wishes: int) -> Iterator[list[int]]:
-    """Around ``trio.run``: give the signals to listen to; a wish that comes when nobody listens any more is dropped.
+    """Around ``trio.run``: give the signals to listen to; a request that comes after the listener has ended is dropped.
 
     trio raises again what its receiver did not hand out, and the default of a wish would kill a program that is about to end as it was
     told to. It may well come behind a SIGTERM that was sent later, as any thread can be the one that gets it.
@@ -31,4 +31,4 @@ def late_ones_dropped(*wishes: int) -> Iterator[list[int]]:
 
 
 def _drop(number: int, frame: object) -> None:
-    """Take a signal and do nothing. With ``SIG_IGN`` Python would complain of one that comes while handlers change."""
+    """Take a signal and do nothing. With ``SIG_IGN`` Python would complain of a signal that comes while handlers change."""

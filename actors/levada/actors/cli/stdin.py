@@ -1,4 +1,4 @@
-"""Standard input beside everything else: read in a thread that a cancellation leaves behind."""
+"""Standard input, read in a thread that a cancellation leaves behind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["chunks", "lines"]
 
 
 async def chunks() -> AsyncIterator[bytes]:
-    """Give what comes, until the end.
+    """Yield chunks until the end.
 
     Cancellation:
         a thread may still wait for input, and takes what comes next with it; so a command that was cancelled should end.
@@ -23,7 +23,7 @@ async def chunks() -> AsyncIterator[bytes]:
 
 
 async def lines() -> AsyncIterator[bytes]:
-    """Give lines, without their ends; cancellation as for `chunks`."""
+    """Yield lines, without their ends; cancellation as for `chunks`."""
     rest = b""
     async for data in chunks():
         *whole, rest = (rest + data).split(b"\n")

@@ -27,8 +27,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "top",
         help="watch the actors of a running program",
-        description="Show the tree of actors of a program that serves a console (levada.actors.console.serve_console), again and again "
-        "until Ctrl-C or the key q. On a terminal the picture is redrawn; elsewhere one follows the other.",
+        description="Show the tree of actors of a program that serves a console (levada.actors.console.serve_console), repeatedly "
+        "until Ctrl-C or the key q. On a terminal the picture is redrawn; elsewhere pictures follow one another.",
     )
     parser.add_argument("path", metavar="PATH", help="socket of the program's console")
     parser.add_argument("--once", action="store_true", help="show one picture and end")
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         else:
             trio.run(_watch, args, _write_json if args.json else _write_text(args))
     except BrokenPipeError:
-        # Whoever read our output wants no more of it, as in `levada top --json PATH | head -1`.
+        # The reader of our output wants no more of it, as in `levada top --json PATH | head -1`.
         os.dup2(
             os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
         )  # the interpreter flushes it once more at its end
@@ -131,7 +131,7 @@ async def _read_keys(keyboard: int, watching: trio.CancelScope) -> None:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[int | None]:
-    """Let each key of the terminal be read at once, without an echo; give None where there is no such terminal."""
+    """Read each key of the terminal at once, without an echo; yield None without such a terminal."""
     if sys.platform == "win32" or not sys.stdin.isatty():
         yield None
         return

@@ -1,7 +1,7 @@
-"""Looking into a running system: a snapshot of its actors, as text in the program itself or over a Unix socket for ``levada top``.
+"""Snapshots of a running system's actors, as text in the program itself or over a Unix socket for ``levada top``.
 
-Nothing is collected while nobody looks.  A snapshot is taken in one go in the system's thread and costs about 10 µs for each actor
-in it, which is why each one has a limit.
+The console costs nothing until a client asks.  A snapshot is taken at once, in the system's thread, and costs about 10 µs for each
+actor, so each has a limit.
 
 In the program::
 

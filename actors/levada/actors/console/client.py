@@ -1,4 +1,4 @@
-"""The looking side of the console."""
+"""The client of the console."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ConsoleClient:
         self._lines = LineReader(stream, ANSWER_LIMIT)
 
     async def snapshot(self, *, limit: int = 1000) -> Snapshot:
-        """Ask for the present moment; one call at a time.
+        """Ask for a snapshot; one call at a time.
 
         Args:
             limit: actors in it at most, see `take_snapshot`.
@@ -37,10 +37,10 @@ class ConsoleClient:
             IdleTimeout: no answer in time: something holds up the program.
             ConnectionLost: the program has ended.
             CarrierError: the program refuses; the text says why.
-            DecodeError: what came is no snapshot, or of another version of levada.
+            DecodeError: the answer is not a snapshot, or comes from another version of levada.
 
         Cancellation:
-            the connection cannot be used any more.
+            the connection cannot be used again.
         """
         try:
             with trio.fail_after(self._timeout):
@@ -62,14 +62,14 @@ class ConsoleClient:
 
 @asynccontextmanager
 async def connect_console(path: str | os.PathLike[str], *, timeout: float = 5.0) -> AsyncIterator[ConsoleClient]:
-    """Connect to the console that a program serves by `serve_console`.
+    """Connect to a program's console (`serve_console`).
 
     Args:
         path: of its socket.
         timeout: seconds for each answer.
 
     Raises:
-        CarrierError: nobody listens there; the text says what is wrong.
+        CarrierError: no program listens there; the text says why.
     """
     path = os.fspath(path)
     try:
@@ -79,7 +79,7 @@ async def connect_console(path: str | os.PathLike[str], *, timeout: float = 5.0)
             f"there is no socket {path}: a program makes one with serve_console(system, {path!r})"
         ) from None
     except ConnectionRefusedError:
-        raise CarrierError(f"nobody listens at {path}: the program that made the socket has ended") from None
+        raise CarrierError(f"no program listens at {path}: the one that made the socket has ended") from None
     except (OSError, ValueError) as error:
         raise CarrierError(f"cannot connect to {path}: {getattr(error, 'strerror', None) or error}") from error
     async with stream:

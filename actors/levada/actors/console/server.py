@@ -1,8 +1,8 @@
-"""The serving side of the console: a Unix socket and the actor that answers on it.
+"""The server of the console: a Unix socket and the actor that answers on it.
 
-A client can cost the system little: it has one request under way, gets at most so many actors, must take the answer in time and may
-not be idle for ever; there are only so many clients, and a silent one gives way when all places are taken.  All
-clients together take half of the system's time at most.  Whatever a client does wrong ends its own connection.
+Clients cannot load the system much.  Each has one request under way, gets a limited number of actors, must take the answer in time and
+may not be idle for ever.  Their number is limited, and a silent client gives way when all places are taken.  All clients together
+get at most half of the system's time.  A mistake of a client ends its own connection.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ logger = logging.getLogger("levada.actors.console")
 
 REQUEST_LIMIT = 4096
 MOST_CLIENTS = 8
-IDLE = 600.0  # seconds; nobody looks so rarely
-PATIENCE = 10.0  # seconds for an answer to be taken, and without a request after which a client gives way
+IDLE = 600.0  # seconds; clients ask every few seconds
+PATIENCE = 10.0  # seconds for a client to take its answer, and seconds of silence after which it gives way
 
 GONE = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 
@@ -48,7 +48,7 @@ class Console(Actor[Any]):
     def started(self) -> None:
         """Begin to accept, in a task of this actor."""
         self._admission = Admission(f"unix://{self.listener.socket.getsockname()}")
-        self._asked: dict[trio.CancelScope, float] = {}  # when each client asked last, the longest ago first
+        self._asked: dict[trio.CancelScope, float] = {}  # when each client asked last, the oldest first
         self._looking = trio.Lock()
         self._rest_until = -inf
         self.start_soon(accept_from, self.listener, self._take_in, name="<console>")
@@ -61,7 +61,7 @@ class Console(Actor[Any]):
         self.start_soon(self.serve_client, stream, name="<console client>")
 
     async def serve_client(self, stream: trio.abc.Stream) -> None:
-        """Answer one client until it leaves, idles, gives way or breaks a rule; raises nothing of the client's doing.
+        """Answer one client until it leaves, idles, gives way or breaks a rule. Never raises because of the client.
 
         Cancellation:
             the connection is closed.
@@ -87,7 +87,7 @@ class Console(Actor[Any]):
             self._admission.turn_away("a process", why)
 
     def _has_room(self) -> bool:
-        """Return whether there is a place for one more client. A client that has been silent for long gives its place up."""
+        """Return whether there is a place for one more client, if need be a silent client's."""
         if len(self._asked) < MOST_CLIENTS:
             return True
         scope, asked_at = next(iter(self._asked.items()))
@@ -98,7 +98,7 @@ class Console(Actor[Any]):
         return True
 
     async def _answer_requests(self, stream: trio.abc.Stream, scope: trio.CancelScope) -> str | None:
-        """Answer a client until it is gone; return why, if it is turned away."""
+        """Answer a client until it is gone; return the reason if it is turned away."""
         lines = LineReader(stream, REQUEST_LIMIT)
         while True:
             line = None
@@ -119,7 +119,7 @@ class Console(Actor[Any]):
                 return f"it has not taken its answer within {PATIENCE} s"
 
     async def _look(self, limit: int) -> bytes:
-        """Make a snapshot; for as long as one took, no other is made."""
+        """Take a snapshot, then rest for as long as it took."""
         async with self._looking:
             await trio.sleep_until(self._rest_until)
             began = trio.current_time()
@@ -138,18 +138,18 @@ class Console(Actor[Any]):
 async def serve_console(system: ActorSystem, path: str | os.PathLike[str]) -> AsyncIterator[str]:
     """Let ``levada top PATH`` look at `system` while the block lasts.
 
-    The socket can be opened by this user only (mode 0600).  Whoever can open it sees names, classes and counts, never a message,
+    Only this user can open the socket (mode 0600).  Clients see names, classes and counts, never a message,
     and can change nothing.  Within an actor: ``await self.enter(serve_console(self.system, path))``.
 
     Args:
         system: has been entered.
-        path: where the socket is made; one that a dead program has left there is replaced.
+        path: of the socket; the socket of a dead program is replaced.
 
     Yields:
         The path.
 
     Raises:
-        ConfigurationError: somebody listens at the path already, something else is there, its folder does not exist or may not be
+        ConfigurationError: a program listens at the path already, another kind of file is there, its folder does not exist or may not be
             written to, or it is too long for a socket (about 100 octets).
     """
     path = os.fspath(path)
@@ -171,7 +171,7 @@ def _bound(path: str) -> Iterator[socket.socket]:
             if _is_stale(path):
                 Path(path).unlink()
             listening.bind(path)
-            # Nobody can have connected with other rights: that needs the next line.
+            # No process can have connected with other rights: that needs the next line.
             Path(path).chmod(0o600)
             listening.listen(MOST_CLIENTS)
         except OSError as error:
@@ -181,20 +181,20 @@ def _bound(path: str) -> Iterator[socket.socket]:
         try:
             yield listening
         finally:
-            # Somebody else may have taken the place meanwhile.
+            # Another program may have taken the place meanwhile.
             if Path(path).exists() and os.path.samestat(Path(path).stat(), ours):
                 Path(path).unlink()
 
 
 def _is_stale(path: str) -> bool:
-    """Whether there is a socket at `path` that nobody listens on."""
+    """Whether `path` is the socket of a dead program."""
     try:
         if not stat.S_ISSOCK(Path(path).stat().st_mode):
             raise ConfigurationError(f"cannot serve a console at {path}: there is something that is not a socket")
     except FileNotFoundError:
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)  # a full queue of waiting clients is no reason to wait
+        probe.setblocking(False)  # do not wait if the queue of clients is full
         try:
             probe.connect(path)
         except ConnectionRefusedError:

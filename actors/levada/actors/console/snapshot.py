@@ -1,4 +1,4 @@
-"""What the console shows: one moment of a system, as plain values that can leave the process."""
+"""A snapshot of a system, as plain values that can leave the process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_WAITS = 100
 
 @attrs.frozen(kw_only=True)
 class Row:
-    """One actor. The fields that `levada.framework.ActorInfo` has too mean the same."""
+    """One actor. Fields that `levada.framework.ActorInfo` has too mean the same."""
 
     level: int
     """0 for the root, 1 for its children, and so on."""
@@ -39,7 +39,7 @@ class Row:
     handler: str | None
     where: str | None
     waits_for: tuple[str, ...]
-    """Paths of the actors it waits for, the first hundred."""
+    """Paths of the actors that it waits for, at most a hundred."""
     hidden: int
     """Children that the limit left out."""
 
@@ -69,16 +69,16 @@ class Snapshot:
 
     @property
     def waits(self) -> list[tuple[str, str]]:
-        """Who waits for whom, as pairs of paths."""
+        """Pairs of paths: the first actor waits for the second."""
         return [(row.path, target) for row in self.actors for target in row.waits_for]
 
     @property
     def hidden(self) -> int:
-        """Actors that the limit left out; actors below those are not counted."""
+        """Actors that the limit left out, without the actors below them."""
         return sum(row.hidden for row in self.actors)
 
     def quantiles(self) -> dict[str, float]:
-        """Give the 50 % and 99 % quantiles of both histograms, in seconds; 0.0 if nothing was measured yet."""
+        """Return the 50 % and 99 % quantiles of both histograms, in seconds; 0.0 if nothing was measured yet."""
         result = {}
         for name, counts in (("turn", self.turn_times), ("queue", self.queue_times)):
             histogram = Histogram()
@@ -88,7 +88,7 @@ class Snapshot:
         return result
 
     def to_json(self) -> dict[str, Any]:
-        """Turn it into what the `json` module writes."""
+        """Return values that the `json` module writes."""
         return {
             **attrs.asdict(self, recurse=False),
             "statistics": attrs.asdict(self.statistics),
@@ -98,7 +98,7 @@ class Snapshot:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Snapshot:
-        """Undo `to_json`; members that are not known here are ignored.
+        """Undo `to_json`; unknown members are ignored.
 
         Raises:
             DecodeError: a member is missing or of another shape.
@@ -117,16 +117,16 @@ class Snapshot:
 
 def _make(cls: type[Any], value: Mapping[str, Any], **known: Any) -> Any:
     fields = {field.name: value[field.name] for field in attrs.fields(cls) if field.name not in known}
-    # What were tuples comes as lists.
+    # JSON has lists for tuples.
     return cls(**{name: tuple(one) if isinstance(one, list) else one for name, one in fields.items()}, **known)
 
 
 def take_snapshot(system: ActorSystem, *, limit: int = MOST_ACTORS) -> Snapshot:
-    """Look at a running system, in its own thread.
+    """Take a snapshot of a running system, in its own thread.
 
     Args:
         system: entered and not over.
-        limit: actors in the snapshot at most, 1 to `MOST_ACTORS`; those near the root come first.
+        limit: actors in the snapshot at most, 1 to `MOST_ACTORS`; actors near the root come first.
     """
     rows: list[Row] = []
     stack: list[tuple[int, ActorInfo]] = [(0, system.observe.tree(limit=max(1, min(limit, MOST_ACTORS))))]

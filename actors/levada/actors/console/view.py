@@ -17,7 +17,7 @@ __all__ = ["HEADINGS", "SORTS", "Sort", "headline", "show", "table", "text"]
 
 Sort = Literal["tree", "path", "queue", "age", "handled", "rate", "restarts"]
 SORTS: Final[tuple[Sort, ...]] = get_args(Sort)
-"""Orders of a table: ``tree`` shows who is whose child; by ``path``; all others put the greatest figure first."""
+"""Orders of a table: ``tree`` indents children below their parent, ``path`` is alphabetical, and all others put the largest figure first."""
 
 HEADINGS: Final = ("actor", "class", "state", "queue", "oldest", "handled", "per s", "restarts", "in")
 NUMBERS: Final = frozenset({3, 4, 5, 6, 7})
@@ -27,7 +27,7 @@ NUMBERS: Final = frozenset({3, 4, 5, 6, 7})
 def show(
     system: ActorSystem, *, sort: Sort = "tree", depth: int | None = None, limit: int = 1000, file: TextIO | None = None
 ) -> None:
-    """Write what ``levada top`` shows about a system, from within its own thread.
+    """Write the text of ``levada top`` about a system, in its own thread.
 
     Args:
         system: entered and not over.
@@ -113,7 +113,7 @@ def _rates(snapshot: Snapshot, previous: Snapshot | None) -> dict[str, float]:
         return {}
     seconds = snapshot.time - previous.time
     before = {row.path: row.handled for row in previous.actors}
-    # A path can have been given to a new actor meanwhile, whose count begins again.
+    # A new actor may have the path now, and its count begins at 0.
     return {row.path: max(0, row.handled - before.get(row.path, 0)) / seconds for row in snapshot.actors}
 
 

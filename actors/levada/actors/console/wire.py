@@ -1,8 +1,8 @@
 """The console's protocol, version 1: JSON objects, one a line, over a Unix socket that only its owner may open.
 
 The client sends ``{"levada-console": 1, "limit": 1000}``; the server answers each such line with one line: the members of `Snapshot`
-or ``"error"``, a text, and always ``"levada-console"``, its version.  After an error the server closes the connection.  Members may be
-added to either line without a new version, and are ignored by who does not know them.
+or ``"error"``, a text, and always ``"levada-console"``, its version.  After an error the server closes the connection.  Either line may
+get new members without a new version; unknown members are ignored.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def parse_line(line: bytes) -> dict[str, Any]:
 
 
 class LineReader:
-    """Cuts what a stream gives into lines of at most `limit` octets."""
+    """Cuts a stream into lines of at most `limit` bytes."""
 
     def __init__(self, stream: trio.abc.ReceiveStream, limit: int) -> None:
         self._stream = stream
@@ -61,7 +61,7 @@ class LineReader:
             trio.BrokenResourceError: the stream broke.
 
         Cancellation:
-            no line was taken; octets that arrived are kept.
+            no line was taken; bytes that have arrived are kept.
         """
         looked = 0
         while True:

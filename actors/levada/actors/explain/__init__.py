@@ -1,7 +1,7 @@
 """Captures of a wire protocol as text, one module for each protocol: what ``levada explain`` prints.
 
-Each module has ``add_arguments(parser)`` for arguments of its own and ``explain(octets, args)``, which gives `Line` by `Line` what the octets
-of one direction of a connection mean.  It never raises for what is in them: where nothing can be read any more, the last line says so.
+Each module has ``add_arguments(parser)`` for arguments of its own and ``explain(octets, args)``, which explains the bytes of one
+direction of a connection `Line` by `Line`.  It never raises for bad bytes: where it cannot read on, the last line says so.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ class Line:
     """One frame."""
 
     offset: int
-    """Octets before it."""
+    """Bytes before it."""
     length: int
-    """Octets of it, with a length field in front of it."""
+    """Its length in bytes, with a length field in front of it."""
     text: str
-    """What it says."""
+    """Its meaning."""
     damaged: bool = False
-    """Whether it is none, or not what the protocol allows."""
+    """Whether it is not a frame, or not allowed by the protocol."""
 
 
 def shown(value: Any) -> str:
-    """Show a value shortly: text in quotes, octets that are no text in hex, long ones cut."""
+    """Show a value briefly: text in quotes, other bytes in hex, long ones cut."""
     if not isinstance(value, bytes | bytearray):
         return str(value) if not isinstance(value, str) else _quoted(value)
     try:

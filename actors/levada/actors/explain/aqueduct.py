@@ -97,7 +97,7 @@ def _channel(channel: int) -> str:
 
 
 def _attachment(channel: int, attached: int) -> str:
-    """Say what whoever gets the message gets with it (AQ-26)."""
+    """Describe the attachments of a message (AQ-26)."""
     kind = "sender" if (channel ^ attached) & FLOW else "receiver"
     return f"{'oneshot ' if attached & ONESHOT else ''}{kind} {attached}"
 

@@ -86,7 +86,7 @@ def _within(octets: bytes, end: int) -> int:
 
 
 def _envelope(packed: bytes, at: int, depth: int) -> Iterator[Line]:
-    """Explain what is in an envelope; the offsets are those within it."""
+    """Explain the frames in an envelope, with offsets within it."""
     indent = depth * "    "
     if depth > DEPTH:
         yield Line(at, len(packed), f"{indent}not unpacked: more than {DEPTH} envelopes deep (LJ-32)", damaged=True)

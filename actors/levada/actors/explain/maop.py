@@ -88,7 +88,7 @@ def _stream0(octets: bytes, *, client: bool) -> Iterator[Line]:
 
 
 def _greeting(message: Authentication | Result) -> str:
-    """Say what is in it; a pair may hold a secret, so only that of the capabilities is shown."""
+    """Describe it. A pair may hold a secret, so only the capabilities are shown."""
     if isinstance(message, Authentication):
         parts = [f"AUTHENTICATION {message.auth_type} token=({len(message.token)} octets, not shown)"]
         for key, value in message.pairs.items():

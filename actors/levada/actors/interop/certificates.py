@@ -30,7 +30,7 @@ class SelfSigned:
 
 
 def make_certificates(folder: Path) -> SelfSigned:
-    """Write ``ca.pem``, ``cert.pem`` and ``key.pem``; those of an earlier run are replaced.
+    """Write ``ca.pem``, ``cert.pem`` and ``key.pem``; files of an earlier run are replaced.
 
     The authority's own key is not kept, so nothing else can ever be signed with it.
 

@@ -107,7 +107,7 @@ def authenticator(args: argparse.Namespace) -> Authenticator:
     """Read who is let in from the command line.
 
     Raises:
-        ConfigurationError: nobody would be, or the token is given twice or cannot be read.
+        ConfigurationError: no client would be, or the token is given twice or cannot be read.
     """
     if args.token is not None and args.token_file is not None:
         raise ConfigurationError("either --token or --token-file")

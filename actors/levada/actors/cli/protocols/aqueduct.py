@@ -60,12 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def call(args: argparse.Namespace) -> None:
-    """Send, and print what comes back.
+    """Send, and print the answer.
 
     Raises:
         CallFailed: it was not delivered, or there was no answer.
         ConfigurationError: arguments that make no sense.
-        ConnectionLost: nobody answers there.
+        ConnectionLost: no server answers there.
     """
     refuse(args, "aqueduct", "token_file", "cert", "key")
     if args.kind in ("channel", "push"):
@@ -82,7 +82,7 @@ async def call(args: argparse.Namespace) -> None:
             )
         kind = None
     payload = given if args.tag is None else message_octets(args.tag, _fields(given), kind)
-    # What has a tag is a message of the codec, and so is the answer.
+    # A message with a tag is in the codec, and so is its answer.
     config = PeerConfig(carrier=carrier_for(args), headers=() if args.tag is None else (CODEC,))
     async with (
         ActorSystem("call") as system,

@@ -50,12 +50,12 @@ def _between(text: str, least: int, most: int) -> int:
 
 
 async def call(args: argparse.Namespace) -> None:
-    """Send, and print what comes back.
+    """Send, and print the answer.
 
     Raises:
         CallFailed: the peer refused the operation, or it failed.
         ConfigurationError: arguments that make no sense.
-        ConnectionLost: nobody answers there, or the client is not let in.
+        ConnectionLost: no server answers there, or it does not let the client in.
     """
     body = _body(args)
     token = None if args.token_file is None else octets_of(f"@{args.token_file}").rstrip(b"\r\n")
@@ -90,7 +90,7 @@ async def _request(peer: Peer, body: Body, args: argparse.Namespace) -> None:
             print_octets(octets, as_json=True, content_type=reply.content_type)
             return
         decoder = codecs.getincrementaldecoder("utf-8")()
-        text: str | None = ""  # the chunk's, until one is none
+        text: str | None = ""  # of the last chunk; None once a chunk was not text
         total = 0
         async for chunk in reply:
             total += len(chunk)
@@ -109,7 +109,7 @@ async def _request(peer: Peer, body: Body, args: argparse.Namespace) -> None:
 def _text(
     decoder: codecs.IncrementalDecoder, before: str | None, octets: bytes | memoryview, *, final: bool = False
 ) -> str | None:
-    """Return the text of the next octets, or ``None`` from the first octet on that is no text."""
+    """Decode the next bytes; ``None`` from the first byte that is not text."""
     try:
         return None if before is None else decoder.decode(bytes(octets), final)
     except UnicodeDecodeError:
@@ -117,7 +117,7 @@ def _text(
 
 
 def _body(args: argparse.Namespace) -> Body:
-    """Find out what to send, and that nothing is asked for that MAOP does not have."""
+    """Return the body to send, and refuse arguments that MAOP does not have."""
     refuse(args, "maop", "cert", "key", "limit")
     if args.kind != "response":
         raise ConfigurationError(f"--{args.kind} is not for maop: --request or --message")
