@@ -47,7 +47,7 @@ class Executing(Protocol):
 
     @property
     def peer(self) -> Peer:
-        """Whose operations they are."""
+        """The peer that sent the operations."""
         ...
 
     @property

@@ -107,7 +107,7 @@ class MemoryLink:
         self._held = False
         self._pumping = False
         self.direct = config.latency == 0
-        """Whether what is posted happens at once."""
+        """Whether posted calls run at once."""
         self.counts = config.cut_at_call is not None
         """Whether `count_call` is to be called."""
 
@@ -256,7 +256,7 @@ class Pipe:
         self._flying = 0
         self._progress: trio.Event | None = None
 
-        self.arrived: bytes | bytearray = b""  # one piece as it came, or several together
+        self.arrived: bytes | bytearray = b""  # `bytes` while it is one piece, which is never copied
         self.ended = False
         self.early = False
         self.receive_error: CarrierError | None = None

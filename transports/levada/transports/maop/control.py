@@ -48,7 +48,7 @@ class Signalling(Protocol):
 
     @property
     def signals(self) -> Signals:
-        """What bounds those of the peer."""
+        """The limits on the peer's signals."""
         ...
 
     def credit_left(self, *, unidirectional: bool) -> int:
@@ -441,7 +441,7 @@ class ControlIn:
         core = self._core
         bucket = core.signals.bucket
         tokens = bucket.tokens
-        if tokens < len(data):  # more than there can be entries
+        if tokens < len(data):  # an entry takes at least one byte
             tokens = bucket.refill(now)
         at, end = 0, len(data)
         try:

@@ -186,7 +186,7 @@ class Stepped:
 
 
 class Received:
-    """An operation of the peer, as the application may read it; nobody but the core changes it. Source: MA-114."""
+    """An operation of the peer, for the application to read. Only the core changes it. Source: MA-114."""
 
     __slots__ = (
         "approved_at",

@@ -58,7 +58,7 @@ class FairQueue(Generic[T]):
     def __init__(self) -> None:
         self._classes: list[list[_Item]] = [[] for _ in WEIGHTS]
         self.waiting: dict[int, _Item] = {}
-        """Entries, by their `id()`; nobody else changes it."""
+        """Entries by `id()`; read-only for callers."""
         self._left = 0
         self._deficit = [0.0] * len(WEIGHTS)
         self._turn = len(WEIGHTS) - 1  # so that the first round begins with the first class

@@ -50,7 +50,7 @@ class Approvals(Protocol):
         ...
 
     def release(self, op: Incoming, now: float) -> None:
-        """An operation is over: whoever waits may go."""
+        """Release the room of an operation that is over."""
         ...
 
 
