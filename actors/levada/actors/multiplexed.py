@@ -59,7 +59,7 @@ class Opening(Protocol):
 
     @property
     def priority(self) -> int:
-        """0 (first) to 255."""
+        """0 (first) to 255; what is below counts as 0."""
         ...
 
 
@@ -72,7 +72,7 @@ class Sending(Protocol):
         ...
 
     @property
-    def data(self) -> bytes:
+    def data(self) -> bytes | memoryview:
         """The bytes."""
         ...
 
@@ -115,12 +115,13 @@ class Multiplexed(Generic[E]):
         core: gets the input.
         apply: takes the core's events.
         wake: asks the owner for a `read`.
-        watch_all: whether the core is told of stops on every stream; otherwise on bidirectional streams of the peer, and where `watch`
-            was called.
+        watch_all: whether the core is told of stops also on streams that were opened and finished at once.
         at_once: streams that one `read` takes at most, so that others can run between. Each is read as far as it goes.
         stopped_code: tells the core that a stream that was stopped here is over, as if the peer had reset it with this code.
         forget_ended: whether a bidirectional stream is forgotten when both directions have ended, and a unidirectional stream when it
             is reset; otherwise `done` says when.
+        high: number of unsent bytes above which `crowded` is called with the id of a stream that goes on.
+        crowded: see `high`.
         begun: called with the id of each stream that begins.
         ended: called with the id of each stream that is forgotten.
     """
@@ -135,6 +136,8 @@ class Multiplexed(Generic[E]):
         at_once: int,
         stopped_code: int = 0,
         forget_ended: bool = False,
+        high: int = 0,
+        crowded: Callable[[int], None] | None = None,
         begun: Callable[[int], None] | None = None,
         ended: Callable[[int], None] | None = None,
     ) -> None:
@@ -156,6 +159,8 @@ class Multiplexed(Generic[E]):
         self._at_once = at_once
         self._stopped_code = stopped_code
         self._forget_ended = forget_ended
+        self._high = high
+        self._crowded = crowded
         self._begun = begun
         self._ended = ended
         self._tasks: trio.Nursery
@@ -166,6 +171,9 @@ class Multiplexed(Generic[E]):
         self._waiting: tuple[deque[Opening], deque[Opening]] = (deque(), deque())
         self._spares: tuple[deque[carriers.Stream], deque[carriers.Stream]] = (deque(), deque())
         self._opened = [0, 0]
+        self._finished: list[int] = []
+        self.outputs: dict[type, Callable[[Any], None]] = {}
+        """What does each kind of output; the owner fills it in."""
 
     def __len__(self) -> int:
         """Count the streams that are in use, or wait to be opened."""
@@ -199,13 +207,12 @@ class Multiplexed(Generic[E]):
         self._streams[stream_id] = stream
         stream.on_readable(partial(self._readable, stream_id))
         if not stream_id & _UNIDIRECTIONAL:
-            self.watch(stream_id)
+            self._watch(stream_id, stream)
 
-    def watch(self, stream_id: int) -> None:
+    def _watch(self, stream_id: int, stream: carriers.Stream) -> None:
         """Tell the core when the peer stops this side's direction of a stream, also while nothing is sent there."""
-        if stream_id not in self._watched:
-            self._watched.add(stream_id)
-            self._streams[stream_id].on_stopped(partial(self._stopped, stream_id))
+        self._watched.add(stream_id)
+        stream.on_stopped(partial(self._stopped, stream_id))
 
     def _stopped(self, stream_id: int, code: int) -> None:
         self.stops.append((stream_id, code))
@@ -325,7 +332,9 @@ class Multiplexed(Generic[E]):
         """The connection is over: forget all streams, and call the owner no more."""
         self.over = True
         self._apply = self._wake = _nothing
-        self._begun = self._ended = None
+        self._crowded = self._begun = self._ended = None
+        self.outputs.clear()
+        self._finished.clear()
         self.carrier = self.throttle = None
         for collection in (self._streams, self._backlog, self._directions, self._watched, self.ready, self.held):
             collection.clear()
@@ -334,6 +343,20 @@ class Multiplexed(Generic[E]):
             line.clear()
 
     # ------------------------------------------------ writing: what the core wants done, in its order
+
+    def write(self, outputs: list[Any]) -> None:
+        """Do what the core wants."""
+        do = self.outputs
+        for output in outputs:
+            do[type(output)](output)
+        if self._finished:
+            for stream_id in self._finished:
+                self.forget(stream_id)
+            self._finished.clear()
+
+    def forget_later(self, stream_id: int) -> None:
+        """Forget a stream after the next `write`, which may still reset it."""
+        self._finished.append(stream_id)
 
     def open(self, output: Opening) -> None:
         """Open a stream now, or when the peer gives credit for it."""
@@ -351,10 +374,11 @@ class Multiplexed(Generic[E]):
                 except CarrierError:
                     self.over = True
                     return
+                if stream is not None:
+                    self._opened[unidirectional] += 1
         if self._begun is not None:
             self._begun(stream_id)
         if stream is not None:
-            self._opened[unidirectional] += 1
             self._begin(output, stream)
             return
         self._backlog[stream_id] = []
@@ -381,10 +405,10 @@ class Multiplexed(Generic[E]):
         assert stream.stream_id == stream_id, "streams are opened in the order of their numbers"
         priority = output.priority
         if priority != 128:
-            stream.priority = priority
+            stream.priority = max(0, priority)
         self._streams[stream_id] = stream
         if self._watch_all:
-            self.watch(stream_id)
+            self._watch(stream_id, stream)
         if not output.unidirectional:
             stream.on_readable(partial(self._readable, stream_id))
 
@@ -392,7 +416,14 @@ class Multiplexed(Generic[E]):
         """Wait for a stream that the next `open` takes. Errors as `carriers.Connection.open_stream`."""
         if self.carrier is None:
             raise ConnectionClosed("the connection has no carrier")
-        self._spares[unidirectional].append(await self.carrier.open_stream(unidirectional=unidirectional))
+        stream = await self.carrier.open_stream(unidirectional=unidirectional)
+        self._opened[unidirectional] += 1
+        self._spares[unidirectional].append(stream)
+
+    def allowed(self, *, unidirectional: bool) -> int:
+        """Return how many streams of a kind the peer has allowed, those included that were opened."""
+        left = 0 if self.carrier is None else self.carrier.stream_credit(unidirectional=unidirectional)
+        return self._opened[unidirectional] + left
 
     def send(self, output: Sending) -> None:
         """Send bytes, or queue them for a stream that waits to be opened."""
@@ -406,7 +437,12 @@ class Multiplexed(Generic[E]):
             stream.send_nowait(output.data, fin=fin)
         except CarrierError:
             return  # it was stopped, which the core will be told, or the connection has ended
-        if fin and self._forget_ended and not stream_id & _UNIDIRECTIONAL:
+        if not fin:
+            if stream_id not in self._watched:
+                self._watch(stream_id, stream)
+            if self._crowded is not None and stream.unsent > self._high:
+                self._crowded(stream_id)
+        elif self._forget_ended and not stream_id & _UNIDIRECTIONAL:
             self._end(stream_id, _SENDING)
 
     def reset(self, output: Ending) -> None:

@@ -148,7 +148,7 @@ class Connection(Actor[Any]):
             begun=self.actors.begin,
             ended=self.actors.end,
         )
-        self._outputs: dict[type, Callable[[Any], None]] = {
+        self.streams.outputs |= {
             CloseConnection: self._do_close,
             DatagramData: self._do_datagram,
             OpenStream: self.streams.open,
@@ -212,13 +212,12 @@ class Connection(Actor[Any]):
 
     def _flush(self, most: int = sys.maxsize) -> bool:
         """Take what the core has to say, and about so much of what it has to send; whether there may be more."""
-        core, do = self.core, self._outputs
+        core = self.core
         self.turns += 1
         while events := core.take_events():
             self._apply_all(events)
         outputs = core.data_to_send(trio.current_time(), most)
-        for output in outputs:
-            do[type(output)](output)
+        self.streams.write(outputs)
         if self.end is None and core.state is ConnectionState.CLOSED:
             self._apply_all(core.take_events())  # it has drained
         deadline = core.next_deadline()
@@ -333,10 +332,8 @@ class Connection(Actor[Any]):
         logger.info("%s ended: %s %s", self.ref.path, event.code, event.reason, extra=self._extra("ended"))
         self.end = event
         self.timers.cancel_all()
-        for output in self.core.data_to_send(
-            trio.current_time()
-        ):  # no turn follows: what is left is to close the carrier
-            self._outputs[type(output)](output)
+        # No turn follows: what is left is to close the carrier.
+        self.streams.write(self.core.data_to_send(trio.current_time()))
         self.opened.set()
 
     _events: ClassVar[dict[type, Callable[[Any, Any], None]]] = {
@@ -519,7 +516,6 @@ class Connection(Actor[Any]):
         self.core.entrypoint = None
         self.halves.release()
         self.streams.clear()
-        self._outputs.clear()
         self.actors.release()
         self.resting.release()
 

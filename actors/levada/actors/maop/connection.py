@@ -185,7 +185,14 @@ class Connection(Actor[Any]):
     def _read(self) -> bool:
         """Give the core what is at hand; say whether there was anything."""
         self._unread = False
-        return self.streams is not None and self.streams.read()
+        streams = self.streams
+        if streams is None:
+            return False
+        some = bool(streams.ready)
+        streams.read()
+        if streams.ready:
+            self._readable()
+        return some
 
     async def _pump(self) -> None:
         """Take turns. What was read wakes tasks, and what these write goes out together with what the core has to say."""
@@ -265,7 +272,7 @@ class Connection(Actor[Any]):
         stream_id = event.stream_id
         operation = self.operations.pop(stream_id, None)
         if stream_id & 2 and self.streams is not None:
-            self.streams.finished(stream_id)
+            self.streams.forget_later(stream_id)
         if self.log.verbose:
             self.log.outcome(event)
         if operation is not None:
@@ -532,11 +539,10 @@ class Connection(Actor[Any]):
         self.info = carrier.info
         async with trio.open_nursery() as self.tasks:
             signals = self.log.signals if self.log.verbose else None
-            streams = self.streams = Streams(self.core, self._apply, self._readable, self.tasks, self._crowded, signals)
-            streams.carrier = carrier
+            streams = self.streams = Streams(self.core, self._apply, self._readable, self._crowded, signals)
+            streams.start(carrier, self.tasks)
             self.shared.metrics.add(self.core)
             self.begin()
-            self.tasks.start_soon(streams.accept)
             self.tasks.start_soon(self._pump)
             reason = await carrier.closed()
             streams.finish()

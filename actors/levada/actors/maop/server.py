@@ -96,7 +96,7 @@ class ServerConnection(Connection):
         share = self._share = registry.enter(answer.tenant or answer.identifier or "", answer, core)
         self.identity = answer
         assert self.streams is not None
-        self.streams.rate = share.rate
+        self.streams.limit(share.rate)
         self.listener.connections[self] = None
         try:
             events = core.approve_client(
