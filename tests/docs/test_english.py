@@ -25,15 +25,14 @@ HELD = {  # the rates of trees that have not been edited yet: a number here only
     ("framework", "that of"): 38,
     ("framework", "whoever"): 29,
     ("framework", "of which"): 6,
-    ("transports", "that of"): 58,
-    ("transports", "whoever"): 16,
-    ("transports", "of which"): 9,
-    ("actors", "that of"): 66,
-    ("actors", "whoever"): 23,
-    ("actors", "of which"): 13,
-    ("docs", "that of"): 34,
-    ("docs", "whoever"): 14,
-    ("docs", "of which"): 6,
+    ("transports", "that of"): 40,
+    ("transports", "whoever"): 10,
+    ("transports", "of which"): 7,
+    ("actors", "that of"): 49,
+    ("actors", "whoever"): 20,
+    ("actors", "of which"): 7,
+    ("docs", "that of"): 30,
+    ("docs", "whoever"): 12,
 }
 TREES = ("framework", "transports", "actors", "docs")
 CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)

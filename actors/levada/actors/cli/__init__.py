@@ -9,7 +9,7 @@ Only the module of the chosen subcommand is imported; ``levada --help`` imports 
 So a module imports what needs an extra inside `run`, and the help works without that extra.
 
 Exit codes: 0 for success, 1 if the work was done but found something wrong, 2 for a mistake of the user,
-130 after Ctrl-C, which is told in one line, also while modules are still being imported: so nothing large is imported here.
+130 after Ctrl-C, with one line on stderr, also during imports: so nothing large is imported here.
 A `levada.framework.errors.LevadaError` is a mistake of the user or a fact of the outside world: one line on stderr.
 Any other exception is a bug of levada and shows its traceback.
 """
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand.
 
     Args:
-        argv: the arguments after the program's name; those of the process if None.
+        argv: the arguments after the program's name; ``None`` takes the process's arguments.
 
     Returns:
         The exit code.
