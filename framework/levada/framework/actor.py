@@ -191,11 +191,12 @@ class Actor(Generic[M]):
 
     def _bound(self) -> Cell:
         try:
-            return cast("Cell", self._cell)
+            cell: Cell = self._cell
         except AttributeError:
             raise ActorError(
                 f"this {type(self).__name__} was not spawned, or is still in __init__: use started()"
             ) from None
+        return cell
 
     def _here(self) -> Cell:
         """Return the cell, for a change that only the system's thread may make."""
@@ -211,7 +212,7 @@ class Actor(Generic[M]):
     @property
     def system(self) -> ActorSystem:
         """The system that this actor lives in."""
-        return self._bound().system  # type: ignore[return-value]  # the only class of systems that there is
+        return self._bound()._scheduler.system  # type: ignore[return-value]  # the only class of systems that there is
 
     # ------------------------------------------------------------ children, links, monitors
 

@@ -38,7 +38,7 @@ Example:
     >>> trio.run(main)
     /connection/$2: stopped
 
-Private fields used here: ``Actor._bound``, ``Actor._cell``.
+Private fields used here: ``Actor._bound``, ``Actor._cell``, ``Cell._scheduler``.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from ._runtime.channel_core import (
     Tracked,
     let_others_run,
 )
-from ._runtime.phase import ActorPhase
+from ._runtime.phase import RUNNING, ActorPhase
 from .actor import Actor
 from .links import NORMAL, Reason
 
@@ -97,9 +97,9 @@ def adopt(parent: Actor[Any], child: Actor[Any]) -> bool:
         False, and nothing has happened, if the parent is ending.
     """
     cell: LocalRef = parent._cell
-    if cell.phase is not ActorPhase.RUNNING:
+    if cell.phase is not RUNNING:
         return False
-    cell.system.install(cell, child, type(child), (), None, None, "stop")
+    cell._scheduler.system.install(cell, child, type(child), (), None, None, "stop")
     return True
 
 
@@ -110,7 +110,7 @@ def release(actor: Actor[Any], reason: Reason = NORMAL) -> None:
     Any other ends as by `Ref.stop`, before what is queued.
     """
     cell: LocalRef = actor._cell
-    cell.system.lifecycle.release(cell, reason)
+    cell._scheduler.system.lifecycle.release(cell, reason)  # `cell.system` would be one call more
 
 
 def signal_exit(actor: Actor[Any], source: Any, reason: Reason) -> None:
