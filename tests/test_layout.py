@@ -18,10 +18,7 @@ LAYERS = ("framework", "transports", "actors")
 PROTOCOLS = ("aqueduct", "lumberjack", "maop", "reactivesocket", "rsocket")
 RUNTIME = "levada.framework._runtime"
 CIRCLES_UNDER_WORK = {
-    "levada.transports.maop": 10,
-    "levada.transports.aqueduct": 7,
     "levada.actors.aqueduct": 8,
-    "levada.actors.maop": 8,
     "levada.actors.rsocket": 7,
 }
 """Packages whose circles are being taken apart, and the largest one of each; to become empty."""
