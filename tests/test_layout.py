@@ -36,10 +36,6 @@ OVERRIDES = {
     },
 }
 """Files that use private names of a library on purpose, and which library."""
-PRIVATES_UNDER_WORK = {
-    "actors/levada/actors/rsocket/connection.py": {"_cell"},
-}
-"""Private names of others that files which are being rewritten use still; to become empty."""
 IO_MODULES = {"asyncio", "logging", "random", "secrets", "select", "socket", "ssl", "threading", "time", "trio"}
 
 
@@ -176,9 +172,7 @@ def test_nobody_uses_the_private_names_of_others(path: str) -> None:
     uses = private_uses(tree, inherited=privates(f"{FRAMEWORK}/actor.py"))
     if path in OVERRIDES:
         return
-    allowed = PRIVATES_UNDER_WORK.get(path, set())
-    assert {name: lines for name, lines in uses.items() if name not in allowed} == {}
-    assert allowed <= uses.keys(), f"take what is mended out of PRIVATES_UNDER_WORK: {allowed - uses.keys()}"
+    assert uses == {}
     runtime = [
         ast.unparse(node)
         for node in ast.walk(tree)

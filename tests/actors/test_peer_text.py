@@ -260,11 +260,12 @@ def error_frame(dialect: str, stream_id: int, code: int) -> bytes:
 
 @asynccontextmanager
 async def rsocket_server(*answers: bytes) -> AsyncIterator[None]:
-    """A server that says this to whatever comes, message by message."""
+    """A server that answers a client's first request with this, message by message."""
 
     async def serve(listener: Any) -> None:
         stream = await listener.accept()
-        await stream.receive()
+        await stream.receive()  # SETUP
+        await stream.receive()  # the request
         for answer in answers:
             await stream.send(answer)
         try:

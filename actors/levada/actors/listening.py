@@ -18,6 +18,8 @@ from levada.framework import Actor, Reason, Ref
 from levada.framework.errors import ActorStopped, CarrierError, ConfigurationError, LevadaError
 from levada.transports.carriers import ByteStream, Incoming, Listener, MessageStream
 
+from .driver import Driver
+
 __all__ = ["Accepted", "Acceptor", "ListenerHandle", "closing", "refuse"]
 
 HURRY: Final = 1.0
@@ -45,7 +47,7 @@ class Acceptor(Actor[Any], Generic[C]):
 
     def __attrs_post_init__(self) -> None:
         self.url = ""
-        self.connections: dict[C, None] = {}
+        self.connections: dict[Any, None] = {}
         """Those whose client was let in."""
         self._places = trio.CapacityLimiter(self.max_connections)
         self._accepting = trio.CancelScope()
@@ -119,12 +121,19 @@ class Acceptor(Actor[Any], Generic[C]):
 
     def _connect(self, accepted: Accepted, place: object) -> None:
         connection = self.make(accepted)
+        if isinstance(connection, Driver):
+            connection.acceptor = self
         try:
             ref = self.spawn(lambda: connection)
         except ActorStopped:  # the listener is ending
             refuse(accepted)
             return
-        ref.on_stopped(lambda: self._places.release_on_behalf_of(place))
+        ref.on_stopped(lambda: self._left(connection, place))
+
+    def _left(self, connection: Actor[Any], place: object) -> None:
+        self._places.release_on_behalf_of(place)
+        # Not before: a listener that closes waits for work that came before the end, too.
+        self.connections.pop(connection, None)
 
     def reload(self) -> None:
         """Read the certificate files again; see `ListenerHandle.reload`."""

@@ -30,7 +30,7 @@ from .test_requests import pair
 
 def hold(peer: ConnectedPeer) -> Any:
     """Let nothing more through; what is sent piles up."""
-    wire: Any = peer._connection.wire
+    wire: Any = peer._connection.carrier
     wire.stream.link.hold()
     return wire.stream.link
 

@@ -188,7 +188,7 @@ async def attack(url: str, octets: bytes, honest: ConnectedPeer, listener: Liste
         while len(listener.peers) == 2:
             attacker = listener.peers[1]
             carrier = attacker.statistics().carrier
-            if carrier is not None and carrier.octets_received == len(octets) and not attacker._connection.unstarted:
+            if carrier is not None and carrier.octets_received == len(octets) and not attacker._connection.unbegun:
                 break
             await trio.lowlevel.checkpoint()
         nursery.cancel_scope.cancel()

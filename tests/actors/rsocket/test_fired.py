@@ -42,7 +42,7 @@ async def test_one_that_waits_holds_up_nobody() -> None:
             await peer.fire_and_forget(data)
         await wait_all_tasks_blocked()
         serving = listener.peers[0]._connection
-        assert (log, serving.fire_and_forget, serving.unstarted) == ([b"1", b"3", b"5"], 2, 0)
+        assert (log, serving.fire_and_forget, serving.unbegun) == ([b"1", b"3", b"5"], 2, 0)
         gate.set()
         await wait_all_tasks_blocked()
         assert sorted(log[3:]) == [b"slow 2", b"slow 4"]
@@ -124,7 +124,7 @@ async def test_the_actor_is_killed_before_it_began() -> None:
         fire(serving, b"1", b"2")
         resting.ref.kill()
         await wait_all_tasks_blocked()
-        assert (log, serving.unstarted, serving.fire_and_forget) == ([b"0", b"1", b"2"], 0, 0)
+        assert (log, serving.unbegun, serving.fire_and_forget) == ([b"0", b"1", b"2"], 0, 0)
 
 
 async def test_few_actors_for_those_that_do_not_wait() -> None:
@@ -181,7 +181,7 @@ async def test_a_listener_that_closes_waits_for_those_that_came_before_the_end(w
         await wait_all_tasks_blocked()
         serving = listener.peers[0]._connection
         serving.feed(b"".join(len(frame).to_bytes(3, "big") + frame for frame in octets))
-        assert (serving.unstarted, listener.peers) == (20, [])
+        assert (serving.unbegun, listener.peers) == (20, [])
         await listener.aclose()
         assert sorted(handled, key=int) == [b"%d" % number for number in range(20)]
 

@@ -241,14 +241,14 @@ class Given(ClientConnection):
     """A client on a carrier that is there already."""
 
     async def _dial(self) -> None:
-        from levada.actors.rsocket.wires import ByteWire
+        from levada.actors.single import ByteCarrier
 
-        wire = ByteWire(self.url)  # type: ignore[arg-type]  # the stream in the place of a URL
+        carrier = ByteCarrier(self.url)  # type: ignore[arg-type]  # the stream in the place of a URL
         try:
-            self._plug(wire)
-            await self.read(wire)
+            self._plug(carrier)
+            await self.read(carrier)
         finally:
-            wire.abort()
+            carrier.abort()
 
 
 def adopt(system: ActorSystem, actor: Actor[Any]) -> Ref[Any]:

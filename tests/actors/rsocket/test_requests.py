@@ -163,7 +163,7 @@ async def test_a_full_carrier_holds_producers_back() -> None:
         (await peer.request_stream(b"", window=2**31 - 1)).close()
         await wait_all_tasks_blocked()
         receiver = await peer.request_stream(b"", window=2**31 - 1)
-        link = listener.peers[0]._connection.wire.stream.link  # type: ignore[union-attr]
+        link = listener.peers[0]._connection.carrier.stream.link  # type: ignore[union-attr]
         link.hold()
         produced = 0
         await wait_all_tasks_blocked()
@@ -677,7 +677,7 @@ async def test_an_answer_that_is_killed_before_it_began(tables: Tables) -> None:
         (stream,) = serving.streams.values()
         stream.ref.kill()
         await wait_all_tasks_blocked()
-        assert (seen, serving.unstarted, serving.streams) == ([b"first"], 0, {})
+        assert (seen, serving.unbegun, serving.streams) == ([b"first"], 0, {})
 
 
 async def test_requests_after_the_end() -> None:

@@ -51,7 +51,7 @@ async def handler(request: Request) -> Any:
 
 def cut(peer: ConnectedPeer) -> None:
     """Lose the carrier, with what is under way on it."""
-    wire: Any = peer._connection.wire
+    wire: Any = peer._connection.carrier
     if wire is not None:
         wire.stream.link.cut("cut by the test")
 
@@ -185,10 +185,11 @@ async def test_a_new_carrier_replaces_one_that_looks_alive(autojump_clock: MockC
         async with trio.open_nursery() as nursery:
             nursery.start_soon(call)
             await wait_all_tasks_blocked()
-            wire: Any = listener.peers[0]._connection.wire
+            wire: Any = listener.peers[0]._connection.carrier
             wire.stream.link.hold()
-            peer._connection.unplugged("the client's side only")
-            peer._connection._reading.cancel()
+            peer._connection.detach()
+            peer._connection.lost(0, "the client's side only")
+            peer._connection.reading.cancel()
         assert [payload.data for payload in slow] == [b"5"]
         assert peer.statistics().sessions_resumed == listener.peers[0].statistics().sessions_resumed == 1
         await wait_all_tasks_blocked()

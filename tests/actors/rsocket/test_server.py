@@ -533,7 +533,7 @@ async def test_the_other_side_is_told_that_a_peer_is_gone(side: str) -> None:
             nursery.start_soon(call)
             await wait_all_tasks_blocked()
             gone = peer if side == "server" else client
-            wire = (client if side == "server" else peer)._connection.wire
+            wire = (client if side == "server" else peer)._connection.carrier
             assert wire is not None
             wire.abort()
         assert (await gone.terminated()).reason is EndReason.LOST
@@ -564,7 +564,7 @@ async def test_a_silent_peer_is_given_up(autojump_clock: MockClock) -> None:
         await peer.request_response(b"")
         await trio.sleep(60)
         assert peer.connected
-        peer._connection.wire.stream.link.hold()  # type: ignore[union-attr]
+        peer._connection.carrier.stream.link.hold()  # type: ignore[union-attr]
         end = await peer.terminated()
         assert end.reason is EndReason.TIMED_OUT
 

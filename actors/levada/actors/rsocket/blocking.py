@@ -68,7 +68,7 @@ from .encoding import Encoding, Metadata, expected_reply, is_message
 from .errors import connection_lost, stream_failed
 from .flows import again
 from .peers import Data
-from .wires import carrier_url
+from .urls import carrier_url
 
 __all__ = ["BlockingChannel", "BlockingPeer", "BlockingStream", "PendingAnswer", "RequestTimeout", "connect"]
 

@@ -9,15 +9,17 @@ from typing import Any, ClassVar
 
 import trio
 
+from levada.actors.driver import Phase
+from levada.actors.single import Carrier, dial_single
 from levada.framework import Ref
-from levada.framework.errors import CarrierError, ConfigurationError, ConnectionClosed, LevadaError
+from levada.framework.errors import CarrierError, ConfigurationError
 from levada.transports.rsocket.events import ConnectionEnded, LeaseGranted, SetupAccepted
 
 from .config import ClientConfig
 from .connection import Connection
 from .dialects import core_of
 from .routing import Handler
-from .wires import Wire, carrier_url, dial_wire
+from .urls import ALPN, carrier_url
 
 __all__ = ["ClientConnection", "closing", "make_client"]
 
@@ -34,75 +36,52 @@ class ClientConnection(Connection):
         super().__attrs_post_init__()
         self.accepted = False
         """Whether the server has shown that it took SETUP."""
-        self._opened = trio.Event()
-        self._refusal: LevadaError | None = None
         self._dialling: trio.CancelScope | None = None
         self._leasing = False
 
-    def started(self) -> None:
-        """See `Actor.started`."""
-        self.start_soon(self.main)
-
-    async def opened(self) -> None:
-        """Wait until the carrier is connected and SETUP sent.
-
-        Raises:
-            ConnectionLost: nobody answers there, or not whom it should be.
-            ConnectionClosed: the actor was ended meanwhile.
-            ConfigurationError: a URL or settings that cannot work.
-        """
-        await self._opened.wait()
-        if self._refusal is not None:
-            raise self._refusal
-        if not self.begun_core:
-            raise ConnectionClosed("the connection was given up before it was there")
-
     async def carry(self) -> None:
-        """See `Connection.carry`."""
+        """Dial; dial again while there is a session to go on with."""
         assert isinstance(self.config, ClientConfig)
         attempt = 0
-        try:
-            while True:
-                resumed = self.resumed
-                await self._dial()
-                if not self.begun_core or self.end is not None:
-                    break
-                attempt = 1 if self.resumed > resumed else attempt + 1
-                with trio.move_on_after(self.config.redial.delay(attempt, self.system.random)):
-                    await self.over.wait()
-                if self.end is not None:
-                    break
-        finally:
-            self._opened.set()
+        while True:
+            resumptions = self.resumptions
+            await self._dial()
+            if self.end is not None:
+                return
+            attempt = 1 if self.resumptions > resumptions else attempt + 1
+            with trio.move_on_after(self.config.redial.delay(attempt, self.system.random)):
+                await self.over.wait()
+                return
 
     async def _dial(self) -> None:
         with trio.CancelScope() as scope:
             self._dialling = scope
             try:
-                async with dial_wire(self.url, self.config.carrier) as wire:
+                async with dial_single(self.url, self.config.carrier, alpn=ALPN) as carrier:
                     self._dialling = None
-                    self._plug(wire)
-                    await self.read(wire)
-            except (CarrierError, ConfigurationError) as error:
-                if not self.begun_core:
-                    self._refusal = error
+                    self._plug(carrier)
+                    await self.read(carrier)
+            except (CarrierError, ConfigurationError):
+                if self.phase is Phase.CONNECTING:
+                    raise
 
-    def _plug(self, wire: Wire) -> None:
+    def _plug(self, carrier: Carrier) -> None:
         now = trio.current_time()
-        if self.begun_core:
-            self.core.resume(framed=wire.framed, now=now)
-        else:
+        if self.phase is Phase.CONNECTING:
             core = self.core_config()
-            self.core = self.dialect(core, client=True, framed=wire.framed, now=now, random_bytes=os.urandom)
-            self.begun_core = True
+            self.core = self.dialect(core, client=True, framed=carrier.framed, now=now, random_bytes=os.urandom)
             self.established(core.data_mime_type, core.metadata_mime_type)
-        self.attach(wire)
+            self.attach(carrier)
+            self.connected(carrier.info, early=True)
+        else:
+            self.core.resume(framed=carrier.framed, now=now)
+            self.attach(carrier)
         self.flush()
         self.retime()
-        self._opened.set()
 
     def _on_setup_accepted(self, event: SetupAccepted) -> None:
         self.accepted = True
+        self.greeted()
 
     def _on_lease(self, event: LeaseGranted) -> None:
         if not self._leasing:
@@ -114,8 +93,8 @@ class ClientConnection(Connection):
         if self._dialling is not None:
             self._dialling.cancel()
 
-    _apply: ClassVar = {
-        **Connection._apply,
+    events: ClassVar = {
+        **Connection.events,
         ConnectionEnded: _on_ended,
         SetupAccepted: _on_setup_accepted,
         LeaseGranted: _on_lease,
@@ -153,7 +132,7 @@ async def closing(
     except BaseException:
         open_ones = connections()
         for connection in open_ones:
-            connection.shut("closed")
+            connection.shut(reason="closed")
         with trio.move_on_after(HURRY, shield=True):
             for connection in open_ones:
                 await connection.ref.terminated()

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from attrs import validators as v
 
+from levada.actors.single import CarrierConfig
 from levada.framework import Codec
 from levada.transports.rsocket import CoreConfig, LeaseGrant
 
 from .encoding import COMPOSITE
-from .wires import CarrierConfig
 
 if TYPE_CHECKING:
     from levada.transports.rsocket.extensions import Authentication

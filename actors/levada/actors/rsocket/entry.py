@@ -16,7 +16,7 @@ from .peers import ConnectedPeer
 from .reconnecting import Link, Policy, ReconnectingPeer
 from .routing import Handler
 from .server import Listener, ListenerActor
-from .wires import carrier_url
+from .urls import carrier_url
 
 __all__ = ["balanced", "connect", "serve"]
 

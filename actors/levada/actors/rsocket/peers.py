@@ -219,7 +219,7 @@ class ConnectedPeer(Peer):
     @property
     def connected(self) -> bool:
         """Whether requests may be sent; true too while a session is without carrier."""
-        return self._connection.end is None and not self._connection.draining
+        return not self._connection.unusable.is_set()
 
     async def terminated(self) -> ConnectionEnded:
         """Wait for the end, and return how it came.
@@ -242,12 +242,12 @@ class ConnectedPeer(Peer):
 
     def abort(self) -> None:
         """Close at once: open streams end, handlers of this peer's requests are cancelled."""
-        self._connection.shut("aborted")
+        self._connection.shut(reason="aborted")
 
     def drop_carrier(self) -> None:
         """Cut the carrier off, as a network may: the end of the connection, or with resumption the beginning of another carrier."""
-        if self._connection.wire is not None:
-            self._connection.wire.abort()
+        if self._connection.carrier is not None:
+            self._connection.carrier.abort()
 
     def statistics(self) -> ConnectionStatistics:
         """Return the counters as they are now."""
@@ -257,7 +257,7 @@ class ConnectedPeer(Peer):
             requests_sent=connection.requests_sent,
             requests_received=connection.requests_received,
             fire_and_forget_dropped=connection.dropped,
-            sessions_resumed=connection.resumed,
+            sessions_resumed=connection.resumptions,
             carrier=connection.carrier_statistics(),
         )
 

@@ -115,7 +115,7 @@ class ReconnectingPeer(Peer):
             await self._event.wait()
 
     def _usable(self) -> list[ClientConnection]:
-        return [c for link in self.links if (c := link.current) is not None and c.end is None and not c.draining]
+        return [c for link in self.links if (c := link.current) is not None and not c.unusable.is_set()]
 
     async def _choose(self) -> Connection:
         usable = self._usable()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from contextlib import AbstractAsyncContextManager
 from typing import ClassVar
@@ -10,8 +11,8 @@ from typing import ClassVar
 import trio
 
 from levada.actors.listening import Accepted, Acceptor, ListenerHandle, refuse
-from levada.framework import Reason
-from levada.framework.errors import CarrierError, DecodeError
+from levada.actors.single import Carrier, SingleDriver, accept_single, listen_single
+from levada.framework.errors import DecodeError
 from levada.transports import carriers
 from levada.transports.rsocket import RSocketCore, Sessions
 from levada.transports.rsocket.events import ConnectionEnded, ResumeReceived, SetupReceived
@@ -25,7 +26,7 @@ from .errors import RequestRejected, SetupRejected
 from .peers import ConnectedPeer
 from .requests import Request
 from .routing import Handler, make_responder
-from .wires import Wire, listen_for, open_accepted
+from .urls import ALPN
 
 __all__ = ["Listener", "ListenerActor", "ServerConnection"]
 
@@ -44,46 +45,35 @@ class ServerConnection(Connection):
         self.heir: Connection | None = None
         """The connection of an older session, which goes on on the carrier that came here."""
 
-    def started(self) -> None:
-        """See `Actor.started`."""
-        self.start_soon(self.main)
-
-    async def stopping(self, reason: Reason) -> None:
-        """See `Connection.stopping`."""
-        if not self.main_task:  # it is ended before it began
-            refuse(self.accepted)
-        await super().stopping(reason)
-        # Not before: a listener that closes waits for requests that came before the end, too.
-        self.listener.connections.pop(self, None)
+    def refuse(self) -> None:
+        """Turn the client away."""
+        refuse(self.accepted)
 
     async def carry(self) -> None:
-        """See `Connection.carry`."""
+        """Run the carrier that was accepted; the session may go on on others."""
         config = self.core_config()
-        try:
-            with trio.CancelScope() as self.arriving:
-                self.arriving.deadline = trio.current_time() + config.setup_timeout
-                async with open_accepted(self.accepted) as wire:
-                    self.arriving.deadline = float("inf")
-                    self.core = self.dialect(
-                        config,
-                        client=False,
-                        framed=wire.framed,
-                        now=trio.current_time(),
-                        random_bytes=os.urandom,
-                        sessions=self.listener.sessions,
-                    )
-                    self.begun_core = True
-                    self.attach(wire)
-                    self.retime()
-                    await self.read(wire)
-        except CarrierError as error:
-            logger.debug("%s: %s", self.ref.path, error, extra=self._extra("carrier_failed"))
-        if self.begun_core and self.heir is None:
-            await self.over.wait()  # a session may go on elsewhere
+        with trio.CancelScope() as arriving:
+            arriving.deadline = trio.current_time() + config.setup_timeout
+            async with accept_single(self.accepted) as carrier:
+                arriving.deadline = math.inf
+                self.core = self.dialect(
+                    config,
+                    client=False,
+                    framed=carrier.framed,
+                    now=trio.current_time(),
+                    random_bytes=os.urandom,
+                    sessions=self.listener.sessions,
+                )
+                self.attach(carrier)
+                self.connected(carrier.info)
+                self.retime()
+                await self.read(carrier)
+        if self.heir is None:
+            await self.over.wait()  # the session may go on on another carrier
 
-    def user(self, wire: Wire) -> Connection | None:
-        """See `Connection.user`."""
-        return super().user(wire) if self.heir is None else self.heir.user(wire)
+    def user(self, carrier: Carrier) -> SingleDriver | None:
+        """Return the connection that uses a carrier; it may be the one whose session goes on there."""
+        return super().user(carrier) if self.heir is None else self.heir.user(carrier)
 
     def _on_resume(self, event: ResumeReceived) -> None:
         session = self.listener.owners[event.session]
@@ -91,13 +81,13 @@ class ServerConnection(Connection):
 
     def take_over(self, other: ServerConnection) -> None:
         """Go on on the carrier that came to another connection, which from now on only reads for this one."""
-        self._reading.cancel()
-        self._reading = other._reading
-        wire, other.wire = other.wire, None
-        assert wire is not None
+        self.reading.cancel()
+        self.reading = other.reading
+        carrier = other.detach()
+        assert carrier is not None
         other.heir = self
-        self.attach(wire)
         self.core.resume_on(other.core, trio.current_time())
+        self.attach(carrier)
         self.apply(self.core.take_events())
         self.flush()
         self.retime()
@@ -126,7 +116,7 @@ class ServerConnection(Connection):
         except DecodeError as error:
             refusal = f"metadata: {error}"
         except Exception:
-            logger.exception("%s: a hook failed", self.ref.path, extra=self._extra("hook_failed"))
+            logger.exception("%s: a hook failed", self.ref.path, extra=self.extra("hook_failed"))
             refusal = "the server failed"
         if self.end is not None:
             return
@@ -141,7 +131,7 @@ class ServerConnection(Connection):
         self.established(event.data_mime_type, event.metadata_mime_type)
         if event.resume_token is not None:
             self.listener.owners[self.core] = self
-        self.listener.connections[self] = None
+        self.greeted()
         self.core.accept_setup(trio.current_time())
         self.apply(self.core.take_events())
         self.first_lease()
@@ -163,8 +153,8 @@ class ServerConnection(Connection):
         super()._on_ended(event)
         self.listener.owners.pop(self.core, None)
 
-    _apply: ClassVar = {
-        **Connection._apply,
+    events: ClassVar = {
+        **Connection.events,
         ConnectionEnded: _on_ended,
         ResumeReceived: _on_resume,
         SetupReceived: _on_setup,
@@ -194,7 +184,7 @@ class ListenerActor(Acceptor[ServerConnection]):
 
     def listening(self) -> AbstractAsyncContextManager[carriers.Listener[Accepted]]:
         """See `Acceptor.listening`."""
-        return listen_for(self.carrier_url, self.config.carrier)
+        return listen_single(self.carrier_url, self.config.carrier, alpn=ALPN)
 
     def url_of(self, carrier_url: str) -> str:
         """See `Acceptor.url_of`."""

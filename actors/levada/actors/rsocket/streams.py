@@ -28,6 +28,7 @@ from trio.lowlevel import (
     wait_task_rescheduled,
 )
 
+from levada.actors.driver import Phase
 from levada.actors.resting import Restful
 from levada.framework import Reason, Receiver, TerminalState, handles
 from levada.framework.embedding import ChannelCore
@@ -50,6 +51,7 @@ FLUSH_ITEMS, FLUSH_OCTETS = 32, 65_536
 EMPTY = Payload(b"")
 
 # Members of an enum under names of this module, which cost a tenth of an attribute of it.
+OPEN = Phase.OPEN
 RESPONSE, CHANNEL = Interaction.REQUEST_RESPONSE, Interaction.REQUEST_CHANNEL
 
 
@@ -103,8 +105,8 @@ class Stream(Restful):
             connection = self.connection
             if connection.streams.get(stream_id) is self:
                 del connection.streams[stream_id]
-            if connection.draining:
-                connection.retime()
+            if connection.phase is not OPEN:
+                connection.retime()  # a drained connection ends with its last stream
             self.stream_id = 0
             if not self.busy:
                 connection.resting.put(self)
@@ -545,7 +547,7 @@ class Answer(_Producing):
                 else:
                     connection.core.send_payload(stream_id, result, complete=True)
                 self.answered = True
-                if connection.unstarted:
+                if connection.unbegun:
                     connection.flush_soon()
                 else:
                     connection.flush()  # no other handler is about to run; a turn for the flush would cost 2 us

@@ -1,0 +1,382 @@
+"""The driver of connections: one actor runs a core on a carrier.
+
+`Driver` is the part that every protocol shares: phases, timer, dispatch of events, the beginning and the end. Below it are the two
+kinds of carrier: `levada.actors.single` for one stream of bytes or messages, `levada.actors.multiplexed` for many streams. A
+protocol derives from one of them and adds its event handlers.
+
+The rules:
+
+* `Driver.phase` changes in `Driver._go` only, by the table `PHASES`.
+* One task, `Driver._main`, gets carriers and runs them. When it ends, so does the actor.
+* Events are applied by direct calls, in the task that caused them. Their handlers are sync and run no code of users.
+* The core keeps the time. The actor has one timer, set to `Core.next_deadline`, and it is only ever set anew to be earlier.
+* The core ends the connection, whoever asked for it: its last event reaches `Driver.ended`. Every operation has had its own end by then.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from enum import Enum, auto
+from typing import Any, ClassVar, Final, Protocol
+
+import trio
+
+from levada.framework import Actor, Reason, handles
+from levada.framework.errors import (
+    CarrierError,
+    ConfigurationError,
+    ConnectionClosed,
+    ConnectionLost,
+    LevadaError,
+)
+from levada.transports.carriers import CarrierInfo
+from levada.transports.core import Core
+from levada.transports.text import printable
+
+__all__ = ["PHASES", "Driver", "Phase"]
+
+
+class Phase(Enum):
+    """Where a connection stands."""
+
+    NEW = auto()
+    """Its task has not begun."""
+    CONNECTING = auto()
+    """There is no carrier yet."""
+    GREETING = auto()
+    """There is a carrier, but the peer has not let this side in, or this side not the peer."""
+    EARLY = auto()
+    """The same, but work may begin already."""
+    OPEN = auto()
+    """Work may begin."""
+    SUSPENDED = auto()
+    """The session waits for another carrier."""
+    DRAINING = auto()
+    """This side begins no new work."""
+    LEAVING = auto()
+    """The peer takes no new work."""
+    CLOSED = auto()
+    """This side has ended it."""
+    LOST = auto()
+    """The peer, the network or a mistake has ended it, or there never was a carrier."""
+
+
+class Change(Enum):
+    """What moves a connection from one phase to another."""
+
+    BEGIN = auto()
+    CONNECT = auto()
+    CONNECT_EARLY = auto()
+    GREET = auto()
+    SUSPEND = auto()
+    RESUME = auto()
+    DRAIN = auto()
+    LEAVE = auto()
+    CLOSE = auto()
+    LOSE = auto()
+
+
+_BEFORE: Final = (Phase.NEW, Phase.CONNECTING, Phase.GREETING)
+_CARRIED: Final = (Phase.GREETING, Phase.EARLY, Phase.OPEN, Phase.SUSPENDED, Phase.DRAINING, Phase.LEAVING)
+_USABLE: Final = (Phase.EARLY, Phase.OPEN, Phase.SUSPENDED)
+_ENDED: Final = (Phase.CLOSED, Phase.LOST)
+
+PHASES: Final[Mapping[tuple[Phase, Change], Phase]] = {
+    (Phase.NEW, Change.BEGIN): Phase.CONNECTING,
+    (Phase.CONNECTING, Change.CONNECT): Phase.GREETING,
+    (Phase.CONNECTING, Change.CONNECT_EARLY): Phase.EARLY,
+    (Phase.GREETING, Change.GREET): Phase.OPEN,
+    (Phase.EARLY, Change.GREET): Phase.OPEN,
+    (Phase.EARLY, Change.SUSPEND): Phase.SUSPENDED,
+    (Phase.OPEN, Change.SUSPEND): Phase.SUSPENDED,
+    (Phase.SUSPENDED, Change.SUSPEND): Phase.SUSPENDED,  # another carrier that did not take the session on
+    (Phase.SUSPENDED, Change.RESUME): Phase.OPEN,
+    (Phase.OPEN, Change.RESUME): Phase.OPEN,  # the peer came on another carrier before this side missed the first
+    **{(phase, Change.DRAIN): Phase.DRAINING for phase in _CARRIED},
+    **{(phase, Change.LEAVE): Phase.LEAVING for phase in _CARRIED},
+    (Phase.DRAINING, Change.LEAVE): Phase.DRAINING,
+    **{(phase, Change.CLOSE): Phase.CLOSED for phase in (Phase.NEW, Phase.CONNECTING, *_CARRIED)},
+    **{(phase, Change.LOSE): Phase.LOST for phase in (Phase.NEW, Phase.CONNECTING, *_CARRIED)},
+}
+"""All transitions; any other is a mistake of the protocol's driver."""
+
+
+class Due:
+    """The core's deadline has passed."""
+
+    __slots__ = ()
+
+
+DUE: Final = Due()
+
+
+class Acceptor(Protocol):
+    """A listener, as its connections know it."""
+
+    connections: dict[Any, None]
+    """The connections whose clients were let in."""
+
+
+class Ended(Protocol):
+    """The last event of a core."""
+
+    @property
+    def code(self) -> int:
+        """The code it ended with; 0 if there is none."""
+        ...
+
+
+class Driver(Actor[Any]):
+    """One connection of either side.
+
+    A protocol says how to get carriers and run them (`carry`), and what to do for each class of event (`events`).
+    """
+
+    protocol: ClassVar[str]
+    """The protocol's name, in logs."""
+    events: ClassVar[Mapping[type, Callable[[Any, Any], None]]]
+    """What to do for each class of event of the core. The handler of the last event calls `ended`."""
+
+    def __attrs_post_init__(self) -> None:
+        self.core: Core[Any, Any]
+        """Set before there is a carrier, at the latest when `connected` is called."""
+        self.phase = Phase.NEW
+        self.info: CarrierInfo | None = None
+        """Who is at the other end; None before there is a carrier."""
+        self.end: Ended | None = None
+        """The core's last event, once the connection is over."""
+        self.acceptor: Acceptor | None = None
+        """The listener of a server's connection."""
+        self.unusable = trio.Event()
+        """Set when no new work may begin: at the end, or when either side drains."""
+        self.over = trio.Event()
+        """Set when the connection is over."""
+        self._reason = ""
+        self._settled = trio.Event()
+        self._refusal: LevadaError | OSError | None = None
+        """Why work could never begin."""
+        self._carrying = trio.CancelScope()
+        self._gone = trio.Event()
+        self._armed = math.inf
+
+    # ------------------------------------------------------------ what a protocol says
+
+    @property
+    def drain_time(self) -> float:
+        """Seconds that open work has when this side closes, if the core does not end the drain itself."""
+        return math.inf
+
+    async def carry(self) -> None:
+        """Get a carrier and run it until the connection is over. Calls `connected` when there is one."""
+        raise NotImplementedError
+
+    def flush(self) -> bool:
+        """Hand what the core has queued to the carrier; return whether there was anything."""
+        raise NotImplementedError
+
+    async def wind_up(self) -> None:
+        """Wait for what must be over before the actor ends; the carrier is gone."""
+
+    def release(self) -> None:
+        """Let go of everything that refers back to this actor, so that it is freed without the collector. Its task has ended."""
+
+    def refuse(self) -> None:
+        """Turn away the carrier that was accepted: the actor ends before its task began."""
+
+    # ------------------------------------------------------------ phases
+
+    def _go(self, change: Change) -> None:
+        phase = self.phase = PHASES[self.phase, change]
+        if phase not in _BEFORE:
+            if phase in _ENDED and self._refusal is None and not self._settled.is_set():
+                self._refusal = self.error()
+            self._settled.set()
+            if phase not in _USABLE:
+                self.unusable.set()
+                if phase in _ENDED:
+                    self.over.set()
+
+    def connected(self, info: CarrierInfo, *, early: bool = False) -> None:
+        """There is a carrier; with `early`, work may begin before the peer has greeted."""
+        self.info = info
+        self._go(Change.CONNECT_EARLY if early else Change.CONNECT)
+
+    def greeted(self) -> None:
+        """Both sides have let each other in."""
+        if self.phase in (Phase.GREETING, Phase.EARLY):
+            self._go(Change.GREET)
+            if self.acceptor is not None:
+                self.acceptor.connections[self] = None
+
+    def suspended(self) -> None:
+        """The session has no carrier for now."""
+        self._go(Change.SUSPEND)
+
+    def resumed(self) -> None:
+        """The session has a carrier again."""
+        self._go(Change.RESUME)
+
+    def leaving(self) -> None:
+        """The peer takes no new work."""
+        self._go(Change.LEAVE)
+
+    def ended(self, event: Ended, reason: str) -> None:
+        """The core has ended; the handler of its last event calls this.
+
+        Args:
+            event: the last event.
+            reason: what the peer, the network or this side said about it.
+        """
+        self.end, self._reason = event, printable(reason)
+        if self.phase not in _ENDED:
+            self._go(Change.CLOSE if self.phase is Phase.DRAINING else Change.LOSE)
+        self.log(logging.INFO, "ended", "ended: %s, code %s", self._reason or "no reason given", event.code)
+        self.timers.cancel_all()
+
+    # ------------------------------------------------------------ events and time
+
+    def apply(self, events: list[Any]) -> None:
+        """Do what events mean."""
+        table = self.events
+        for event in events:
+            table[type(event)](self, event)
+
+    def retime(self) -> None:
+        """Set the timer to the core's deadline, if that is earlier than what it is set to."""
+        deadline = self.core.next_deadline()
+        if deadline is not None and deadline < self._armed and self.end is None:
+            self._armed = deadline
+            self.timers.at("core", deadline, DUE)
+
+    @handles
+    def on_due(self, m: Due) -> None:
+        """Let the core do what is due."""
+        self._armed = math.inf
+        self.apply(self.core.handle_timeout(trio.current_time()))
+        self.flush()
+        self.retime()
+
+    # ------------------------------------------------------------ the beginning
+
+    def started(self) -> None:
+        """Begin to connect, in a task of this actor."""
+        self.start_soon(self._main)
+
+    async def _main(self) -> None:
+        if self.phase is not Phase.NEW:
+            return  # ended before it began
+        self._go(Change.BEGIN)
+        try:
+            with self._carrying:
+                await self.carry()
+        except (CarrierError, ConfigurationError, OSError) as error:
+            if self.info is None:
+                self._refusal = error
+            self.log(logging.DEBUG, "carrier_failed", "%s", error)
+        finally:
+            self.lost(0, "the connection was given up")
+            self._gone.set()
+        await self.wind_up()
+        self.stop()
+
+    async def opened(self) -> None:
+        """Wait until work may begin.
+
+        Raises:
+            ConnectionLost: nobody answers there, or not in this protocol.
+            ConnectionClosed: this side closed it meanwhile.
+            ConfigurationError: a URL or settings that cannot work.
+        """
+        await self._settled.wait()
+        if self._refusal is not None:
+            raise self._refusal
+
+    def check_open(self) -> None:
+        """Refuse new work that could not be done.
+
+        Raises:
+            ConnectionClosed: this side has closed the connection, or is closing it.
+            ConnectionLost: the peer or the network has, or the peer is closing it.
+        """
+        if self.phase not in _USABLE:
+            raise self.error()
+
+    # ------------------------------------------------------------ the end
+
+    def error(self) -> CarrierError:
+        """Make the error for a call that needs the connection although it takes no new work."""
+        if self.phase is Phase.DRAINING:
+            return ConnectionClosed("this side is closing the connection")
+        if self.phase is Phase.CLOSED:
+            return ConnectionClosed("this side closed the connection")
+        if self.phase is Phase.LEAVING:
+            return ConnectionLost("the peer is closing the connection and takes no new work")
+        if self.end is None:
+            return ConnectionLost("there is no connection")
+        reason = self._reason or f"closed with code {self.end.code}"
+        return ConnectionLost(f"the connection was lost: {reason}", code=self.end.code)
+
+    def lost(self, code: int, reason: str) -> None:
+        """The carrier has ended by itself; a session that can be resumed goes on without."""
+        if self.phase in _CARRIED:
+            self.apply(self.core.connection_lost(code, reason, trio.current_time()))
+            self.retime()
+        elif self.phase is Phase.CONNECTING:
+            self._go(Change.LOSE)
+
+    async def aclose(self) -> None:
+        """Begin no new work, let open work finish within the time for it, then close. Twice is harmless.
+
+        Cancellation:
+            closed at once.
+        """
+        try:
+            if self.phase in _CARRIED:
+                self._go(Change.DRAIN)
+                self.apply(self.core.drain(trio.current_time()))
+                self.flush()
+                self.retime()
+                with trio.move_on_after(self.drain_time):
+                    await self.over.wait()
+        finally:
+            self.shut()
+        await self.ref.terminated()
+
+    def shut(self, code: int = 0, reason: str = "") -> None:
+        """Close at once: open work fails, the carrier is closed after what is queued, and the actor ends."""
+        if self.phase in _CARRIED:
+            self._go(Change.CLOSE)
+            self.apply(self.core.close(code, reason, trio.current_time()))
+            self.flush()
+        elif self.phase not in _ENDED:
+            begun = self.phase is Phase.CONNECTING
+            self._go(Change.CLOSE)
+            if begun:
+                self._carrying.cancel()
+            else:
+                self.refuse()
+                self._gone.set()
+                self.ref.stop(now=True)
+
+    async def stopping(self, reason: Reason) -> None:
+        """Close the connection, if somebody else ends the actor, and wait for the carrier."""
+        self.shut(reason=f"its actor ended: {type(reason).__name__.lower()}")
+        await self._gone.wait()
+        self.release()
+
+    def undelivered(self, messages: list[Any]) -> None:
+        """Ignore timers and turns that nobody needs any more."""
+
+    # ------------------------------------------------------------ logs
+
+    def extra(self, event: str) -> dict[str, object]:
+        """Return the fields of a log record."""
+        return {"protocol": self.protocol, "actor": self.ref.path, "event": event}
+
+    def log(self, level: int, event: str, text: str, *arguments: object) -> None:
+        """Log a line about this connection, under the protocol's logger."""
+        logger = logging.getLogger(f"levada.actors.{self.protocol}")
+        if logger.isEnabledFor(level):
+            logger.log(level, "%s: %s", self.ref.path, text % arguments, extra=self.extra(event))
