@@ -34,7 +34,13 @@ HELD = {  # the rates of trees that have not been edited yet: a number here only
     ("docs", "that of"): 30,
     ("docs", "whoever"): 12,
 }
+POINTERS_HELD = {
+    "framework": 2,
+    "transports": 10,
+    "actors": 107,
+}  # likewise: how many docstrings still say nothing but where to look
 TREES = ("framework", "transports", "actors", "docs")
+POINTER = re.compile(r"\s*See (`|the class)")
 CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
 
@@ -59,3 +65,14 @@ def test_a_turn_of_phrase_is_rare(tree: str, turn: str) -> None:
     text = text_of(tree)
     rate = 10_000 * len(re.findall(TURNS[turn], text, re.IGNORECASE)) / len(text.split())
     assert rate <= HELD.get((tree, turn), LIMIT), f"{tree}: {rate:.1f} times in 10,000 words, as in {TURNS[turn]}"
+
+
+@pytest.mark.parametrize("tree", ["framework", "transports", "actors", "tests", "examples", "benchmarks"])
+def test_a_docstring_says_what_it_documents_before_it_refers(tree: str) -> None:
+    pointers = [
+        f"{file.relative_to(ROOT)}: {text.strip()}"
+        for file in sorted((ROOT / tree).rglob("*.py"))
+        for text in docstrings(file)
+        if POINTER.match(text)
+    ]
+    assert len(pointers) <= POINTERS_HELD.get(tree, 0), "say it in a line, then refer:\n" + "\n".join(pointers)

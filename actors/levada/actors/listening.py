@@ -1,9 +1,9 @@
-"""What protocols over connections do alike: listen, make a connection of each carrier that comes, bound their number, end.
+"""Listeners of all protocols: accept carriers, make a connection of each, bound their number, close.
 
-A protocol derives from `Acceptor` and says how it listens and what a connection is, and from `ListenerHandle`, which is what its
-``serve`` gives.  A connection is an actor with ``aclose``; it enters itself into `Acceptor.connections` when its client has been
-let in, and takes itself out at its end.  It holds its place from before it is accepted until its actor has ended, so
-that clients that never say anything are bounded too.
+A protocol derives from `Acceptor`, to say how it listens and what a connection is, and from `ListenerHandle`, the object that its
+``serve`` returns.  A connection is an actor with ``aclose``.  It adds itself to `Acceptor.connections` when it lets its client in,
+and its end removes it.  A connection counts against the limit from before it is accepted until its actor has ended, so the limit
+also holds for clients that never say anything.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HURRY: Final = 1.0
 """Seconds for the last octets of a connection that is closed by an exception or a cancellation."""
 
 Accepted = ByteStream | MessageStream | Incoming
-"""What a listener of any carrier hands over."""
+"""A new carrier, as a listener hands it over."""
 
 
 class _Closes(Protocol):
@@ -48,7 +48,7 @@ class Acceptor(Actor[Any], Generic[C]):
     def __attrs_post_init__(self) -> None:
         self.url = ""
         self.connections: dict[Any, None] = {}
-        """Those whose client was let in."""
+        """Connections whose client was let in."""
         self._places = trio.CapacityLimiter(self.max_connections)
         self._accepting = trio.CancelScope()
         self._opened = trio.Event()
@@ -58,41 +58,41 @@ class Acceptor(Actor[Any], Generic[C]):
 
     @property
     def max_connections(self) -> int:
-        """How many there may be; while there are so many, no more are accepted from the carrier."""
+        """The most connections at a time; a full listener leaves further clients waiting at the carrier."""
         raise NotImplementedError
 
     def listening(self) -> AbstractAsyncContextManager[Listener[Any]]:
-        """Listen at a carrier; leaving the context stops that. An implementation raises what `opened` says."""
+        """Listen at a carrier until the context ends. Implementations raise the errors that `opened` names."""
         raise NotImplementedError
 
     def url_of(self, carrier_url: str) -> str:
-        """Make the protocol's URL of the carrier's, which has the real port."""
+        """Turn the carrier's URL, with the real port, into the protocol's."""
         raise NotImplementedError
 
     async def accept(self, listener: Listener[Any]) -> Accepted:
-        """Wait for a carrier that is to be let in so far."""
+        """Wait for the next carrier to make a connection of."""
         accepted: Accepted = await listener.accept()
         return accepted
 
     def make(self, accepted: Any) -> Actor[Any]:
-        """Make the actor of a connection of what came; if it never runs, that is refused for it."""
+        """Make the actor of a connection from an accepted carrier; if the actor never runs, the carrier is refused."""
         raise NotImplementedError
 
     def started(self) -> None:
-        """See `Actor.started`."""
+        """Begin to listen, and register with the end of the system."""
         self._forget_end = self.system.at_end("accept", self.aclose)
         self.start_soon(self._listen)
 
     def stopping(self, reason: Reason) -> None:
-        """See `Actor.stopping`."""
+        """Leave the list of what the end of the system closes."""
         self._forget_end()
 
     async def opened(self) -> None:
-        """Wait until it listens.
+        """Wait until the listener listens.
 
         Raises:
-            ConfigurationError: a URL or settings that cannot work, or an address that is taken.
-            OSError: an address that cannot be had, or a file that cannot be read.
+            ConfigurationError: the URL or the settings cannot work, or the address is taken.
+            OSError: the address is not available, or a file cannot be read.
         """
         await self._opened.wait()
         if self._refusal is not None:
@@ -110,7 +110,7 @@ class Acceptor(Actor[Any], Generic[C]):
                         await self._places.acquire_on_behalf_of(place)
                         self._connect(await self.accept(listener), place)
                 await listener.aclose()
-                # Connections of QUIC live on the listener's socket, so it stays until they have ended, and this actor with them.
+                # QUIC connections live on the listener's socket: it stays, and this actor with it, until they have ended.
                 await trio.sleep_forever()
         except (ConfigurationError, OSError, CarrierError) as error:
             if self._opened.is_set():
@@ -143,13 +143,13 @@ class Acceptor(Actor[Any], Generic[C]):
         below.reload()
 
     def close_listener(self) -> None:
-        """Accept nobody any more."""
+        """Accept no more clients."""
         self._accepting.cancel()
 
     async def aclose(self) -> None:
-        """Accept nobody any more and close all connections in order, at the same time; then end. Twice is harmless.
+        """Accept no more clients, close all connections at the same time, then end. A second call is harmless.
 
-        The end of the system calls it in its phase ``accept``, so that they share its seconds and do not wait for one another.
+        The end of the system calls it in the phase ``accept``; all listeners close at once and share its seconds.
 
         Cancellation:
             closed at once.
@@ -165,26 +165,26 @@ class Acceptor(Actor[Any], Generic[C]):
 
 
 class ListenerHandle(Generic[A]):
-    """What ``serve`` gives, to begin with."""
+    """The base of what ``serve`` returns."""
 
     def __init__(self, actor: A) -> None:
         self._actor = actor
 
     @property
     def url(self) -> str:
-        """Where clients connect to, with the real port."""
+        """The URL that clients connect to, with the real port."""
         return self._actor.url
 
     def reload(self) -> None:
-        """Read the certificate files again, for clients from now on; those that are connected stay.
+        """Read the certificate files again, for new clients; connected clients stay.
 
         Raises:
-            ConfigurationError: there is no TLS here, or the files cannot be used; the certificates of before stay.
+            ConfigurationError: there is no TLS here, or the files cannot be used; the old certificates stay.
         """
         self._actor.reload()
 
     async def aclose(self) -> None:
-        """Accept nobody any more, and close all connections in order, at the same time. Twice is harmless.
+        """Accept no more clients, and close all connections at the same time. A second call is harmless.
 
         Cancellation:
             closed at once.
@@ -201,7 +201,7 @@ class ListenerHandle(Generic[A]):
 
 
 def refuse(accepted: Accepted) -> None:
-    """Send a client away that came too late."""
+    """Turn away a client that came too late."""
     if isinstance(accepted, Incoming):
         accepted.refuse("the listener is ending")
     else:
@@ -212,11 +212,11 @@ def refuse(accepted: Accepted) -> None:
 async def closing(
     root: Ref[Any], connections: Callable[[], Iterable[_Shuts]], aclose: Callable[[], Awaitable[None]]
 ) -> AsyncIterator[None]:
-    """Close connections after a block: in order after its end, at once after an exception or a cancellation of it.
+    """Close connections after a block: in order after its end, at once after an exception or a cancellation.
 
     Args:
         root: the actor that the connections are, or are children of; it has ended when this is over.
-        connections: those there are then.
+        connections: returns the connections that are open then.
         aclose: closes them in order.
     """
     try:

@@ -124,4 +124,4 @@ async def test_the_seed_is_in_the_failure_message() -> None:
         raise AssertionError("the test found something")
     assert caught.value.__notes__ == [str(network)]
     assert "seed=42" in str(network)
-    assert "cut at octet 0" in str(network)
+    assert "cut at byte 0" in str(network)

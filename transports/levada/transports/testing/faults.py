@@ -1,4 +1,4 @@
-"""A byte stream that goes wrong as a seed says, for tests of what runs on it.
+"""A byte stream with faults chosen by a seed, for tests of the protocols on it.
 
 Example:
     >>> from levada.transports.carriers.memory import memory_streams
@@ -11,7 +11,7 @@ Example:
     ...             received += part
     ...         print(received, network.happened)
     >>> trio.run(main)
-    b'0' ['client sends: truncate at octet 1']
+    b'0' ['client sends: truncate at byte 1']
 """
 
 from __future__ import annotations
@@ -33,34 +33,34 @@ __all__ = ["Fault", "FaultyNetwork", "FaultyStream"]
 T = TypeVar("T")
 
 Fault = Literal["none", "cut", "reset", "truncate", "half_close"]
-"""What becomes of a pair at some octet of one direction:
+"""The fault of a pair, at some byte of one direction:
 
-* ``"cut"``: the octets before it arrive, then both ends lose the connection;
-* ``"reset"``: both ends lose it at once, with what was under way;
-* ``"truncate"``: the octets before it arrive, then the end, as if the sender had said so; the sender notices nothing;
-* ``"half_close"``: the sends before it arrive whole, then the end; further sends fail, the other direction lives on;
-* ``"none"``: nothing of these.
+* ``"cut"``: the bytes before it arrive, then both ends lose the connection;
+* ``"reset"``: both ends lose it at once, and the bytes under way are lost;
+* ``"truncate"``: the bytes before it arrive, then the end, as if the sender had closed; the sender notices nothing;
+* ``"half_close"``: earlier sends arrive whole, then the end; later sends fail, and the other direction goes on;
+* ``"none"``: no fault.
 """
 
 
 @attrs.define
 class _Plan:
-    """What a network does to one direction."""
+    """The fault of one direction."""
 
     fault: Fault
-    at: int  # octets that come before it
+    at: int  # bytes that come before it
 
 
 class FaultyNetwork:
-    """Wraps pairs of byte streams; octets arrive late and cut anywhere, and each pair meets one fault in one direction.
+    """Wraps pairs of byte streams: bytes arrive late and cut anywhere, and each pair meets one fault in one direction.
 
-    As a context manager it notes the seed and what happened on every exception that passes.
+    As a context manager it adds a note with the seed and the faults to every exception that passes.
 
     Args:
-        seed: the same seed, the same faults at the same octets. (In which order tasks run is trio's own dice.)
+        seed: the same seed gives the same faults at the same bytes. (Trio picks the order of tasks by its own dice.)
         faults: what may happen, each equally often.
-        within: the fault comes before this many octets of its direction.
-        delay: most seconds (trio's clock) for which what has arrived is kept back.
+        within: the fault comes before this many bytes of its direction.
+        delay: bytes that have arrived are held back for at most so many seconds (trio's clock).
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class FaultyNetwork:
     ) -> None:
         self.seed = seed
         self.happened: list[str] = []
-        """The faults that have come to pass, in words."""
+        """The faults that have happened, in words."""
         self._random = random.Random(seed)
         self._faults = faults
         self._within = within
@@ -125,7 +125,7 @@ class FaultyStream:
         self._swallow = False
         self._send_error: ConnectionLost | None = None
         self._received = 0
-        self._last: int | None = None  # octets after which receiving is over
+        self._last: int | None = None  # bytes after which receiving is over
         self._receive_error: ConnectionLost | None = None  # how it is over; the end if none
         self._closed = False
         self._waiting: set[trio.CancelScope] = set()
@@ -136,24 +136,24 @@ class FaultyStream:
 
     @property
     def info(self) -> CarrierInfo:
-        """That of the stream below."""
+        """Who is at the other end of the stream below."""
         return self._stream.info
 
     @property
     def unsent(self) -> int:
-        """That of the stream below."""
+        """Bytes queued in the stream below."""
         return self._stream.unsent
 
     # ---------------------------------------------------------------- sending
 
     async def send_all(self, data: Octets) -> None:
-        """See `ByteStream.send_all`."""
+        """Wait for room below, then send as `send_nowait` does."""
         self._check_sending()
         await self._unless_broken(lambda: self._stream.send_all(b""))  # waits for room
         self.send_nowait(data)
 
     def send_nowait(self, data: Octets) -> None:
-        """See `ByteStream.send_nowait`."""
+        """Send `data` down to the fault, if it comes this soon; then let the fault happen."""
         self._check_sending()
         if self._swallow:
             return
@@ -171,8 +171,8 @@ class FaultyStream:
 
     def _go_wrong(self, data: Octets, room: int) -> None:
         plan, self._plan = self._plan, _Plan("none", 0)
-        lost = ConnectionLost(f"lost by {plan.fault} at octet {plan.at} of what the {self._name} sends")
-        self._network.happened.append(f"{self._name} sends: {plan.fault} at octet {plan.at}")
+        lost = ConnectionLost(f"lost by {plan.fault} at byte {plan.at} of what the {self._name} sends")
+        self._network.happened.append(f"{self._name} sends: {plan.fault} at byte {plan.at}")
         if plan.fault == "reset":
             self._break(0, lost)
             self._peer._break(0, lost)
@@ -191,7 +191,7 @@ class FaultyStream:
             self._peer._break(self._sent, None)
 
     def _break(self, last: int, error: ConnectionLost | None) -> None:
-        """Let receiving end after `last` octets: with an error, which sending raises at once too, or as the peer's end."""
+        """End receiving after `last` bytes: with an error, which sending raises at once too, or as the peer's end."""
         self._last = last
         self._receive_error = error
         self._send_error = error or self._send_error
@@ -209,13 +209,13 @@ class FaultyStream:
         return None
 
     async def send_eof(self) -> None:
-        """See `ByteStream.send_eof`."""
+        """End this direction, unless a fault has ended it for the peer."""
         self._check_sending()
         if not self._swallow:
             await self._stream.send_eof()
 
     async def flush(self) -> None:
-        """See `ByteStream.flush`."""
+        """Wait until nothing is queued below; the loss of the connection ends the wait."""
         self._check_sending()
         await self._unless_broken(self._stream.flush)
         self._check_sending()
@@ -223,7 +223,7 @@ class FaultyStream:
     # ---------------------------------------------------------------- receiving
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """See `ByteStream.receive_some`."""
+        """Receive a random part of what has arrived, at times late, up to the byte where the fault ends it."""
         while not self._closed:
             if self._last is not None and self._received >= self._last:
                 if self._receive_error is not None:
@@ -248,12 +248,12 @@ class FaultyStream:
     # ---------------------------------------------------------------- the end
 
     async def aclose(self) -> None:
-        """See `ByteStream.aclose`."""
+        """Close the stream below."""
         self._closed = True
         await self._stream.aclose()
 
     def abort(self) -> None:
-        """See `ByteStream.abort`."""
+        """Abort the stream below."""
         self._closed = True
         self._stream.abort()
 
