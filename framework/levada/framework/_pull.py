@@ -193,8 +193,6 @@ class _PullInbox(Inbox[Any]):
         self._free.append(routee)
         return TURN
 
-    # ------------------------------------------------------------ the rest
-
     def _offer(self) -> None:
         """Let a routee look that is free, if possible one that is not about to start again."""
         free = self._free

@@ -430,9 +430,6 @@ def _anything() -> Shape:
     return shape
 
 
-# ---------------------------------------------------------------- messages
-
-
 @attrs.frozen(eq=False)
 class Field:
     name: str
@@ -606,9 +603,6 @@ def _message(name: str, wanted: tuple[type, ...]) -> Shape:
 
 _ANY_MESSAGE = _message("a message", (object,))
 _ANY = _anything()
-
-
-# ---------------------------------------------------------------- annotations
 
 
 def _expand(annotation: Any) -> Any:

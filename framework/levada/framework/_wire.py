@@ -152,11 +152,7 @@ class Row:
         try:
             _scan(payload)
             self._unpacker = msgpack.Unpacker(
-                ext_hook=_ext,
-                object_pairs_hook=Pairs,
-                strict_map_key=False,
-                timestamp=3,
-                max_buffer_size=len(payload),
+                ext_hook=_ext, object_pairs_hook=Pairs, strict_map_key=False, timestamp=3, max_buffer_size=len(payload)
             )
             self._unpacker.feed(payload)
             self.size = self._unpacker.read_array_header() if _KINDS[payload[0]] is list else 0
@@ -176,8 +172,6 @@ class Row:
                 raise _malformed(error) from error
             yield wire
 
-
-# ---------------------------------------------------------------- what a value will be, before it is made
 
 # The type that `unpack` makes of a value, by the octet that it begins with.
 _KINDS: list[Any] = [
@@ -202,21 +196,9 @@ _SIZES = [
 ]
 # For the others: octets of their length (or the length itself, below 0), and whether the code of an ext value follows it.
 _LENGTHS = {
-    0xC4: (1, 0),
-    0xC5: (2, 0),
-    0xC6: (4, 0),
-    0xC7: (1, 1),
-    0xC8: (2, 1),
-    0xC9: (4, 1),
-    0xD4: (-1, 1),
-    0xD5: (-2, 1),
-    0xD6: (-4, 1),
-    0xD7: (-8, 1),
-    0xD8: (-16, 1),
-    0xD9: (1, 0),
-    0xDA: (2, 0),
-    0xDB: (4, 0),
-}
+    0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1), 0xD4: (-1, 1), 0xD5: (-2, 1),
+    0xD6: (-4, 1), 0xD7: (-8, 1), 0xD8: (-16, 1), 0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0),
+}  # fmt: skip
 # A list, a map or an ext value takes about as much memory and time as 8 others: 64 octets and more, 1 µs as `Any`.
 _HEAVY = bytes(octet for octet, kind in enumerate(_KINDS) if kind in (list, Pairs, tuple))
 _WEIGHTS = [8 if octet in _HEAVY else 1 for octet in range(0x100)]

@@ -30,9 +30,7 @@ from typing import (
 
 import attrs
 import trio
-from trio.lowlevel import (
-    enable_ki_protection,
-)
+from trio.lowlevel import enable_ki_protection
 
 from ._runtime.ask import OpenAsks, Reply
 from ._runtime.cell import Cell
@@ -61,9 +59,6 @@ M = TypeVar("M")
 R = TypeVar("R")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
-F = TypeVar("F", bound=Callable[..., Any])
-
-_MARK = "__levada_handles__"
 
 
 @attrs.frozen
@@ -71,9 +66,6 @@ class ReceiveTimeout:
     """Nothing was handled for as long as `Actor.set_receive_timeout` said."""
 
     seconds: float
-
-
-# ---------------------------------------------------------------- the actor
 
 
 @dataclass_transform(field_specifiers=(attrs.field,))
@@ -154,8 +146,6 @@ class Actor(Generic[M]):
                         f"{cls.__name__} promises to handle {kind.__name__} and has no handler for it"
                     )
 
-    # ------------------------------------------------------------ hooks
-
     def started(self) -> Awaitable[None] | None:
         """Run first, before any message, in each incarnation; may be async. A failure here is a failure of the actor."""
         return None
@@ -187,8 +177,6 @@ class Actor(Generic[M]):
         else:
             self.system.log_unhandled.note(message, cell, f"{type(self).__name__} has no handler for it")
 
-    # ------------------------------------------------------------ who and where
-
     def _bound(self) -> Cell:
         try:
             cell: Cell = self._cell
@@ -213,8 +201,6 @@ class Actor(Generic[M]):
     def system(self) -> ActorSystem:
         """The system that this actor lives in."""
         return self._bound()._scheduler.system  # type: ignore[return-value]  # the only class of systems that there is
-
-    # ------------------------------------------------------------ children, links, monitors
 
     @overload
     def spawn(
@@ -338,8 +324,6 @@ class Actor(Generic[M]):
         cell = self._here()
         cell.system.lifecycle.request(cell, NORMAL)
 
-    # ------------------------------------------------------------ handling
-
     def become(self, behaviour: type[Behaviour] | None) -> None:
         """Handle messages by another set of handlers from the next message on; ``None``: by the actor's own again."""
         cell = self._here()
@@ -402,8 +386,6 @@ class Actor(Generic[M]):
             handler = type(self).unhandled
         return cast("Callable[[Any, Any], Any]", handler)
 
-    # ------------------------------------------------------------ time
-
     @property
     def timers(self) -> Timers:
         """Keyed timers of this actor, see `Timers`."""
@@ -431,8 +413,6 @@ class Actor(Generic[M]):
             extras.touched = trio.current_time()
             look = functools.partial(_look_at_receive_timeout, cell, seconds)
             extras.receive_timer = self.system.heap.after(seconds, look)
-
-    # ------------------------------------------------------------ own tasks and contexts
 
     def _host(self) -> Host:
         extras = self._here().make_extras()
@@ -476,8 +456,6 @@ class Actor(Generic[M]):
                 raise
             message = failed(error)
         await self._cell.send(message)
-
-    # ------------------------------------------------------------ loops
 
     @property
     def mailbox(self) -> Inbox[M]:
@@ -542,9 +520,6 @@ def _look_at_receive_timeout(cell: Cell, seconds: float) -> None:
             left = seconds
     look = functools.partial(_look_at_receive_timeout, cell, seconds)
     extras.receive_timer = cell.system.heap.after(left, look)
-
-
-# ---------------------------------------------------------------- functions as actors
 
 
 def actor(function: Callable[[M], Any]) -> Callable[[], Actor[M]]:

@@ -50,18 +50,9 @@ from .errors import (
 )
 
 __all__ = [
-    "Destination",
-    "Mode",
-    "OneshotReceiver",
-    "OneshotSender",
-    "Outcome",
-    "Receipt",
-    "Receiver",
-    "Sender",
-    "TerminalState",
-    "channel",
-    "oneshot",
-]
+    "Destination", "Mode", "OneshotReceiver", "OneshotSender", "Outcome", "Receipt", "Receiver", "Sender",
+    "TerminalState", "channel", "oneshot",
+]  # fmt: skip
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

@@ -74,15 +74,9 @@ from .errors import DecodeError
 from .message import BY_TAG
 
 __all__ = [
-    "Attachable",
-    "AttachmentKind",
-    "Attachments",
-    "Codec",
-    "Detach",
-    "has_at_most",
-    "schema_fingerprint",
+    "Attachable", "AttachmentKind", "Attachments", "Codec", "Detach", "has_at_most", "schema_fingerprint",
     "schema_of",
-]
+]  # fmt: skip
 
 T = TypeVar("T")
 

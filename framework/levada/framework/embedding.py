@@ -65,27 +65,10 @@ from .actor import Actor
 from .links import NORMAL, Reason
 
 __all__ = [
-    "LARGE",
-    "ActorPhase",
-    "Ask",
-    "ChannelCore",
-    "Envelope",
-    "Half",
-    "LocalRef",
-    "Mode",
-    "Outcome",
-    "Receipt",
-    "TerminalState",
-    "ThreadAsk",
-    "Tracked",
-    "adopt",
-    "dead_ref",
-    "let_others_run",
-    "local_ref",
-    "release",
-    "signal_exit",
-    "stopped_error",
-]
+    "LARGE", "ActorPhase", "Ask", "ChannelCore", "Envelope", "Half", "LocalRef", "Mode", "Outcome", "Receipt",
+    "TerminalState", "ThreadAsk", "Tracked", "adopt", "dead_ref", "let_others_run", "local_ref", "release",
+    "signal_exit", "stopped_error",
+]  # fmt: skip
 
 
 def adopt(parent: Actor[Any], child: Actor[Any]) -> bool:

@@ -19,41 +19,13 @@ import attrs
 from .text import printable
 
 __all__ = [
-    "ActorError",
-    "ActorStopped",
-    "AskCycle",
-    "AskTimeout",
-    "CarrierError",
-    "ChannelCancelled",
-    "ChannelConnectionLost",
-    "ChannelError",
-    "ChannelLost",
-    "ConfigurationError",
-    "ConnectionClosed",
-    "ConnectionLost",
-    "DatagramTooLarge",
-    "DecodeError",
-    "EndOfChannel",
-    "HandleMoved",
-    "HandleNotForwardable",
-    "IdleTimeout",
-    "LevadaError",
-    "LocalProtocolError",
-    "MailboxFull",
-    "NameTaken",
-    "NameUnknown",
-    "NoValue",
-    "ProtocolError",
-    "ReceiverClosed",
-    "RemoteFailure",
-    "RemoteProtocolError",
-    "SenderFinished",
-    "StreamError",
-    "StreamWasReset",
-    "StreamWasStopped",
-    "Undelivered",
-    "WrongThread",
-]
+    "ActorError", "ActorStopped", "AskCycle", "AskTimeout", "CarrierError", "ChannelCancelled",
+    "ChannelConnectionLost", "ChannelError", "ChannelLost", "ConfigurationError", "ConnectionClosed",
+    "ConnectionLost", "DatagramTooLarge", "DecodeError", "EndOfChannel", "HandleMoved", "HandleNotForwardable",
+    "IdleTimeout", "LevadaError", "LocalProtocolError", "MailboxFull", "NameTaken", "NameUnknown", "NoValue",
+    "ProtocolError", "ReceiverClosed", "RemoteFailure", "RemoteProtocolError", "SenderFinished", "StreamError",
+    "StreamWasReset", "StreamWasStopped", "Undelivered", "WrongThread",
+]  # fmt: skip
 
 _LONGEST: Final = 10_000  # characters; most peers' texts are cut to far less before
 
@@ -85,9 +57,6 @@ class WrongThread(LevadaError, RuntimeError):
 def wrong_thread(what: str, cure: str = "trio.from_thread.run_sync()") -> WrongThread:
     """Make the error for `what` was tried; `cure` is the way that works."""
     return WrongThread(f"{what} from a foreign thread or trio run; use {cure}")
-
-
-# ---------------------------------------------------------------- protocols
 
 
 @attrs.define(eq=False, slots=False, str=False)
@@ -123,9 +92,6 @@ class DecodeError(LevadaError, ValueError):
 
     def _line(self) -> str:
         return f"{self.path}: {self.detail}" if self.path else self.detail
-
-
-# ---------------------------------------------------------------- carriers
 
 
 @attrs.define(eq=False, slots=False, str=False)
@@ -178,9 +144,6 @@ class DatagramTooLarge(CarrierError, ValueError):
     """Octets of the datagram that was refused."""
     limit: int = 0
     """Largest datagram that fits now, in octets."""
-
-
-# ---------------------------------------------------------------- channels
 
 
 @attrs.define(eq=False, slots=False, str=False)
@@ -242,9 +205,6 @@ class Undelivered(ChannelError):
 @attrs.define(eq=False, slots=False, str=False)
 class NoValue(ChannelError):
     """A oneshot ended, or the answer to an ask was given up, without a value."""
-
-
-# ---------------------------------------------------------------- actors
 
 
 @attrs.define(eq=False, slots=False, str=False)

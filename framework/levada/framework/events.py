@@ -18,15 +18,9 @@ if TYPE_CHECKING:
     from .ref import Ref
 
 __all__ = [
-    "ActorFailed",
-    "ActorRestarted",
-    "ActorTerminated",
-    "DeadLetter",
-    "EventStream",
-    "SlowHandler",
-    "Sparingly",
+    "ActorFailed", "ActorRestarted", "ActorTerminated", "DeadLetter", "EventStream", "SlowHandler", "Sparingly",
     "Unhandled",
-]
+]  # fmt: skip
 
 logger = logging.getLogger("levada.framework.events")
 

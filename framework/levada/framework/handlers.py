@@ -17,15 +17,8 @@ from ._runtime.dispatch import RUNTIME_ENTRIES
 from .errors import ConfigurationError
 
 __all__ = [
-    "Behaviour",
-    "blocking",
-    "build_table",
-    "find_handler",
-    "flatten",
-    "handles",
-    "refuse_generator",
-    "unprotected",
-]
+    "Behaviour", "blocking", "build_table", "find_handler", "flatten", "handles", "refuse_generator", "unprotected",
+]  # fmt: skip
 
 M = TypeVar("M")
 R = TypeVar("R")

@@ -142,8 +142,7 @@ class Ref(ABC, Generic[M_contra]):
     def from_thread(self) -> FromThread[M_contra]:
         """The same actor for other threads."""
 
-    # ------------------------------------------------------------ what `Receiver.to_mailbox` calls; local refs only
-
+    # The next three are called by `Receiver.to_mailbox`, on local refs only.
     def try_tell(self, message: M_contra) -> bool:
         """Put a message into the mailbox; False, and nothing done, if it would have to wait or to be refused.
 

@@ -45,17 +45,9 @@ from .ref import Ref
 from .supervision import Supervision, restart
 
 __all__ = [
-    "Resize",
-    "Routing",
-    "at_random",
-    "broadcast",
-    "consistent_hash",
-    "group",
-    "least_mailbox",
-    "pool",
-    "pull",
+    "Resize", "Routing", "at_random", "broadcast", "consistent_hash", "group", "least_mailbox", "pool", "pull",
     "round_robin",
-]
+]  # fmt: skip
 
 logger = logging.getLogger("levada.framework.router")
 
@@ -124,9 +116,6 @@ def pull() -> Routing:
     came.  A routee that fails loses the message that it was handling and no other; none is handled twice.
     """
     return Routing("pull")
-
-
-# ---------------------------------------------------------------- what users call
 
 
 @overload
@@ -228,9 +217,6 @@ def _factory(routing: Routing | None, source: Callable[[], PoolChildren | GroupM
     if chosen.kind == "broadcast":
         return lambda: BroadcastRouter(source())
     return lambda: Router(source(), chosen)
-
-
-# ---------------------------------------------------------------- the choice
 
 
 class _Picker(ABC):

@@ -20,17 +20,9 @@ if TYPE_CHECKING:
     from .mailbox import MailboxPolicy
 
 __all__ = [
-    "ChildSpec",
-    "RestartPolicy",
-    "Strategy",
-    "Supervised",
-    "Supervision",
-    "child",
-    "one_for_all",
-    "one_for_one",
-    "rest_for_one",
-    "restart",
-]
+    "ChildSpec", "RestartPolicy", "Strategy", "Supervised", "Supervision", "child", "one_for_all", "one_for_one",
+    "rest_for_one", "restart",
+]  # fmt: skip
 
 Kind = Literal["permanent", "transient", "temporary"]
 

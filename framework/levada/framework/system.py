@@ -178,8 +178,6 @@ class ActorSystem:
                 )
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
-    # ------------------------------------------------------------ the block
-
     @enable_ki_protection
     async def __aenter__(self) -> ActorSystem:
         if self._phase != "new":
@@ -319,8 +317,6 @@ class ActorSystem:
         """``"new"``, ``"running"``, one of `PHASES`, or ``"over"``."""
         return self._phase
 
-    # ------------------------------------------------------------ actors
-
     @overload
     def spawn(
         self,
@@ -445,8 +441,6 @@ class ActorSystem:
             cell = names[name]
         return cell
 
-    # ------------------------------------------------------------ looking in
-
     def statistics(self) -> Statistics:
         """Return the counters as they are now."""
         counters, scheduler = self.counters, self.scheduler
@@ -466,8 +460,6 @@ class ActorSystem:
             ready=len(scheduler.ready),
             timers=len(self.heap),
         )
-
-    # ------------------------------------------------------------ for the runtime
 
     @enable_ki_protection
     async def _hold_nursery(self, held: trio.Event) -> None:

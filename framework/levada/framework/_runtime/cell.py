@@ -69,26 +69,9 @@ class Cell(Ref[Any]):
     """An actor with an unbounded mailbox."""
 
     __slots__ = (
-        "__weakref__",
-        "_actor",
-        "_asking",
-        "_batch",
-        "_box",
-        "context",
-        "_extras",
-        "_handled",
-        "_idle",
-        "_name",
-        "_number",
-        "_parent",
-        "_quantum",
-        "reason",
-        "_scheduler",
-        "_since",
-        "phase",
-        "_table",
-        "_worker",
-    )
+        "__weakref__", "_actor", "_asking", "_batch", "_box", "context", "_extras", "_handled", "_idle", "_name",
+        "_number", "_parent", "_quantum", "reason", "_scheduler", "_since", "phase", "_table", "_worker",
+    )  # fmt: skip
 
     line: OrderedDict[InLine, None] | None = None
     """Messages that wait for room."""
@@ -114,8 +97,6 @@ class Cell(Ref[Any]):
         self._asking: Ask | None = None
         self._extras: Extras | None = None
         self.reason: Reason = NORMAL
-
-    # ------------------------------------------------------------ what users call
 
     @property
     def path(self) -> str:
@@ -224,8 +205,7 @@ class Cell(Ref[Any]):
     def from_thread(self) -> FromThread[Any]:
         return _CellFromThread(self)
 
-    # ------------------------------------------------------------ what channels call, see `channel_mailbox.Destination`
-
+    # Channels call the next three: `channel_mailbox.Destination`.
     def try_tell(self, message: Any) -> bool:
         """Put a message in if that is possible now; say whether it was."""
         self.tell(message)
@@ -241,8 +221,6 @@ class Cell(Ref[Any]):
         key = object()
         self.add_watcher(key, lambda _: callback())
         return functools.partial(self.forget_watcher, key)
-
-    # ------------------------------------------------------------ for the runtime
 
     @property
     def system(self) -> System:
@@ -398,8 +376,6 @@ class Cell(Ref[Any]):
         """`other`, which was tied to this actor, has ended."""
         self.untie(other)
         self.system.lifecycle.exit_signal(self, other, reason)
-
-    # ------------------------------------------------------------ its life, see `lifecycle`
 
     @property
     def ending(self) -> Ending | None:
@@ -755,9 +731,6 @@ class _Alone:
         self.message = message
 
 
-# ---------------------------------------------------------------- the dead
-
-
 class _Dead(Cell):
     """What a cell is once its actor has ended: messages are dead letters, questions fail, signals and entries mean nothing."""
 
@@ -815,9 +788,6 @@ class _Nobody:
     """Has no handlers."""
 
     _table = NO_HANDLERS
-
-
-# ---------------------------------------------------------------- strict mode
 
 
 class StrictCell(Cell):
@@ -888,9 +858,6 @@ def make_cell(
     else:
         kind = StrictBoundedCell if strict else BoundedCell
     return kind(scheduler, actor, parent, name, number, policy)
-
-
-# ---------------------------------------------------------------- other threads
 
 
 class _CellFromThread(FromThread[Any]):

@@ -50,20 +50,9 @@ from levada.framework.errors import (
 )
 
 __all__ = [
-    "ENDED",
-    "LARGE",
-    "ChannelCore",
-    "Envelope",
-    "Half",
-    "Mode",
-    "Outcome",
-    "Receipt",
-    "TerminalState",
-    "handles_in",
-    "let_others_run",
-    "may_hold",
-    "park",
-]
+    "ENDED", "LARGE", "ChannelCore", "Envelope", "Half", "Mode", "Outcome", "Receipt", "TerminalState",
+    "handles_in", "let_others_run", "may_hold", "park",
+]  # fmt: skip
 
 
 class TerminalState(enum.Enum):
@@ -310,28 +299,9 @@ class ChannelCore:
 
     # Not generic: its users are, and a queue holds messages and envelopes alike.
     __slots__ = (
-        "_name",
-        "abandoned",
-        "consumer",
-        "enveloped",
-        "item_type",
-        "limit",
-        "mode",
-        "pending",
-        "prepare",
-        "producers",
-        "putters",
-        "queue",
-        "receiver",
-        "rest",
-        "sender",
-        "takers",
-        "thread",
-        "token",
-        "undelivered",
-        "used",
-        "window",
-    )
+        "_name", "abandoned", "consumer", "enveloped", "item_type", "limit", "mode", "pending", "prepare", "producers",
+        "putters", "queue", "receiver", "rest", "sender", "takers", "thread", "token", "undelivered", "used", "window",
+    )  # fmt: skip
 
     def __init__(self, item_type: Any, window: int, name: str | None) -> None:
         self._name = name
@@ -390,8 +360,6 @@ class ChannelCore:
         """
         if self.thread is not None and get_ident() != self.thread:
             raise wrong_thread(f"use of channel {self.name}")
-
-    # ------------------------------------------------ the sender's side
 
     def accept(self, entry: Any) -> bool:
         """Put a message, if there is room; whether there was. The caller has made sure that its handle may send."""
@@ -477,8 +445,6 @@ class ChannelCore:
         elif not self.queue:
             self.end_pending()
 
-    # ------------------------------------------------ the receiver's side
-
     def took(self, entry: Any) -> Any:
         """Do what follows from a local receiver's ``queue.popleft()``; the message itself."""
         opened = self.enveloped and isinstance(entry, Envelope)
@@ -548,8 +514,6 @@ class ChannelCore:
                 entry.settle(outcome)
         if self.putters:
             self._admit()
-
-    # ------------------------------------------------ ends
 
     def end(
         self, state: TerminalState, *, discard: bool = True, detail: str = "", cause: BaseException | None = None

@@ -11,15 +11,7 @@ from trio.lowlevel import spawn_system_task
 
 from levada.framework.errors import ActorStopped, DecodeError
 
-from .channel_core import (
-    NOT_PROCESSED,
-    OPEN,
-    PROCESSED,
-    ChannelCore,
-    Envelope,
-    TerminalState,
-    let_others_run,
-)
+from .channel_core import NOT_PROCESSED, OPEN, PROCESSED, ChannelCore, Envelope, TerminalState, let_others_run
 
 __all__ = ["Destination", "MailboxFeed"]
 

@@ -27,29 +27,10 @@ class Extras:
     """What only some actors have."""
 
     __slots__ = (
-        "children",
-        "ending",
-        "failure",
-        "host",
-        "inbox",
-        "links",
-        "names",
-        "open_asks",
-        "queued",
-        "receive_timer",
-        "group",
-        "regroups",
-        "restarts",
-        "signals",
-        "stash",
-        "stop_timer",
-        "supervised",
-        "timers",
-        "touched",
-        "waiters",
-        "watched",
-        "watchers",
-    )
+        "children", "ending", "failure", "host", "inbox", "links", "names", "open_asks", "queued", "receive_timer",
+        "group", "regroups", "restarts", "signals", "stash", "stop_timer", "supervised", "timers", "touched", "waiters",
+        "watched", "watchers",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.children: dict[Cell, None] | None = None

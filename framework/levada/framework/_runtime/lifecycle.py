@@ -72,18 +72,9 @@ class Ending:
     """What is known about an actor that is on its way out, or over to its next incarnation."""
 
     __slots__ = (
-        "cancel",
-        "closed",
-        "concluded",
-        "delay",
-        "escalate",
-        "final",
-        "graceful",
-        "message",
-        "planned",
-        "reason",
+        "cancel", "closed", "concluded", "delay", "escalate", "final", "graceful", "message", "planned", "reason",
         "restart",
-    )
+    )  # fmt: skip
 
     def __init__(self, reason: Reason, *, final: bool = False, cancel: bool = False, graceful: bool = False) -> None:
         self.reason = reason
@@ -130,8 +121,6 @@ class Lifecycle:
         self._system = system
         self._random = random
         self._signal = system.scheduler.signal
-
-    # ------------------------------------------------------------ what comes from the scheduler
 
     def raised(self, cell: Cell, message: Any, error: BaseException) -> None:
         """A handler raised within a turn of `cell`."""
@@ -201,8 +190,6 @@ class Lifecycle:
     def fail_question(self, cell: Cell, error: BaseException) -> None:
         """Tell the asker, if the running message is an ask, that its question failed."""
         self._fail_question_stopped(cell, Failed(error))
-
-    # ------------------------------------------------------------ what others ask for
 
     def request(self, cell: Cell, reason: Reason, *, cancel: bool = False, final: bool = False) -> None:
         """End an actor: after the running handler, or (`cancel`) by cancelling it; before what is queued."""
@@ -302,8 +289,6 @@ class Lifecycle:
             elif extras.host is not None:
                 extras.host.cancel()
 
-    # ------------------------------------------------------------ failure
-
     def _failed(self, cell: Cell, error: BaseException, entry: Any, *, queued: bool = False) -> None:
         message = _content(cell, entry)
         self._report(cell, error, message)
@@ -352,8 +337,6 @@ class Lifecycle:
         question = cell.take_question()
         if question is not None:
             question.fail(stopped_error(cell, reason, question.message))
-
-    # ------------------------------------------------------------ step 1: pause
 
     def _begin(self, cell: Cell, ending: Ending, *, queued: bool = False) -> None:
         """Let no further message be handled; `queued`: the cell is in the run queue now."""
@@ -423,8 +406,6 @@ class Lifecycle:
             group.delay = max(group.delay, ending.delay)
             group.add(_restarted_together(strategy, parent, cell))
 
-    # ------------------------------------------------------------ step 2: children
-
     def _stop_children(self, cell: Cell) -> None:
         """Stop the last child, or all at once if there is no time; then go on to step 3."""
         extras = cell._extras
@@ -472,8 +453,6 @@ class Lifecycle:
             self._signal(self._regroup, parent, group)
         if parent.phase is PAUSED and extras.ending is not None and (not extras.children or not extras.ending.cancel):
             self._signal(self._stop_children, parent)
-
-    # ------------------------------------------------------------ step 3: close
 
     def _close(self, cell: Cell) -> None:
         extras = cell.make_extras()
@@ -559,8 +538,6 @@ class Lifecycle:
         finally:
             if cell.context is None and scheduler.differs(context):
                 cell.context = context
-
-    # ------------------------------------------------------------ step 4: conclude
 
     def _conclude(self, cell: Cell) -> None:
         extras = cell.make_extras()

@@ -156,8 +156,6 @@ class RunQueue:
         self.end = self.now + SLICE
         self._signals: Cell = _make_signal_cell(self)
 
-    # ------------------------------------------------------------ making things ready
-
     @enable_ki_protection
     def wake(self, cell: Cell) -> None:
         """Get a worker going, for `cell`; only while `parked`.
@@ -211,8 +209,6 @@ class RunQueue:
                 cell._idle = True
         elif cell._extras is not None:
             cell._extras.queued = False
-
-    # ------------------------------------------------------------ inline calls
 
     def may_inline(self) -> bool:
         """Whether a call in the asker's task keeps the order: no such call is going on, no signal waits to be dealt with."""
@@ -288,8 +284,6 @@ class RunQueue:
         """Note that there was a checkpoint just now."""
         self.end = self.clock() + self.slice
 
-    # ------------------------------------------------------------ contexts
-
     def base_context(self) -> contextvars.Context:
         """Make a context for code of an actor that has set no ContextVar yet."""
         return self._base.copy()
@@ -303,8 +297,6 @@ class RunQueue:
     def differs(self, context: contextvars.Context) -> bool:
         """Whether a ContextVar has been set in a copy of the base context."""
         return context != self._base
-
-    # ------------------------------------------------------------ workers
 
     def current_worker(self) -> Worker | None:
         """Find the worker whose handler the current task is, or is a task inside a nursery of."""

@@ -24,13 +24,5 @@ from .probe import Probe
 from .strict import StrictViolation, strict
 
 __all__ = [
-    "Explored",
-    "FakeRef",
-    "Probe",
-    "ScheduleFailure",
-    "StrictViolation",
-    "Turn",
-    "autojump",
-    "explore",
-    "strict",
-]
+    "Explored", "FakeRef", "Probe", "ScheduleFailure", "StrictViolation", "Turn", "autojump", "explore", "strict",
+]  # fmt: skip

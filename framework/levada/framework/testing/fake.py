@@ -44,19 +44,9 @@ class FakeRef(Ref[Any]):
     """
 
     __slots__ = (
-        "__weakref__",
-        "_gone",
-        "_links",
-        "_path",
-        "_watchers",
-        "answers",
-        "asked",
-        "exits",
-        "reason",
-        "sent",
-        "stops",
+        "__weakref__", "_gone", "_links", "_path", "_watchers", "answers", "asked", "exits", "reason", "sent", "stops",
         "told",
-    )
+    )  # fmt: skip
 
     def __init__(self, answers: Mapping[type, Any] | None = None, *, path: str = "/fake") -> None:
         self._path = path
@@ -91,8 +81,6 @@ class FakeRef(Ref[Any]):
         links, self._links = self._links, {}
         for cell in links:
             cell.exited(self, reason)
-
-    # ------------------------------------------------------------ what a Ref does
 
     @property
     def path(self) -> str:
@@ -157,8 +145,6 @@ class FakeRef(Ref[Any]):
             raise ActorStopped(
                 f"{self.path} has stopped ({kind})", actor=self.path, reason=self.reason, message=message
             )
-
-    # ------------------------------------------------------------ what the runtime asks of a ref
 
     def try_tell(self, message: Any) -> bool:
         """As `tell`; what a channel feeds counts as told."""

@@ -122,10 +122,7 @@ class ActorStateMachine(hypothesis.stateful.RuleBasedStateMachine):
         with contextlib.ExitStack() as stack:
             stack.enter_context(deterministic(self.seed))
             trio.lowlevel.start_guest_run(
-                self._main,
-                run_sync_soon_threadsafe=self._calls.put,
-                done_callback=self._done,
-                clock=autojump(),
+                self._main, run_sync_soon_threadsafe=self._calls.put, done_callback=self._done, clock=autojump()
             )
             self._run(_nothing)
             self._order = stack.pop_all()

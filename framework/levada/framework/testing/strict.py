@@ -190,9 +190,6 @@ class _Handles:
         return self._taken[number]
 
 
-# ---------------------------------------------------------------- cells and their tables
-
-
 _TABLE: Any = vars(Cell)["_table"]
 """The slot that `_Checks._table` stands before."""
 
