@@ -1,6 +1,6 @@
-"""What moves octets and what the octets mean: carriers, and protocol cores without I/O.
+"""Carriers, which move bytes, and protocol cores without I/O, which give the bytes a meaning.
 
-Of `levada.framework` only the errors, the buffers and `printable` are used here; actors that run the protocols are in `levada.actors`.
+These packages use only the errors and `printable` of `levada.framework`. The actors that run the protocols are in `levada.actors`.
 """
 
 from __future__ import annotations
