@@ -1,10 +1,10 @@
 """Aqueduct 0.0.0-AFTER, without I/O: typed channels inside messages, over QUIC, with exact loss semantics.
 
-`AqueductCore` is one side of a connection. It speaks of streams by number and leaves opening, writing and resetting them to its owner;
-`SenderHalf` and `ReceiverHalf` are the channels. ``docs/protocols/aqueduct.md`` holds every decision and the rules with their tests.
+`AqueductCore` is one side of a connection. It refers to streams by number; its owner opens, writes and resets them. `SenderHalf` and
+`ReceiverHalf` are the channels. ``docs/protocols/aqueduct.md`` has every decision, and the rules with their tests.
 
 Example:
-    A client and a server, wired to each other by hand; the client attaches a sender, and the answer comes back on it.
+    A client and a server are wired to each other by hand. The client attaches a sender, and the answer comes back on it.
 
     >>> def pump() -> None:
     ...     for one, other in (client, server), (server, client), (client, server), (server, client):
@@ -61,41 +61,9 @@ from .sender import SenderHalf
 from .state import ConnectionState, Mode, ReceiverState, SenderState
 
 __all__ = [
-    "ALPN",
-    "PROTOCOL_ERRORS",
-    "AqueductConfig",
-    "AqueductCore",
-    "Attach",
-    "CloseCode",
-    "CloseConnection",
-    "ConnectionEnded",
-    "ConnectionState",
-    "DatagramData",
-    "Delivery",
-    "Ended",
-    "Event",
-    "Frame",
-    "FrameType",
-    "Headers",
-    "HeadersReceived",
-    "Incomplete",
-    "LimitExceeded",
-    "Mode",
-    "OpenStream",
-    "Output",
-    "Reached",
-    "Readable",
-    "ReceiverHalf",
-    "ReceiverState",
-    "ResetCode",
-    "ResetStream",
-    "SenderHalf",
-    "SenderState",
-    "Settled",
-    "StopStream",
-    "StreamData",
-    "StreamDone",
-    "StreamUnblocked",
-    "Writable",
-    "decode_frame",
-]
+    "ALPN", "PROTOCOL_ERRORS", "AqueductConfig", "AqueductCore", "Attach", "CloseCode", "CloseConnection",
+    "ConnectionEnded", "ConnectionState", "DatagramData", "Delivery", "Ended", "Event", "Frame", "FrameType", "Headers",
+    "HeadersReceived", "Incomplete", "LimitExceeded", "Mode", "OpenStream", "Output", "Reached", "Readable",
+    "ReceiverHalf", "ReceiverState", "ResetCode", "ResetStream", "SenderHalf", "SenderState", "Settled", "StopStream",
+    "StreamData", "StreamDone", "StreamUnblocked", "Writable", "decode_frame",
+]  # fmt: skip

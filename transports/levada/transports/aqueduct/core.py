@@ -1,20 +1,19 @@
-"""One Aqueduct connection without I/O: octets in, events out; calls in, octets out.
+"""One Aqueduct connection without I/O: bytes in, events out; calls in, bytes out.
 
-How an owner uses it, in turns:
+The owner works in turns:
 
-1. Give it what has come: `receive_stream_data`, `stream_reset`, `stream_stopped`, `receive_datagram`, `handle_timeout`. Use the halves:
+1. Pass in what has arrived: `receive_stream_data`, `stream_reset`, `stream_stopped`, `receive_datagram`, `handle_timeout`. Use the halves:
    `SenderHalf.send`, `ReceiverHalf.take` and so on.
-2. Do what the events say. Each input returns them; calls to halves leave theirs for `take_events`.
-3. Once a turn take `data_to_send(now)`, do it, and sleep until `next_deadline`.
+2. Act on the events. Each input returns them; calls to halves leave theirs for `take_events`.
+3. Once a turn, call `data_to_send(now)`, carry out the outputs, and sleep until `next_deadline`.
 
-`AqueductCore` is a `levada.transports.core.Core` with `levada.transports.core.StreamsInput`. Calls to halves carry no time: what they
-want done later counts from the last time that the core was told.
+`AqueductCore` is a `levada.transports.core.Core` with `levada.transports.core.StreamsInput`. Calls to halves carry no time: their delays
+count from the last time the core was given.
 
-Creation of halves, loss and the ends of channels touch many channels at once; all of it has happened when a call returns, whichever
-way it came about. What the peer breaks ends the connection: a last output closes it, a last event says why, and every later call is
-ignored.
+Creating, losing and ending channels can touch many channels at once. When a call returns, all of that has happened. A mistake of the peer
+ends the connection: the last output closes it, the last event says why, and later calls do nothing.
 
-There is no randomness in the protocol: ids are counted.
+The protocol uses no randomness: ids are counted.
 """
 
 from __future__ import annotations
@@ -57,12 +56,12 @@ from .timers import Timers
 
 __all__ = ["AqueductCore"]
 
-# A member of an enum takes 6 times as long to look up as a name; these are wanted for each message.
+# Looking up an enum member takes 6 times as long as looking up a name, and these are needed for each message.
 _SENDING = (SenderState.OPEN, SenderState.UNATTACHED)
 _OPEN, _MESSAGES = ConnectionState.OPEN, Place.MESSAGES
 _GREETED = (ConnectionState.OPEN, ConnectionState.DRAINING, ConnectionState.CLOSED)
 _KINDS = frozenset(FrameType)
-_SMALL = 4096  # octets
+_SMALL = 4096  # bytes
 _GREETINGS = (FrameType.VERSION, FrameType.CONNECTION_CONTROL)
 _BEGINNINGS = (Place.UNI, Place.DATAGRAM, Place.CLIENT_BIDI)
 
@@ -72,9 +71,9 @@ class AqueductCore:
 
     Args:
         client: whether this side dialled.
-        headers: a client's connection headers; a server gives its own to `accept`.
+        headers: a client's connection headers; a server passes its own to `accept`.
         config: windows, limits and delays.
-        early: a client whose QUIC connection takes 0-RTT data: it speaks before the handshake is complete. Source: AQ-21.
+        early: a client that sends 0-RTT data, before the handshake is complete. Source: AQ-21.
     """
 
     def __init__(
@@ -84,29 +83,29 @@ class AqueductCore:
         self.config = config or AqueductConfig()
         self.state = ConnectionState.HANDSHAKE
         self.peer_headers: Headers | None = None
-        """The peer's connection headers, as soon as they are known."""
+        """The peer's connection headers, once they are known."""
         self.halves: dict[int, SenderHalf | ReceiverHalf] = {}
-        """Senders and receivers that are not gone, by channel id; for reading."""
+        """Senders and receivers that are not gone, by channel id. Read only."""
         self.unclaimed: dict[int, ReceiverHalf] = {}
-        """Receivers that ended before the message came that attaches them. Source: AQ-30."""
+        """Receivers that ended before the message that attaches them arrived. Source: AQ-30."""
         self.streams = Streams(client=client, early=early)
         self.background: set[SenderHalf | ReceiverHalf] = set()
-        """Halves whose channels a drain does not wait for, once everything sent on them is settled."""
+        """Halves whose channels a drain does not wait for once everything sent on them is settled."""
         self.links: Links[SenderHalf | ReceiverHalf] = Links(
             self.halves, lambda half: self.emit(Reached(half)), self.streams.announce
         )
         self.held = 0
-        """Octets held for the peer; see `AqueductConfig.max_held`."""
+        """Bytes held for the peer; see `AqueductConfig.max_held`."""
         self.unacked = 0
-        """Octets sent on all channels that have not been settled; see `AqueductConfig.max_unacked`."""
+        """Bytes sent on all channels and not settled; see `AqueductConfig.max_unacked`."""
         self.crowded: dict[SenderHalf, None] = {}
-        """Senders that wait until fewer octets are unacked."""
+        """Senders that wait until fewer bytes are unacked."""
         self.datagram_limit = 0
-        """Octets of the largest datagram that fits; the owner may set it when the path changes. Source: AQ-22."""
+        """Bytes of the largest datagram that fits. The owner may set it when the path changes. Source: AQ-22."""
         self.round_trip = 0.0
-        """Estimate of the round trip in seconds, set by the owner if it has one. Source: AQ-36, AQ-37."""
+        """Estimated round trip in seconds, if the owner sets it. Source: AQ-36, AQ-37."""
         self.entrypoint: SenderHalf | ReceiverHalf | None = None
-        """The channel that needs no message to be there: the client's sender, the server's receiver. Source: AQ-18."""
+        """The channel that exists without a message: the client's sender, the server's receiver. Source: AQ-18."""
         self.ack_now: list[ReceiverHalf] = []
         """Receivers that ack in this turn."""
         self._timers = Timers(self.config)
@@ -126,7 +125,7 @@ class AqueductCore:
         self.declare_soon: Callable[[SenderHalf], None] = self._timers.declare
         self.nack_later: Callable[[ReceiverHalf], None] = self._timers.nack
         if client:
-            # AQ-15: as soon as it can. AQ-18: the entrypoint is there from the start and has no control stream yet.
+            # AQ-15: as soon as it can. AQ-18: the entrypoint exists from the start and has no control stream yet.
             control = self._control = self.streams.open(Place.ANSWER)
             control.write(ConnectionControl(headers).encode())
             self.entrypoint = SenderHalf(self, ENTRYPOINT, minted_here=True, reachable=True)
@@ -135,17 +134,16 @@ class AqueductCore:
 
     @property
     def control_id(self) -> int | None:
-        """Number of the connection control stream, as soon as it has one. Source: AQ-15."""
+        """Number of the connection control stream, once it has one. Source: AQ-15."""
         return None if self._control is None else self._control.id
 
     # ------------------------------------------------ what comes
-
     def handshake_completed(self, max_datagram: int, *, early_data_accepted: bool | None = None) -> list[Event]:
-        """QUIC knows its peer.
+        """Note that the QUIC handshake is complete.
 
         Args:
-            max_datagram: octets of the largest datagram that fits now; 0 if the peer takes none.
-            early_data_accepted: False if QUIC has dropped what was sent early; it is sent again, on new streams.
+            max_datagram: bytes of the largest datagram that fits now; 0 if the peer takes none.
+            early_data_accepted: False if QUIC has dropped the early data; it is sent again on new streams.
 
         Source: AQ-14, AQ-21 (D-11), E-11.
         """
@@ -163,13 +161,9 @@ class AqueductCore:
         return self._finish_turn()
 
     def receive_stream_data(self, stream_id: int, data: bytes, fin: bool, now: float) -> list[Event]:
-        """Take bytes of a stream; return what they mean.
+        """Take bytes of a stream, cut anywhere; return the events.
 
-        Args:
-            stream_id: the peer's number for a stream of its own, the core's number for a stream that this side opened.
-            data: any number of bytes, cut anywhere.
-            fin: whether they are the last.
-            now: the current time.
+        `stream_id` is QUIC's for a stream of the peer's, and the core's for a stream that this side opened.
         """
         self._now = now
         stream = self._stream(stream_id)
@@ -181,7 +175,7 @@ class AqueductCore:
         return self._finish_turn()
 
     def stream_reset(self, stream_id: int, code: int, now: float) -> list[Event]:
-        """The peer reset its direction of a stream: what had not arrived never will. Source: AQ-11, AQ-20, AQ-25a, AQ-46, AQ-48."""
+        """Note that the peer has reset its direction of a stream. Source: AQ-11, AQ-20, AQ-25a, AQ-46, AQ-48."""
         self._now = now
         stream = self._stream(stream_id)
         if stream is not None and stream.receives:
@@ -195,10 +189,7 @@ class AqueductCore:
         return self._finish_turn()
 
     def stream_stopped(self, stream_id: int, code: int, now: float) -> list[Event]:
-        """The peer wants no more on a stream, and QUIC has reset this side's direction; the code has no meaning.
-
-        Source: AQ-15, AQ-20a.
-        """
+        """Note that the peer stopped a stream, so that QUIC has reset this direction; the code has no meaning. Source: AQ-15, AQ-20a."""
         self._now = now
         stream = self._stream(stream_id)
         if stream is not None:
@@ -210,14 +201,14 @@ class AqueductCore:
         return self._finish_turn()
 
     def stream_acked(self, stream_id: int) -> list[Event]:
-        """QUIC knows that the peer has the first octets of a stream; only of use where QUIC can tell. Source: AQ-45 (D-22b)."""
+        """Note that the peer has the first bytes of a stream, if QUIC can tell. Source: AQ-45 (D-22b)."""
         stream = self.streams.table.get(stream_id)
         if stream is not None:
             self._open_gate(stream)
         return self._finish_turn()
 
     def receive_datagram(self, data: bytes, now: float) -> list[Event]:
-        """Take a datagram; return what it means."""
+        """Take a datagram; return the events."""
         self._now = now
         if self.state is not ConnectionState.CLOSED:
             try:
@@ -227,17 +218,16 @@ class AqueductCore:
         return self._finish_turn()
 
     def connection_lost(self, code: int, reason: str, now: float) -> list[Event]:
-        """QUIC has ended, by the peer or the network. Source: AQ-19."""
+        """Note that QUIC has ended, by the peer or the network. Source: AQ-19."""
         self._end(code, reason, None, tell=False)
         return self.take_events()
 
     # ------------------------------------------------ what the owner asks for
-
     def accept(self, headers: Headers = ()) -> None:
-        """Answer the client; may be done when its headers have been looked at. What it sent meanwhile is processed now.
+        """Answer the client, now or later. Data it has sent since its headers is processed now.
 
         Raises:
-            LocalProtocolError: a client, a second time, or before `HeadersReceived`.
+            LocalProtocolError: on a client, the second time, or before `HeadersReceived`.
 
         Source: AQ-15, AQ-16, AQ-18.
         """
@@ -263,10 +253,10 @@ class AqueductCore:
     def drain(self, now: float) -> list[Event]:
         """Let open channels end, then end the connection.
 
-        The entrypoint takes nothing more: a client finishes it, a server closes it. Only if the owner of a client's entrypoint waits for
-        room there, so that it has more to send, finishing it is left to the owner. A drain before both sides have greeted waits for
-        that as well. Messages on channels that are open may still bring further channels. When no channel is left, or only those in
-        `background`, the next `data_to_send` ends the connection; after `AqueductConfig.drain` seconds it ends whatever is left.
+        The entrypoint takes nothing more: a client finishes it, a server closes it. If the owner of a client's entrypoint is waiting for room
+        there, it has more to send and finishes the entrypoint itself. A drain before both sides have greeted also waits for that. Messages on
+        open channels may still bring further channels. When no channel is left, or only those in `background`, the next `data_to_send` ends
+        the connection; after `AqueductConfig.drain` seconds it ends in any case.
         """
         if self.state is not ConnectionState.CLOSED and self._timers.end_at is None:
             self._now = now
@@ -275,10 +265,7 @@ class AqueductCore:
         return self._finish_turn()
 
     def is_blocked(self, stream_id: int) -> bool:
-        """Whether octets of a stream would only be kept: an owner that can stop the peer does not read it until `StreamUnblocked`.
-
-        Source: AQ-40 (D-20).
-        """
+        """Whether bytes of a stream would only be buffered: leave it unread until `StreamUnblocked`. Source: AQ-40 (D-20)."""
         stream = self.streams.table.get(stream_id)
         return stream is not None and stream.blocked
 
@@ -288,12 +275,9 @@ class AqueductCore:
         return events
 
     def data_to_send(self, now: float, most: int = LARGEST) -> list[Output]:
-        """Take what is to be done. Once a turn.
+        """Take the outputs; call it once a turn.
 
-        Args:
-            now: the current time.
-            most: about how much to take, so that an owner of thousands of channels can let others run between. If it gets less than
-                this, nothing is left.
+        `most` is about how much to take, so that an owner of thousands of channels can let other tasks run. A shorter list is the rest.
         """
         if self.state is ConnectionState.CLOSED:
             out: list[Output] = [] if self._close is None else [self._close]
@@ -319,11 +303,9 @@ class AqueductCore:
         return None if self.state is ConnectionState.CLOSED else self._timers.next(self._now, self.round_trip)
 
     def handle_timeout(self, now: float) -> list[Event]:
-        """Do what is due: acks, declarations, nacks.
+        """Send the acks, declarations and nacks that are due. Source: AQ-35 to AQ-37, AQ-20a.
 
-        What is due for very many channels at once takes several calls: until it is done, `next_deadline` is in the past.
-
-        Source: AQ-35 to AQ-37, AQ-20a.
+        Work for very many channels takes several calls: `next_deadline` stays in the past until it is done.
         """
         if self.state is ConnectionState.CLOSED:
             return self.take_events()
@@ -343,16 +325,15 @@ class AqueductCore:
         return self._finish_turn()
 
     # ------------------------------------------------ what halves ask for
-
     def emit(self, event: Event) -> None:
         """Tell the owner."""
         self._events.append(event)
 
     def mint(self, attachments: Sequence[Attach]) -> tuple[SenderHalf | ReceiverHalf, ...]:
-        """Make the opposite halves of what travels in a message that is about to be written. Source: AQ-6, AQ-26.
+        """Create the opposite halves of the attachments of a message about to be written. Source: AQ-6, AQ-26.
 
         Raises:
-            LocalProtocolError: too many channels, or the connection is over; nothing was made.
+            LocalProtocolError: too many channels, or the connection has ended; no half was created.
         """
         if attachments and self._channels() + len(attachments) > self.config.max_channels:
             raise LocalProtocolError(
@@ -373,14 +354,14 @@ class AqueductCore:
         return tuple(made)
 
     def receive_attachments(self, channels: tuple[int, ...]) -> tuple[SenderHalf | ReceiverHalf, ...]:
-        """Make or find the halves that came in a message. Source: AQ-28 (4), AQ-30, E-22, E-23."""
+        """Create or find the halves attached to a received message. Source: AQ-28 (4), AQ-30, E-22, E-23."""
         return tuple(
             self._attached_receiver(channel) if channel & FLOW == self._inward else self._attached_sender(channel)
             for channel in channels
         )
 
     def forget(self, half: SenderHalf | ReceiverHalf) -> None:
-        """A half is gone. Source: AQ-30, AQ-31 (D-14, D-15)."""
+        """Remove a half that has ended. Source: AQ-30, AQ-31 (D-14, D-15)."""
         del self.halves[half.id]
         self.background.discard(half)
         if half.minted_here or self.state is ConnectionState.CLOSED:
@@ -393,7 +374,7 @@ class AqueductCore:
                 self._unhanded[half.id & SPACES].add(half.id >> 3)
 
     def unblock(self, stream: Stream) -> None:
-        """Read a stream on that had to wait."""
+        """Resume reading a stream that had to wait."""
         if not stream.blocked or stream.id is None:
             return
         stream.blocked = False
@@ -406,7 +387,7 @@ class AqueductCore:
             self._excess = self._excess or error
 
     def settle(self) -> None:
-        """Do what follows from what came or was asked for, and see whether the peer uses too much."""
+        """Carry out the consequences of the inputs and calls, and check whether the peer uses too much."""
         self.links.run()
         if self.crowded and self.unacked <= self.config.max_unacked * 3 // 4:
             crowded, self.crowded = self.crowded, {}
@@ -423,9 +404,8 @@ class AqueductCore:
                 self._fail(self._excess)
 
     # ------------------------------------------------ reading
-
     def _stream(self, stream_id: int) -> Stream | None:
-        """Find a stream; one of the peer's may be new, one of ours that is not there is over."""
+        """Find a stream. An unknown stream of the peer's is new; an unknown stream of ours has ended."""
         stream = self.streams.table.get(stream_id)
         if (
             stream is None
@@ -437,11 +417,11 @@ class AqueductCore:
         return stream
 
     def _read(self, stream: Stream, data: bytes, fin: bool) -> None:
-        """Read octets after those that were kept, and keep what cannot be read yet."""
+        """Read bytes after the buffered ones, and buffer the bytes that cannot be read yet."""
         stream.fin_seen = fin
         buffer = stream.buffer
         if buffer and not stream.blocked and len(buffer) < _SMALL and len(buffer) + len(data) >= stream.need:
-            # The piece of a message that the last packet ended with: octets are read twice as fast as a view of them.
+            # The piece of a message that ended the last packet. Reading bytes is twice as fast as reading a view of them.
             self.held -= len(buffer)
             data = bytes(buffer) + data
             buffer.clear()
@@ -464,7 +444,7 @@ class AqueductCore:
             self._finished(stream)
 
     def _parse(self, stream: Stream, data: Octets) -> int:
-        """Process the frames in `data`; return how many octets that took."""
+        """Process the frames in `data`; return how many bytes they took."""
         at = 0
         size = len(data)
         halves, inward, max_message = self.halves, self._inward, self.config.max_message
@@ -516,7 +496,7 @@ class AqueductCore:
                     place = self._next_place(place, kind)
                 if self._must_wait(kind):
                     self._datagrams.append(data[at:])
-                    self.held += len(data) - at + 64  # 64: what keeping it costs, so that empty ones count as well
+                    self.held += len(data) - at + 64  # 64: the cost of keeping it, so that empty ones count as well
                     return
                 if kind != FrameType.MESSAGE:
                     _, at = decode_frame(data, at)
@@ -536,7 +516,7 @@ class AqueductCore:
             raise
 
     def _next_place(self, place: Place, kind: int) -> Place:
-        """Look up what may follow. Source: AQ-8, AQ-10, AQ-16, E-6, E-8, E-12, E-14."""
+        """Look up which frame may follow. Source: AQ-8, AQ-10, AQ-16, E-6, E-8, E-12, E-14."""
         following = PLACES.get((place, kind))
         if following is None:
             if kind not in _KINDS:
@@ -549,7 +529,7 @@ class AqueductCore:
         return following
 
     def _greeted(self) -> bool:
-        """Whether a client may know that the peer speaks Aqueduct. Source: AQ-16."""
+        """Whether a client knows that the peer speaks Aqueduct. Source: AQ-16."""
         return self.state in _GREETED
 
     def _must_wait(self, kind: int) -> bool:
@@ -560,7 +540,7 @@ class AqueductCore:
         return state is ConnectionState.HANDSHAKE or kind not in _GREETINGS
 
     def _release(self) -> None:
-        """Process what was held back, in order in each stream."""
+        """Process what was held back, in the order of each stream."""
         waiting, self._waiting = self._waiting, {}
         for stream in waiting:
             self.unblock(stream)
@@ -573,7 +553,7 @@ class AqueductCore:
                 self._excess = self._excess or error
 
     def _route(self, channel: int, attached: tuple[int, ...]) -> ReceiverHalf | None:
-        """Find or create the receiver of a message; None if it is to be discarded. Source: AQ-27, AQ-31, E-18, E-19."""
+        """Find or create the receiver of a message; None to discard the message. Source: AQ-27, AQ-31, E-18, E-19."""
         if channel & FLOW != self._inward:
             raise violation("E-18", f"channel {channel}")
         for other in attached:
@@ -586,7 +566,7 @@ class AqueductCore:
         return half
 
     def _handle(self, stream: Stream, frame: Frame) -> None:
-        """Process a frame that is no message."""
+        """Process a frame other than Message."""
         half = stream.half
         match frame:
             case ConnectionControl(headers):
@@ -606,7 +586,7 @@ class AqueductCore:
             case CloseReceiver(runs) if isinstance(half, SenderHalf):
                 half.receiver_closed(runs)
             case _:
-                pass  # Version, which was compared when it was decoded
+                pass  # Version was compared when it was decoded
         self._open_gate(stream)
 
     def _open_gate(self, stream: Stream) -> None:
@@ -616,7 +596,7 @@ class AqueductCore:
                 stream.half.gate_opened()
 
     def _greet(self, stream: Stream, headers: Headers) -> None:
-        """ConnectionControl came. Source: AQ-15, AQ-16, AQ-17, E-12."""
+        """Process ConnectionControl. Source: AQ-15, AQ-16, AQ-17, E-12."""
         if self.peer_headers is not None:
             raise violation("E-12")
         self.peer_headers = headers
@@ -631,7 +611,7 @@ class AqueductCore:
             self._go(ConnectionInput.CLIENT_GREETED)
 
     def _attach(self, stream: Stream, channel: int) -> None:
-        """ChannelControl came. Source: AQ-10, AQ-25 (D-12), E-16, E-17."""
+        """Process ChannelControl. Source: AQ-10, AQ-25 (D-12), E-16, E-17."""
         if channel & MINTER != self._mine:
             raise violation("E-16", f"channel {channel}")
         if channel >> 3 >= self._minted[channel & SPACES]:
@@ -646,7 +626,7 @@ class AqueductCore:
         half.attached(stream)
 
     def _closed_channel_lost(self, channel: int) -> None:
-        """Source: AQ-49 (D-24), E-27."""
+        """Process ClosedChannelLost. Source: AQ-49 (D-24), E-27."""
         if channel & MINTER == self._mine:
             raise violation("E-27", f"channel {channel}")
         half = self.halves.get(channel)
@@ -662,7 +642,7 @@ class AqueductCore:
         self._unhanded[channel & SPACES].add(channel >> 3)
 
     def _finished(self, stream: Stream) -> None:
-        """The peer's direction has ended. Source: AQ-11, AQ-13, AQ-15."""
+        """Process the end of the peer's direction. Source: AQ-11, AQ-13, AQ-15."""
         rule = ENDS[stream.place]
         if stream.buffer:
             rule = "E-9"
@@ -676,7 +656,7 @@ class AqueductCore:
         stream.check()
 
     def _reset(self, stream: Stream, code: int) -> None:
-        """The peer's direction was reset. Source: AQ-11, AQ-15, AQ-20 (D-10), AQ-25a, AQ-46, AQ-48."""
+        """Process a reset of the peer's direction. Source: AQ-11, AQ-15, AQ-20 (D-10), AQ-25a, AQ-46, AQ-48."""
         if stream is self._control:
             raise violation("E-13", "reset")
         self.held -= len(stream.buffer)
@@ -698,7 +678,6 @@ class AqueductCore:
         stream.check()
 
     # ------------------------------------------------ channels
-
     def _channels(self) -> int:
         return len(self.halves) + len(self.unclaimed) + len(self.links.tombstones)
 
@@ -707,7 +686,7 @@ class AqueductCore:
             raise LimitExceeded(f"more than {self.config.max_channels} channels", rule="AQ-19")
 
     def _create_receiver(self, channel: int) -> ReceiverHalf:
-        """Make a receiver that was minted there, and its control stream. Source: AQ-24."""
+        """Create a receiver that the peer minted, and its control stream. Source: AQ-24."""
         self._check_channels()
         half = ReceiverHalf(self, channel, minted_here=False)
         self._open_control(half, Place.SENDER)
@@ -724,7 +703,7 @@ class AqueductCore:
         space, index = channel & SPACES, channel >> 3
         half = self.halves.get(channel) or self.unclaimed.pop(channel, None)
         if half is None and index in self._unhanded[space]:
-            # Its loss has overtaken this message: a handle that is lost from the start.
+            # Its loss has overtaken this message: the handle is lost from the start.
             self._unhanded[space].discard(index)
             half = ReceiverHalf(self, channel, minted_here=False)
             half.state = ReceiverState.LOST
@@ -753,12 +732,11 @@ class AqueductCore:
             self._excess = LimitExceeded(f"{len(record)} holes in the record of channels", rule="AQ-31")
 
     # ------------------------------------------------ the end
-
     def _go(self, what: ConnectionInput) -> None:
         self.state = CONNECTION[self.state, what]
 
     def _enter_drain(self) -> None:
-        """Let the entrypoint take nothing more if the connection is to drain, and is open."""
+        """Finish or close the entrypoint if the connection is to drain and is open."""
         if self._timers.end_at is None:
             return
         if self.state is _OPEN:
@@ -770,7 +748,7 @@ class AqueductCore:
             entry.finish()
 
     def _is_idle(self) -> bool:
-        """Whether nothing is open that a drain waits for."""
+        """Whether no channel is open that a drain waits for."""
         background = self.background
         return len(self.halves) <= len(background) and not any(
             isinstance(half, SenderHalf) and half.unsettled for half in background
@@ -787,7 +765,7 @@ class AqueductCore:
     def _end(
         self, code: int, reason: str, error: RemoteProtocolError | None, *, tell: bool, drain: float = 0.0
     ) -> None:
-        """Drop everything; nothing cascades and nothing more is written. Source: AQ-19, section 8."""
+        """Drop everything. Nothing cascades, and no more is written. Source: AQ-19, section 8."""
         if self.state is ConnectionState.CLOSED:
             return
         self._go(ConnectionInput.CLOSED)
@@ -796,7 +774,7 @@ class AqueductCore:
             if not half.ended:
                 half.connection_lost()
             if isinstance(half, ReceiverHalf) and not half.claimed:
-                half.mailbox.clear()  # the message that names it will never come
+                half.mailbox.clear()  # the message that attaches it will never come
         self.unclaimed.clear()
         self.links.close()
         self._timers.close()

@@ -1,4 +1,4 @@
-"""Codes on the wire, and every way in which a peer can break the protocol."""
+"""Codes on the wire, and the rules that a peer can break."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ __all__ = ["PROTOCOL_ERRORS", "CloseCode", "LimitExceeded", "ResetCode", "violat
 
 
 class CloseCode(enum.IntEnum):
-    """Application close code of the QUIC connection; only for logs, never interpreted. Source: AQ-19 (D-9)."""
+    """Application close code of the QUIC connection. It is only for logs and never interpreted. Source: AQ-19 (D-9)."""
 
     ORDERLY = 0
-    """Everything was done."""
+    """All work was done."""
     PROTOCOL_ERROR = 1
     """The other side broke a rule."""
     APPLICATION = 2
     """The application asked for it."""
     SERIALISATION = 3
-    """A message could not be encoded or decoded in a way that leaves no use for the connection."""
+    """A message could not be encoded or decoded, and the connection is of no further use."""
     LIMIT = 4
-    """The other side used more than it may."""
+    """The other side used more than it is allowed."""
 
 
 class ResetCode(enum.IntEnum):
-    """Code of a reset, or of a request to stop, on a stream. Source: AQ-20."""
+    """Code of a stream reset, or of a request to stop a stream. Source: AQ-20."""
 
     CANCELLED = 1
-    """The sender gave the channel up."""
+    """The sender cancelled the channel."""
     LOST = 2
     """The message that carried the other half was lost."""
 
@@ -67,15 +67,15 @@ PROTOCOL_ERRORS: Final[Mapping[str, str]] = {
     "E-27": "ClosedChannelLost by the side that did not mint the id",
     "AQ-20a": "message stream stopped, and the receiver still lives",
 }
-"""Each rule that a peer can break, and what it means; the key is the `rule` of the error. Source: section 10."""
+"""Each rule that a peer can break, with its meaning. The key is the error's `rule`. Source: section 10."""
 
 
 def violation(rule: str, detail: str = "") -> RemoteProtocolError:
-    """Make the error for a broken rule; whoever knows the place in the stream sets its ``offset``."""
+    """Make the error for a broken rule. The caller that knows the position in the stream sets its ``offset``."""
     text = PROTOCOL_ERRORS[rule]
     return RemoteProtocolError(f"{text}: {detail}" if detail else text, rule=rule)
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class LimitExceeded(RemoteProtocolError):
-    """The peer broke no rule but uses more than this side allows; the connection is over (close code 4)."""
+    """The peer broke no rule but used more than this side allows; the connection is over (close code 4)."""

@@ -1,4 +1,4 @@
-"""What the core tells its owner: events, and what is to be done to the QUIC connection."""
+"""Events for the owner of the core, and outputs to carry out on the QUIC connection."""
 
 from __future__ import annotations
 
@@ -16,31 +16,16 @@ if TYPE_CHECKING:
     from .sender import SenderHalf
 
 __all__ = [
-    "CloseConnection",
-    "ConnectionEnded",
-    "DatagramData",
-    "Ended",
-    "Event",
-    "HeadersReceived",
-    "OpenStream",
-    "Output",
-    "Reached",
-    "Readable",
-    "ResetStream",
-    "Settled",
-    "StopStream",
-    "StreamData",
-    "StreamDone",
-    "StreamUnblocked",
+    "CloseConnection", "ConnectionEnded", "DatagramData", "Ended", "Event", "HeadersReceived", "OpenStream", "Output",
+    "Reached", "Readable", "ResetStream", "Settled", "StopStream", "StreamData", "StreamDone", "StreamUnblocked",
     "Writable",
-]
+]  # fmt: skip
+
 
 # ---------------------------------------------------------------- events
-
-
 @attrs.frozen
 class HeadersReceived:
-    """The peer's ConnectionControl came. A server answers with `AqueductCore.accept`; a client may take channels from now on."""
+    """The peer's ConnectionControl came. A server answers with `AqueductCore.accept`; a client may now use channels."""
 
     headers: Headers
     """The peer's connection headers."""
@@ -48,49 +33,46 @@ class HeadersReceived:
 
 @attrs.frozen(eq=False)
 class Readable:
-    """A mailbox that was empty is not any more: `ReceiverHalf.take` until it is empty."""
+    """An empty mailbox has a message: call `ReceiverHalf.take` until it is empty."""
 
     half: ReceiverHalf
-    """Whose mailbox; the application has this handle."""
+    """The receiver; the application has this handle."""
 
 
 @attrs.frozen(eq=False)
 class Writable:
-    """A window that was full has room: `SenderHalf.send` may go on."""
+    """A full window has room: `SenderHalf.send` may continue."""
 
     half: SenderHalf
-    """Whose window."""
+    """The sender."""
 
 
 @attrs.frozen(eq=False)
 class Settled:
-    """It is known what became of messages, each exactly once."""
+    """The fate of messages is known. Each message is reported exactly once."""
 
     half: SenderHalf
     """The sender that sent them."""
     tokens: list[object]
-    """What was given to `SenderHalf.send` with each of them, in ascending order of their numbers; None is left out."""
+    """The tokens passed to `SenderHalf.send`, in ascending order of the message numbers, without None."""
     delivered: bool | None
-    """Whether the peer has processed them, or never will; None if that cannot be known, as the channel or the connection was lost."""
+    """True if the peer has processed them, False if it never will; None if the channel or connection was lost first."""
 
 
 @attrs.frozen(eq=False)
 class Reached:
-    """The peer's application has the other half of a channel that was attached here, or will come across it: no loss takes it along any more.
-
-    Source: AQ-54, AQ-56.
-    """
+    """The peer's application has, or will find, the other half of a channel attached here: it can no longer be lost. Source: AQ-54, AQ-56."""
 
     half: SenderHalf | ReceiverHalf
-    """The half that stayed here."""
+    """The half that stayed on this side."""
 
 
 @attrs.frozen(eq=False)
 class Ended:
-    """A half is gone; its ``state`` says how, and nothing more is reported of it. A receiver's mailbox may still hold messages."""
+    """A half has ended; its ``state`` says how. No further event names it. A receiver's mailbox may still hold messages."""
 
     half: SenderHalf | ReceiverHalf
-    """Which; the application has this handle."""
+    """The half; the application has this handle."""
 
 
 @attrs.frozen
@@ -98,86 +80,85 @@ class StreamUnblocked:
     """A stream for which `AqueductCore.is_blocked` was true is read again."""
 
     stream_id: int
-    """Which."""
+    """Number of the stream."""
 
 
 @attrs.frozen
 class ConnectionEnded:
-    """The last event. Every half has ended; messages in mailboxes stay there."""
+    """The last event. Every half has ended; mailboxes keep their messages."""
 
     code: int
     """Close code, this side's or the peer's; see `CloseCode`."""
     reason: str = attrs.field(converter=printable)
-    """For humans."""
+    """Text for people."""
     error: RemoteProtocolError | None = None
-    """What the peer did wrong, if that is why."""
+    """The peer's mistake, if one ended the connection."""
     closed_here: bool = False
-    """Whether this side has closed the connection: it was asked to, or `error` says why."""
+    """Whether this side closed the connection, because it was asked to or because of `error`."""
 
 
 Event: TypeAlias = HeadersReceived | Readable | Writable | Settled | Reached | Ended | StreamUnblocked | ConnectionEnded
 
+
 # ---------------------------------------------------------------- outputs
-
-
 @attrs.frozen
 class OpenStream:
-    """Open a stream. Streams of one kind, opened in this order, get these very ids from QUIC."""
+    """Open a stream. QUIC gives the streams of one kind these ids if they are opened in this order."""
 
     stream_id: int
-    """Number under which the core speaks of it."""
+    """Number that the core uses for it."""
     unidirectional: bool
     """Whether only this side sends on it."""
     priority: int
-    """0 (first) to 255: control streams go before others, so that acks do not queue behind bulk data."""
+    """0 (first) to 255. Control streams go first, so that acks do not queue behind bulk data."""
 
 
 @attrs.frozen
 class StreamData:
-    """Send octets on a stream."""
+    """Send bytes on a stream."""
 
     stream_id: int
-    """Which."""
+    """Number of the stream."""
     data: bytes
-    """Octets; may be empty if `fin`."""
+    """Bytes; may be empty if `fin`."""
     fin: bool
-    """Whether they are the last."""
+    """Whether these bytes are the last."""
 
 
 @attrs.frozen
 class ResetStream:
-    """Reset this side's direction of a stream; harmless if it was finished."""
+    """Reset this side's direction of a stream. It is harmless after the end."""
 
     stream_id: int
-    """Which."""
+    """Number of the stream."""
     code: int
     """See `ResetCode`."""
 
 
 @attrs.frozen
 class StopStream:
-    """Ask the peer to stop sending on a stream. What still comes may be given to the core or thrown away; its end must be given."""
+    """Ask the peer to stop sending on a stream. Later bytes may be passed to the core or dropped; the end must be passed."""
 
     stream_id: int
-    """Which."""
+    """Number of the stream."""
     code: int
     """See `ResetCode`."""
 
 
 @attrs.frozen
 class StreamDone:
-    """The core is through with a stream: no output will name it again, and no input about it is wanted."""
+    """The core has finished with a stream: no output names it again, and no input about it is needed."""
 
     stream_id: int
-    """Which."""
+    """Number of the stream."""
 
 
 @attrs.frozen
 class DatagramData:
-    """Send a datagram; it may be dropped if there is no room."""
+    """Send a datagram, or drop it if there is no room."""
 
     data: bytes
-    """Octets, no more than the limit that the core was told."""
+    """At most as many bytes as the limit that the core was given."""
 
 
 @attrs.frozen
@@ -187,9 +168,9 @@ class CloseConnection:
     code: int
     """See `CloseCode`."""
     reason: str = attrs.field(converter=printable)
-    """For humans; holds the id of a rule that was broken."""
+    """Text for people; it contains the id of a broken rule."""
     drain: float = 0.0
-    """Seconds to wait until the peer has what was sent on finished streams; 0: close at once."""
+    """Seconds to wait until the peer has everything sent on finished streams; 0 closes at once."""
 
 
 Output: TypeAlias = OpenStream | StreamData | ResetStream | StopStream | StreamDone | DatagramData | CloseConnection

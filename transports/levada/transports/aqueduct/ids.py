@@ -1,4 +1,4 @@
-"""Channel ids: who minted one, and which way it flows."""
+"""Channel ids: which side minted the channel, and in which direction it flows."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ FLOW: Final = 1
 MINTER: Final = 2
 """Bit of a channel id: 0 if the client minted it."""
 ONESHOT: Final = 4
-"""Bit of a channel id: the channel carries at most one message."""
+"""Bit of a channel id: 1 if the channel carries at most one message."""
 SPACES: Final = 7
-"""The three bits together: each value has indices of its own, and ids of one space are 8 apart. Source: AQ-6."""
+"""The three bits together. Each value has its own indices, and the ids of one space are 8 apart. Source: AQ-6."""
 ENTRYPOINT: Final = 0
-"""The channel that is there from the start, from the client to the server."""
+"""The channel that exists from the start, from the client to the server."""
 
 
 class Attach(enum.Enum):
-    """What travels inside a message, seen from the peer that gets it; the opposite half stays here."""
+    """The half that a message carries, from the receiving peer's view; the opposite half stays here."""
 
     SENDER = 0
     RECEIVER = 1

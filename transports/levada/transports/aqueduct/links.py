@@ -1,14 +1,14 @@
 """Creation links: which channels live or die with which message.
 
-A channel made here is *reachable* when the remote application has, or can dequeue its way to, the other half: the message that carries
-it was acked, and so on up to a channel that came from the peer, or the entrypoint. A nacked message takes everything below it along.
+A channel made here is *reachable* when the remote application has the other half or can get it by dequeuing: the message that carries
+it was acked, and so on up to a channel of the peer's, or the entrypoint. A nacked message takes everything below it along.
 
-A half that ends before that is known leaves a *tombstone*: the peer may still keep its mailbox for an application that will never get
-it, and must be told (ClosedChannelLost). Every channel minted here hangs on exactly one link until that link is resolved (AQ-58), so
-every tombstone goes away.
+A half that ends earlier leaves a *tombstone*: the peer may keep its mailbox for an application that will never get it, and must be told
+(ClosedChannelLost). Every channel minted here hangs on exactly one link until that link is resolved (AQ-58), so every tombstone is
+removed in the end.
 
-Chains may be of any length and halves call each other in circles, so nothing here recurses: what is to be done is queued, and `run`
-does it until nothing is left (I-11).
+Chains may have any length, and halves call each other in circles, so no code here recurses: actions are queued, and `run` performs them
+until none is left (I-11).
 """
 
 from __future__ import annotations
@@ -22,20 +22,18 @@ __all__ = ["Linked", "Links"]
 
 
 class Linked(Protocol):
-    """A half, as far as links are concerned."""
+    """A half, as links see it."""
 
     id: int
     minted_here: bool
     reachable: bool
-    """Whether the peer's application has, or can get at, the other half."""
+    """Whether the peer's application has the other half, or can get at it."""
 
     def take_acked_links(self) -> list[int]:
-        """Take the channels that are attached to acked messages of a sender which was not reachable."""
-        ...
+        """Take the channels attached to acked messages of a sender that was not reachable."""
 
     def lose(self) -> None:
         """The peer's application will never get the other half."""
-        ...
 
 
 H = TypeVar("H", bound=Linked)
@@ -45,8 +43,8 @@ class Links(Generic[H]):
     """Reachability, loss and tombstones of one connection.
 
     Args:
-        halves: the halves that are not gone, by channel.
-        reached: called with a half that the peer's application can reach from now on.
+        halves: the live halves, by channel.
+        reached: called with each half that becomes reachable for the peer's application.
         announce: sends bytes on a stream of their own.
     """
 
@@ -60,24 +58,24 @@ class Links(Generic[H]):
         self._announce = announce
         self._running = False
         self.todo: list[tuple[Callable[[int], None], int] | Callable[[], None]] = []
-        """What is left to do, in any order."""
+        """Actions to perform, in any order."""
         self.tombstones: dict[int, list[int]] = {}
-        """Ids minted here whose half has ended unreached, with the channels that hang on messages acked before. Source: AQ-56."""
+        """Ids minted here whose half ended unreached, with the channels of messages acked before. Source: AQ-56."""
 
     def reach(self, channels: Iterable[int]) -> None:
-        """The peer's application can get at these. Source: AQ-54, AQ-56."""
+        """The peer's application can get at these channels. Source: AQ-54, AQ-56."""
         self.todo += [(self._reach, channel) for channel in channels]
 
     def lose(self, channels: Iterable[int]) -> None:
-        """The peer's application will never get at these. Source: AQ-55, AQ-56."""
+        """The peer's application will never get at these channels. Source: AQ-55, AQ-56."""
         self.todo += [(self._lose, channel) for channel in channels]
 
     def later(self, action: Callable[[], None]) -> None:
-        """Do something to another half when this one has been dealt with."""
+        """Queue an action on another half for when this one is finished."""
         self.todo.append(action)
 
     def run(self) -> None:
-        """Do what is to be done. Everything that the core is asked ends with this."""
+        """Perform the queued actions. Every call to the core ends with this."""
         if self._running:
             return
         self._running = True
@@ -91,13 +89,13 @@ class Links(Generic[H]):
         self._running = False
 
     def close(self) -> None:
-        """The connection is over: nothing can be reached or lost any more, and the core need not wait for the collector."""
+        """The connection is over: no channel changes any more. This also frees the core without the garbage collector."""
         self.todo.clear()
         self.tombstones.clear()
         del self._halves, self._reached, self._announce
 
     def leave_tombstone(self, half: H) -> None:
-        """Keep what must be known of a half that ended in its own way. Source: AQ-56 (`end`)."""
+        """Remember a half that ended before it was reached or lost. Source: AQ-56 (`end`)."""
         if half.minted_here and not half.reachable:
             self.tombstones[half.id] = half.take_acked_links()
 

@@ -1,10 +1,10 @@
-"""The receiver's half of a channel: which messages were processed, acks and nacks, the mailbox, and the ways in which it ends.
+"""The receiving half of a channel: processed messages, acks and nacks, the mailbox, and the ways it ends.
 
-A message is *processed* when it enters the mailbox. A mailbox without room leaves messages that came on streams unread, so that the
-sender's window closes, and drops datagrams, which are nacked in time (AQ-40).
+A message is *processed* when it enters the mailbox. While the mailbox is full, messages on streams stay unread, which closes the sender's
+window; datagrams are dropped and later nacked (AQ-40).
 
-The mailbox outlives the half: a finished channel is read to its end, and a channel that was finished before the message came that
-attaches it waits, *unclaimed*, for that message (AQ-30).
+The mailbox outlives the half: a finished channel is read to its end. A channel that finishes before the message that attaches it arrives
+waits for that message, *unclaimed* (AQ-30).
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ _OPEN, _UNATTACHED = ReceiverState.OPEN, ReceiverState.UNATTACHED
 _FINISHING, _CLOSE_WAIT = ReceiverState.FINISHING, ReceiverState.CLOSE_WAIT
 
 _MAX_RUNS = 4096
-"""Ints in one frame of ours: a peer may limit the array that it accepts."""
+"""Ints in one frame that we send: a peer may limit the array."""
 
 
 class Delivery:
-    """A message as the application gets it; what it means is decoded only then (AQ-33)."""
+    """A message for the application; its payload is decoded only then (AQ-33)."""
 
     __slots__ = ("_octets", "attachments", "half", "payload")
 
     def __init__(self, half: ReceiverHalf, payload: bytes, attachments: tuple[SenderHalf | ReceiverHalf, ...]) -> None:
         self.half = half
-        """The receiver that it came to."""
+        """The receiver it came to."""
         self.payload = payload
-        """Octets, as they were sent."""
+        """The bytes that were sent."""
         self.attachments = attachments
-        """Halves of the channels that came with it, by index; each may have ended already."""
+        """Halves of the attached channels, by index; each may have ended already."""
         self._octets = 0  # that count as untaken
 
     def __repr__(self) -> str:
@@ -54,10 +54,10 @@ class Delivery:
         )
 
     def release(self) -> bool:
-        """Have a message that was taken with ``release=False`` count no more: the application has got it, or never will.
+        """Stop counting a message taken with ``release=False``: the application has it, or never will. A second call does nothing.
 
         Returns:
-            Whether a stream was read on for that, so that there may be events and output. Once more does nothing.
+            Whether a stream was read on, so that there may be events and output.
         """
         octets = self._octets
         if not octets:
@@ -71,10 +71,10 @@ class Delivery:
         return False
 
     def discard(self, *, lost: bool = False) -> None:
-        """Drop a message that was taken from the mailbox and that nobody will look at, with everything attached to it.
+        """Drop a message taken from the mailbox that will not be used, with everything attached to it.
 
         Args:
-            lost: the channel was cancelled or lost, so that the peer's halves hear *lost*; otherwise this program did not want it, and
+            lost: the channel was cancelled or lost, and the peer's halves are told *lost*. Otherwise this program did not want the message:
                 attached receivers are closed, attached senders cancelled.
 
         Source: AQ-34, AQ-50.
@@ -86,61 +86,38 @@ class Delivery:
 
 
 class ReceiverHalf:
-    """One local receiver; made by the core, used by whoever holds the channel."""
+    """One local receiver, made by the core and used by the owner of the channel."""
 
     __slots__ = (
-        "_acked",
-        "_acked_ahead",
-        "_ahead",
-        "_arrived",
-        "_count",
-        "_finish",
-        "_frontier",
-        "_next",
-        "_noted",
-        "_pending",
-        "_pending_octets",
-        "_threshold",
-        "acking",
-        "claimed",
-        "control",
-        "core",
-        "id",
-        "known",
-        "mailbox",
-        "minted_here",
-        "nack",
-        "reachable",
-        "stalled",
-        "state",
-        "total",
-        "untaken",
-    )
+        "_acked", "_acked_ahead", "_ahead", "_arrived", "_count", "_finish", "_frontier", "_next", "_noted", "_pending",
+        "_pending_octets", "_threshold", "acking", "claimed", "control", "core", "id", "known", "mailbox",
+        "minted_here", "nack", "reachable", "stalled", "state", "total", "untaken",
+    )  # fmt: skip
 
     def __init__(self, core: AqueductCore, channel: int, *, minted_here: bool) -> None:
         self.core = core
         self.id = channel
         """Channel id."""
         self.state = _UNATTACHED
-        """Open, ending, or how it ended."""
+        """Open, ending, or the way it ended."""
         self.minted_here = minted_here
         self.reachable = not minted_here
-        """As that of a sender; only `Links` looks."""
+        """For `Links`; see `SenderHalf.reachable`."""
         self.known = minted_here
-        """Whether the application has this handle, so that events about it make sense."""
+        """Whether the application has this handle, so that events may name it."""
         self.claimed = minted_here
-        """Whether the message that attaches it has come, or there will be none."""
+        """Whether the message that attaches it has come, or none will."""
         self.control: Stream | None = None
         self.mailbox: deque[Delivery] = deque()
-        """Messages that were processed and not taken; look, but take with `take`."""
+        """Messages processed and not taken. Read only: take them with `take`."""
         self.acking = False
         """Whether the core will make it ack."""
         self.total = 0
         """Datagrams that were declared."""
         self.nack: NackDue | None = None
-        """When the datagrams that were declared last are settled."""
+        """When the datagrams declared last are settled."""
         self.untaken = 0
-        """Octets that the application has not got."""
+        """Bytes that the application has not received."""
         # Reliable: all below `_next` were processed, and those in `_ahead`; all below `_acked` were acked, and those in `_acked_ahead`.
         self._next = 0
         self._ahead: set[int] | None = None
@@ -148,7 +125,7 @@ class ReceiverHalf:
         self._acked_ahead: set[int] | None = None
         self._pending = 0  # processed and not acked
         self._pending_octets = 0
-        self._noted = 0  # of those, after half of the ack delay
+        self._noted = 0  # of the pending messages, after half of the ack delay
         self._threshold = core.config.window // 2 or 1
         self._finish: int | None = None
         # Unreliable: all below `_frontier` were settled; `_arrived` holds those processed above.
@@ -162,7 +139,6 @@ class ReceiverHalf:
         return f"<ReceiverHalf {self.id} {self.state.value}>"
 
     # ------------------------------------------------ the application
-
     @property
     def oneshot(self) -> bool:
         """Whether the channel carries at most one message."""
@@ -170,22 +146,19 @@ class ReceiverHalf:
 
     @property
     def ended(self) -> bool:
-        """Whether the half is gone; its mailbox may still hold messages."""
+        """Whether the half has ended; its mailbox may still hold messages."""
         return self.core.halves.get(self.id) is not self
 
     def take(self, *, release: bool = True) -> Delivery:
-        """Take the oldest message.
+        """Take the oldest message. Source: AQ-33, AQ-40.
 
         Args:
-            release: its octets count no more; otherwise they count until `Delivery.release`, for an owner who has a queue of its own.
+            release: False if the owner has its own queue: the bytes then count until `Delivery.release`.
 
-        Its attachments are the application's from now on: each is used, closed or cancelled, or the message is given to
-        `Delivery.discard`.
+        The attachments now belong to the application. It uses, closes or cancels each one, or calls `Delivery.discard`.
 
         Raises:
             IndexError: the mailbox is empty.
-
-        Source: AQ-33, AQ-40.
         """
         message = self.mailbox.popleft()
         for half in message.attachments:
@@ -199,10 +172,10 @@ class ReceiverHalf:
         return message
 
     def released(self, octets: int) -> bool:
-        """So many octets count no more; whether a stream was read on for that."""
+        """Stop counting bytes; return whether a stream was read on."""
         self.untaken -= octets
         self.core.held -= octets
-        # Half empty, so that a stalled stream is not started again for each single message.
+        # Half empty, so that a stalled stream is not restarted for each single message.
         if self.stalled and len(self.mailbox) <= self.core.config.mailbox // 2 and not self._full():
             self._resume()
             self.core.settle()
@@ -210,10 +183,7 @@ class ReceiverHalf:
         return False
 
     def close(self) -> None:
-        """Take no more: what is in the mailbox is dropped, and the sender hears *receiver closed*. Once more, it does nothing.
-
-        Source: AQ-43, AQ-50, AQ-51.
-        """
+        """Take no more: the mailbox is dropped, and the sender is told *receiver closed*. A second call does nothing. Source: AQ-43, AQ-50, AQ-51."""
         self.drop_mailbox(lost=False)
         if not self.ended:
             self._go(ReceiverInput.CLOSE)
@@ -222,7 +192,7 @@ class ReceiverHalf:
         self.core.settle()
 
     def tear_down(self) -> None:
-        """End it because the message in which it came is discarded unread: the remote side hears *lost*. Source: AQ-50."""
+        """End it because the message that carried it is discarded unread: the remote side is told *lost*. Source: AQ-50."""
         self.drop_mailbox(lost=True)
         if self.ended:
             return
@@ -234,12 +204,8 @@ class ReceiverHalf:
                 self._close()
 
     # ------------------------------------------------ messages
-
     def process(self, number: int, attached: tuple[int, ...], payload: bytes) -> bool:
-        """Process a message that came on a stream; false if the mailbox has no room, and nothing happened.
-
-        Source: AQ-28, AQ-29.
-        """
+        """Process a message from a stream; False if the mailbox has no room, and nothing happened. Source: AQ-28, AQ-29."""
         if self.state is _CLOSE_WAIT:
             return True
         ahead = self._ahead
@@ -251,7 +217,7 @@ class ReceiverHalf:
             self._check_oneshot(self._next + 1, self._count)
         core, mailbox, size = self.core, self.mailbox, len(payload)
         config = core.config
-        # `_full` and `_deliver` in place: 0.7 of the time.
+        # `_full` and `_deliver` in place take 0.7 of the time.
         if (
             len(mailbox) >= config.mailbox
             or self.untaken >= config.mailbox_octets
@@ -288,7 +254,7 @@ class ReceiverHalf:
         return True
 
     def process_unreliable(self, number: int, attached: tuple[int, ...], payload: bytes) -> None:
-        """Process a message that came as a datagram, if there is room. Source: AQ-28, AQ-40."""
+        """Process a message from a datagram if there is room. Source: AQ-28, AQ-40."""
         if self.state is _CLOSE_WAIT or number < self._frontier:
             return
         arrived = self._arrived
@@ -311,15 +277,14 @@ class ReceiverHalf:
             self.maybe_finish()
 
     def stall(self, stream: Stream) -> None:
-        """Have a stream read on when there is room."""
+        """Queue a stream to be read when there is room."""
         if self.stalled is None:
             self.stalled = []
         self.stalled.append(stream)
 
     # ------------------------------------------------ the control stream
-
     def attached(self, control: Stream) -> None:
-        """The control stream is there. Source: section 8."""
+        """Note that the control stream exists. Source: section 8."""
         self.control = control
         before = self.state
         self._go(ReceiverInput.ATTACHED)
@@ -331,10 +296,10 @@ class ReceiverHalf:
             self.core.ack_later(self)
 
     def gate_opened(self) -> None:
-        """Nothing of a receiver waits for the gate."""
+        """Do nothing: a receiver does not wait for the gate."""
 
     def declared(self, count: int) -> None:
-        """SentUnreliable came. Source: AQ-36, AQ-37."""
+        """Process SentUnreliable. Source: AQ-36, AQ-37."""
         self.total += count
         if self.total > LARGEST:
             raise violation("E-4", f"{self.total} datagrams on channel {self.id}")
@@ -344,7 +309,7 @@ class ReceiverHalf:
             self.core.nack_later(self)
 
     def finish_announced(self, count: int) -> None:
-        """FinishSender came. Source: AQ-42."""
+        """Process FinishSender. Source: AQ-42."""
         if self._next > count or (self._ahead and max(self._ahead) >= count):
             raise violation("E-26", f"{count} on channel {self.id}")
         if self._arrived and max(self._arrived) >= self.total:
@@ -356,7 +321,7 @@ class ReceiverHalf:
         self.maybe_finish()
 
     def sender_reset(self, code: int) -> None:
-        """The sender's direction was reset. Source: AQ-46, AQ-48."""
+        """Process a reset of the sender's direction. Source: AQ-46, AQ-48."""
         if code == ResetCode.LOST:
             self.lose()
             return
@@ -365,13 +330,11 @@ class ReceiverHalf:
         self._close()
 
     def ack(self, *, due: bool) -> None:
-        """Ack what was processed.
+        """Ack the processed messages. Source: AQ-35, AQ-36.
 
         Args:
-            due: the ack delay is over. If nothing came in its second half, the sender's window may be smaller than ours and full:
-                from now on half as many messages are acked at once, until more come in one turn.
-
-        Source: AQ-35, AQ-36.
+            due: the ack delay is over. If no message came in its second half, the sender's window may be smaller than ours and full: from
+                now on half as many messages are acked at once, until more come in one turn.
         """
         if self.control is None or self.ended:
             return
@@ -388,18 +351,18 @@ class ReceiverHalf:
             self.settle_to(end)
 
     def settle_due(self, end: int) -> None:
-        """Datagrams below `end` had their time. Source: AQ-36, AQ-42."""
+        """Settle the datagrams below `end`, whose time is over. Source: AQ-36, AQ-42."""
         if not self.ended:
             self.settle_to(end)
             if self._finish is not None:
                 self.maybe_finish()
 
     def about_to_ack(self) -> None:
-        """Half of the ack delay is over."""
+        """Note that half of the ack delay is over."""
         self._noted = self._pending
 
     def maybe_finish(self) -> None:
-        """Close if everything that was declared has been settled. Source: AQ-42."""
+        """Close if everything declared has been settled. Source: AQ-42."""
         if self._next != self._finish:
             return
         arrived = self._arrived or ()
@@ -424,11 +387,7 @@ class ReceiverHalf:
             self.control.write(b"\x06" + encode_ranges(runs[at : at + _MAX_RUNS]))
 
     def lose(self, *, told: bool = False) -> None:
-        """It is lost. Source: AQ-48, AQ-56.
-
-        Args:
-            told: the peer said so; for a receiver it makes no difference.
-        """
+        """Lose it; `told` says that the peer said so, which makes no difference here. Source: AQ-48, AQ-56."""
         if self.control is not None:
             self.control.reset(ResetCode.LOST)
         self._go(ReceiverInput.LOST)
@@ -436,16 +395,16 @@ class ReceiverHalf:
         self._gone()
 
     def take_acked_links(self) -> list[int]:
-        """A receiver carries no channels."""
+        """Return nothing: a receiver carries no channels."""
         return []
 
     def connection_lost(self) -> None:
-        """The connection is over. What is in the mailbox stays. Source: AQ-19."""
+        """End with the connection. The mailbox keeps its messages. Source: AQ-19."""
         self._go(ReceiverInput.CONNECTION_CLOSED)
         self._gone()
 
     def drop_mailbox(self, *, lost: bool) -> None:
-        """Discard what was not taken, and what is attached to it; and whatever is claimed later. Source: AQ-50."""
+        """Discard untaken messages with their attachments, now and whenever the half is claimed. Source: AQ-50."""
         for message in self.mailbox:
             self.untaken -= len(message.payload)
             self.core.held -= len(message.payload)
@@ -456,12 +415,11 @@ class ReceiverHalf:
             self.core.links.later(self._resume)
 
     # ------------------------------------------------ inside
-
     def _go(self, what: ReceiverInput) -> None:
         self.state = RECEIVER[self.state, what]
 
     def _full(self) -> bool:
-        """Whether a message has to wait; one is always let in, so that no channel can stop another for good."""
+        """Whether a message has to wait. One is always let in, so that no channel can stop another for good."""
         core, config = self.core, self.core.config
         return (
             len(self.mailbox) >= config.mailbox
@@ -489,7 +447,7 @@ class ReceiverHalf:
             self.core.unblock(stream)
 
     def _ack_reliable(self) -> None:
-        """Ack everything processed, each number once, from the lowest that was not acked. Source: AQ-35."""
+        """Ack everything processed, each number once, starting with the lowest unacked one. Source: AQ-35."""
         if not self._pending:
             return
         assert self.control is not None
@@ -510,7 +468,7 @@ class ReceiverHalf:
         self.control.write(b"\x05" + encode_ranges(runs))
 
     def _close(self) -> None:
-        """Say what was processed, and end. Source: AQ-38, AQ-43 (D-19)."""
+        """Send the final acks, and end. Source: AQ-38, AQ-43 (D-19)."""
         control = self.control
         assert control is not None
         if self._arrived:
@@ -522,7 +480,7 @@ class ReceiverHalf:
         self.core.links.leave_tombstone(self)
 
     def _gone(self) -> None:
-        """Forget the half. The state has been set."""
+        """Remove the half. The state has been set."""
         self._ahead = self._acked_ahead = self._arrived = None
         self.nack = None
         if self.control is not None:

@@ -1,11 +1,11 @@
-"""The sender's half of a channel: numbers, window, what became of each message, and the ways in which a channel ends.
+"""The sending half of a channel: numbers, window, the fate of each message, and the ways a channel ends.
 
-A message is *settled* once: acked or nacked, by a frame of the receiver or because the half is gone. Until then the sender keeps its
-record: size, the caller's token, its own stream if it has one; and in `links` the channels whose halves travel in it.
+A message is *settled* once: acked or nacked, by a frame of the receiver or because the half has ended. Until then the sender keeps its
+record: size, the caller's token, its own stream if it has one, and in `links` the channels whose halves it carries.
 
-The gate (AQ-45, D-22): QUIC delivers nothing of a stream after its reset. A reset that overtakes ChannelControl names nobody, and the
-peer's half would wait for ever. So whoever opened a control stream resets it only when the peer is known to have seen it, and makes
-the peer answer if it would not by itself.
+The gate (AQ-45, D-22): QUIC delivers no data of a stream after its reset. A reset that overtakes ChannelControl names no channel, and
+the peer's half would wait for ever. So the side that opened a control stream resets it only once the peer is known to have seen it, and
+makes the peer answer if it otherwise would not.
 """
 
 from __future__ import annotations
@@ -36,53 +36,34 @@ _TAILS = [bytes((0, size)) for size in range(0x80)]  # no attachments, then the 
 
 
 class SenderHalf:
-    """One local sender; made by the core, used by whoever holds the channel."""
+    """One local sender, made by the core and used by the owner of the channel."""
 
     __slots__ = (
-        "_base",
-        "_base_unreliable",
-        "_blocked",
-        "_code",
-        "_declared",
-        "_head",
-        "_inflight",
-        "_octets",
-        "_stream",
-        "_unreliable",
-        "acked_links",
-        "control",
-        "core",
-        "declaring",
-        "id",
-        "known",
-        "links",
-        "minted_here",
-        "reachable",
-        "sent",
-        "sent_unreliable",
-        "state",
-    )
+        "_base", "_base_unreliable", "_blocked", "_code", "_declared", "_head", "_inflight", "_octets", "_stream",
+        "_unreliable", "acked_links", "control", "core", "declaring", "id", "known", "links", "minted_here",
+        "reachable", "sent", "sent_unreliable", "state",
+    )  # fmt: skip
 
     def __init__(self, core: AqueductCore, channel: int, *, minted_here: bool, reachable: bool) -> None:
         self.core = core
         self.id = channel
         """Channel id."""
         self.state = _UNATTACHED
-        """Open, ending, or how it ended."""
+        """Open, ending, or the way it ended."""
         self.minted_here = minted_here
         self.reachable = reachable
-        """Whether the remote receiver is sure to be in reach of the remote application. Source: AQ-52."""
+        """Whether the remote application is sure to be able to reach the remote receiver. Source: AQ-52."""
         self.known = minted_here
-        """Whether the application has this handle, so that events about it make sense."""
+        """Whether the application has this handle, so that events may name it."""
         self.control: Stream | None = None
         self.sent = 0
-        """Messages sent on streams; the number of the next one."""
+        """Messages sent on streams; also the number of the next one."""
         self.sent_unreliable = 0
-        """Messages sent as datagrams; the number of the next one."""
+        """Messages sent as datagrams; also the number of the next one."""
         self.declaring = False
         """Whether the core will make it declare its datagrams."""
         self.links: dict[int, tuple[int, ...]] | None = None
-        """Channels attached to messages that are not settled, by number; ``~number`` for datagrams. Source: AQ-53."""
+        """Channels attached to unsettled messages, by number; ``~number`` for datagrams. Source: AQ-53."""
         self.acked_links: list[int] | None = None
         """Channels attached to messages that were acked while this sender was not reachable. Source: AQ-54."""
         self._head = b"\x03" + encode_int(channel)
@@ -100,7 +81,6 @@ class SenderHalf:
         return f"<SenderHalf {self.id} {self.state.value}>"
 
     # ------------------------------------------------ the application
-
     @property
     def oneshot(self) -> bool:
         """Whether the channel carries at most one message."""
@@ -108,25 +88,23 @@ class SenderHalf:
 
     @property
     def ended(self) -> bool:
-        """Whether the half is gone."""
+        """Whether the half has ended."""
         return self.id not in self.core.halves or self.core.halves[self.id] is not self
 
     @property
     def unsettled(self) -> int:
-        """Messages of which it is not known what became of them."""
+        """Messages whose fate is not known."""
         return len(self._inflight) + len(self._unreliable or ())
 
     @property
     def waits_for_room(self) -> bool:
-        """Whether the owner was refused by `has_room` and has not heard `Writable` since."""
+        """Whether `has_room` refused the owner, and no `Writable` has followed yet."""
         return self._blocked
 
     def has_room(self, mode: Mode = Mode.ORDERED) -> bool:
-        """Whether the window lets another message out; if not, a `Writable` follows.
+        """Whether the window has room for another message; if not, a `Writable` follows. Source: AQ-40 (D-20).
 
-        The message that makes the window full in octets may be of any size: nobody needs to know a size before asking.
-
-        Source: AQ-40 (D-20).
+        The message that fills the window in bytes may be of any size, so a caller need not know the size before asking.
         """
         core, config = self.core, self.core.config
         crowd = core.unacked >= config.max_unacked and len(self._inflight) > 0
@@ -143,34 +121,29 @@ class SenderHalf:
         return False
 
     def wake(self) -> None:
-        """Something was settled: tell an owner who waits for room if there is some."""
+        """After a settlement, tell an owner that waits for room if there is some."""
         if self._blocked and self.state in (_OPEN, _UNATTACHED):
             self._blocked = False
             if self.has_room(Mode.UNRELIABLE):
                 self.core.emit(Writable(self))
 
     def send(
-        self,
-        payload: bytes,
-        attachments: Sequence[Attach] = (),
-        *,
-        mode: Mode = Mode.ORDERED,
-        token: object = None,
+        self, payload: bytes, attachments: Sequence[Attach] = (), *, mode: Mode = Mode.ORDERED, token: object = None
     ) -> tuple[SenderHalf | ReceiverHalf, ...]:
         """Send one message.
 
         Args:
-            payload: octets; kept until they are written, so not to be changed.
-            attachments: what the peer gets with it, by index. The ids are minted here, in the same step (AQ-26).
+            payload: bytes; do not change them, since they are kept until written.
+            attachments: the halves that the peer gets, by index. Their ids are minted in the same step (AQ-26).
             mode: how it travels.
-            token: comes back in `Settled`; None if nobody wants to know.
+            token: comes back in `Settled`, unless it is None.
 
         Returns:
-            For each attachment the opposite half, which stays here and may be used at once.
+            The opposite half of each attachment. It stays here and may be used at once.
 
         Raises:
             LocalProtocolError: finished, cancelled or ended; no room (`has_room`); a second message on a oneshot; a payload over
-                `AqueductConfig.max_message`; more channels than `AqueductConfig.max_channels`. Nothing was sent or minted.
+                `AqueductConfig.max_message`; more channels than `AqueductConfig.max_channels`. No message was sent and no id minted.
 
         Source: AQ-22, AQ-23, AQ-26, AQ-40.
         """
@@ -191,10 +164,10 @@ class SenderHalf:
         return halves
 
     def push(self, payload: bytes, token: object = None) -> bool:
-        """Send one ordered message without attachments, if nothing speaks against it: the short way of most messages.
+        """Send one ordered message without attachments: the fast path for most messages.
 
         Returns:
-            False if something does: no room, the end, a oneshot, a payload too large. Nothing has happened then; `send` says more.
+            False, with no effect, if there is no room, the channel is ending or a oneshot, or the payload too large; `send` says which.
         """
         core = self.core
         inflight, config, size = self._inflight, core.config, len(payload)
@@ -221,12 +194,10 @@ class SenderHalf:
         return True
 
     def finish(self) -> None:
-        """Send no more; the channel ends when the peer has everything. Once more, or after the end, does nothing.
+        """Send no more; the channel ends when the peer has everything. After the end, or a second time, it does nothing. Source: AQ-41.
 
         Raises:
             LocalProtocolError: it was cancelled.
-
-        Source: AQ-41.
         """
         if self.ended:
             return
@@ -238,15 +209,12 @@ class SenderHalf:
             self._finish()
 
     def cancel(self) -> None:
-        """Give the channel up: what was not delivered yet need not be. After the end it does nothing.
-
-        Source: AQ-45, AQ-47 (D-22, D-23).
-        """
+        """Give up the channel: undelivered messages may be dropped. After the end it does nothing. Source: AQ-45, AQ-47 (D-22, D-23)."""
         if not self.ended:
             self._cancel(ResetCode.CANCELLED)
 
     def tear_down(self) -> None:
-        """End it because the message in which it came is discarded unread: the remote side hears *lost*. Source: AQ-50."""
+        """End it because the message that carried it is discarded unread: the remote side is told *lost*. Source: AQ-50."""
         if self.ended:
             return
         if self.control is None or self.control.gate_open:
@@ -255,9 +223,8 @@ class SenderHalf:
             self._cancel(ResetCode.LOST)
 
     # ------------------------------------------------ the control stream
-
     def attached(self, control: Stream) -> None:
-        """The control stream is there. Source: section 8."""
+        """Note that the control stream exists. Source: section 8."""
         self.control = control
         before = self.state
         self._go(SenderInput.ATTACHED)
@@ -269,7 +236,7 @@ class SenderHalf:
             control.reset(ResetCode.CANCELLED)
 
     def gate_opened(self) -> None:
-        """The peer has seen the control stream. Source: AQ-45 (D-22)."""
+        """Note that the peer has seen the control stream. Source: AQ-45 (D-22)."""
         if self.state is not SenderState.CANCEL_WAIT or self.control is None:
             return
         if self._code is ResetCode.LOST:
@@ -286,7 +253,7 @@ class SenderHalf:
             self.control.write(b"\x04" + encode_int(count))
 
     def acked(self, runs: tuple[int, ...]) -> None:
-        """AckReliable came. Source: AQ-35, AQ-54."""
+        """Process AckReliable. Source: AQ-35, AQ-54."""
         self._check(self._base, runs)
         tokens: list[object] = []
         at = self._base
@@ -300,7 +267,7 @@ class SenderHalf:
         self._report(tokens, delivered=True)
 
     def settled_unreliable(self, runs: tuple[int, ...]) -> None:
-        """AckNackUnreliable came. Source: AQ-36, AQ-54, AQ-55."""
+        """Process AckNackUnreliable. Source: AQ-36, AQ-54, AQ-55."""
         at = self._base_unreliable
         end = self._check(at, runs)
         if end > self.sent_unreliable:
@@ -315,7 +282,7 @@ class SenderHalf:
         self._base_unreliable = at
 
     def receiver_closed(self, runs: tuple[int, ...]) -> None:
-        """CloseReceiver came: the half is gone. Source: AQ-38, AQ-44, AQ-44a (D-19, D-21)."""
+        """Process CloseReceiver: the half has ended. Source: AQ-38, AQ-44, AQ-44a (D-19, D-21)."""
         control = self.control
         assert control is not None
         end = self._check(self._base, runs)
@@ -340,11 +307,7 @@ class SenderHalf:
         self.core.links.leave_tombstone(self)
 
     def lose(self, *, told: bool = False) -> None:
-        """It is lost, with everything that was attached to its messages. Source: AQ-48, AQ-56.
-
-        Args:
-            told: the peer said so; it need not be told of a half that it has already closed (D-25).
-        """
+        """Lose it with everything attached to its messages. `told`: the peer said so, and need not be told (D-25). Source: AQ-48, AQ-56."""
         control = self.control
         if control is not None:
             if self.minted_here and not told and (control.fin or control.given_up):
@@ -357,18 +320,17 @@ class SenderHalf:
             self.core.links.lose(self.acked_links)
 
     def take_acked_links(self) -> list[int]:
-        """Take the channels attached to messages that were acked while this sender was not reachable."""
+        """Take the channels attached to messages acked while this sender was not reachable."""
         links, self.acked_links = self.acked_links, None
         return links or []
 
     def connection_lost(self) -> None:
-        """The connection is over; nothing is written and nothing cascades."""
+        """End with the connection: no output, and nothing cascades."""
         self._go(SenderInput.CONNECTION_CLOSED)
         self.links = None
         self._gone(ResetCode.LOST)
 
     # ------------------------------------------------ inside
-
     def _go(self, what: SenderInput) -> None:
         self.state = SENDER[self.state, what]
 
@@ -385,7 +347,7 @@ class SenderHalf:
         tail = encode_int(len(ids)) + ids + encode_int(len(payload)) + payload
         if mode is Mode.UNRELIABLE:
             datagram = core.streams.prefix + self._head + encode_int(self.sent_unreliable) + tail
-            # AQ-22: the numbers are those of the way that it takes, and one that is too large would stop all those behind it.
+            # AQ-22: each way has its own numbers, and a message that is too large would stop all messages behind it.
             if len(datagram) <= core.datagram_limit:
                 key = ~self.sent_unreliable
                 self._count_unreliable(token)
@@ -423,7 +385,7 @@ class SenderHalf:
             self.links[key] = attached
 
     def _finish(self) -> None:
-        """Say that it was all. Source: AQ-41."""
+        """Send FinishSender. Source: AQ-41."""
         assert self.control is not None
         self.declare()
         self.control.write(b"\x07" + encode_int(self.sent))
@@ -433,7 +395,7 @@ class SenderHalf:
 
     def _cancel(self, code: ResetCode) -> None:
         if (self.state, SenderInput.CANCEL_SHUT) not in SENDER:
-            return  # cancelled before
+            return  # already cancelled
         self._code = code
         control = self.control
         # AQ-47: after FinishSender the receiver waits for every message; a reset would leave it waiting.
@@ -445,7 +407,7 @@ class SenderHalf:
             return
         if control is not None and self.state is _OPEN:
             self.declare()
-            if not self._unreliable:  # a number without a datagram: the receiver must nack it, and so answers
+            if not self._unreliable:  # a number without a datagram: the receiver must nack it, which makes it answer
                 self._count_unreliable(None)
                 self.declare()
         self._go(SenderInput.CANCEL_SHUT)
@@ -465,7 +427,7 @@ class SenderHalf:
         return end
 
     def _acked(self, numbers: Iterable[int], tokens: list[object]) -> bool:
-        """Settle messages as processed; false at the first that was settled before."""
+        """Settle messages as processed; False at the first one that was settled before."""
         inflight, links = self._inflight, self.links
         for number in numbers:
             record = inflight.pop(number, None)
@@ -479,11 +441,11 @@ class SenderHalf:
                 stream.release()
             if links:
                 self._resolve(number, delivered=True)
-        self._base = next(iter(inflight), self.sent)  # the lowest: they were put in in order
+        self._base = next(iter(inflight), self.sent)  # the lowest: they were inserted in order
         return True
 
     def _resolve(self, key: int, *, delivered: bool) -> None:
-        """Take out the link of a message and do what follows. Source: AQ-54, AQ-55."""
+        """Remove the link of a message and carry out the consequences. Source: AQ-54, AQ-55."""
         attached = self.links.pop(key, None) if self.links else None
         if attached is None:
             return
@@ -502,7 +464,7 @@ class SenderHalf:
             self.wake()
 
     def _gone(self, code: ResetCode) -> None:
-        """Nack what is not settled, end the message streams, forget the half. The state has been set."""
+        """Nack the unsettled messages, end the message streams, remove the half. The state has been set."""
         inflight = [*self._inflight.values()]
         if inflight:
             self._reset_streams(code)
@@ -523,7 +485,7 @@ class SenderHalf:
             for attached in self.links.values():
                 self.core.links.lose(attached)
             self.links = None
-        # A receiver that closes has acked all that it processed. One that is lost, or out of reach, may have processed what it never acked.
+        # A receiver that closes has acked all it processed. A receiver that is lost or unreachable may have processed more than it acked.
         self._report(tokens, delivered=None if code is ResetCode.LOST else False)
         if self.control is not None:
             self.control.half = None

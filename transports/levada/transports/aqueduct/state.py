@@ -1,10 +1,10 @@
-"""The state machines as data: where a frame may occur, and how connection, senders and receivers change.
+"""The state machines as data: where a frame may occur, and how connections, senders and receivers change.
 
 The rules of this file:
 
-* A key that is missing from `PLACES` is a protocol error of the peer. A key that is missing from one of the other tables is something
-  that cannot happen, or a mistake of the caller's which was refused before: looking it up fails loudly.
-* What a transition *does* stands beside the lookup (`core`, `sender`, `receiver`), once, and changes no state by another way.
+* A key missing from `PLACES` is a protocol error of the peer. A key missing from another table cannot be looked up: it cannot happen, or
+  it is a mistake of the caller's that was refused before. Looking it up fails loudly.
+* The effects of a transition are beside the lookup (`core`, `sender`, `receiver`), once. No state changes in another way.
 * The diagrams in the documentation are drawn from these tables, and a test compares them.
 """
 
@@ -17,26 +17,14 @@ from typing import Final
 from .frames import FrameType
 
 __all__ = [
-    "CONNECTION",
-    "ENDS",
-    "PLACES",
-    "RECEIVER",
-    "SENDER",
-    "ConnectionInput",
-    "ConnectionState",
-    "Mode",
-    "Place",
-    "ReceiverInput",
-    "ReceiverState",
-    "SenderInput",
-    "SenderState",
-]
+    "CONNECTION", "ENDS", "PLACES", "RECEIVER", "SENDER", "ConnectionInput", "ConnectionState", "Mode", "Place",
+    "ReceiverInput", "ReceiverState", "SenderInput", "SenderState",
+]  # fmt: skip
+
 
 # ---------------------------------------------------------------- frames: what may come next
-
-
 class Place(enum.Enum):
-    """Where one direction of a stream, or a datagram, has got to. Source: AQ-10."""
+    """Position in one direction of a stream, or in a datagram. Source: AQ-10."""
 
     UNI = "unidirectional stream"
     UNI_VERSION = "unidirectional stream, after Version"
@@ -104,8 +92,8 @@ PLACES: Final[Mapping[tuple[Place, int], Place]] = {
     (_P.RECEIVER_FRAMES, _F.ACK_NACK_UNRELIABLE): _P.RECEIVER_FRAMES,
     (_P.RECEIVER_FRAMES, _F.CLOSE_RECEIVER): _P.RECEIVER_DONE,
 }
-"""Frames that may come in each place, and what follows them. `CHANNEL` becomes the frames of the half that opened the stream, which
-the flow bit of the channel tells. All else is E-8. Source: AQ-10, D-4."""
+"""Frames allowed in each place, and the next place. `CHANNEL` becomes the frames of the half that opened the stream, according to
+the flow bit of the channel. All else is E-8. Source: AQ-10, D-4."""
 
 ENDS: Final[Mapping[Place, str | None]] = {
     _P.UNI: "E-9",
@@ -132,30 +120,29 @@ ENDS: Final[Mapping[Place, str | None]] = {
     _P.RECEIVER_DONE: None,
     _P.DISCARD: None,
 }
-"""The rule that is broken if a direction finishes, or a datagram ends, in this place. Source: AQ-11, AQ-13, AQ-15."""
+"""The rule broken if a direction finishes, or a datagram ends, in this place. Source: AQ-11, AQ-13, AQ-15."""
+
 
 # ---------------------------------------------------------------- connection
-
-
 class ConnectionState(enum.Enum):
-    """How far the two sides have got to know each other. Source: AQ-15 to AQ-18, AQ-21."""
+    """How far the two sides have greeted each other. Source: AQ-15 to AQ-18, AQ-21."""
 
     HANDSHAKE = "handshake"
-    """QUIC is not sure yet that the peer is there: what comes may be a replay."""
+    """The QUIC handshake is not complete: data may be a replay."""
     GREETING = "greeting"
     """Waiting for the peer's ConnectionControl."""
     OFFERED = "offered"
-    """Server only: the client's headers are known, the application has not answered."""
+    """Server only: the client's headers are known, and the application has not answered."""
     OPEN = "open"
     """Both have greeted."""
     DRAINING = "draining"
-    """Open channels may end; then, or when the time for it is over, the connection ends by itself."""
+    """Open channels may end. Then, or when the time is up, the connection ends by itself."""
     CLOSED = "closed"
     """Over."""
 
 
 class ConnectionInput(enum.Enum):
-    """What changes the state of a connection."""
+    """Inputs of the connection's state machine."""
 
     HANDSHAKE_COMPLETED = "handshake completed"
     CLIENT_GREETED = "ConnectionControl of the client"
@@ -180,18 +167,17 @@ CONNECTION: Final[Mapping[tuple[ConnectionState, ConnectionInput], ConnectionSta
     (_C.DRAINING, _CI.CLOSED): _C.CLOSED,
 }
 
+
 # ---------------------------------------------------------------- sender
-
-
 class Mode(enum.Enum):
     """How a message travels. Source: AQ-23."""
 
     ORDERED = "ordered"
-    """On the one stream of the channel, after those before it."""
+    """On the channel's one stream, after the messages before it."""
     UNORDERED = "unordered"
-    """On a stream of its own."""
+    """On its own stream."""
     UNRELIABLE = "unreliable"
-    """In a datagram; on a stream of its own if it does not fit (AQ-22)."""
+    """In a datagram, or on its own stream if it does not fit (AQ-22)."""
 
 
 class SenderState(enum.Enum):
@@ -203,7 +189,7 @@ class SenderState(enum.Enum):
     FINISH_WAIT = "finish-wait"
     """Finish asked for, unattached."""
     FINISHING = "finishing"
-    """FinishSender is out."""
+    """FinishSender was sent."""
     CANCEL_WAIT = "cancel-wait"
     """Cancel asked for; unattached, or the gate is shut."""
     CANCELLING = "cancelling"
@@ -216,7 +202,7 @@ class SenderState(enum.Enum):
 
 
 class SenderInput(enum.Enum):
-    """What changes the state of a sender."""
+    """Inputs of a sender's state machine."""
 
     ATTACHED = "control attached"
     FINISH = "app finish"
@@ -268,9 +254,8 @@ SENDER: Final[Mapping[tuple[SenderState, SenderInput], SenderState]] = {
     (_S.CANCELLING, _SI.CONNECTION_CLOSED): _S.CANCELLED,
 }
 
+
 # ---------------------------------------------------------------- receiver
-
-
 class ReceiverState(enum.Enum):
     """State of a local receiver; the last five are ends. Its mailbox outlives it. Source: section 8."""
 
@@ -278,7 +263,7 @@ class ReceiverState(enum.Enum):
     """Open; the channel control stream has not come yet."""
     OPEN = "open"
     FINISHING = "finishing"
-    """FinishSender has come."""
+    """FinishSender was received."""
     CLOSE_WAIT = "close-wait"
     """Closed by the application, unattached."""
     FINISHED = "finished"
@@ -289,7 +274,7 @@ class ReceiverState(enum.Enum):
 
 
 class ReceiverInput(enum.Enum):
-    """What changes the state of a receiver."""
+    """Inputs of a receiver's state machine."""
 
     ATTACHED = "control attached"
     FINISH_SENDER = "FinishSender"

@@ -1,7 +1,7 @@
-"""The QUIC streams of a connection: what waits to be written on each, how far each has been read, when one is over.
+"""The QUIC streams of a connection: their output queues, how far each has been read, and when one is over.
 
-A stream that this side opens gets its number when its first octets are handed out: one that is given up before was never there.
-Writing is queued and joined, so that many messages of one turn leave as one piece.
+A stream opened here gets its number when its first bytes are handed out, so a stream given up before never existed. Writes are queued and
+joined, so that many messages of one turn leave as one piece.
 """
 
 from __future__ import annotations
@@ -19,35 +19,16 @@ if TYPE_CHECKING:
 __all__ = ["Stream", "Streams"]
 
 URGENT, USUAL = 64, 128
-"""Priorities of control streams and of streams with messages."""
+"""Priorities of control streams and of message streams."""
 
 
 class Stream:
     """One stream, both directions."""
 
     __slots__ = (
-        "all",
-        "blocked",
-        "buffer",
-        "chunks",
-        "dirty",
-        "early",
-        "fin",
-        "fin_seen",
-        "gate_open",
-        "given_up",
-        "half",
-        "id",
-        "kept",
-        "need",
-        "opened_here",
-        "place",
-        "received",
-        "receives",
-        "reset_seen",
-        "sender",
-        "sends",
-    )
+        "all", "blocked", "buffer", "chunks", "dirty", "early", "fin", "fin_seen", "gate_open", "given_up", "half",
+        "id", "kept", "need", "opened_here", "place", "received", "receives", "reset_seen", "sender", "sends",
+    )  # fmt: skip
 
     def __init__(self, streams: Streams, stream_id: int | None, *, place: Place | None, sends: bool) -> None:
         self.all = streams
@@ -59,57 +40,57 @@ class Stream:
         """Whether the peer's direction has not ended."""
         self.place = place or Place.DISCARD
         self.buffer = bytearray()
-        """Octets that were not read: a cut frame, or all while the stream waits."""
+        """Unread bytes: a cut frame, or everything while the stream waits."""
         self.need = 0
-        """Octets that the buffer must hold before it is worth reading."""
+        """Bytes that the buffer must hold before it is worth reading."""
         self.received = 0
-        """Octets read so far."""
+        """Bytes read so far."""
         self.blocked = False
         """Whether the stream waits: for the connection to open, or for room in a mailbox."""
         self.fin_seen = False
         self.reset_seen: int | None = None
-        """The peer's end, while the stream waits."""
+        """The peer's end, or its reset, while the stream waits."""
         self.half: SenderHalf | ReceiverHalf | None = None
-        """Whose control stream it is."""
+        """The half whose control stream this is."""
 
         # Writing.
         self.sends = sends
         """Whether this side's direction has not ended."""
         self.sender: SenderHalf | None = None
-        """Whose messages are written here."""
+        """The sender whose messages are written here."""
         self.kept = False
-        """Whether a sender still wants to reset it, or to hear of a stop, though everything was written."""
+        """Whether a sender may still reset it, or needs to know of a stop, though everything was written."""
         self.chunks: list[bytes] = []
         self.dirty = False
         self.fin = False
         self.given_up = False
         """Whether this side's direction was reset, by this side or because the peer stopped it."""
         self.gate_open = not self.opened_here
-        """Whether the peer is known to have seen the stream, so that a reset says what it resets. Source: AQ-45 (D-22)."""
+        """Whether the peer is known to have seen the stream, so that it can tell which channel a reset is for. Source: AQ-45 (D-22)."""
         self.early: bytearray | None = None
-        """What was written, as long as it may have to be written again. Source: AQ-21."""
+        """Everything written, as long as it may have to be written again. Source: AQ-21."""
 
     def write(self, data: bytes) -> None:
-        """Queue octets, unless the direction has ended: a control stream that the peer stopped is not worth an `if` elsewhere."""
+        """Queue bytes, unless the direction has ended: a control stream that the peer stopped needs no check elsewhere."""
         if self.fin or self.given_up:
             return
         self.chunks.append(data)
         self.mark()
 
     def finish(self) -> None:
-        """End this side's direction after what is queued. Once more, it does nothing."""
+        """End this side's direction after the queued bytes. A second call does nothing."""
         if not self.fin and not self.given_up:
             self.fin = True
             self.mark()
 
     def mark(self) -> None:
-        """Have the next flush look at it."""
+        """Have the next flush look at this stream."""
         if not self.dirty:
             self.dirty = True
             self.all.dirty.append(self)
 
     def reset(self, code: int) -> None:
-        """Give up this side's direction; also after its end, which the peer may not have got yet."""
+        """Give up this side's direction, even after its end, which the peer may not have received."""
         if self.given_up or (self.id is not None and self.id not in self.all.table):
             return
         self._give_up()
@@ -120,18 +101,18 @@ class Stream:
         self.check()
 
     def stopped(self) -> None:
-        """The peer wants no more, and QUIC has reset the direction for that (AQ-20a)."""
+        """Note that the peer stopped the stream, so that QUIC has reset the direction (AQ-20a)."""
         self._give_up()
         self.check()
 
     def stop(self, code: int) -> None:
-        """Ask the peer to end its direction, and throw away what comes until then."""
+        """Ask the peer to end its direction, and discard data until then."""
         self.place = Place.DISCARD
         if self.receives and self.id is not None:
             self.all.commands.append(StopStream(self.id, code))
 
     def release(self) -> None:
-        """The sender has no more use for it."""
+        """Note that the sender needs it no more."""
         self.kept = False
         self.check()
 
@@ -150,32 +131,32 @@ class Stream:
 
 
 class Streams:
-    """All streams of a connection, and what is to be done to them."""
+    """All streams of a connection, and the outputs for them."""
 
     __slots__ = ("client", "commands", "dirty", "done", "early", "next_ids", "prefix", "table")
 
     def __init__(self, *, client: bool, early: bool) -> None:
         self.client = client
         self.early = early
-        """Whether what is written is kept for a repetition."""
+        """Whether written bytes are kept to be sent again."""
         self.prefix = VERSION if client else b""
-        """What every direction begins with: empty as soon as the peer is known to speak Aqueduct. Source: AQ-16."""
+        """The start of every direction; empty once the peer is known to speak Aqueduct. Source: AQ-16."""
         self.table: dict[int, Stream] = {}
         self.dirty: list[Stream] = []
         self.commands: list[Output] = []
-        """What to do after what has been written so far."""
+        """Outputs that follow the queued writes."""
         self.done: set[int] = set()
-        """Streams that are over, which the owner does not know yet."""
+        """Streams that are over, and which the owner has not been told of."""
         self.next_ids = [0, 2] if client else [1, 3]
 
     def close(self) -> None:
-        """Forget all streams, which hold this in turn."""
+        """Forget all streams, which refer back to this object."""
         self.table.clear()
         self.dirty.clear()
         self.commands.clear()
 
     def accept(self, stream_id: int) -> Stream:
-        """Make the record of a stream that the peer opened."""
+        """Create the record of a stream that the peer opened."""
         if stream_id & 2:
             stream = Stream(self, stream_id, place=Place.UNI, sends=False)
         else:
@@ -185,20 +166,20 @@ class Streams:
         return stream
 
     def open(self, place: Place | None = None) -> Stream:
-        """Open a stream on which the peer's direction begins in `place`; a unidirectional one without."""
+        """Open a stream whose peer direction begins in `place`; without one it is unidirectional."""
         stream = Stream(self, None, place=place, sends=True)
         if self.prefix:
             stream.chunks.append(self.prefix)
         return stream
 
     def announce(self, octets: bytes) -> None:
-        """Send octets on a unidirectional stream of their own."""
+        """Send bytes on their own unidirectional stream."""
         stream = self.open()
         stream.write(octets)
         stream.finish()
 
     def flush(self, most: int) -> list[Output]:
-        """Take what is to be done, in an order in which it may be done; less than `most` only if nothing is left."""
+        """Take the outputs in an order in which they can be carried out; less than `most` only if nothing is left."""
         out: list[Output] = []
         count = 0
         for stream in self.dirty:
@@ -220,7 +201,7 @@ class Streams:
                 stream.sends = False
                 stream.check()
         del self.dirty[:count]
-        # No command is about a stream that is left in `dirty` to be written on.
+        # No command concerns a stream that is left in `dirty` to be written later.
         out += self.commands[:most]
         del self.commands[:most]
         if not self.commands:
@@ -237,7 +218,7 @@ class Streams:
         out.append(OpenStream(stream.id, unidirectional, priority=USUAL if unidirectional else URGENT))
 
     def replay(self) -> None:
-        """Write everything once more on new streams: the peer has refused the early ones. Source: AQ-21."""
+        """Write everything again on new streams: the peer has refused the early ones. Source: AQ-21."""
         for stream in list(self.table.values()):
             if stream.early is None or stream.id is None:
                 continue
@@ -250,7 +231,7 @@ class Streams:
                 stream.mark()
 
     def settle_early(self) -> None:
-        """It is known whether early data arrived; nothing is kept any more."""
+        """Stop keeping data for a replay: QUIC knows whether early data arrived."""
         self.early = False
         for stream in self.table.values():
             stream.early = None

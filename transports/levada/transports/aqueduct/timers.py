@@ -1,7 +1,7 @@
-"""What is to be done at which moment, for all channels of a connection.
+"""The deadlines of all channels of a connection.
 
-A core reads no clock. A half that wants something done later says so at once, and it gets its date when the owner asks for the next
-deadline. Acks and declarations of all channels share one deadline each: one wake-up, one flush.
+A core reads no clock. A half asks for a deadline at once, and gets a date when the owner next asks for a deadline. Acks and declarations
+of all channels share one deadline each: one wake-up, one flush.
 """
 
 from __future__ import annotations
@@ -17,47 +17,42 @@ from .config import AqueductConfig
 __all__ = ["DueReceiver", "DueSender", "NackDue", "Timers"]
 
 _AT_ONCE = 256
-"""Channels for which something is done in one call, about 1 ms: the owner lets others run between."""
+"""Channels handled in one call, about 1 ms, so that the owner can let other tasks run."""
 
 
 class DueSender(Protocol):
-    """A sender that has something to do later."""
+    """A sender with a deadline."""
 
     id: int
     declaring: bool
-    """Whether it is among those that will declare."""
+    """Whether it is queued to declare."""
 
     @property
     def ended(self) -> bool:
-        """Whether the half is gone."""
-        ...
+        """Whether the half has ended."""
 
     def declare(self) -> None:
         """Tell the peer how many datagrams were sent."""
-        ...
 
 
 class DueReceiver(Protocol):
-    """A receiver that has something to do later."""
+    """A receiver with a deadline."""
 
     acking: bool
-    """Whether it is among those that will ack."""
+    """Whether it is queued to ack."""
     nack: NackDue | None
-    """When the datagrams that were declared last are settled."""
+    """When the datagrams declared last are settled."""
     total: int
     """Datagrams that were declared."""
 
     def about_to_ack(self) -> None:
-        """Half of the ack delay is over."""
-        ...
+        """Note that half of the ack delay is over."""
 
     def ack(self, *, due: bool) -> None:
-        """Ack what was processed."""
-        ...
+        """Ack the processed messages."""
 
     def settle_due(self, end: int) -> None:
         """Settle the datagrams below `end`."""
-        ...
 
 
 @attrs.define(order=True)
@@ -68,26 +63,16 @@ class NackDue:
     order: int
     receiver: DueReceiver = attrs.field(order=False)
     end: int = attrs.field(order=False)
-    """The number after the last that was declared in time for it."""
+    """The number after the last datagram that was declared in time for it."""
 
 
 class Timers:
     """All deadlines of one connection."""
 
     __slots__ = (
-        "_ack_at",
-        "_acking",
-        "_acking_next",
-        "_config",
-        "_declare_at",
-        "_declaring",
-        "_nacks",
-        "_order",
-        "_stops",
-        "_undated",
-        "_unstopped",
-        "end_at",
-    )
+        "_ack_at", "_acking", "_acking_next", "_config", "_declare_at", "_declaring", "_nacks", "_order", "_stops",
+        "_undated", "_unstopped", "end_at",
+    )  # fmt: skip
 
     def __init__(self, config: AqueductConfig) -> None:
         self._config = config
@@ -105,7 +90,7 @@ class Timers:
         self._stops: list[tuple[float, DueSender]] = []
 
     def close(self) -> None:
-        """Forget everything that is to be done."""
+        """Forget all deadlines."""
         for waiting in (
             self._acking,
             self._acking_next,
@@ -118,7 +103,7 @@ class Timers:
             waiting.clear()
 
     def ack(self, receiver: DueReceiver) -> None:
-        """Have a receiver ack within the ack delay, and after half of it at the earliest."""
+        """Have a receiver ack within the ack delay, and not before half of it."""
         receiver.acking = True
         self._acking_next.append(receiver)
 
@@ -128,15 +113,15 @@ class Timers:
         self._declaring.append(sender)
 
     def nack(self, receiver: DueReceiver) -> None:
-        """Have a receiver settle what has been declared when it had its time."""
+        """Have a receiver settle its declared datagrams when their time is over."""
         self._undated.append(receiver)
 
     def stopped(self, sender: DueSender) -> None:
-        """Have a sender whose message stream was stopped be over in time."""
+        """Limit the time for a sender whose message stream was stopped to end."""
         self._unstopped.append(sender)
 
     def date(self, now: float, round_trip: float) -> None:
-        """Give a deadline to what has none."""
+        """Give a date to new deadlines."""
         config = self._config
         if self._acking_next and self._ack_at is None:
             self._ack_at = now + config.ack_delay / 2
@@ -146,8 +131,7 @@ class Timers:
             delay = max(config.nack_delay, 2 * round_trip)
             for receiver in self._undated:
                 due = receiver.nack
-                # Declarations within an eighth of the delay share an entry, so that a flood of them needs nine at most. None of them
-                # is settled before its time.
+                # Declarations within an eighth of the delay share an entry, so that a flood of them needs nine at most, and none is settled early.
                 if due is None or due.at < now + delay:
                     self._order += 1
                     due = receiver.nack = NackDue(now + delay * 1.125, self._order, receiver, receiver.total)
@@ -159,7 +143,7 @@ class Timers:
             self._unstopped.clear()
 
     def next(self, now: float, round_trip: float) -> float | None:
-        """Give a deadline to what has none, and return the first."""
+        """Give a date to new deadlines, and return the earliest."""
         self.date(now, round_trip)
         times = [at for at in (self._ack_at, self._declare_at, self.end_at) if at is not None]
         if self._nacks:
@@ -198,7 +182,7 @@ class Timers:
         return due
 
     def nacks_due(self, now: float) -> Iterator[NackDue]:
-        """Take what must be settled now."""
+        """Take the datagrams that must be settled now."""
         left = _AT_ONCE
         while self._nacks and self._nacks[0].at <= now and left:
             left -= 1
