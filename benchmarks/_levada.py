@@ -262,7 +262,7 @@ async def spawn_stop(system: ActorSystem, n: int) -> float:
 
 async def fail_restart(system: ActorSystem, n: int) -> float:
     log = logging.getLogger("levada")
-    # Records are made and thrown away: what a handler would do with them is its own affair.
+    # Records are made and thrown away: a handler's own work does not count.
     handler, propagate = logging.NullHandler(), log.propagate
     log.addHandler(handler)
     log.propagate = False
@@ -386,7 +386,7 @@ def raw_msgpack(n: int) -> float:
 
 
 def _table_of(children: int) -> int:
-    """Octets of a parent's table of so many children; grown one by one, as it would be."""
+    """Bytes of a parent's table of so many children, grown one by one as a parent's is."""
     table: dict[object, None] = {}
     for child in range(children):
         table[child] = None
@@ -395,7 +395,7 @@ def _table_of(children: int) -> int:
 
 async def _idle_bytes(n: int) -> float:
     async with ActorSystem() as system:
-        system.spawn(Nothing)  # what only the first one makes
+        system.spawn(Nothing)  # the first actor makes what all share
         table = _table_of(1)
         tracemalloc.start()
         before = tracemalloc.get_traced_memory()[0]
@@ -446,7 +446,7 @@ CONTENDER = Contender(
         "codec": codec,
         "late": in_system(late_median),
         "late worst": in_system(late_worst),
-        # How much memory a process has is read in /proc, which Linux has.
+        # The memory of a process is read from /proc, which only Linux has.
         **({f"million {key}": million(key) for key in ("spawn", "bytes", "tell", "stop")} if LINUX else {}),
     },
 )

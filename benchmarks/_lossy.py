@@ -18,8 +18,8 @@ from typing import Any
 
 DELAY = 0.01
 LONGER = 0.02
-RATE = 5_000_000  # octets a second
-QUEUE = 256 << 10  # octets that wait for their turn; what comes then is lost
+RATE = 5_000_000  # bytes a second
+QUEUE = 256 << 10  # bytes that wait for their turn; packets that do not fit are lost
 
 
 def udp() -> socket.socket:

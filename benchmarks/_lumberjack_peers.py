@@ -25,7 +25,7 @@ _LINE = (
 
 
 def windows(version: int, packed: bool, count: int) -> list[bytes]:
-    """Windows of lines of 300 octets and four other fields, `count` events in all."""
+    """Windows of lines of 300 bytes and four other fields, `count` events in all."""
     made = []
     for first in range(0, count, EVENTS):
         frames = []
@@ -91,7 +91,7 @@ def read(connection: socket.socket) -> None:
     unpack = struct.unpack_from
 
     def parse(data: bytes) -> int:
-        """Take all whole frames; the offset of what is left."""
+        """Take all whole frames; return the offset of the rest."""
         nonlocal window
         at = 0
         while len(data) - at >= 6:

@@ -42,7 +42,7 @@ def deque_limit(n: int) -> float:
 
 @attrs.frozen(kw_only=True)
 class Contender:
-    """Something that can do the workloads."""
+    """A library, or plain tasks, that can run the workloads."""
 
     name: str
     remark: str
@@ -64,7 +64,7 @@ class Workload:
     unit: str = "ns"
     """``ns`` or ``B``."""
     base: Measure | None = deque_limit
-    """What the figure is divided by."""
+    """The figure is divided by this one."""
     base_name: str = "deque"
     budget: float | None = None
     """What the ratio, or without a base the figure, should not exceed."""
@@ -74,7 +74,7 @@ class Workload:
 
 @attrs.frozen(kw_only=True)
 class Row:
-    """What came out for one workload."""
+    """The results of one workload."""
 
     workload: Workload
     figures: Mapping[str, Sequence[float]]

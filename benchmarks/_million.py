@@ -38,7 +38,7 @@ class Idler(Actor[Hello | Done]):
 
 
 def resident() -> int:
-    """Octets of memory that this process has now (Linux)."""
+    """Bytes of memory that this process has now (Linux)."""
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
 

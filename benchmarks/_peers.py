@@ -25,7 +25,7 @@ clock = time.perf_counter
 
 
 def peers() -> list[Contender]:
-    """Find who is installed; the others get a row that says so and no figures."""
+    """Find the installed libraries; the others get a row that says so and no figures."""
     return [
         _contender("Pykka", "pykka", pykka_runs, slower=10, how="a thread for each actor"),
         _contender(

@@ -221,8 +221,8 @@ ROLES: dict[tuple[str, str], Any] = {
 def main(contender: str, role: str, *arguments: str) -> None:
     """Be one of the processes."""
     if hasattr(os, "sched_setaffinity"):
-        # Both on one core: what is compared is work. To wake a core that has gone idle costs more than a request on a virtual machine,
-        # and a contender that is just fast enough for it not to have gone idle would not pay for that (the echo: 5 times as fast).
+        # Both on one core, to compare work. To wake an idle core costs more than a request on a virtual machine,
+        # and a contender just fast enough to keep the core awake would not pay for that (the echo: 5 times as fast).
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     function = ROLES[contender, role]
     run = asyncio.run if contender == "rsocket" else None

@@ -132,7 +132,7 @@ def _actors(folder: str) -> Iterator[Bridge]:
 
 
 def _wide(spark: Any, n: int) -> Any:
-    """Rows of 220 octets, as everywhere in these figures."""
+    """Rows of 220 bytes, as everywhere in these figures."""
     return spark.range(0, n, numPartitions=2).selectExpr("id", "id * 2 as size", "rpad('', 200, 'x') as body")
 
 

@@ -140,7 +140,7 @@ async def open_many(peer: Peer[Any]) -> int:
 
 
 def resident() -> int:
-    """Octets of memory that this process has now."""
+    """Bytes of memory that this process has now."""
     return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * resource.getpagesize()
 
 
@@ -160,7 +160,7 @@ WORKLOADS = (
 
 
 async def swallow(stream: QuicStream) -> None:
-    """Answer requests with what they hold, all else with one octet at the end."""
+    """Echo requests; answer everything else with one byte at the end."""
     data = await stream.receive_some()
     answer = data if data[:1] == b"r" else b"k"
     while await stream.receive_some():
@@ -239,7 +239,7 @@ class Report:
     notes: dict[str, list[float]]
     """What else was measured, in all rounds."""
     memory: int
-    """Octets of memory at the most."""
+    """The most bytes of memory."""
 
     @property
     def missed(self) -> list[str]:
@@ -294,7 +294,7 @@ def run(*, rounds: int, quick: bool, only: str, progress: Callable[[str], None])
         client = QuicConfig(alpn=("aqueduct",), verify=False, max_packet_size=1_200)
         for workload in workloads[:1] if quick else workloads:
             row = Row(workload, [], [])
-            times = rounds if workload.bare is not None else 1  # what has nothing to be compared with takes long
+            times = rounds if workload.bare is not None else 1  # rows without a comparison take long
             for number in range(times):
                 progress(f"{workload.title}, round {number + 1} of {times}")
                 bare = 0.0

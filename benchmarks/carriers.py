@@ -48,7 +48,7 @@ __all__ = ["run"]
 
 ALPN = "bench"
 SINK, ECHO, CPU, IDLE = b"s", b"e", b"c", b"i"
-"""First octet of a stream: swallow and answer one octet; send back; CPU seconds of the server as text; keep open."""
+"""First byte of a stream: swallow and answer one byte; send back; CPU seconds of the server as text; keep open."""
 DATAGRAMS = b"d"  # answers the number of datagrams received since the last time
 
 
@@ -74,7 +74,7 @@ def answer(data: bytes, datagrams: list[int]) -> bytes:
 
 
 class Client(Protocol):
-    """What a workload needs."""
+    """The operations that a workload needs."""
 
     async def ask(self, data: bytes) -> bytes: ...
     async def ask_many(self, requests: Sequence[bytes], at_once: int) -> None: ...
@@ -272,7 +272,7 @@ TURNS = 6  # of each carrier in a round; the first one is not counted
 
 @attrs.frozen
 class Trouble:
-    """What happens on a path."""
+    """The trouble on a path."""
 
     loss: float = 0.0
     late: float = 0.0
@@ -375,7 +375,7 @@ async def drive(
 
 
 async def crowd(port: int) -> list[dict[str, float]]:
-    """Send 6 MiB over one connection and over another one that has 1,000 idle streams, in turn by the MiB; return what each took."""
+    """Send 6 MiB over one connection and over another with 1,000 idle streams, in turn by the MiB; return the CPU seconds of each."""
     async with levada_client(port) as lonely, levada_client(port) as crowded:
         assert isinstance(crowded, LevadaClient)
         await crowded.idle(1_000)
@@ -390,7 +390,7 @@ async def crowd(port: int) -> list[dict[str, float]]:
 
 
 def compare(workload: Workload, folder: Path) -> tuple[float, float]:
-    """Return the CPU seconds of the carrier divided by those of what it is compared with, and how many times as fast it is."""
+    """Return the carrier's CPU seconds divided by the base's, and how many times as fast it is."""
     if workload.trouble is not None:
         other = seconds_of("quic-go" if workload.beside_go else "levada", workload, folder)
         ratio = seconds_of("levada", workload, folder, workload.trouble) / other
@@ -409,7 +409,7 @@ def compare(workload: Workload, folder: Path) -> tuple[float, float]:
 
 @contextlib.contextmanager
 def pair(carrier: str, workload: Workload, folder: Path) -> Iterator[Callable[[], str]]:
-    """Start a server and a client of it; what this gives lets them take a turn and returns what they found."""
+    """Start a server and a client; the yielded function lets them take a turn and returns their figures."""
     command = [sys.executable, __file__, "--folder", str(folder), "--carrier", carrier]
     pipe = subprocess.PIPE
     with subprocess.Popen([*command, "--role", "server"], stdout=pipe, text=True) as server:
@@ -433,7 +433,7 @@ def pair(carrier: str, workload: Workload, folder: Path) -> Iterator[Callable[[]
 
 
 def seconds_of(carrier: str, workload: Workload, folder: Path, trouble: Trouble | None = None) -> float:
-    """Return the seconds of one transfer over a path with the trouble that the workload says, or with another one."""
+    """Return the seconds of one transfer over a path with the workload's trouble, or with another one."""
     if trouble is None:
         assert workload.trouble is not None
         trouble = workload.trouble if workload.beside_go else CLEAN

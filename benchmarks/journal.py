@@ -1,6 +1,6 @@
 """The journal against a deque of references, row by row: ``levada bench journal``.
 
-Rows are 220 octets: a body of 200, two int64, and what Arrow adds for the body.  What is appended is answered when it is on the disk, by one
+Rows are 220 bytes: a body of 200, two int64, and what Arrow adds for the body.  An append is answered when the rows are on disk, by one
 fdatasync for each group.  A deque holds its references in memory, so the ratios say how far rows on a disk are from objects that never leave.
 """
 
@@ -26,7 +26,7 @@ from ._measure import Contender, Measure, Progress, Report, Workload, measure
 __all__ = ["WORKLOADS", "run"]
 
 BATCH = 16_384
-"""Rows of a batch: those of a block, which is what the bridge sends and reads."""
+"""Rows of a batch: one block, the unit in which the bridge sends and reads."""
 MESSAGES = 4_096
 """Messages of one ask, where rows are not in columns yet."""
 WINDOW = 8
@@ -107,7 +107,7 @@ async def read_asked(journal: Ref[Append | Read], n: int) -> float:
 
 
 def read(n: int, *, times: int) -> float:
-    """Read everything; what counts is the last time."""
+    """Read everything; only the last time counts."""
     size, seconds, rows = min(n, BATCH), 0.0, 0
     with tempfile.TemporaryDirectory() as folder:
         with Store.open(folder, columns_of(Row).schema) as store:
@@ -126,7 +126,7 @@ def read(n: int, *, times: int) -> float:
 
 
 def plain_write(n: int) -> float:
-    """Write the octets of the same batches to a file, a window at a time, each with its sync: what the disk takes."""
+    """Write the bytes of the same batches to a file, a window at a time, each with its sync: the least that the disk costs."""
     size = min(n, BATCH)
     octets = _batch(size).serialize()
     with tempfile.NamedTemporaryFile() as file:
@@ -140,7 +140,7 @@ def plain_write(n: int) -> float:
 
 
 def plain_read(n: int) -> float:
-    """Map the same octets and add up a checksum."""
+    """Map the same bytes and add up a checksum."""
     size = min(n, BATCH)
     octets = _batch(size).serialize()
     with tempfile.NamedTemporaryFile() as file:
@@ -157,7 +157,7 @@ def plain_read(n: int) -> float:
 
 PLAIN = Contender(
     name="plain file",
-    remark="the same octets, written with one sync for eight batches, and mapped and summed",
+    remark="the same bytes, written with one sync for eight batches, and mapped and summed",
     runs={"append": plain_write, "read": plain_read},
 )
 

@@ -1,7 +1,7 @@
 """Lumberjack over TCP on loopback, writer and reader in a process each: ``levada bench lumberjack``.
 
 Reader rows: a raw writer against levada's reader and against a plain threaded reader that decodes the same and has no limits, one
-right after the other in each round; what counts is the ratio of a round.  Lines of 300 octets with four other fields, windows
+right after the other in each round; the ratio within a round counts.  Lines of 300 bytes with four other fields, windows
 of 2,000, one in flight.
 
 The writer's rows count encoding; both writers send to the threaded reader.  Ours has two windows in flight, so that writer and reader
@@ -87,7 +87,7 @@ class Report:
 
 @contextlib.contextmanager
 def process(name: str) -> Iterator[tuple[int, Callable[[], float]]]:
-    """A fresh reader: the port that it listens at, and what tells its CPU time."""
+    """A fresh reader: its port, and a function that returns its CPU time."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *(path for path in sys.path if path)])}
     command = [sys.executable, "-m", "benchmarks._lumberjack_peers", name]
     pipe = subprocess.PIPE

@@ -31,14 +31,14 @@ from levada.transports.quic import QuicConfig, QuicConnection, QuicListener, Qui
 __all__ = ["run"]
 
 TOKEN = b"bench"
-HEADER = bytes(17)  # a Request's header has 18 octets, the first of which says what a bare stream is for
+HEADER = bytes(17)  # a Request's header has 18 bytes; the first byte of a bare stream says what it is for
 RESPONSE = bytes(21)
 UPLOAD = 4 << 20
 ANSWER, SINK, CPU, MEMORY = b"a", b"s", b"c", b"m"
-"""First octet of a bare stream: answer like a Response; swallow and answer one octet; CPU seconds; most memory in KiB."""
+"""First byte of a bare stream: answer like a Response; swallow and answer one byte; CPU seconds; most memory in KiB."""
 
 NOTHING, TAKE = 101, 100
-"""msg_ids: a Request that is answered by nothing; a Message whose body is thrown away as it comes."""
+"""msg_ids: a Request with an empty answer; a Message whose body is thrown away as it arrives."""
 
 
 # ---------------------------------------------------------------- the server's process
@@ -190,7 +190,7 @@ class Workload:
     count: float
     """Units in one turn."""
     budget: float | None
-    """Rate of MAOP divided by that of bare streams, at least."""
+    """Rate of MAOP divided by the rate of bare streams, at least."""
     work: Work
 
 
@@ -211,7 +211,7 @@ class Row:
     rates: list[float]
     """Of MAOP, per CPU second of both ends."""
     ratios: list[float]
-    """Those divided by the ones of bare streams."""
+    """The same, divided by the figure of bare streams."""
 
     @property
     def missed(self) -> bool:
@@ -224,7 +224,7 @@ class Report:
 
     rows: list[Row]
     memory: int
-    """Octets of memory of the server at the most."""
+    """The most bytes of the server's memory."""
 
     @property
     def missed(self) -> list[str]:

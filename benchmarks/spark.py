@@ -1,6 +1,6 @@
-"""Spark and mailboxes against what Spark's way through Python costs anyway: ``levada bench spark``.
+"""Mailboxes from Spark against the cost of Spark's own way through Python: ``levada bench spark``.
 
-Rows are 220 octets: a body of 200 and two int64. The base is a `mapInArrow` that gives back what it gets, in the same session and the same
+Rows are 220 bytes: a body of 200 and two int64. The base is a `mapInArrow` that returns its input, in the same session and the same
 round: rows go out of Java to a Python worker and back. A mailbox is read into Spark's sink that drops everything, and written from rows that
 Spark makes; two tasks, a bridge in this process, its journal on the disk, with each write staged, appended and synced.
 """
@@ -26,7 +26,7 @@ from ._spark_asks import asks
 __all__ = ["run"]
 
 BATCH = 16_384
-"""Rows of a batch: those of a block of the journal."""
+"""Rows of a batch: one block of the journal."""
 SCHEMA = pa.schema([("id", pa.int64()), ("size", pa.int64()), ("body", pa.string())])
 
 
@@ -52,7 +52,7 @@ class Actors:
             await self._stop.wait()
 
     def fill(self, rows: int) -> None:
-        """See to it that so many rows can be read."""
+        """Append rows until so many can be read."""
         trio.from_thread.run(self._fill, rows, trio_token=self._token)
 
     async def _fill(self, rows: int) -> None:

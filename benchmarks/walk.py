@@ -1,7 +1,7 @@
 """How far a message walks: calls into levada, and files, for one operation of both ends: ``python -m benchmarks.walk [--json]``.
 
 Both ends run in this process, RSocket on TCP, the others on the memory carrier. A call is each start of a function of levada, and each
-time that a coroutine or generator of levada goes on (`sys.setprofile`); a file counts once. When all is warm, `OPERATIONS` operations run
+time that a coroutine or generator of levada goes on (`sys.setprofile`); a file counts once. After a warm-up `OPERATIONS` operations run
 one after the other. The median counts, so a timer that falls into one of them does not. Calls in other threads do not count.
 """
 
@@ -72,7 +72,7 @@ class Hit:
 
 
 class Sink(Actor[Hit]):
-    """Counts what it is told."""
+    """Sets an event for each message."""
 
     done: list[trio.Event]
 
@@ -83,7 +83,7 @@ class Sink(Actor[Hit]):
 
 @asynccontextmanager
 async def tell(system: ActorSystem) -> AsyncIterator[Operation]:
-    """Tell an actor, and wait until it has handled that."""
+    """Tell an actor a message, and wait until it has handled it."""
     done: list[trio.Event] = []
     ref = system.spawn(Sink, done)
 
