@@ -19,7 +19,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 import trio
 
@@ -128,7 +128,10 @@ class Ended(Protocol):
         ...
 
 
-class Driver(Actor[Any]):
+C = TypeVar("C", bound=Core[Any, Any])
+
+
+class Driver(Actor[Any], Generic[C]):
     """One connection of either side.
 
     A protocol says how to get carriers and run them (`carry`), and what to do for each class of event (`events`).
@@ -140,7 +143,7 @@ class Driver(Actor[Any]):
     """What to do for each class of event of the core. The handler of the last event calls `ended`."""
 
     def __attrs_post_init__(self) -> None:
-        self.core: Core[Any, Any]
+        self.core: C
         """Set before there is a carrier, at the latest when `connected` is called."""
         self.phase = Phase.NEW
         self.info: CarrierInfo | None = None
@@ -274,7 +277,9 @@ class Driver(Actor[Any]):
         except (CarrierError, ConfigurationError, OSError) as error:
             if self.info is None:
                 self._refusal = error
-            self.log(logging.DEBUG, "carrier_failed", "%s", error)
+            # A client's `opened` raises it; of a server's mistake only the log tells.
+            mistaken = self.acceptor is not None and isinstance(error, ConfigurationError)
+            self.log(logging.WARNING if mistaken else logging.DEBUG, "carrier_failed", "%s", error)
         finally:
             self.lost(0, "the connection was given up")
             self._gone.set()

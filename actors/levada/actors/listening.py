@@ -14,16 +14,16 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 import trio
 
-from levada.framework import Actor, Reason, Ref
+from levada.framework import Actor, ActorSystem, Reason, Ref
 from levada.framework.errors import ActorStopped, CarrierError, ConfigurationError, LevadaError
 from levada.transports.carriers import ByteStream, Incoming, Listener, MessageStream
 
 from .driver import Driver
 
-__all__ = ["Accepted", "Acceptor", "ListenerHandle", "closing", "refuse"]
+__all__ = ["Accepted", "Acceptor", "ListenerHandle", "closing", "refuse", "running"]
 
 HURRY: Final = 1.0
-"""Seconds for the last octets of a connection that is closed by an exception or a cancellation."""
+"""Seconds for the last bytes of a connection that is closed by an exception or a cancellation."""
 
 Accepted = ByteStream | MessageStream | Incoming
 """A new carrier, as a listener hands it over."""
@@ -32,14 +32,12 @@ Accepted = ByteStream | MessageStream | Incoming
 class _Closes(Protocol):
     @property
     def aclose(self) -> Callable[[], Awaitable[None]]: ...
-
-
-class _Shuts(Protocol):
     def shut(self) -> None: ...
 
 
 C = TypeVar("C", bound=_Closes)
 A = TypeVar("A", bound="Acceptor[Any]")
+R = TypeVar("R", bound="Driver[Any] | Acceptor[Any]")
 
 
 class Acceptor(Actor[Any], Generic[C]):
@@ -142,6 +140,11 @@ class Acceptor(Actor[Any], Generic[C]):
             raise ConfigurationError(f"{self.url} has no certificates to reload")
         below.reload()
 
+    def shut(self) -> None:
+        """Close all connections at once."""
+        for connection in list(self.connections):
+            connection.shut()
+
     def close_listener(self) -> None:
         """Accept no more clients."""
         self._accepting.cancel()
@@ -209,27 +212,49 @@ def refuse(accepted: Accepted) -> None:
 
 
 @asynccontextmanager
+async def running(system: ActorSystem, actor: R) -> AsyncIterator[R]:
+    """Run a connection or a listener for a block, as `closing` says.
+
+    Args:
+        system: has been entered.
+        actor: a `Driver` or an `Acceptor`. It never starts again.
+
+    Raises:
+        LevadaError, OSError: `opened` raised it.
+    """
+    ref = system.spawn(lambda: actor)
+    async with closing([ref], actor.shut, actor.aclose):
+        await actor.opened()
+        yield actor
+
+
+@asynccontextmanager
 async def closing(
-    root: Ref[Any], connections: Callable[[], Iterable[_Shuts]], aclose: Callable[[], Awaitable[None]]
+    roots: Iterable[Ref[Any]], shut: Callable[[], None], aclose: Callable[[], Awaitable[None]]
 ) -> AsyncIterator[None]:
     """Close connections after a block: in order after its end, at once after an exception or a cancellation.
 
+    At once means that the bytes queued so far get `HURRY` seconds. A peer that does not read cannot make it longer.
+
     Args:
-        root: the actor that the connections are, or are children of; it has ended when this is over.
-        connections: returns the connections that are open then.
+        roots: the actors that the connections are, or are children of; they have ended when this is over.
+        shut: closes the connections at once.
         aclose: closes them in order.
     """
     try:
         yield
         await aclose()
     except BaseException:
-        for connection in connections():
-            connection.shut()
+        shut()
         raise
     finally:
-        root.stop(now=True)
+        for root in roots:
+            root.stop(now=True)
         with trio.CancelScope(shield=True):
             with trio.move_on_after(HURRY):
+                for root in roots:
+                    await root.terminated()
+            for root in roots:
+                root.kill()
+            for root in roots:
                 await root.terminated()
-            root.kill()
-            await root.terminated()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, ClassVar, Final, Protocol, TypeAlias
+from typing import Any, ClassVar, Final, Protocol, TypeAlias, TypeVar
 
 import attrs
 import trio
@@ -19,7 +19,7 @@ import trio
 from levada.actors.listening import Accepted
 from levada.framework import handles
 from levada.framework.embedding import local_ref
-from levada.framework.errors import CarrierError, ConnectionLost
+from levada.framework.errors import CarrierError, ConfigurationError, ConnectionLost
 from levada.transports.carriers import (
     ByteStream,
     CarrierInfo,
@@ -31,7 +31,7 @@ from levada.transports.carriers import (
     dial,
     listen,
 )
-from levada.transports.core import BytesInput, Core, MessagesInput
+from levada.transports.core import Core
 
 from .driver import Driver, Ended
 
@@ -271,14 +271,15 @@ class FlushSoon:
 FLUSH: Final = FlushSoon()
 
 
-class SingleCore(Core[Any, bytes], BytesInput[Any], MessagesInput[Any], Protocol):
-    """What a core is to a connection over one stream."""
+C = TypeVar("C", bound=Core[Any, bytes])
 
 
-class SingleDriver(Driver):
+class SingleDriver(Driver[C]):
     """A connection over one stream.
 
-    The carrier may be replaced (a session that is resumed), so whoever waits for it looks again what is under the connection.
+    The core satisfies `levada.transports.core.BytesInput`, `MessagesInput` or both.
+
+    The carrier may be replaced (a session that is resumed), so a task that has waited for it looks again at `carrier`.
     """
 
     reflex: ClassVar[int] = 1 << 20
@@ -288,7 +289,6 @@ class SingleDriver(Driver):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        self.core: SingleCore
         self.carrier: Carrier | None = None
         self.high_water = 65_536
         """Bytes queued on the carrier above which producers wait."""
@@ -296,7 +296,6 @@ class SingleDriver(Driver):
         """Children that have been given work and have not begun."""
         self.line = trio.Lock()
         """Producers that have more than a slice of work, or more than the carrier takes, go on one after another."""
-        self._last: Carrier | None = None
         self._carried = trio.Event()
         self.reading = trio.CancelScope()
         """Of the task that reads for this connection."""
@@ -309,12 +308,23 @@ class SingleDriver(Driver):
     # ------------------------------------------------------------ carriers
 
     def attach(self, carrier: Carrier) -> None:
-        """Use a carrier from now on; the core knows whether it is framed."""
+        """Use a carrier from now on; the core knows whether it is framed.
+
+        Raises:
+            ConfigurationError: the core takes bytes and the carrier brings messages, or the reverse.
+        """
+        takes = "receive_message" if carrier.framed else "receive_data"
+        receive: Callable[[bytes, float], list[Any]] | None = getattr(self.core, takes, None)
+        if receive is None:
+            needs, got = ("a byte stream", "messages") if carrier.framed else ("messages", "a byte stream")
+            raise ConfigurationError(
+                f"{self.protocol} needs a carrier of {needs}; {carrier.info.scheme}:// carries {got}"
+            )
+        self._receive = receive
         self._self = local_ref(self)
         self._now = trio.lowlevel.current_clock().current_time
-        self.carrier = self._last = carrier
+        self.carrier = carrier
         self.info = carrier.info
-        self._receive = self.core.receive_message if carrier.framed else self.core.receive_data
         self._carried.set()
 
     def detach(self) -> Carrier | None:
@@ -323,7 +333,7 @@ class SingleDriver(Driver):
         self._carried = trio.Event()
         return carrier
 
-    def user(self, carrier: Carrier) -> SingleDriver | None:
+    def user(self, carrier: Carrier) -> SingleDriver[Any] | None:
         """Return the connection that uses a carrier: this one, or the one whose session goes on there; None if none does."""
         return self if self.carrier is carrier and self.end is None else None
 
@@ -486,12 +496,6 @@ class SingleDriver(Driver):
         if self._all_begun is not None:
             self._all_begun.set()
         self.reading.cancel()
-
-    def hang_up(self) -> None:
-        """Close at once, whatever is still queued."""
-        if self._last is not None:
-            self._last.abort()
-        self.ref.kill()
 
     def carrier_statistics(self) -> CarrierStatistics | None:
         """Return the counters of the carrier now in use."""

@@ -74,7 +74,7 @@ async def connect_over(
     item_type = Any if message_type is object else message_type
     connection = Connection(config, carrier, item_type, client=True, expose=expose)
     root = system.spawn(lambda: connection)
-    async with closing(root, lambda: [connection], connection.aclose):
+    async with closing([root], connection.shut, connection.aclose):
         await connection.ready(early=connection.early)
         yield Peer(connection)
 
@@ -142,6 +142,6 @@ async def serve_over(
     actor = ListenerActor(config, listening, message_type, handler, expose)
     root = system.spawn(lambda: actor)
     listener = Listener(actor)
-    async with closing(root, lambda: [*actor.connections], listener.aclose):
+    async with closing([root], actor.shut, actor.aclose):
         await actor.opened()
         yield listener

@@ -108,7 +108,7 @@ async def connect_over(
     shared = _share(handlers, config or PeerConfig())
     client = ClientActor(shared, carrier, token, auth_type, dict(pairs or {}), bind)
     root = system.spawn(lambda: client)
-    async with closing(root, lambda: [client.connection], client.connection.aclose):
+    async with closing([root], lambda: client.connection.shut(), client.connection.aclose):
         await client.connection.ready()
         yield client.connection.peer
 
@@ -173,6 +173,6 @@ async def serve_over(
     actor = ListenerActor(_share(handlers, config or PeerConfig()), listening, authenticate)
     root = system.spawn(lambda: actor)
     listener = Listener(actor)
-    async with closing(root, lambda: [*actor.connections], listener.aclose):
+    async with closing([root], actor.shut, actor.aclose):
         await actor.opened()
         yield listener

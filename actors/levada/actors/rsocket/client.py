@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import ClassVar
 
 import trio
 
 from levada.actors.driver import Phase
 from levada.actors.single import Carrier, dial_single
-from levada.framework import Ref
 from levada.framework.errors import CarrierError, ConfigurationError
 from levada.transports.rsocket.events import ConnectionEnded, LeaseGranted, SetupAccepted
 
@@ -21,9 +19,7 @@ from .dialects import core_of
 from .routing import Handler
 from .urls import ALPN, carrier_url
 
-__all__ = ["ClientConnection", "closing", "make_client"]
-
-HURRY = 1.0  # seconds for the last octets of a connection that is closed by an exception or a cancellation
+__all__ = ["ClientConnection", "make_client"]
 
 
 class ClientConnection(Connection):
@@ -113,35 +109,3 @@ def make_client(url: str, handler: Handler, config: ClientConfig | None) -> Call
     if not isinstance(settings, ClientConfig):
         raise ConfigurationError(f"a client takes a ClientConfig, got a {type(settings).__name__}")
     return lambda: ClientConnection(settings, handler, core, carrier)
-
-
-@asynccontextmanager
-async def closing(
-    roots: Sequence[Ref[Any]], connections: Callable[[], list[Connection]], aclose: Callable[[], Awaitable[None]]
-) -> AsyncIterator[None]:
-    """Close connections after a block: in order after its end, at once after an exception or a cancellation of it.
-
-    Args:
-        roots: the actors that the connections are, or are children of; they have ended when this is over.
-        connections: those there are then.
-        aclose: closes them in order.
-    """
-    try:
-        yield
-        await aclose()
-    except BaseException:
-        open_ones = connections()
-        for connection in open_ones:
-            connection.shut(reason="closed")
-        with trio.move_on_after(HURRY, shield=True):
-            for connection in open_ones:
-                await connection.ref.terminated()
-        for connection in open_ones:
-            connection.hang_up()
-        raise
-    finally:
-        for root in roots:
-            root.kill()
-        with trio.CancelScope(shield=True):
-            for root in roots:
-                await root.terminated()

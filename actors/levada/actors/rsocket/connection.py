@@ -85,7 +85,7 @@ FIRE_AND_FORGET = Interaction.FIRE_AND_FORGET
 OPEN = Phase.OPEN  # as a name of this module it costs a tenth
 
 
-class Connection(SingleDriver):
+class Connection(SingleDriver[ReactiveStreamsCore]):
     """One connection, or session, of either side. `Client` and `Server` say where carriers come from."""
 
     config: ClientConfig | ServerConfig
@@ -96,7 +96,6 @@ class Connection(SingleDriver):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        self.core: ReactiveStreamsCore
         self.high_water = self.config.high_water
         self.encoding: Encoding
         self.peer = ConnectedPeer(self)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, overload
+from typing import overload
 
-from levada.framework import Actor, ActorSystem, Ref
+from levada.actors.listening import closing, running
+from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
 
-from .client import closing, make_client
+from .client import make_client
 from .config import Backoff, ClientConfig, ServerConfig
 from .dialects import core_of
 from .peers import ConnectedPeer
@@ -70,10 +71,7 @@ def connect(
 async def _connect(
     system: ActorSystem, url: str, handler: Handler, config: ClientConfig | None
 ) -> AsyncIterator[ConnectedPeer]:
-    connection = make_client(url, handler, config)()
-    root = _spawn(system, connection)
-    async with closing([root], lambda: [connection], connection.aclose):
-        await connection.opened()
+    async with running(system, make_client(url, handler, config)()) as connection:
         yield connection.peer
 
 
@@ -123,18 +121,13 @@ async def _keep_connected(
 ) -> AsyncIterator[ReconnectingPeer]:
     peer = ReconnectingPeer(policy, backoff)
     peer.links = [Link(make_client(url, handler, config), backoff, peer.changed) for url in urls]
-    roots = [_spawn(system, link) for link in peer.links]
-    async with closing(roots, peer.connections, peer.aclose):
+    roots = [system.spawn(lambda actor: actor, link) for link in peer.links]
+    async with closing(roots, peer.shut, peer.aclose):
         try:
             await peer.tried(connected=first)
             yield peer
         finally:
             peer.give_up()
-
-
-def _spawn(system: ActorSystem, actor: Actor[Any]) -> Ref[Any]:
-    """Spawn an object that is used by direct calls as well; it never starts again."""
-    return system.spawn(lambda: actor)
 
 
 @asynccontextmanager
@@ -162,9 +155,5 @@ async def serve(
     settings = config or ServerConfig()
     if not isinstance(settings, ServerConfig):
         raise ConfigurationError(f"a server takes a ServerConfig, got a {type(settings).__name__}")
-    actor = ListenerActor(settings, handler, core_of(dialect), dialect, carrier)
-    root = _spawn(system, actor)
-    listener = Listener(actor)
-    async with closing([root], lambda: [*actor.connections], listener.aclose):
-        await actor.opened()
-        yield listener
+    async with running(system, ListenerActor(settings, handler, core_of(dialect), dialect, carrier)) as actor:
+        yield Listener(actor)

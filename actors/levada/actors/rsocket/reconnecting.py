@@ -138,6 +138,11 @@ class ReconnectingPeer(Peer):
         """Those that are there now."""
         return [link.current for link in self.links if link.current is not None]
 
+    def shut(self) -> None:
+        """Close all connections at once."""
+        for connection in self.connections():
+            connection.shut()
+
     async def aclose(self) -> None:
         """Close all connections as `ConnectedPeer.aclose` does, at the same time, and dial no more.
 

@@ -1,0 +1,175 @@
+"""The driver of connections, as a protocol that is not levada's sees it: which carriers it refuses, and how a block ends."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from typing import Any, ClassVar
+
+import attrs
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from levada.actors.listening import HURRY, Accepted, Acceptor, running
+from levada.actors.single import SingleDriver, accept_single, dial_single, listen_single
+from levada.framework import ActorSystem
+from levada.framework.errors import ConfigurationError, ConnectionLost
+from levada.transports import carriers
+from levada.transports.carriers import MemoryConfig, MessageStream, dial, listen
+
+MESSAGES = MemoryConfig(shape="messages")
+
+
+@attrs.frozen
+class Ended:
+    code: int
+    reason: str
+
+
+class Core:
+    """Sends what it is given, and ignores what comes."""
+
+    def __init__(self) -> None:
+        self.out: list[bytes] = []
+        self.events: list[Ended] = []
+        self.ended = False
+
+    def take_events(self) -> list[Ended]:
+        self.events, events = [], self.events
+        return events
+
+    def data_to_send(self, now: float) -> list[bytes]:
+        self.out, out = [], self.out
+        return out
+
+    def next_deadline(self) -> None:
+        return None
+
+    def handle_timeout(self, now: float) -> list[Ended]:
+        return self.take_events()
+
+    def drain(self, now: float) -> list[Ended]:
+        return self.close(0, "drained", now)
+
+    def close(self, code: int, reason: str, now: float) -> list[Ended]:
+        if not self.ended:
+            self.ended = True
+            self.events.append(Ended(code, reason))
+        return self.take_events()
+
+    connection_lost = close
+
+
+class BytesCore(Core):
+    def receive_data(self, data: bytes, now: float) -> list[Ended]:
+        return self.take_events() if data else self.close(1, "the peer has gone", now)
+
+
+class MessagesCore(Core):
+    def receive_message(self, message: bytes, now: float) -> list[Ended]:
+        return self.take_events()
+
+
+class Connection(SingleDriver[Core]):
+    opening: Callable[[], AbstractAsyncContextManager[Any]]
+    make_core: type[Core]
+    protocol = "plain"
+
+    async def carry(self) -> None:
+        async with self.opening() as carrier:
+            self.core = self.make_core()
+            self.attach(carrier)
+            self.connected(carrier.info)
+            self.greeted()
+            await self.read(carrier)
+
+    events: ClassVar = {Ended: lambda self, event: self.ended(event, event.reason)}
+
+
+class Listener(Acceptor[Connection]):
+    url_: str
+    config: MemoryConfig
+    make_core: type[Core]
+    max_connections = 10
+
+    def listening(self) -> AbstractAsyncContextManager[Any]:
+        return listen_single(self.url_, self.config, alpn="plain")
+
+    def url_of(self, carrier_url: str) -> str:
+        return carrier_url
+
+    def make(self, accepted: Accepted) -> Connection:
+        return Connection(lambda: accept_single(accepted), self.make_core)
+
+
+@asynccontextmanager
+async def client(system: ActorSystem, url: str, make_core: type[Core]) -> AsyncIterator[Connection]:
+    async with running(system, Connection(lambda: dial_single(url, alpn="plain"), make_core)) as connection:
+        yield connection
+
+
+REFUSALS = [
+    (BytesCore, MESSAGES, "plain needs a carrier of a byte stream; memory:// carries messages"),
+    (MessagesCore, MemoryConfig(), "plain needs a carrier of messages; memory:// carries a byte stream"),
+]
+
+
+@pytest.mark.parametrize(("make_core", "config", "text"), REFUSALS)
+async def test_a_carrier_that_does_not_fit_the_core_is_refused(
+    make_core: type[Core], config: MemoryConfig, text: str
+) -> None:
+    async with listen("memory://desk", config), ActorSystem("test") as system:
+        with pytest.raises(ConfigurationError, match=f"^{text}$"):
+            async with client(system, "memory://desk", make_core):
+                raise AssertionError("it must not connect")
+
+
+@pytest.mark.parametrize(("make_core", "config", "text"), REFUSALS)
+async def test_a_server_warns_of_a_carrier_that_does_not_fit(
+    make_core: type[Core], config: MemoryConfig, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    async with (
+        ActorSystem("test") as system,
+        running(system, Listener("memory://desk", config, make_core)) as listener,
+        dial(listener.url, config) as carrier,
+    ):
+        with suppress(ConnectionLost):
+            assert not isinstance(carrier, carriers.Connection)
+            assert not await (carrier.receive() if isinstance(carrier, MessageStream) else carrier.receive_some())
+        assert not listener.connections
+    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [text]
+
+
+@pytest.mark.parametrize("side", ["client", "server"])
+async def test_a_peer_that_does_not_read_cannot_hold_up_a_block_that_failed(
+    side: str, autojump_clock: MockClock
+) -> None:
+    """The bytes that are queued get a second; then the carrier is closed without them."""
+
+    def stuff(connection: Connection) -> None:
+        connection.core.out.append(bytes(10_000_000))
+        connection.flush()
+
+    async def fail_as_client(system: ActorSystem) -> None:
+        async with client(system, "memory://desk", BytesCore) as connection:
+            stuff(connection)
+            raise ZeroDivisionError
+
+    async def fail_as_server(system: ActorSystem) -> None:
+        async with (
+            AsyncExitStack() as peer,
+            running(system, Listener("memory://other", MemoryConfig(), BytesCore)) as listener,
+        ):
+            await peer.enter_async_context(dial(listener.url))
+            await wait_all_tasks_blocked()
+            stuff(*listener.connections)
+            raise ZeroDivisionError
+
+    async with listen("memory://desk"), ActorSystem("test") as system:
+        began = trio.current_time()
+        with pytest.raises(ZeroDivisionError):
+            await (fail_as_client if side == "client" else fail_as_server)(system)
+        assert trio.current_time() - began == pytest.approx(HURRY)
