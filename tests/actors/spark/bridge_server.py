@@ -17,7 +17,8 @@ import trio
 
 from levada.actors.spark import GetExtent, JournalConfig, serve_bridge
 from levada.actors.spark.ledger import Ledger
-from levada.actors.spark.store import Stage, Store
+from levada.actors.spark.staging import Stage
+from levada.actors.spark.store import Store
 from levada.framework import ActorSystem, message
 
 MOMENTS = "staging", "staged", "written", "delivered"

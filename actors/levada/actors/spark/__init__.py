@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .asks import AskRows, EachRow, RemoteActor, ask, ask_batches, ask_many
     from .bridge import Bridge, BridgeConfig, Delivery, Mailbox, RowKey, serve_bridge
     from .columns import Columns, Envelope, columns_of
+    from .config import JournalConfig
     from .errors import (
         JournalBehind,
         JournalDamaged,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         OffsetGone,
         SchemaMismatch,
     )
+    from .extent import Appended, Extent, StoreStatistics, partition_of
     from .journal import (
         Append,
         AwaitRows,
@@ -58,7 +60,8 @@ if TYPE_CHECKING:
     from .protocol import ActorFailed, BridgeError, BridgeRefused, EpochChanged, UnknownName
     from .schema import check_growth, differences, fit
     from .segments import Block, Message
-    from .store import Appended, Extent, JournalConfig, Stage, Store, StoreStatistics, partition_of
+    from .staging import Stage
+    from .store import Store
 
 __all__ = [
     "ActorFailed",
@@ -125,7 +128,20 @@ __all__ = [
     "session",
 ]
 
-_MODULES = "errors", "protocol", "schema", "asks", "ledger", "segments", "store", "journal", "bridge"
+_MODULES = (
+    "errors",
+    "protocol",
+    "schema",
+    "asks",
+    "ledger",
+    "segments",
+    "config",
+    "extent",
+    "staging",
+    "store",
+    "journal",
+    "bridge",
+)
 """Where the names above are, those first that import least."""
 
 

@@ -64,7 +64,9 @@ from levada.transports.text import printable
 from .asks import AskRows
 from .bridge_subscription import Delivery, RowKey, Subscription
 from .columns import Columns, Envelope, columns_of
+from .config import JournalConfig
 from .errors import JournalBehind, JournalError, JournalUnwritable
+from .extent import Appended, Extent
 from .ipc import rows_of_stream
 from .journal import (
     Append,
@@ -112,7 +114,7 @@ from .protocol import (
 )
 from .schema import check_for_spark
 from .segments import Block
-from .store import Appended, Extent, JournalConfig, Store
+from .store import Store
 
 __all__ = ["Bridge", "BridgeConfig", "Delivery", "Mailbox", "RowKey", "serve_bridge"]
 

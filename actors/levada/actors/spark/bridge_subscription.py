@@ -12,9 +12,9 @@ from levada.framework import Actor, Asks, Ref, Sender, message
 from levada.framework.errors import ActorStopped, ChannelError
 
 from .errors import OffsetGone
+from .extent import Extent
 from .journal import AwaitRows, CommitGroup, DeclareGroup, Read
 from .segments import Block
-from .store import Extent
 
 if TYPE_CHECKING:
     from .bridge import Mailbox

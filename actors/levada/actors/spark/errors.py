@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+from pathlib import Path
+
 import attrs
 
 from levada.framework.errors import LevadaError
@@ -15,6 +18,7 @@ __all__ = [
     "JournalUnwritable",
     "OffsetGone",
     "SchemaMismatch",
+    "refused",
 ]
 
 
@@ -87,3 +91,10 @@ class SchemaMismatch(JournalError, TypeError):
 
     differences: tuple[str, ...] = ()
     """One line for each column that differs."""
+
+
+def refused(error: OSError, path: Path) -> JournalError:
+    """Return the error of the journal for a write that the disk refused."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return JournalFull(f"the disk is full ({error.strerror}); nothing of this was written", path=str(path))
+    return JournalUnwritable(f"the disk refuses ({error}); nothing of this was written", path=str(path))

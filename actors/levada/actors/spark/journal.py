@@ -28,11 +28,14 @@ from levada.framework import Actor, Asks, Failed, Killed, Reason, Reply, handles
 from levada.framework.errors import ActorError, ConfigurationError
 
 from .columns import Columns, columns_of
+from .config import JournalConfig
 from .ends import SYNC_EVERY
 from .errors import JournalError, JournalFull, JournalUnwritable, SchemaMismatch
+from .extent import Appended, Extent, StoreStatistics
 from .ledger import Delivered, Reach
 from .segments import Block
-from .store import Appended, Extent, JournalConfig, Stage, Store, StoreStatistics
+from .staging import Stage
+from .store import Store
 
 __all__ = [
     "Append",

@@ -24,9 +24,9 @@ from urllib.parse import quote
 
 import attrs
 
-from .errors import JournalDamaged, JournalError
+from .errors import JournalDamaged, JournalError, JournalUnwritable
 
-__all__ = ["Delivered", "Ledger", "Reach"]
+__all__ = ["Delivered", "Ledger", "Reach", "ledger_errors"]
 
 KEPT = 1000
 """Newest batches of each query whose ranges are remembered; of older ones only that they were delivered."""
@@ -388,3 +388,12 @@ def _verify(path: Path, commits: int) -> None:
 def _number(opening: str) -> int:
     text = opening.partition("-")[0]
     return int(text) if text.isascii() and text.isdigit() else 0
+
+
+@contextmanager
+def ledger_errors(directory: Path) -> Iterator[None]:
+    """Turn errors of SQLite and of the disk into `JournalUnwritable`."""
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        raise JournalUnwritable(f"the ledger cannot be written: {error}", path=str(directory)) from error

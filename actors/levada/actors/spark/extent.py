@@ -1,0 +1,70 @@
+"""Where rows are: the answers of a store."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+
+import attrs
+
+__all__ = ["Appended", "Extent", "StoreStatistics", "partition_of"]
+
+
+@attrs.frozen
+class Appended:
+    """Where rows went."""
+
+    partition: int
+    first: int
+    """Offset of the first row; the others follow without gaps."""
+    count: int
+
+
+@attrs.frozen
+class Extent:
+    """What a journal holds."""
+
+    epoch: str
+    """Names this journal. A directory that was deleted and made anew has another epoch, and the old offsets mean nothing in it."""
+    first: Mapping[int, int]
+    """For each partition, the offset of the oldest row."""
+    end: Mapping[int, int]
+    """For each partition, the offset behind the newest row."""
+    opening: str
+    """Names this opening of the journal; each opening has a name of its own. See `Store.reach`."""
+
+
+@attrs.frozen(kw_only=True)
+class StoreStatistics:
+    """Counters since the store was opened, and sizes of this moment."""
+
+    appends: int
+    """Batches that were appended; `Journal` may join several appends into one batch."""
+    rows_appended: int
+    octets_appended: int
+    """On the disk, headers included."""
+    syncs: int
+    """Of segments; many appends share one."""
+    batches_delivered: int
+    batches_repeated: int
+    """Deliveries that had been done before."""
+    octets: int
+    """Size of all segments now."""
+    segments: int
+    segments_deleted: int
+    octets_cut: int
+    """Torn or never committed, cut off when the store was opened."""
+    rows_lost: int
+    """Found missing when the store was opened, and accepted (`JournalConfig.accept_loss`)."""
+    octets_staged: int
+    """Size of all staged batches now."""
+
+
+def partition_of(key: str | bytes, partitions: int) -> int:
+    """Choose the partition of a key; the same in every process.
+
+    Example:
+        >>> partition_of("host-1/syslog", 8)
+        6
+    """
+    return zlib.crc32(key.encode() if isinstance(key, str) else key) % partitions

@@ -1,0 +1,97 @@
+"""Whether a store may write: what makes it stop, and what takes back half a write."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from .errors import JournalError, JournalUnwritable, refused
+from .partitions import Partition
+
+__all__ = ["Guard", "Undone"]
+
+logger = logging.getLogger("levada.actors.spark")
+
+LOOK_EVERY = 1.0
+"""Seconds between checks that the files are still there; one costs 2 µs a partition and 5 µs."""
+
+
+class Guard:
+    """Knows whether a store may write."""
+
+    def __init__(self, directory: Path, partitions: Sequence[Partition]) -> None:
+        self.directory = directory
+        self.broken = ""
+        """Why the store can do no more until it is opened again; empty if it can."""
+        self._gone = ""
+        """Why nothing may be written: the files are not where they were; empty if they are. See `look`."""
+        self._partitions = partitions
+        self._files = {
+            path: _inode(path) for path in (directory / "lock", directory / "ends", directory / "ledger.sqlite")
+        }
+        """Inodes of the files that must stay where they are."""
+        self._looked = time.monotonic()
+
+    def require_usable(self) -> None:
+        """Require that the store may write; look at the files if that was `LOOK_EVERY` seconds ago.
+
+        Raises:
+            JournalError: the store is broken.
+            JournalUnwritable: the files are not where they were.
+        """
+        if self.broken:
+            raise JournalError(self.broken, path=str(self.directory))
+        if self._gone or time.monotonic() - self._looked >= LOOK_EVERY:
+            self.look()
+        if self._gone:
+            raise JournalUnwritable(self._gone, path=str(self.directory))
+
+    def look(self) -> None:
+        """Check that the files are where they were; if not, all writes fail from now on."""
+        self._looked = time.monotonic()
+        files = {**self._files, **dict(partition.written_file() for partition in self._partitions)}
+        missing = [path for path, inode in files.items() if _inode(path) != inode]
+        if not missing:
+            self._gone = ""
+        elif not self._gone:
+            self._gone = (
+                f"{missing[0].relative_to(self.directory)} was deleted, moved or replaced while this journal is open, and what was appended since is "
+                "lost: nothing more is written. Put the directory back, or start again"
+            )
+            logger.error("%s: %s", self.directory, self._gone, extra={"event": "journal_gone"})
+
+
+class Undone:
+    """Takes back what was written to partitions if the block fails."""
+
+    __slots__ = ("_guard", "_touched")
+
+    def __init__(self, guard: Guard, touched: Sequence[Partition]) -> None:
+        self._guard, self._touched = guard, touched
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            return
+        try:
+            for partition in self._touched:
+                partition.rollback()
+        except BaseException:
+            self._guard.broken = "what was half written cannot be taken back, open the journal again"
+            raise
+        if isinstance(error, FileNotFoundError):
+            self._guard.look()
+            self._guard.require_usable()
+        if isinstance(error, OSError):
+            raise refused(error, self._guard.directory) from error
+
+
+def _inode(path: Path) -> int:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return 0

@@ -1,0 +1,46 @@
+"""Record batches become messages: large batches are cut, small ones share a block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+
+from .config import JournalConfig
+from .segments import Message
+
+__all__ = ["pack"]
+
+
+def pack(batches: Iterable[pa.RecordBatch], config: JournalConfig) -> Iterator[Message]:
+    """Make messages of batches that have the journal's columns, none larger than a block."""
+    run: list[pa.RecordBatch] = []
+    rows = octets = 0
+    for batch in batches:
+        for piece in _pieces(batch, config):
+            size = piece.nbytes
+            if run and (rows + piece.num_rows > config.block_rows or octets + size > config.block_bytes):
+                yield _message(run)
+                run, rows, octets = [], 0, 0
+            run.append(piece)
+            rows += piece.num_rows
+            octets += size
+    if run:
+        yield _message(run)
+
+
+def _pieces(batch: pa.RecordBatch, config: JournalConfig) -> Iterator[pa.RecordBatch]:
+    rows, size, limit = batch.num_rows, batch.nbytes, config.block_bytes
+    if rows <= config.block_rows and (size <= limit or rows == 1):
+        yield batch
+        return
+    step = max(1, min(config.block_rows, rows * limit // size, (rows + 1) // 2))
+    for start in range(0, rows, step):
+        yield from _pieces(batch.slice(start, step), config)
+
+
+def _message(run: list[pa.RecordBatch]) -> Message:
+    batch = run[0]
+    if len(run) > 1:
+        [batch] = pa.Table.from_batches(run).combine_chunks().to_batches()
+    return Message(batch.serialize(), batch.num_rows)

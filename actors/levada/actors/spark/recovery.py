@@ -1,0 +1,141 @@
+"""Recovery: when a journal is opened, what is on the disk is compared with what was promised, and what a crash left is put in order."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from pathlib import Path
+
+import attrs
+import pyarrow as pa
+
+from levada.framework.errors import ConfigurationError
+
+from .columns import Envelope, columns_of
+from .config import JournalConfig
+from .ends import Ends, Promise
+from .errors import JournalDamaged
+from .ledger import Ledger, ledger_errors
+from .partitions import Loss, Partition
+from .schema import check_growth, fingerprint
+from .segments import VERSION
+
+__all__ = ["Recovered", "recover"]
+
+logger = logging.getLogger("levada.actors.spark")
+
+
+@attrs.frozen(kw_only=True)
+class Recovered:
+    """A journal whose files are open and in order."""
+
+    ledger: Ledger
+    ends: Ends
+    partitions: list[Partition]
+    schema: pa.Schema
+    cut: int
+    """Bytes that were cut off."""
+    lost: int
+    """Rows that are gone, which is accepted."""
+
+
+def recover(directory: Path, schema: pa.Schema | None, config: JournalConfig, resources: ExitStack) -> Recovered:
+    """Open the files of a journal, or make them. Closing `resources` closes them. Raises as `Store.open`."""
+    path = directory / "ledger.sqlite"
+    if not path.exists() and any(directory.glob("partition-*/*.segment")):
+        raise JournalDamaged("there are segments, but their ledger is gone: restore it", path=str(path))
+    promise = _read_promise(directory)
+    commits = promise.commits if isinstance(promise, Promise) and not config.accept_loss else 0
+    ledger = Ledger.open(path, partitions=config.partitions, commits=commits)
+    resources.callback(ledger.close)
+    if ledger.partitions != config.partitions:
+        raise ConfigurationError(
+            f"{directory} has {ledger.partitions} partitions, which is for ever, not {config.partitions}"
+        )
+    columns = schema if schema is not None else columns_of(Envelope).schema
+    partitions = [
+        Partition(
+            directory / f"partition-{number:04d}",
+            number,
+            journal=ledger.journal,
+            schema=columns,
+            segment_bytes=config.segment_size,
+        )
+        for number in range(config.partitions)
+    ]
+    for partition in partitions:
+        resources.callback(partition.close)
+    if not ledger.ready:
+        for partition in partitions:
+            partition.create()
+    losses, lost = _find(directory, promise, ledger, partitions, accept_loss=config.accept_loss)
+    schemas = [found for partition in partitions if (found := partition.newest_schema) is not None]
+    if schema is None:
+        # Partitions may differ if the last attempt to add columns was cut short: the one with most columns is the truth.
+        columns = max(schemas, key=len, default=columns)
+    for each in schemas:
+        check_growth(each, columns, where=str(directory))
+    if any(losses.values()):
+        with ledger_errors(directory):
+            ledger.add_losses(losses)
+    mark, cut = fingerprint(columns), 0
+    for partition in partitions:
+        partition.schema = columns
+        cut += partition.settle(ledger.losses(partition.number))
+        last = partition.segments[-1]
+        if last.fingerprint != mark or last.version < VERSION:
+            partition.roll()
+            partition.publish()
+    # This file is not read before the history has its first line.
+    first, end = [partition.first for partition in partitions], [partition.end for partition in partitions]
+    ends = Ends.create(directory / "ends", Promise(ledger.journal, first, end, ledger.commits))
+    resources.callback(lambda: ends.close(ledger.commits))
+    with ledger_errors(directory):
+        ledger.begin({partition.number: partition.end for partition in partitions})
+    return Recovered(ledger=ledger, ends=ends, partitions=partitions, schema=columns, cut=cut, lost=lost)
+
+
+def _read_promise(directory: Path) -> Promise | JournalDamaged:
+    try:
+        return Ends.read(directory / "ends")
+    except JournalDamaged as error:
+        return error
+
+
+def _find(
+    directory: Path,
+    promised: Promise | JournalDamaged,
+    ledger: Ledger,
+    partitions: list[Partition],
+    *,
+    accept_loss: bool,
+) -> tuple[dict[int, list[tuple[int, int]]], int]:
+    """Look for all that was promised; return the ranges of rows that are gone, and how many rows that is."""
+    if isinstance(promised, Promise) and promised.journal != ledger.journal:
+        text = "this record of how far the partitions reach is of another journal: restore the right one"
+        promised = JournalDamaged(text, path=str(directory / "ends"))
+    promise = promised if ledger.begun and isinstance(promised, Promise) else None
+    problems = [promised] if ledger.begun and isinstance(promised, JournalDamaged) else []
+    if promise is not None and ledger.commits < promise.commits:
+        text = f"the newest {promise.commits - ledger.commits} commits of the ledger are gone"
+        problems.append(JournalDamaged(text, path=str(directory / "ledger.sqlite")))
+    ends = ledger.ends()
+    losses: dict[int, list[Loss]] = {}
+    for partition in partitions:
+        number = partition.number
+        losses[number] = partition.find(
+            ledger.transaction,
+            first=None if promise is None else promise.first[number],
+            end=ends[number] if promise is None else max(ends[number], promise.end[number]),
+            known=ledger.losses(number),
+        )
+    problems += [loss.error for found in losses.values() for loss in found]
+    if problems and not accept_loss:
+        text = f"{problems[0].detail} (JournalConfig.accept_loss goes on with what is left)"
+        raise JournalDamaged(text, path=problems[0].path, octet=problems[0].octet)
+    for problem in problems:
+        logger.error("rows are lost, which is accepted: %s", problem, extra={"event": "rows_lost"})
+    ranges = {
+        number: [(loss.first, loss.end) for loss in found if loss.end > loss.first] for number, found in losses.items()
+    }
+    return ranges, sum(end - first for found in ranges.values() for first, end in found)

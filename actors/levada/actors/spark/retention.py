@@ -1,0 +1,122 @@
+"""Retention: which segment may be deleted next, and whether the clock can be trusted to say so."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from .config import JournalConfig
+from .ledger import Ledger
+from .partitions import Partition
+from .segments import Segment
+
+__all__ = ["Clock", "Retention"]
+
+logger = logging.getLogger("levada.actors.spark")
+
+JUMP = 3600.0
+"""The clock has jumped if it differs by more than this from the time that has passed, in seconds."""
+SETTLE = 600.0
+"""After a jump ahead, nothing is deleted for its age for so many seconds, unless the clock jumps back: time to put it right."""
+
+
+class Clock:
+    """A wall clock that notices its jumps."""
+
+    def __init__(self, directory: Path, clock: Callable[[], float]) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._told = clock(), time.monotonic()
+        """What the clock said the last time, and when that was."""
+        self._trusted_from = 0.0
+
+    def now(self) -> float:
+        """Read the clock, in seconds since 1970; a jump is logged."""
+        now, passed = self._clock(), time.monotonic()
+        jump = (now - self._told[0]) - (passed - self._told[1])
+        if abs(jump) > JUMP:
+            way = "ahead" if jump > 0 else "back"
+            logger.warning(
+                "%s: the clock has jumped %s by %.0f s", self._directory, way, abs(jump), extra={"event": "clock"}
+            )
+            self._trusted_from = passed + SETTLE if jump > 0 else passed
+        self._told = now, passed
+        return now
+
+    @property
+    def trusted(self) -> bool:
+        """Whether it can tell the age of rows."""
+        return time.monotonic() >= self._trusted_from
+
+
+class Retention:
+    """Decides what may be deleted."""
+
+    def __init__(self, config: JournalConfig, partitions: Sequence[Partition], ledger: Ledger, clock: Clock) -> None:
+        self._config = config
+        self._partitions = partitions
+        self._ledger = ledger
+        self._clock = clock
+        self._ahead: dict[Segment, float] = {}
+        """Segments with stamps in the future, and when that was noticed."""
+
+    def seal_old(self, now: float) -> None:
+        """Begin new segments where `segment_time` has passed."""
+        age = self._config.segment_time
+        for partition in self._partitions:
+            last = partition.segments[-1]
+            # A stamp in the future says nothing about the age.
+            if age is not None and last.end > last.first and (last.oldest > now or now - last.oldest >= age):
+                partition.roll()
+                partition.publish()
+
+    def next_to_go(self, now: float) -> Partition | None:
+        """Return the partition with the oldest segment that may be deleted."""
+        config, groups = self._config, self._ledger.groups().values()
+        size = sum(partition.size for partition in self._partitions)
+        found: tuple[float, Partition] | None = None
+        for partition in self._partitions:
+            if len(partition.segments) < 2:
+                continue
+            oldest, following = partition.segments[:2]
+            if any(offsets.get(partition.number, 0) < following.first for offsets in groups):
+                continue
+            if config.retain_bytes is None and config.retain_time is None:
+                if groups:
+                    return partition
+                continue
+            large = config.retain_bytes is not None and size - oldest.size >= config.retain_bytes
+            written = self._written(partition, now)
+            aged = self._clock.trusted and config.retain_time is not None and now - written >= config.retain_time
+            if (large or aged) and (found is None or written < found[0]):
+                found = written, partition
+        return found[1] if found is not None else None
+
+    def _written(self, partition: Partition, now: float) -> float:
+        """Return the latest time at which the oldest segment can have been written.
+
+        That is its latest stamp. If the clock was ahead then, it is the first stamp behind it that is not in the future; if all stamps are,
+        it is the time at which this was noticed.
+        """
+        oldest, *newer = partition.segments
+        oldest.index()
+        if oldest.newest <= now:
+            return oldest.newest
+        if oldest not in self._ahead:
+            self._ahead[oldest] = now
+            logger.warning(
+                "%s: rows are stamped %.0f s ahead of the clock; their age is told by the rows behind them, or counted from now",
+                oldest.path,
+                oldest.newest - now,
+                extra={"event": "clock"},
+            )
+        if 0 < oldest.last <= now:
+            return oldest.last
+        for segment in newer:
+            segment.index()
+            for stamp in (segment.oldest, segment.last):
+                if 0 < stamp <= now:
+                    return stamp
+        return self._ahead[oldest]

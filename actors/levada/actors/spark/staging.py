@@ -1,0 +1,222 @@
+"""Staged rows: parts of batches that wait on the disk until a sink's batch is delivered or given up."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+
+from .config import JournalConfig
+from .errors import JournalError, JournalFull, refused
+from .ledger import Ledger
+from .packing import pack
+from .schema import conform, fingerprint
+from .segments import Message, Segment
+
+__all__ = ["Stage", "Staging"]
+
+logger = logging.getLogger("levada.actors.spark")
+
+_STAGE, _STAGE_FORMAT = b"levada.stage", 1
+"""Key of the metadata in the schema of a staged file: JSON of the format, query, batch, part and attempt."""
+
+
+class Staging:
+    """All stages of a journal. Its methods belong to the thread that writes; `close` closes the files, which stay on the disk."""
+
+    def __init__(
+        self, folder: Path, *, schema: pa.Schema, config: JournalConfig, journal: bytes, clock: Callable[[], float]
+    ) -> None:
+        self.folder = folder
+        self.schema: pa.Schema = schema
+        self.config = config
+        self.journal = journal
+        self.octets = 0
+        """Size of all stages."""
+        self._clock = clock
+        self._number = 0
+        self._stages: dict[tuple[str, int], dict[tuple[int, int], Stage]] = {}
+
+    def recover(self, ledger: Ledger) -> None:
+        """Open the files that earlier processes left; delete those that are no longer of use."""
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        for path in sorted(self.folder.iterdir()):
+            if path.suffix != ".segment":
+                path.unlink()  # it was being made
+                continue
+            try:
+                stage = Stage.recover(self, path)
+            except (JournalError, OSError) as error:
+                logger.warning("staged rows are dropped: %s", error, extra={"event": "stage_dropped"})
+                path.unlink(missing_ok=True)
+                continue
+            if ledger.delivered(*stage.key[:2]) is not None:
+                stage.discard()
+                continue
+            self._number = max(self._number, stage.number)
+            self._stages.setdefault(stage.key[:2], {})[stage.key[2:]] = stage
+            self.octets += stage.octets
+
+    def begin(self, query: str, batch: int, part: int, attempt: int) -> Stage:
+        """Return the stage of one attempt at one part of a batch; make it if there is none."""
+        stages = self._stages.setdefault((query, batch), {})
+        stage = stages.get((part, attempt))
+        if stage is None:
+            self._number += 1
+            stage = stages[part, attempt] = Stage.create(self, self._number, (query, batch, part, attempt))
+        return stage
+
+    def of(self, query: str, batch: int) -> Mapping[tuple[int, int], Stage]:
+        """Return the stages of a batch by part and attempt."""
+        return self._stages.get((query, batch), {})
+
+    def drop(self, query: str, batch: int, part: int | None = None, attempt: int | None = None) -> int:
+        """Delete the stages of a batch, or some of them; return how many."""
+        stages = self._stages.get((query, batch), {})
+        chosen = [key for key in stages if part in (None, key[0]) and attempt in (None, key[1])]
+        for key in chosen:
+            stage = stages.pop(key)
+            self.octets -= stage.octets
+            stage.discard()
+        if not stages:
+            self._stages.pop((query, batch), None)
+        return len(chosen)
+
+    def drop_older(self, age: float) -> list[tuple[str, int]]:
+        """Delete the batches that got no rows for `age` seconds; return their queries and numbers."""
+        now = self._clock()
+        before = now - age
+        for stages in self._stages.values():
+            for stage in stages.values():
+                if stage.touched > now:  # the clock was ahead at that time
+                    stage.touch(now)
+        old = [key for key, stages in self._stages.items() if all(stage.touched < before for stage in stages.values())]
+        for query, batch in old:
+            self.drop(query, batch)
+        return old
+
+    def close(self) -> None:
+        """Close all files."""
+        for stages in self._stages.values():
+            for stage in stages.values():
+                stage.close()
+
+
+class Stage:
+    """Rows on the disk that wait to become part of a batch. Made by `Store.stage`; methods belong to the thread that writes.
+
+    A stage is a segment file of its own; the metadata of its schema says whose rows it has (`_STAGE`). It outlives the process, so the next
+    process can deliver the batch. Nothing is synced: after a power failure rows may be missing, and then their number is too small.
+    """
+
+    def __init__(self, staging: Staging, segment: Segment, key: tuple[str, int, int, int]) -> None:
+        self._staging = staging
+        self._segment = segment
+        self.key = key
+        """Query, batch, part and attempt."""
+
+    @classmethod
+    def create(cls, staging: Staging, number: int, key: tuple[str, int, int, int]) -> Stage:
+        """Make the file."""
+        metadata = {**(staging.schema.metadata or {}), _STAGE: json.dumps([_STAGE_FORMAT, *key]).encode()}
+        schema = staging.schema.with_metadata(metadata)
+        folder, journal = staging.folder, staging.journal
+        try:
+            segment = Segment.create(folder, partition=0, first=number, schema=schema, journal=journal, durable=False)
+        except OSError as error:
+            raise refused(error, folder) from error
+        return cls(staging, segment, key)
+
+    @classmethod
+    def recover(cls, staging: Staging, path: Path) -> Stage:
+        """Open a file that an earlier process made.
+
+        Raises:
+            JournalError: it is of no use any more; the text says why.
+        """
+        segment = Segment.open(path, partition=0, journal=staging.journal)
+        try:
+            version, query, batch, part, attempt = json.loads((segment.schema.metadata or {}).get(_STAGE, b"[]"))
+        except ValueError as error:
+            raise JournalError("written by another version", path=str(path)) from error
+        if version != _STAGE_FORMAT:
+            raise JournalError(f"stage format {version}, this program reads {_STAGE_FORMAT}", path=str(path))
+        if segment.fingerprint != fingerprint(staging.schema):
+            raise JournalError(f"batch {batch} of {query} has the columns of before the journal grew", path=str(path))
+        if segment.examine(0) == "damaged":
+            raise segment.damage()
+        segment.settle()
+        return cls(staging, segment, (query, batch, part, attempt))
+
+    @property
+    def number(self) -> int:
+        """Number of the file."""
+        return self._segment.first
+
+    @property
+    def rows(self) -> int:
+        """Rows that were staged."""
+        return self._segment.end - self._segment.first
+
+    @property
+    def octets(self) -> int:
+        """Size of the rows on the disk."""
+        return self._segment.size - self._segment.start
+
+    @property
+    def touched(self) -> float:
+        """When rows last came, in seconds since 1970. The file knows, since other processes may have written it."""
+        return self._segment.path.stat().st_mtime
+
+    def touch(self, now: float) -> None:
+        """Set the time at which rows last came."""
+        os.utime(self._segment.path, (now, now))
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        """Add rows; nothing is synced.
+
+        Raises:
+            SchemaMismatch: the columns differ from the journal's.
+            JournalFull: all stages together would exceed `max_staged_bytes`, or the disk is full.
+            JournalUnwritable: the disk refuses.
+        """
+        staging, segment = self._staging, self._segment
+        messages = list(pack([conform(batch, staging.schema)], staging.config))
+        size, limit = sum(message.size for message in messages), staging.config.max_staged_bytes
+        if staging.octets + size > limit:
+            raise JournalFull(
+                f"batches that are not delivered yet hold {staging.octets} bytes, at most {limit} (max_staged_bytes), and "
+                f"{size} more were to come",
+                path=os.fspath(segment.path),
+                needed=size,
+                limit=limit,
+            )
+        before = segment.size, segment.end
+        try:
+            segment.write(messages, transaction=0, time=0.0)
+        except OSError as error:
+            segment.cut_to(*before)
+            raise refused(error, segment.path) from error
+        segment.publish()
+        staging.octets += size
+
+    def messages(self) -> Iterator[Message]:
+        """Yield the staged rows without copying them."""
+        segment = self._segment
+        if segment.end == segment.first:
+            return
+        for block in segment.read(segment.first, segment.end, segment.size, 0):
+            yield Message(block.octets, block.rows)
+
+    def close(self) -> None:
+        """Close the file, which stays."""
+        self._segment.close()
+
+    def discard(self) -> None:
+        """Delete the file."""
+        self._segment.close()
+        self._segment.path.unlink(missing_ok=True)
