@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Set up levada in .venv if that is needed, then run one task.
+"""Set up levada in .venv if needed, then run one task.
 
 usage: python3 run.py test [--profile fast|ci|release|soak] [arguments of pytest]
        python3 run.py demo [arguments of the demo]
        python3 run.py check
 
-test    the test suite
-demo    a whole program made of actors; it checks its own result and ends by itself
-check   ruff, mypy, pyright and import-linter, all of them even if one fails
+test    run the test suite: about 3 minutes; ci takes 12 minutes, release an hour, soak hours
+demo    run a log pipeline made of actors; it checks its own result and then ends
+check   run ruff, mypy, pyright and import-linter, all of them even if one fails
 
-All it needs is Python 3.11 or newer. The first time takes about a minute, later ones start at once.
+Python 3.11 or newer is the only requirement. The first run takes about a minute, later runs start at once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CHECKS = {
 
 
 class Problem(Exception):
-    """Something that the user can mend; its text says how."""
+    """A problem that the user can solve; its text says how."""
 
 
 def main(argv: list[str], root: Path = ROOT) -> int:
@@ -53,7 +53,7 @@ def main(argv: list[str], root: Path = ROOT) -> int:
         print(USAGE)
         return 0
     if sys.version_info < (3, 11):
-        return fail(f"levada needs Python 3.11 or newer; this is {sys.version.split()[0]}: call run.py by a newer one")
+        return fail(f"levada needs Python 3.11 or newer; this is {sys.version.split()[0]}: run run.py with a newer one")
     if not argv or argv[0] not in {*TASKS, "check"} or (argv[0] == "check" and argv[1:]):
         return fail(f"cannot do {' '.join(argv) or 'nothing'!r}\n\n{USAGE}")
     try:
@@ -64,19 +64,19 @@ def main(argv: list[str], root: Path = ROOT) -> int:
     except (Problem, OSError) as problem:
         return fail(str(problem))
     except KeyboardInterrupt:
-        return fail("interrupted; if that was during set-up, the next run mends it", code=130)
+        return fail("interrupted; if that was during set-up, the next run repairs it", code=130)
 
 
 def set_up(root: Path) -> None:
-    """Make ``.venv`` in `root`, or mend it, or bring it up to date; do nothing if it is all right.
+    """Make, repair or update ``.venv`` in `root`, if needed.
 
     Raises:
-        Problem: it cannot be done.
+        Problem: the set-up failed.
     """
     if not broken(root) and not outdated(root):
         return
     with lock(root):
-        # Looked at again: whoever held the lock may have done the work.
+        # Looked at again: the process that held the lock may have done the work.
         reason = broken(root)
         if not reason and not outdated(root):
             return
@@ -85,19 +85,19 @@ def set_up(root: Path) -> None:
             say(start, f"making .venv ({reason}) with Python {sys.version.split()[0]}")
             remove(root / ".venv")
             make_venv(root)
-        # From here to the last line the stamp is missing, so that an interrupted set-up is started anew.
+        # From here to the last line the stamp is missing, so that an interrupted set-up starts anew.
         (root / STAMP).unlink(missing_ok=True)
         say(start, "installing levada with its tools and extras into .venv" + (" (about a minute)" if reason else ""))
-        # pip's progress bars are for people; a log gets only what goes wrong.
+        # pip's progress bars are for people; a log gets only errors.
         quiet = [] if sys.stderr.isatty() else ["--quiet"]
         if call_with_patience([str(root / PYTHON), *PIP_INSTALL, *quiet], root, start):
-            raise Problem("pip could not install levada; it says above why. Run this again when that is mended")
+            raise Problem("pip could not install levada; the reason is above. Solve it and run this again")
         (root / STAMP).write_text("\n".join(fingerprint(root)), encoding="utf-8")
         say(start, "ready")
 
 
 def call_with_patience(command: list[str], root: Path, start: float, every: float = 10.0) -> int:
-    """Run a command that may take a minute; say `every` so many seconds that it still does. Return its exit code."""
+    """Run a command that may take a minute, with a word of progress `every` so many seconds. Return its exit code."""
     with subprocess.Popen(command, cwd=root, stdout=sys.stderr) as process:
         try:
             while True:
@@ -111,34 +111,34 @@ def call_with_patience(command: list[str], root: Path, start: float, every: floa
 
 
 def broken(root: Path) -> str | None:
-    """Say why ``.venv`` has to be made anew, or return None if it has not."""
+    """Return why ``.venv`` must be made anew, or None if it works."""
     if not os.path.lexists(root / ".venv"):
         return "there is none"
     if not (root / STAMP).is_file():
-        return "the set-up of the one there was never finished"
+        return "its set-up was never finished"
     if installed(root)[0] != fingerprint(root)[0]:
-        return "the one there belongs to another Python or another folder"
+        return "it belongs to another Python or another folder"
     # Finding pip instead of importing it makes this 20 ms.
     probe = [str(root / PYTHON), "-c", "import importlib.util, sys; sys.exit(not importlib.util.find_spec('pip'))"]
     try:
         works = subprocess.call(probe, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) == 0
     except OSError:
         works = False
-    return None if works else "the Python of the one there does not start or has no pip"
+    return None if works else "its Python does not start or has no pip"
 
 
 def outdated(root: Path) -> bool:
-    """Tell whether what was installed differs from what is asked for now."""
+    """Whether the installed packages differ from the ones asked for now."""
     return installed(root) != fingerprint(root)
 
 
 def installed(root: Path) -> list[str]:
-    """Return the fingerprint of the last set-up that was finished."""
+    """Return the fingerprint of the last finished set-up."""
     return (root / STAMP).read_text(encoding="utf-8", errors="replace").split("\n")
 
 
 def fingerprint(root: Path) -> list[str]:
-    """Return what a ``.venv`` depends on: what forces a new one, then a hash of what it is made from."""
+    """Return what forces a new ``.venv``, then a hash of the files that it is installed from."""
     digest = hashlib.sha256(repr(PIP_INSTALL).encode())
     for name in ("pyproject.toml", "constraints.txt"):
         digest.update(hashlib.sha256((root / name).read_bytes()).digest())
@@ -149,7 +149,7 @@ def make_venv(root: Path) -> None:
     """Make an empty ``.venv`` with pip.
 
     Raises:
-        Problem: this Python lacks a module for it, or pip did not get in.
+        Problem: this Python lacks a module for it, or pip was not installed.
     """
     missing = [name for name in ("venv", "ensurepip") if importlib.util.find_spec(name) is None]
     if missing:
@@ -159,7 +159,7 @@ def make_venv(root: Path) -> None:
             f"on Debian or Ubuntu: apt install python{version}-venv (or python3-venv)"
         )
     if subprocess.call([sys.executable, "-m", "venv", ".venv"], cwd=root, stdout=sys.stderr):
-        raise Problem(f"{sys.executable} -m venv .venv failed; it says above why")
+        raise Problem(f"{sys.executable} -m venv .venv failed; the reason is above")
 
 
 def remove(path: Path) -> None:
@@ -172,8 +172,8 @@ def remove(path: Path) -> None:
 
 @contextlib.contextmanager
 def lock(root: Path) -> Iterator[None]:
-    """Keep other runs out of the set-up. The system lets go of the lock when the process ends, however it ends."""
-    if sys.platform == "win32":  # has no fcntl; two set-ups at the same moment are not guarded against there
+    """Keep other runs out of the set-up. The operating system frees the lock when the process ends, however it ends."""
+    if sys.platform == "win32":  # has no fcntl, so two set-ups at the same moment are possible there
         yield
         return
     import fcntl
@@ -188,7 +188,7 @@ def lock(root: Path) -> Iterator[None]:
 
 
 def check(root: Path) -> int:
-    """Run every check, whatever the others say; return 1 if one failed."""
+    """Run every check, also after one has failed; return 1 if one failed."""
     failed = []
     for name, command in CHECKS.items():
         print(f"==> {name}", flush=True)
@@ -202,21 +202,21 @@ def check(root: Path) -> int:
 
 
 def run(root: Path, command: list[str]) -> int:
-    """Run `command` by the Python of ``.venv``; return its exit code, unless it takes the place of this process."""
+    """Run `command` with the Python of ``.venv``; return its exit code, unless it replaces this process."""
     if sys.platform != "win32":
-        # Signals and exit codes then need no passing on: the task is this process.
+        # The task becomes this process, so signals and exit codes need no passing on.
         os.chdir(root)
         os.execv(root / PYTHON, [str(root / PYTHON), *command])
     return subprocess.call([str(root / PYTHON), *command], cwd=root)
 
 
 def say(start: float, text: str) -> None:
-    """Tell what is being done, with the seconds since `start`."""
+    """Report progress, with the seconds since `start`."""
     print(f"run.py: [{time.monotonic() - start:5.1f} s] {text}", file=sys.stderr, flush=True)
 
 
 def fail(text: str, code: int = 2) -> int:
-    """Tell what is wrong; return the exit code for it."""
+    """Report an error; return its exit code."""
     print(f"run.py: {text}", file=sys.stderr)
     return code
 

@@ -1,7 +1,7 @@
 """How the benchmarks measure: interleaved rounds, each figure paired with a limit of the same moment.
 
 The machine is shared and noisy, so nanoseconds mean little from one hour to the next.  In each round every contender runs once, and
-right before ours runs its *base* (a deque loop, for example).  What counts is the ratio of the two, per round; of all rounds the table shows
+right before ours runs its *base* (a deque loop, for example).  The figure is the ratio of the two, per round; of all rounds the table shows
 the median and the best.  Before each run garbage is collected, and collection is off while it lasts: for all alike.
 """
 

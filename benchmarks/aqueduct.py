@@ -1,7 +1,7 @@
 """Aqueduct channels against bare QUIC streams: ``levada bench aqueduct``.
 
-Client and server run in this process, on loopback with 1,200-octet packets, so that a rate is work per second of CPU time of both ends
-together.  In each round every workload runs on a bare stream of the carrier and on a channel, one right after the other; what counts is
+Client and server run in this process, on loopback with 1,200-byte packets, so that a rate is work per second of CPU time of both ends
+together.  In each round every workload runs on a bare stream of the carrier and on a channel, one right after the other; the figure is
 the ratio of the rates of a round.
 """
 

@@ -1,7 +1,7 @@
 """QUIC carriers against each other, CPU seconds of client and server: ``levada bench carriers``.
 
-Both ends run in processes of their own on loopback, with 1,200-octet packets.  In each round a workload runs on aioquic's own asyncio
-classes and on levada's carrier, in turns of a fraction of a second, over one connection each; what counts is the ratio of the CPU seconds
+Both ends run in processes of their own on loopback, with 1,200-byte packets.  In each round a workload runs on aioquic's own asyncio
+classes and on levada's carrier, in turns of a fraction of a second, over one connection each; the figure is the ratio of the CPU seconds
 (client plus server) of all turns but the first, in which the interpreters warm up.  (One whole run after the other measured the machine's
 mood: 0.6 to 1.2 for one row within a minute.)
 The row of idle streams compares the carrier with itself: two connections between the same two processes, used in turn.

@@ -1,7 +1,7 @@
 """MAOP against bare QUIC streams of the same carrier: ``levada bench maop``.
 
-Client and server run in processes of their own on loopback, with 1,200-octet packets; both serve and call both ways over one connection
-each.  In each round a workload runs on bare streams and on MAOP, in turns of a fraction of a second; what counts is the ratio of the
+Client and server run in processes of their own on loopback, with 1,200-byte packets; both serve and call both ways over one connection
+each.  In each round a workload runs on bare streams and on MAOP, in turns of a fraction of a second; the figure is the ratio of the
 operations per CPU second (client plus server) of all turns but the first, in which the interpreters warm up.
 """
 

@@ -2,7 +2,7 @@
 
 In each round every workload runs on levada, on the package ``rsocket`` from PyPI (if it is installed; its reads raised to 64 KiB, which
 makes it faster) and, where one request waits for one answer, on a raw echo of trio's own streams. Both processes share one core, so that
-it is work that is compared and not how long a core takes to wake. What counts is the ratio of a round.
+the rows compare work and not the time a core takes to wake. The figure is the ratio of a round.
 """
 
 from __future__ import annotations
