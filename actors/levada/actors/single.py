@@ -35,7 +35,7 @@ from levada.transports.core import Core
 
 from .driver import Driver, Ended
 
-__all__ = ["Carrier", "CarrierConfig", "SingleDriver", "accept_single", "dial_single", "listen_single"]
+__all__ = ["CarrierConfig", "SingleCarrier", "SingleDriver", "accept_single", "dial_single", "listen_single"]
 
 CarrierConfig: TypeAlias = Any
 """The settings of the URL's carrier: `TcpConfig`, `TlsConfig`, `UnixConfig`, `MemoryConfig`, ``WebSocketConfig`` or ``QuicConfig``."""
@@ -50,7 +50,7 @@ _ORDERLY: Final = (1000, 1001)  # close codes of RFC 6455, section 7.4.1: done, 
 # ---------------------------------------------------------------- carriers
 
 
-class Carrier(Protocol):
+class SingleCarrier(Protocol):
     """One stream, whatever it is made of."""
 
     @property
@@ -194,7 +194,7 @@ class MessageCarrier:
 
 
 @asynccontextmanager
-async def dial_single(url: str, config: CarrierConfig = None, *, alpn: str) -> AsyncIterator[Carrier]:
+async def dial_single(url: str, config: CarrierConfig = None, *, alpn: str) -> AsyncIterator[SingleCarrier]:
     """Connect; leaving the block closes.
 
     Args:
@@ -226,7 +226,7 @@ def listen_single(
 
 
 @asynccontextmanager
-async def accept_single(accepted: Accepted) -> AsyncIterator[Carrier]:
+async def accept_single(accepted: Accepted) -> AsyncIterator[SingleCarrier]:
     """Open what a listener handed over; leaving the block closes it.
 
     Raises:
@@ -245,7 +245,7 @@ async def accept_single(accepted: Accepted) -> AsyncIterator[Carrier]:
         await carrier.aclose()
 
 
-def single(stream: ByteStream | MessageStream) -> Carrier:
+def single(stream: ByteStream | MessageStream) -> SingleCarrier:
     """Make a carrier of a stream that is open."""
     return ByteCarrier(stream) if isinstance(stream, ByteStream) else MessageCarrier(stream)
 
@@ -289,7 +289,7 @@ class SingleDriver(Driver[C]):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        self.carrier: Carrier | None = None
+        self.carrier: SingleCarrier | None = None
         self.high_water = 65_536
         """Bytes queued on the carrier above which producers wait."""
         self.unbegun = 0
@@ -307,7 +307,7 @@ class SingleDriver(Driver[C]):
 
     # ------------------------------------------------------------ carriers
 
-    def attach(self, carrier: Carrier) -> None:
+    def attach(self, carrier: SingleCarrier) -> None:
         """Use a carrier from now on; the core knows whether it is framed.
 
         Raises:
@@ -327,23 +327,23 @@ class SingleDriver(Driver[C]):
         self.info = carrier.info
         self._carried.set()
 
-    def detach(self) -> Carrier | None:
+    def detach(self) -> SingleCarrier | None:
         """Use no carrier from now on; return the one there was."""
         carrier, self.carrier = self.carrier, None
         self._carried = trio.Event()
         return carrier
 
-    def user(self, carrier: Carrier) -> SingleDriver[Any] | None:
+    def user(self, carrier: SingleCarrier) -> SingleDriver[Any] | None:
         """Return the connection that uses a carrier: this one, or the one whose session goes on there; None if none does."""
         return self if self.carrier is carrier and self.end is None else None
 
-    async def read(self, carrier: Carrier) -> None:
+    async def read(self, carrier: SingleCarrier) -> None:
         """Read from a carrier until it, or the connection that uses it, is over."""
         # In a task of its own: each coroutine around the one that waits costs a call whenever something comes.
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._read, carrier)
 
-    async def _read(self, carrier: Carrier) -> None:
+    async def _read(self, carrier: SingleCarrier) -> None:
         code, reason = 0, ""
         with trio.CancelScope() as scope:
             self.reading = scope
@@ -369,7 +369,7 @@ class SingleDriver(Driver[C]):
             user.detach()
             user.lost(code, reason)
 
-    async def _feed(self, carrier: Carrier, data: bytes) -> None:
+    async def _feed(self, carrier: SingleCarrier, data: bytes) -> None:
         """Give on what came, in pieces, so that children are free again for what the next piece begins."""
         at = 0
         while (user := self.user(carrier)) is not None:
@@ -447,7 +447,7 @@ class SingleDriver(Driver[C]):
             self.start_soon(self._wait_for_room, self.carrier, self._room)
         await self._room.wait()
 
-    async def _wait_for_room(self, carrier: Carrier, room: trio.Event) -> None:
+    async def _wait_for_room(self, carrier: SingleCarrier, room: trio.Event) -> None:
         try:
             await carrier.wait_for_room()
         except CarrierError:

@@ -13,7 +13,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.aqueduct import connect, serve
-from levada.actors.aqueduct.connection import RESTING, Connection
+from levada.actors.aqueduct.connection import MAX_IDLE, Connection
 from levada.framework import (
     Actor,
     ActorSystem,
@@ -142,7 +142,7 @@ async def test_oneshots_of_the_program_are_actors_and_those_of_asks_are_records(
         assert halves(both.server) == {"EntryInbound": 1, "Export": 1}
 
 
-@pytest.mark.parametrize("count", [RESTING, pytest.param(10_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("count", [MAX_IDLE, pytest.param(10_000, marks=pytest.mark.soak)])
 async def test_many_channels_leave_nothing(start: Start, autojump_clock: MockClock, count: int) -> None:
     """Neither actors, nor records, nor links; of streams as many rest as may."""
     async with start(core=AqueductConfig(max_channels=3 * count)) as ends:
@@ -160,8 +160,8 @@ async def test_many_channels_leave_nothing(start: Start, autojump_clock: MockClo
         assert ends.left() == NOTHING
         assert not ends.client.halves.links
         assert not ends.server.halves.links
-        assert ends.system.statistics().actors <= actors + 2 * RESTING
-        assert len(ends.client.children) <= RESTING + 4
+        assert ends.system.statistics().actors <= actors + 2 * MAX_IDLE
+        assert len(ends.client.children) <= MAX_IDLE + 4
 
 
 # ---------------------------------------------------------------- ended by somebody else
@@ -325,9 +325,9 @@ async def test_who_ends_an_actor_that_rests_does_no_harm(start: Start, autojump_
         await unharmed(ends)
         await settled()
         for connection in (ends.client, ends.server):
-            resting = [child for child in connection.children if getattr(child._actor, "stream_id", 0) < 0]  # type: ignore[attr-defined]
-            assert len(resting) >= 2
-            for child in resting:
+            idle = [child for child in connection.children if getattr(child._actor, "stream_id", 0) < 0]  # type: ignore[attr-defined]
+            assert len(idle) >= 2
+            for child in idle:
                 child.kill()
         await wait_all_tasks_blocked()
         await unharmed(ends)

@@ -30,7 +30,7 @@ from levada.actors.maop import (
     serve,
 )
 from levada.actors.maop.authenticator import Authenticator
-from levada.actors.maop.connection import RESTING, Connection
+from levada.actors.maop.connection import MAX_IDLE, Connection
 from levada.actors.maop.control import ControlPool
 from levada.actors.maop.executions import Execution
 from levada.actors.maop.operations import Operation
@@ -119,7 +119,7 @@ async def test_few_actors_are_left_after_many_operations(start: Start) -> None:
                 nursery.start_soon(ends.peer.request, 101, b"x")
         await wait_all_tasks_blocked()
         for end, kind in ((ends.client, Operation), (ends.server, Execution)):
-            assert len(end.resting.of(kind)) == len(end.children) - 1 <= RESTING
+            assert len(end.idle.of(kind)) == len(end.children) - 1 <= MAX_IDLE
         assert ends.left() == NOTHING
 
 
@@ -145,9 +145,9 @@ async def test_a_body_is_not_kept_by_an_actor_at_rest(start: Start) -> None:
     async with start({101: echo}) as ends:
         assert await ends.peer.request(101, bytes(100_000)) == bytes(100_000)
         await wait_all_tasks_blocked()
-        (resting,) = ends.server.resting.of(Execution)
-        assert not {"call", "operation", "handler"} & vars(resting).keys()
-        (other,) = ends.client.resting.of(Operation)
+        (idle,) = ends.server.idle.of(Execution)
+        assert not {"call", "operation", "handler"} & vars(idle).keys()
+        (other,) = ends.client.idle.of(Operation)
         assert (other.outcome, other.chunks, other.head) == (None, None, None)
 
 
@@ -182,7 +182,7 @@ async def test_the_end_of_an_execution_is_its_operations(start: Start, how: str,
             assert other.said == ["execute"]
             other.go.set()
         assert await ends.peer.request(102, b"alive") == b"alive"
-        assert execution not in ends.server.resting.of(Execution)
+        assert execution not in ends.server.idle.of(Execution)
         await settled()
         assert ends.left() == NOTHING
         assert ends.server.unbegun == 0

@@ -120,9 +120,9 @@ async def test_the_actor_is_killed_before_it_began() -> None:
         await peer.fire_and_forget(b"0")
         await wait_all_tasks_blocked()
         serving = listener.peers[0]._connection
-        (resting,) = serving.resting.of(Fired)
+        (idle,) = serving.idle.of(Fired)
         fire(serving, b"1", b"2")
-        resting.ref.kill()
+        idle.ref.kill()
         await wait_all_tasks_blocked()
         assert (log, serving.unbegun, serving.fire_and_forget) == ([b"0", b"1", b"2"], 0, 0)
 

@@ -24,7 +24,7 @@ import attrs
 import trio
 
 from levada.actors.multiplexed import Multiplexed
-from levada.actors.resting import Resting
+from levada.actors.pool import Pool
 from levada.framework import Actor, Lost, Reason, handles
 from levada.framework.channel import WINDOW, Receiver, Sender, channel
 from levada.framework.embedding import ActorPhase, ChannelCore, Outcome, TerminalState, local_ref
@@ -79,7 +79,7 @@ logger = logging.getLogger("levada.actors.aqueduct")
 Carrier = Callable[[], AbstractAsyncContextManager[carriers.Connection]]
 """Connects, or accepts; leaving the context closes."""
 
-RESTING = 256  # actors without a stream that are kept: 0.1 MB
+MAX_IDLE = 256  # actors without a stream that are kept: 0.1 MB
 
 
 _OUTCOMES = {True: Outcome.PROCESSED, False: Outcome.NOT_PROCESSED, None: Outcome.UNKNOWN}
@@ -136,7 +136,7 @@ class Connection(Actor[Any]):
         self.turns = self.datagrams_dropped = 0
         self._carrier: carriers.Connection | None = None
         self._carrier_over = False
-        self.resting = Resting(self, RESTING)
+        self.idle = Pool(self, MAX_IDLE)
         self.actors = StreamActors(self)
         self.streams = Multiplexed(
             self.core,
@@ -517,7 +517,7 @@ class Connection(Actor[Any]):
         self.halves.release()
         self.streams.clear()
         self.actors.release()
-        self.resting.release()
+        self.idle.close()
 
     def carrier_statistics(self) -> carriers.CarrierStatistics | None:
         """Return the counters of the carrier."""

@@ -1,7 +1,7 @@
 """Streams as actors, and what follows when one of them is ended.
 
 A stream in use is an actor, a child of the connection. It has no task and does nothing: `levada.actors.multiplexed` reads and writes. When
-its stream is over the actor rests until another stream needs one (`levada.actors.resting`). Ended by somebody else, it gives its stream
+its stream is over the actor is idle until another stream needs one (`levada.actors.pool`). Ended by somebody else, it gives its stream
 up in both directions; the core says what follows for a channel or for the connection. While the connection is ending, new streams have
 no actor.
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from levada.actors.resting import Restful
+from levada.actors.pool import Pooled
 from levada.framework import Reason
 from levada.framework.embedding import release
 from levada.framework.errors import ActorStopped
@@ -29,18 +29,18 @@ AT_ONCE = 32
 _SERVER, _UNIDIRECTIONAL = 1, 2  # bits of a stream's number
 
 
-class StreamActor(Restful):
+class StreamActor(Pooled):
     """Stands for one stream."""
 
     connection: Connection
     stream_id: int = attrs.field(default=-1, init=False)
-    """-1 while it rests."""
+    """-1 while it is idle."""
 
     def stopping(self, reason: Reason) -> None:
         """See `Actor.stopping`: somebody else ends it, if it does not rest."""
         connection, stream_id = self.connection, self.stream_id
         if stream_id < 0:
-            connection.resting.forget(self)
+            connection.idle.forget(self)
         self.fit = False
         if stream_id >= 0 and not connection.ending:
             connection.actors.give_up(stream_id)
@@ -52,13 +52,13 @@ class StreamActors:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._resting = connection.resting
+        self._idle = connection.idle
         self._actors: dict[int, StreamActor] = {}
 
     def begin(self, stream_id: int) -> None:
         """Give a stream its actor, unless the connection is ending."""
         try:
-            actor = self._resting.take(StreamActor)
+            actor = self._idle.take(StreamActor)
         except ActorStopped:
             return
         actor.stream_id = stream_id
@@ -71,8 +71,8 @@ class StreamActors:
             return
         actor.stream_id = -1
         if actor.fit:
-            if len(self._resting.of(StreamActor)) < self._resting.most:
-                self._resting.put(actor)
+            if len(self._idle.of(StreamActor)) < self._idle.limit:
+                self._idle.put(actor)
             else:  # where ten thousand channels end at once
                 release(actor)
 
@@ -104,4 +104,4 @@ class StreamActors:
         for actor in self._actors.values():
             actor.stream_id = -1
         self._actors.clear()
-        del self._connection, self._resting
+        del self._connection, self._idle

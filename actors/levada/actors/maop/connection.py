@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Final
 
 import trio
 
-from levada.actors.resting import Resting
+from levada.actors.pool import Pool
 from levada.framework import Actor, Reason, Ref, handles, restart
 from levada.framework.embedding import ActorPhase, local_ref
 from levada.framework.errors import (
@@ -82,7 +82,7 @@ Carrier = Callable[[], AbstractAsyncContextManager[carriers.Connection]]
 
 _ROUNDS: Final = 8
 """Rounds of trio's loop that a turn waits at most for tasks that can run."""
-RESTING: Final = 256
+MAX_IDLE: Final = 256
 """Children without an operation that are kept, of each kind."""
 
 
@@ -133,7 +133,7 @@ class Connection(Actor[Any]):
         """Of the peer, those that a handler knows."""
         self.credit = {request: CreditQueue(request=request) for request in (False, True)}
         """Callers that wait for a stream, by whether it is for a Request."""
-        self.resting = Resting(self, RESTING)
+        self.idle = Pool(self, MAX_IDLE)
         """Children without an operation."""
         self.control: Ref[Any]
         """See `ControlPool`."""
@@ -329,7 +329,7 @@ class Connection(Actor[Any]):
     def _execution(self, operation: Received) -> Execution | None:
         """Give an operation to a child; ``None`` if there are no more, and all operations end with the connection in a moment."""
         try:
-            execution = self.executions[operation.stream_id] = self.resting.take(Execution)
+            execution = self.executions[operation.stream_id] = self.idle.take(Execution)
         except ActorStopped:
             return None
         execution.take(operation, self.shared.handlers[operation.msg_id])
@@ -392,7 +392,7 @@ class Connection(Actor[Any]):
             f"{counts.done} of them done, {counts.block_octets} octets",
             reason=event.reason,
         )
-        self.resting.most = 0
+        self.idle.limit = 0
         self.timers.cancel_all()
         for queue in self.credit.values():
             queue.close(self)
@@ -456,11 +456,11 @@ class Connection(Actor[Any]):
         """Begin an operation. Errors as of `begin`."""
         if self.is_ending:
             raise ConnectionClosed("the connection's actor is ending")
-        operation = self.resting.take(Operation)
+        operation = self.idle.take(Operation)
         try:
             operation.take(begin())
         except BaseException:
-            self.resting.put(operation)
+            self.idle.put(operation)
             raise
         self.turn()
         return operation
@@ -528,7 +528,7 @@ class Connection(Actor[Any]):
         finally:
             self._lose("the connection was given up")
             self.core.let_go()
-            self.resting.close()
+            self.idle.close()
             self._gone.set()
         self.stop()
 

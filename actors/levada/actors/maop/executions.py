@@ -4,7 +4,7 @@
   connection, which drives it by direct calls (`offered`, `execute`, `cancelled`). These run no code of the user, and raise nothing.
 * The user's code runs in a handler of that actor, when the limiter has given it a place: at the gate, at work, and to undo. So the end
   of an operation that runs is a kill of its actor, whose handler undoes before it ends.
-* An actor whose operation is over rests until there is another one (`levada.actors.resting`).
+* An actor whose operation is over is idle until there is another one (`levada.actors.pool`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 import trio
 
-from levada.actors.resting import Restful, Resting
+from levada.actors.pool import Pool, Pooled
 from levada.framework import Actor, Reason, Ref, handles
 from levada.framework.errors import ActorStopped, CarrierError, DecodeError, LocalProtocolError
 from levada.transports.maop import ErrorCode, Event, MaopCore, OperationCancelled, Received
@@ -41,7 +41,7 @@ class Executing(Protocol):
     config: PeerConfig
     shared: Shared
     log: Log
-    resting: Resting
+    idle: Pool
     executions: dict[int, Execution]
     unbegun: int
 
@@ -138,7 +138,7 @@ class Undo:
 BEGIN, UNDO = Begin(), Undo()
 
 
-class Execution(Restful):
+class Execution(Pooled):
     """One operation of the peer after another, each from when a handler knows it to when it is over and undone."""
 
     connection: Executing
@@ -257,7 +257,7 @@ class Execution(Restful):
     def _rest(self) -> None:
         self.code = None
         del self.operation, self.handler, self.call  # which may hold a body
-        self.connection.resting.put(self)
+        self.connection.idle.put(self)
 
     async def _decide(self, code: Code) -> bool:
         """Let the operation pass the gate, or not; false if the code has failed."""
@@ -341,7 +341,7 @@ class Execution(Restful):
 
     def stopping(self, reason: Reason) -> Awaitable[None] | None:
         """See `Actor.stopping`."""
-        self.connection.resting.forget(self)
+        self.connection.idle.forget(self)
         if not self.busy:
             return None
         self._give_up()

@@ -1,7 +1,7 @@
 """Operations of this side: waiting for a stream, for Proceed, for room, and for the end.
 
 An `Operation` is a child of the connection, which drives it by direct calls; the caller's task waits on it. It handles no message, so it
-costs neither a task nor a turn; when its caller has what it wants, it rests until there is another (`levada.actors.resting`).
+costs neither a task nor a turn; when its caller has what it wants, it is idle until there is another (`levada.actors.pool`).
 Where the peer's credit for streams is used up, callers wait in a queue by priority and age. Source: MA-116, MA-117, MA-130.
 """
 
@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias
 import attrs
 import trio
 
-from levada.actors.resting import Restful, Resting
+from levada.actors.pool import Pool, Pooled
 from levada.framework import Reason
 from levada.framework.errors import CarrierError, LevadaError
 from levada.transports.maop import Completed, ConnectionEnded, ErrorCode, Failed, FairQueue, MaopCore
@@ -39,7 +39,7 @@ class Calling(Protocol):
     core: MaopCore
     end: ConnectionEnded | None
     operations: dict[int, Operation]
-    resting: Resting
+    idle: Pool
     tasks: trio.Nursery
 
     @property
@@ -85,7 +85,7 @@ class Calling(Protocol):
         ...
 
 
-class Operation(Restful):
+class Operation(Pooled):
     """One operation of this side after another, each from its beginning to when its caller leaves it."""
 
     connection: Calling
@@ -117,7 +117,7 @@ class Operation(Restful):
         self.busy = self.wanted = False
         self.outcome = self.head = self.chunks = None
         self.held = 0
-        self.connection.resting.put(self)
+        self.connection.idle.put(self)
 
     def _cancel(self) -> None:
         connection = self.connection
@@ -128,7 +128,7 @@ class Operation(Restful):
     def stopping(self, reason: Reason) -> None:
         """See `Actor.stopping`: the operation, if it is not over, ends with this actor."""
         connection = self.connection
-        connection.resting.forget(self)
+        connection.idle.forget(self)
         self.fit = False
         if self.busy and self.outcome is None:
             if connection.is_ending:

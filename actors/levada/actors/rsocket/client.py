@@ -9,7 +9,7 @@ from typing import ClassVar
 import trio
 
 from levada.actors.driver import Phase
-from levada.actors.single import Carrier, dial_single
+from levada.actors.single import SingleCarrier, dial_single
 from levada.framework.errors import CarrierError, ConfigurationError
 from levada.transports.rsocket.events import ConnectionEnded, LeaseGranted, SetupAccepted
 
@@ -61,7 +61,7 @@ class ClientConnection(Connection):
                 if self.phase is Phase.CONNECTING:
                     raise
 
-    def _plug(self, carrier: Carrier) -> None:
+    def _plug(self, carrier: SingleCarrier) -> None:
         now = trio.current_time()
         if self.phase is Phase.CONNECTING:
             core = self.core_config()

@@ -20,7 +20,7 @@ import trio
 from trio.lowlevel import current_task, enable_ki_protection, wait_task_rescheduled
 
 from levada.actors.driver import Phase
-from levada.actors.resting import Resting
+from levada.actors.pool import Pool
 from levada.actors.single import SingleDriver
 from levada.framework import Receiver, Sender, handles, restart
 from levada.framework.embedding import ChannelCore
@@ -66,7 +66,7 @@ __all__ = ["Connection"]
 
 logger = logging.getLogger("levada.actors.rsocket")
 
-RESTING = 256  # actors without a stream that are kept, of each class: 0.1 MB
+MAX_IDLE = 256  # actors without a stream that are kept, of each class: 0.1 MB
 CHECKPOINT = 64  # fire-and-forget requests from one checkpoint to the next
 JOINED = 4096  # bytes of the largest request that may wait for others
 JOIN_WITHIN = 100e-6  # seconds between fire-and-forget requests; a flush costs 2 us and 10 in the kernel, a joined one less than 1
@@ -119,7 +119,7 @@ class Connection(SingleDriver[ReactiveStreamsCore]):
         """Fire-and-forget requests of the peer that have not begun."""
         self.firing = False
         """Whether an actor has been told to take them up, and has not begun to."""
-        self.resting = Resting(self, RESTING)
+        self.idle = Pool(self, MAX_IDLE)
         self._fired = 0.0
         self._pushes: deque[bytes] = deque()
         self._pushed = 0
@@ -197,7 +197,7 @@ class Connection(SingleDriver[ReactiveStreamsCore]):
             self._reject(event.stream_id, text)
             return
         try:
-            answer = self.resting.take(Answer)
+            answer = self.idle.take(Answer)
         except ActorStopped:  # the system is ending
             self._reject(event.stream_id, "closing")
             return
@@ -215,7 +215,7 @@ class Connection(SingleDriver[ReactiveStreamsCore]):
         """Have an actor take up the fire-and-forget requests that are queued; false if there is none to be had any more."""
         if self.fired and not self.firing:
             try:
-                actor = self.resting.take(Fired)
+                actor = self.idle.take(Fired)
             except ActorStopped:  # the connection is ending
                 return False
             self.firing = True
@@ -266,7 +266,7 @@ class Connection(SingleDriver[ReactiveStreamsCore]):
             self.first_lease()  # RS-103: the one of the last carrier holds no more
 
     def _on_ended(self, event: ConnectionEnded) -> None:
-        self.resting.most = 0
+        self.idle.limit = 0
         self.ended(event, f"{event.reason.value}: {event.text}" if event.text else event.reason.value)
 
     # ------------------------------------------------------------ requests of this side
@@ -294,11 +294,11 @@ class Connection(SingleDriver[ReactiveStreamsCore]):
         carrier = self.carrier
         if carrier is None or carrier.unsent > self.high_water or self.phase is not OPEN:
             await self.ready()
-        call = self.resting.take(Call)
+        call = self.idle.take(Call)
         try:
             stream_id = self.core.send_request_response(payload, self._now())
         except BaseException:
-            self.resting.put(call)
+            self.idle.put(call)
             raise
         call.stream_id = stream_id
         self.streams[stream_id] = call
@@ -334,11 +334,11 @@ class Connection(SingleDriver[ReactiveStreamsCore]):
         await self.ready()
         core = self.core
         send = core.send_request_stream if kind is Interaction.REQUEST_STREAM else core.send_request_subscription
-        items = self.resting.take(Items)
+        items = self.idle.take(Items)
         try:
             stream_id = send(payload, window, trio.current_time())
         except BaseException:
-            self.resting.put(items)
+            self.idle.put(items)
             raise
         receiver = items.begin(window, item_type, convert)
         items.occupy(stream_id)
@@ -355,11 +355,11 @@ class Connection(SingleDriver[ReactiveStreamsCore]):
     ) -> tuple[Sender[Any], Receiver[Any]]:
         """Open a request-channel."""
         await self.ready()
-        both = self.resting.take(Channel)
+        both = self.idle.take(Channel)
         try:
             stream_id = self.core.send_request_channel(payload, window, trio.current_time())
         except BaseException:
-            self.resting.put(both)
+            self.idle.put(both)
             raise
         receiver = both.begin(window, item_type, convert)
         both.occupy(stream_id)
@@ -426,7 +426,7 @@ class Connection(SingleDriver[ReactiveStreamsCore]):
 
     def release(self) -> None:
         """Let go of the children and of the peer: they, and all that was never read, would stay until the collector comes."""
-        self.resting.close()
+        self.idle.close()
         del self.peer
 
     async def check(self, request: Request) -> None:

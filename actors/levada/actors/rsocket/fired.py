@@ -50,7 +50,7 @@ class Fired(Stream):
         finally:
             connection.fire_on()
         self.fit = True
-        connection.resting.put(self)
+        connection.idle.put(self)
 
     async def _take(self) -> None:
         connection = self.connection

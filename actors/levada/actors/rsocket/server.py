@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import trio
 
 from levada.actors.listening import Accepted, Acceptor, ListenerHandle, refuse
-from levada.actors.single import Carrier, SingleDriver, accept_single, listen_single
+from levada.actors.single import SingleCarrier, SingleDriver, accept_single, listen_single
 from levada.framework.errors import DecodeError
 from levada.transports import carriers
 from levada.transports.rsocket import RSocketCore, Sessions
@@ -71,7 +71,7 @@ class ServerConnection(Connection):
         if self.heir is None:
             await self.over.wait()  # the session may go on on another carrier
 
-    def user(self, carrier: Carrier) -> SingleDriver[Any] | None:
+    def user(self, carrier: SingleCarrier) -> SingleDriver[Any] | None:
         """Return the connection that uses a carrier; it may be the one whose session goes on there."""
         return super().user(carrier) if self.heir is None else self.heir.user(carrier)
 

@@ -3,7 +3,7 @@
 * The connection applies what arrives by direct calls (`received`, `credited`, `cancelled`, …): a turn of a mailbox would cost more than
   all the rest. They are sync, run no code of the user, and raise nothing.
 * The user's code runs in the handler `Answer.answer`, so that its failure is that stream's, and a CANCEL is a kill of that actor.
-* An actor whose stream is over *rests* until the connection needs one (`levada.actors.resting`), so no stream is ever replayed.
+* An actor whose stream is over is *idle* until the connection needs one (`levada.actors.pool`), so no stream is ever replayed.
 * A stream's place in the connection's table ends with its place in the core's: the core is told first, then comes `leave`.
 * What was produced is flushed when the handler is about to wait, and every so many payloads, so that many frames share a write.
 """
@@ -29,7 +29,7 @@ from trio.lowlevel import (
 )
 
 from levada.actors.driver import Phase
-from levada.actors.resting import Restful
+from levada.actors.pool import Pooled
 from levada.framework import Reason, Receiver, TerminalState, handles
 from levada.framework.embedding import ChannelCore
 from levada.framework.errors import ActorStopped, ChannelError, DecodeError, LevadaError
@@ -84,12 +84,12 @@ class Begin:
 BEGIN = Begin()
 
 
-class Stream(Restful):
+class Stream(Pooled):
     """What all have in common: a place in the connection's table, from `occupy` to `leave`."""
 
     connection: Connection
     stream_id: int = attrs.field(default=0, init=False)
-    """0 while it rests."""
+    """0 while it is idle."""
     busy: bool = attrs.field(default=False, init=False)
     """Whether a handler of it runs, which sees to the rest."""
 
@@ -109,7 +109,7 @@ class Stream(Restful):
                 connection.retime()  # a drained connection ends with its last stream
             self.stream_id = 0
             if not self.busy:
-                connection.resting.put(self)
+                connection.idle.put(self)
 
     # What the connection calls.
 
@@ -141,7 +141,7 @@ class Stream(Restful):
             self.fit = False
             self.give_up(reason)
             self.connection.flush()
-        self.connection.resting.forget(self)
+        self.connection.idle.forget(self)
 
     def undelivered(self, messages: list[Any]) -> None:
         """See `Actor.undelivered`: what this actor was to begin with is over."""
@@ -349,7 +349,7 @@ class Channel(Items, _Producing):
             self.busy = False
             self.connection.flush_soon()
         if not self.stream_id:
-            self.connection.resting.put(self)
+            self.connection.idle.put(self)
 
     async def _produce(self, source: Receiver[Any], encode: Callable[[Any], Payload]) -> None:
         core, stream_id = self.connection.core, self.stream_id
@@ -506,7 +506,7 @@ class Answer(_Producing):
         self.request = None
         if not self.stream_id or request is None:
             self._release()
-            connection.resting.put(self)
+            connection.idle.put(self)
             return None
         self.running, self.fit = True, False  # unfit until it has ended in order
         if request.kind is RESPONSE:
@@ -568,7 +568,7 @@ class Answer(_Producing):
             if self.held:
                 self._release()
         self.fit = True
-        connection.resting.put(self)
+        connection.idle.put(self)
 
     async def _send_stream(self, request: Request, items: AsyncIterable[Any]) -> None:
         messages = request.holds_message
