@@ -55,8 +55,8 @@ class Acceptor(Actor[Any], Generic[C]):
         self._listener: Any = None
 
     @property
-    def max_connections(self) -> int:
-        """The most connections at a time; a full listener leaves further clients waiting at the carrier."""
+    def max_connections(self) -> float:
+        """The most connections at a time; a full listener leaves further clients waiting at the carrier. May be infinite."""
         raise NotImplementedError
 
     def listening(self) -> AbstractAsyncContextManager[Listener[Any]]:

@@ -14,7 +14,6 @@ from math import inf
 from typing import Protocol
 
 import attrs
-import trio
 
 from levada.transports.lumberjack import ReaderConfig, ReaderCore
 
@@ -67,9 +66,6 @@ class Pausable(Protocol):
     def resume(self) -> None:
         """Go on."""
 
-    def end(self) -> None:
-        """End in order."""
-
 
 class Load:
     """The connections of one reader, the oldest first, and their sums.
@@ -88,9 +84,8 @@ class Load:
         self._bound = config.max_inflight_bytes - min(config.max_cost, config.max_inflight_bytes // 4)
         self._held: dict[Pausable, int] = {}
         self._total = 0
-        self._paused: dict[Pausable, None] = {}
+        self.paused: dict[Pausable, None] = {}
         self._past: Counter[str] = Counter()  # of connections that ended
-        self._empty: trio.Event | None = None
 
     def __len__(self) -> int:
         return len(self._held)
@@ -102,24 +97,13 @@ class Load:
 
     def remove(self, connection: Pausable) -> None:
         """Forget a connection that ended; its counters stay."""
+        if connection not in self._held:
+            return  # it never began
         self._total -= self._held.pop(connection)
-        self._paused.pop(connection, None)
+        self.paused.pop(connection, None)
         for name in _COUNTERS:
             self._past[name] += getattr(connection.core, name)
         self._balance()
-        if not self._held and self._empty is not None:
-            self._empty.set()
-
-    def drain(self) -> None:
-        """Let every connection end (LJ-28)."""
-        for connection in list(self._held):
-            connection.end()
-
-    async def empty(self) -> None:
-        """Wait until no connection is left."""
-        if self._held:
-            self._empty = self._empty or trio.Event()
-            await self._empty.wait()
 
     def report(self, connection: Pausable) -> None:
         """Look at what a connection holds now, and at what that means for all."""
@@ -128,32 +112,32 @@ class Load:
         held = connection.core.held
         self._total += held - self._held[connection]
         self._held[connection] = held
-        if self._paused or self._total > self._bound:
+        if self.paused or self._total > self._bound:
             self._balance()
 
     def _balance(self) -> None:
         first = next((each for each, held in self._held.items() if held), None)
-        if first in self._paused:
+        if first in self.paused:
             self._resume(first)
         if self._total > self._bound:
             full = self._total > self.config.max_inflight_bytes
             paused = [
                 each
                 for each, held in self._held.items()
-                if each is not first and each not in self._paused and (held or full)
+                if each is not first and each not in self.paused and (held or full)
             ]
-            self._paused.update(dict.fromkeys(paused))
+            self.paused.update(dict.fromkeys(paused))
             for each in paused:
-                if each in self._paused:  # what one hands on may end it, and let others go on
+                if each in self.paused:  # what one hands on may end it, and let others go on
                     each.pause()
-        elif self._paused:
-            paused = [each for each in self._held if each in self._paused]
+        elif self.paused:
+            paused = [each for each in self._held if each in self.paused]
             for each in paused if self._total <= self.config.max_inflight_bytes // 2 else paused[:1]:
                 self._resume(each)
 
     def _resume(self, connection: Pausable | None) -> None:
         if connection is not None:
-            del self._paused[connection]
+            del self.paused[connection]
             connection.resume()
 
     def statistics(self, now: float) -> ReaderStatistics:
@@ -165,7 +149,7 @@ class Load:
             connections=len(self._held),
             connections_accepted=self.accepted,
             connections_refused=self.refused,
-            connections_paused=len(self._paused),
+            connections_paused=len(self.paused),
             octets_received=self.octets_received,
             sink_failures=self.sink_failures,
             events_unacked=self.events_unacked,

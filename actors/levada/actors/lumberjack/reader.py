@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, cast
 
 import attrs
 import trio
 
+from levada.actors.listening import Acceptor, ListenerHandle, running
 from levada.framework import Actor, ActorSystem, Ref, handles
-from levada.framework.errors import ActorStopped, ConfigurationError, ConnectionClosed
+from levada.framework.errors import ConfigurationError
 from levada.transports.carriers import ByteStream, Listener, MemoryConfig, TcpConfig, TlsConfig, listen
 from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.streams import StreamConfig
@@ -27,28 +29,68 @@ from .unit import Sink, Unit
 
 __all__ = ["Reader", "serve"]
 
-_CLOSING = 5.0  # seconds to close connections once their units have had their time
 
+class ReaderActor(Acceptor[Connection]):
+    """Takes connections in."""
 
-class Reader:
-    """A reader that listens; comes from `serve`."""
+    carrier_url: str
+    carrier: TcpConfig | TlsConfig | MemoryConfig | None
+    sink: Ref[Unit] | Callable[[], Actor[Unit]]
+    config: ReaderConfig
 
-    def __init__(self, listener: Listener[ByteStream], load: Load) -> None:
-        self._listener = listener
-        self._load = load
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self.load = Load(self.config)
+        self.admission = Admission(self.carrier_url)
 
     @property
-    def url(self) -> str:
-        """Where it listens, with the real port, as a writer's URL."""
-        scheme, rest = self._listener.url.split("://", 1)
+    def max_connections(self) -> float:
+        """No bound: `accept` turns away those that are too many (LJ-43)."""
+        return math.inf
+
+    def listening(self) -> AbstractAsyncContextManager[Listener[Any]]:
+        """Listen at the carrier."""
+        return listen(self.carrier_url, cast("Any", _settings(self.carrier_url, self.carrier, self.config)))
+
+    def url_of(self, carrier_url: str) -> str:
+        """Make a writer's URL."""
+        scheme, rest = carrier_url.split("://", 1)
         return f"lumberjack://{rest}" if scheme == "tcp" else f"lumberjack+{scheme}://{rest}"
+
+    async def accept(self, listener: Listener[ByteStream]) -> ByteStream:
+        """Wait for a writer for which there is room."""
+        while True:
+            stream = await listener.accept()
+            if len(self.children) < self.config.max_connections:
+                return stream
+            self.load.refused += 1
+            self.admission.turn_away(stream.info.peer, "there are enough connections (max_connections)")
+            stream.abort()
+
+    def make(self, accepted: ByteStream) -> Connection:
+        """Make a connection."""
+        return Connection(accepted, self.sink, self.load)
 
     def statistics(self) -> ReaderStatistics:
         """Return the counters as they are now."""
-        statistics = self._load.statistics(trio.current_time())
+        statistics = self.load.statistics(trio.current_time())
         admission = getattr(self._listener, "admission", None)  # memory has none
         before = 0 if admission is None else admission.refused
         return attrs.evolve(statistics, connections_refused=statistics.connections_refused + before)
+
+    def reload(self, context: ssl.SSLContext | None = None) -> None:
+        """Read the certificate files again, or use this context."""
+        if not isinstance(self._listener, TlsListener):
+            raise ConfigurationError(f"{self.url} has no certificates to reload")
+        self._listener.reload(context)
+
+
+class Reader(ListenerHandle[ReaderActor]):
+    """A reader that listens; comes from `serve`."""
+
+    def statistics(self) -> ReaderStatistics:
+        """Return the counters as they are now."""
+        return self._actor.statistics()
 
     def reload(self, context: ssl.SSLContext | None = None) -> None:
         """Read the certificate files again, for connections from now on; those that are open live on (LJ-62).
@@ -59,37 +101,7 @@ class Reader:
         Raises:
             ConfigurationError: no TLS here, or files that cannot be used; the certificates of before stay.
         """
-        if not isinstance(self._listener, TlsListener):
-            raise ConfigurationError(f"{self.url} has no certificates to reload")
-        self._listener.reload(context)
-
-
-class _Acceptor(Actor[Any]):
-    """Takes connections in; each is a child."""
-
-    listener: Listener[ByteStream]
-    sink: Ref[Unit] | Callable[[], Actor[Unit]]
-    load: Load
-
-    def started(self) -> None:
-        self.admission = Admission(self.listener.url)
-        self.start_soon(self._accept)
-
-    async def _accept(self) -> None:
-        try:
-            while True:
-                stream = await self.listener.accept()
-                if len(self.children) >= self.load.config.max_connections:
-                    self.load.refused += 1
-                    self.admission.turn_away(stream.info.peer, "there are enough connections (max_connections)")
-                    stream.abort()
-                    continue
-                try:
-                    self.spawn(functools.partial(Connection, stream, self.sink, self.load))
-                except ActorStopped:
-                    stream.abort()
-        except ConnectionClosed:
-            pass  # `serve` ends
+        self._actor.reload(context)
 
 
 @asynccontextmanager
@@ -121,7 +133,8 @@ async def serve(
             listened at.
 
     Cancellation:
-        connections are closed at once, as they are if the block ends by an error; nothing is acked that was not committed.
+        connections are closed at once, as they are if the block ends by an error; nothing is acked that was not committed. Sinks of
+            connections have a second to end.
 
     Example:
         >>> import trio
@@ -140,20 +153,9 @@ async def serve(
     config = config or ReaderConfig()
     taker = _checked(sink)
     carrier_url = targets(url, HostConfig())[0].carrier_url
-    async with listen(carrier_url, cast("Any", _settings(carrier_url, carrier, config))) as listening:
-        listener = cast("Listener[ByteStream]", listening)
-        load = Load(config)
-        acceptor: Ref[Any] = system.spawn(functools.partial(_Acceptor, listener, taker, load), supervise="escalate")
-        try:
-            yield Reader(listener, load)
-            await listener.aclose()
-            load.drain()
-            with trio.move_on_after(config.shutdown_grace + _CLOSING):
-                await load.empty()
-        finally:
-            acceptor.kill()
-            with trio.CancelScope(shield=True):
-                await acceptor.terminated()
+    actor = ReaderActor(carrier_url, carrier, taker, config)
+    async with running(system, actor):
+        yield Reader(actor)
 
 
 class _Function(Actor[Unit]):

@@ -22,6 +22,7 @@ import struct
 from collections import deque
 from collections.abc import Mapping
 from enum import Enum, auto
+from operator import itemgetter
 from typing import Any, Literal
 
 import attrs
@@ -39,6 +40,7 @@ __all__ = ["ReaderCore"]
 _IMPLICIT_WINDOW = 1024  # LJ-22
 _ANNOUNCED_PER_SECOND = 256 * 1024  # LJ-29
 _UNBOUNDED = 2**63
+_WHEN = itemgetter(0)
 _SMALLEST = 10  # octets of an event without anything, and so of a window of its own
 _WINDOWS = 1024  # W frames in one step; one takes longer than the six octets of other frames
 _LINE = (
@@ -631,7 +633,8 @@ class ReaderCore:
         """Return when `handle_timeout` is due, or ``None`` if no clock runs. Any other call may change it."""
         if self.state is ReaderState.CLOSED:
             return None
-        return min([when for when, _ in self._deadlines()], default=None)
+        clocks = self._deadlines()
+        return min(clocks, key=_WHEN)[0] if clocks else None
 
     def _deadlines(self) -> list[tuple[float, _Clock]]:
         clocks: list[tuple[float, _Clock]] = []
@@ -640,9 +643,8 @@ class ReaderCore:
         if self._grace_ends is not None:
             clocks.append((self._grace_ends, _Clock.GRACE))
         since, config = self._reading_since, self._config
-        asked = self.oldest_uncommitted
         # LJ-25a: keepalives hold a writer of version 2 for as long as the sink takes.
-        if asked is not None and self.version == 1 and config.commit_timeout is not None:
+        if self.version == 1 and config.commit_timeout is not None and (asked := self.oldest_uncommitted) is not None:
             clocks.append((asked + config.commit_timeout, _Clock.COMMIT))
         if since is None or self.state is not ReaderState.OPEN:
             return clocks

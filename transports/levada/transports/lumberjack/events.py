@@ -57,6 +57,11 @@ class Finished:
     unacked: int
     """Events that were handed on or sent, and not committed or acked in time; they come again."""
 
+    @property
+    def code(self) -> int:
+        """Lumberjack has no codes for an end."""
+        return 0
+
 
 # ---------------------------------------------------------------- the reader
 
