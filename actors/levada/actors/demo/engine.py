@@ -1,8 +1,8 @@
-"""Spark for the length of a block: started in a thread, and at the end nothing of it is left, whenever that end comes.
+"""Spark for the length of a block: it starts in a thread, and none of its processes outlives the block.
 
-Java is a child of this process, Spark's Python workers are children of Java, in a process group of their own, so that a Ctrl-C in the
-terminal does not reach them. Java ends when this process does, but later: it is waited for here. Where there is no ``/proc`` it
-is left to end by itself.
+Java is a child of this process. Spark's Python workers are children of Java, in a process group of their own, so a Ctrl-C in the
+terminal does not reach them. Java ends some time after this process; this module waits for it. Without ``/proc`` it cannot
+find the processes, and leaves them to end by themselves.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ STOPPING = 10.0
 async def spark_session(conf: Mapping[str, Any], log: Path) -> AsyncIterator[SparkSession]:
     """Start Spark in this machine's processes; at the end stop it, unless it ran before.
 
-    While it starts, the standard error of this process is `log`; that of Java and of the workers stays it.
+    While Spark starts, the standard error of this process is `log`; Java and the workers keep it.
 
     Raises:
         ConfigurationError: there is no Java, or Spark does not start.
 
     Cancellation:
-        Spark is gone, also if it was still starting. That takes a second or two.
+        Spark ends, also if it was still starting. That takes a second or two.
     """
     if SparkContext._active_spark_context is not None:
         yield await trio.to_thread.run_sync(partial(session, **conf))
@@ -66,7 +66,7 @@ async def spark_session(conf: Mapping[str, Any], log: Path) -> AsyncIterator[Spa
 
 
 async def _come_up(conf: Mapping[str, Any], before: set[int], found: list[SparkSession]) -> None:
-    """Start Spark; when cancelled, end the processes of the start, and those that it goes on to start, until it has come to an end."""
+    """Start Spark; if cancelled, end its processes, also those that it still starts, until the start is over."""
     over = trio.Event()
     given_up = False
 
@@ -94,7 +94,7 @@ async def _come_up(conf: Mapping[str, Any], before: set[int], found: list[SparkS
 
 
 def descendants(process: int) -> list[int]:
-    """List the processes that a process started, and those that they started; empty where there is no ``/proc``."""
+    """List the descendants of a process; empty without ``/proc``."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -112,9 +112,9 @@ def descendants(process: int) -> list[int]:
 
 @contextlib.contextmanager
 def _errors_to(log: Path) -> Iterator[None]:
-    """Have what is started now write its standard error to a file.
+    """Let processes that start now write their standard error to a file.
 
-    Workers tell there of each end of a pipe, and of their work, whatever the level of Spark's log.
+    Workers report each end of a pipe there, and their work, at any level of Spark's log.
     """
     saved = os.dup(2)
     with log.open("wb") as file:
@@ -133,12 +133,12 @@ def _stop(spark: SparkSession) -> None:
         spark.stop()
         java = context._gateway.proc
         context._gateway.shutdown()
-        java.stdin.close()  # by which it knows that it is to end
+        java.stdin.close()  # the sign for Java to end
         java.wait(STOPPING)
 
 
 def _end(before: set[int]) -> None:
-    """End what was started since: Java first, whose end is the end of its workers."""
+    """End the processes that were started since: Java first, and its workers with it."""
     deadline = time.monotonic() + STOPPING
     number = signal.SIGTERM
     while left := [process for process in descendants(os.getpid()) if process not in before]:

@@ -1,10 +1,10 @@
-"""The way in: files are followed and shipped over Lumberjack, and what arrives is appended to the mailbox ``logs``.
+"""The way in: files are followed and shipped over Lumberjack, and their lines are appended to the mailbox ``logs``.
 
 ::
 
     file ──tail──> pace ──> writer ══Lumberjack, TLS══> reader ──Unit──> Ingest (an actor for each connection) ──Append──> logs
 
-Nothing is acknowledged to the shipper before it is on the disk, so nothing is lost if any part of this is killed; it may come twice then.
+A line is acknowledged to the shipper when it is on disk, so no line is lost if any part of this is killed; lines may come twice then.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from .rows import LogLine
 __all__ = ["LOGS", "Ingest", "Pace", "ship", "source_of", "sources_of", "unpack"]
 
 LOGS = ("apache-access-2015.log", "linux-auth-2017.log", "kafka-controller-2016.log")
-"""The logs that belong to the demo."""
+"""The demo's own logs."""
 EVENT = r"^\["
-"""Begins an event of a log whose events may have several lines."""
+"""The beginning of an event, in a log whose events may have several lines."""
 
 _SOURCES = (
     ("access", re.compile(r"\S+ \S+ \S+ \[\d\d/[A-Z][a-z]{2}/\d{4}:")),
@@ -45,18 +45,18 @@ _SOURCES = (
 
 
 def source_of(text: str) -> str:
-    """Tell by its beginning of which kind a line is: the name of a source, or ``other``."""
+    """Return the source of a line by its beginning, or ``other``."""
     return next((name for name, beginning in _SOURCES if beginning.match(text)), "other")
 
 
 class Ingest(Actor[Unit]):
-    """Appends what one connection of the reader brings."""
+    """Appends the lines of one connection of the reader."""
 
     logs: Mailbox[LogLine]
 
     @handles
     async def take(self, unit: Unit) -> None:
-        """Put the lines of a unit into the journal; the answer, when they are on the disk, is the acknowledgement."""
+        """Put the lines of a unit into the journal; the answer, when they are on disk, is the acknowledgement."""
         by_file: dict[tuple[str, str], list[LogLine]] = {}
         for event in unit.events:
             # Ours says "line", the Beats say "message" and have the rest elsewhere.
@@ -66,25 +66,25 @@ class Ingest(Actor[Unit]):
             at = int(offset) if isinstance(offset, int | str) and str(offset).isdecimal() else 0
             by_file.setdefault(where, []).append(LogLine(source_of(text), *where, at, text))
         for where, lines in by_file.items():
-            # By file: the lines of one are in order then.
+            # By file, so that the lines of each file stay in order.
             await self.logs.append(lines, key=":".join(where))
 
 
 @attrs.define
 class Pace:
-    """Holds a shipper to so many lines a second, and counts what was acknowledged."""
+    """Holds a shipper to so many lines a second, and counts acknowledged lines."""
 
     rate: float = math.inf
-    """Lines a second, of all files together; infinite: as fast as they are taken."""
+    """Lines a second, of all files together; infinite: as fast as the reader takes them."""
     shipped: int = 0
-    """Lines, or records of several, that were acknowledged."""
+    """Acknowledged lines, or records of several lines."""
     _next: float = -math.inf
 
     async def deliver(self, onward: Deliver, events: list[dict[str, Any]]) -> None:
         """Deliver onward, a tenth of a second's worth at a time.
 
         Cancellation:
-            some may have been delivered.
+            some events may have been delivered.
         """
         size = int(min(max(self.rate / 10, 1), len(events)))
         for at in range(0, len(events), size):
@@ -97,14 +97,14 @@ class Pace:
 
 
 async def ship(system: ActorSystem, url: str, ca: Path, paths: Iterable[Path], pace: Pace) -> None:
-    """Ship what is in files and return when it is acknowledged: one writer, and a tail for each file, as logs differ in where a record begins.
+    """Ship files and return when they are acknowledged: one writer, and a tail for each file, because records begin differently in each log.
 
     Args:
         system: where the actors live.
-        url: of the reader, ``lumberjack+tls://…``.
-        ca: whom to trust, for a certificate with the name localhost.
-        paths: of files.
-        pace: holds it back, and counts.
+        url: URL of the reader, ``lumberjack+tls://…``.
+        ca: authorities to trust, for a certificate with the name localhost.
+        paths: the files.
+        pace: limits the rate, and counts.
 
     Raises:
         ConfigurationError: a file cannot be read.
@@ -123,11 +123,11 @@ async def ship(system: ActorSystem, url: str, ca: Path, paths: Iterable[Path], p
 
 
 def unpack(folder: Path, limit: int | None = None) -> list[Path]:
-    """Unpack the logs that belong to the demo.
+    """Unpack the demo's own logs.
 
     Args:
-        folder: where to.
-        limit: lines of each; None: all.
+        folder: where to unpack.
+        limit: lines of each log; None: all.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name in LOGS:
@@ -137,10 +137,10 @@ def unpack(folder: Path, limit: int | None = None) -> list[Path]:
 
 
 def sources_of(paths: Iterable[Path]) -> frozenset[str]:
-    """Tell by their first lines of which kinds files are.
+    """Return the sources of files by their first lines.
 
     Raises:
-        ConfigurationError: one cannot be read.
+        ConfigurationError: a file cannot be read.
     """
     return frozenset(source_of(_first_line(path)) for path in paths)
 

@@ -1,4 +1,4 @@
-"""What has to come out for the logs that belong to the demo, counted by other means; see ``data/README.md``."""
+"""The right results for the demo's own logs, counted by other means; see ``data/README.md``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KNOWN: Mapping[tuple[str, str], Mapping[str, int]] = {
 
 
 def mistakes(results: Results, known: Mapping[tuple[str, str], Mapping[str, int]] = KNOWN) -> list[str]:
-    """Compare results with what is known; one line for each difference."""
+    """Compare results with the known counts; one line for each difference."""
     return [
         f"{source}, {kind}: wanted {dict(wanted)}, got {got}"
         for (source, kind), wanted in known.items()
@@ -32,7 +32,7 @@ def mistakes(results: Results, known: Mapping[tuple[str, str], Mapping[str, int]
 
 
 def differences(one: Results, other: Results) -> list[str]:
-    """Compare what came over RSocket with what came over Aqueduct; one line for each kind that differs."""
+    """Compare the results over RSocket and over Aqueduct; one line for each kind that differs."""
     return [
         f"{name} over Aqueduct differ from those over RSocket"
         for name in ("counts", "rates", "attacks", "anomalies")

@@ -1,6 +1,6 @@
-"""The way out: subscribers take results from their mailboxes, and whoever asks gets them as they come.
+"""The way out: subscribers take results from their mailboxes, and clients follow them.
 
-Over RSocket a result is a JSON object, over Aqueduct a message of `levada.actors.demo.rows`, on a channel of the asker's own.
+Over RSocket a result is a JSON object, over Aqueduct a message of `levada.actors.demo.rows` on a channel from the client.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from .rows import Anomaly, Attack, Count, Follow, Rate, Result
 __all__ = ["MAILBOXES", "Desk", "Feed", "Results", "Subscriber"]
 
 MAILBOXES: Mapping[str, type[Result]] = {"counts": Count, "rates": Rate, "attacks": Attack, "anomalies": Anomaly}
-"""The mailboxes that the queries write to, which are the routes too, and the class of their rows."""
+"""The mailboxes that the queries write to, and the class of their rows. They are the routes of RSocket too."""
 KEPT = 50_000
-"""Results of one mailbox that are kept for those who come later."""
+"""Results of one mailbox that are kept for later clients."""
 
 
 class Feed:
-    """The results of one mailbox: those so far, and then those that come."""
+    """The results of one mailbox, the past ones and then the new ones."""
 
     def __init__(self, kept: int = KEPT) -> None:
         self._rows: deque[Result] = deque(maxlen=kept)
@@ -48,7 +48,7 @@ class Feed:
         self._more = trio.Event()
 
     async def follow(self) -> AsyncGenerator[Result, None]:
-        """Give all of them, for ever; who is so slow that some are forgotten before their turn misses these."""
+        """Yield all of them, for ever; a slow caller misses results that are forgotten before their turn."""
         at = 0
         while True:
             while at < self.count:
@@ -64,7 +64,7 @@ class Subscriber(Actor[Delivery]):
     feed: Feed
 
     def started(self) -> None:
-        """Begin without having seen any."""
+        """Begin with no rows seen."""
         self._seen: dict[tuple[str, int], int] = {}
 
     @handles
@@ -77,20 +77,20 @@ class Subscriber(Actor[Delivery]):
 
 
 class Desk:
-    """Answers those who ask for the feeds: the handler of the RSocket server, and of the Aqueduct server."""
+    """Answers requests for feeds: the handler of the RSocket server and of the Aqueduct server."""
 
     def __init__(self) -> None:
         self.feeds = {name: Feed() for name in MAILBOXES}
 
     def answer(self, request: Request) -> AsyncIterator[bytes]:
-        """Give the feed that the route names."""
+        """Stream the feed that the route names."""
         feed = self.feeds.get(request.route)
         if feed is None:
             raise ApplicationError(f"no route {request.route!r}; there are: {', '.join(self.feeds)}")
         return _as_json(feed)
 
     async def send(self, m: Follow) -> None:
-        """Send the feed of a mailbox on the channel that came for it, until nobody wants more."""
+        """Send the feed of a mailbox on the channel in the message, until the receiver closes it."""
         feed = self.feeds.get(m.mailbox)
         if feed is None:
             m.rows.cancel()
@@ -103,10 +103,10 @@ class Desk:
                         async for row in rows:
                             await m.rows.send(row)
                 except ChannelError:
-                    pass  # its end, which is waited for below
+                    pass  # the channel has ended; `terminated` below returns
 
             nursery.start_soon(send)
-            await m.rows.terminated()  # also while nothing comes that could not be sent
+            await m.rows.terminated()  # notices the end also while there is nothing to send
             nursery.cancel_scope.cancel()
 
 
@@ -118,7 +118,7 @@ async def _as_json(feed: Feed) -> AsyncIterator[bytes]:
 
 @attrs.define
 class Results:
-    """What came over RSocket, or over Aqueduct. A later row takes the place of an earlier one of the same key."""
+    """The results that came over RSocket, or over Aqueduct. A later row replaces an earlier one of the same key."""
 
     counts: dict[tuple[str, str, str], int] = attrs.field(factory=dict)
     """By source, kind and key."""
@@ -133,20 +133,20 @@ class Results:
     _changed: trio.Event = attrs.field(factory=trio.Event)
 
     async def follow(self, peer: ConnectedPeer, route: str) -> None:
-        """Take what a route gives, for ever.
+        """Take the results of a route, for ever.
 
         Raises:
-            RequestFailed: it gives no more.
+            RequestFailed: the stream has failed.
         """
         async with await peer.request_stream(b"", route=route, window=256) as rows:
             async for payload in rows:
                 self.take(route, json.loads(payload.data))
 
     async def receive(self, peer: Peer[Follow], mailbox: str) -> None:
-        """Take what comes of a mailbox over Aqueduct, for ever.
+        """Take the results of a mailbox over Aqueduct, for ever.
 
         Raises:
-            ChannelError: it gives no more.
+            ChannelError: the channel has ended.
         """
         sender, rows = channel(MAILBOXES[mailbox])
         await peer.send(Follow(mailbox, sender))
@@ -170,12 +170,12 @@ class Results:
         self._changed = trio.Event()
 
     async def reach(self, wanted: Mapping[str, int]) -> None:
-        """Wait until so many rows of each route are there."""
+        """Wait until so many rows of each route have arrived."""
         while any(self.taken[route] < number for route, number in wanted.items()):
             await self._changed.wait()
 
     def count(self, source: str, kind: str, key: str = "") -> int:
-        """How many of something there are; 0 if it never came."""
+        """The count of a key; 0 if it never came."""
         return self.counts.get((source, kind, key), 0)
 
     def by_key(self, source: str, kind: str) -> dict[str, int]:
@@ -185,7 +185,7 @@ class Results:
 
 
 def _as_row(result: Result) -> dict[str, Any]:
-    """Make of a result what JSON has."""
+    """Convert a result to the types of JSON."""
     values = attrs.asdict(cast("Any", result))
     return {
         key: value.astimezone(dt.UTC).isoformat() if isinstance(value, dt.datetime) else value

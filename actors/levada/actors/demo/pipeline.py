@@ -1,4 +1,4 @@
-"""The demo's pipeline, from files to whoever asks for the results.
+"""The demo's pipeline, from files to the clients that ask for the results.
 
 ::
 
@@ -6,7 +6,7 @@
                                                                                │
              RSocket request-streams, Aqueduct channels <── subscriber actors <─┘
 
-`pipeline` puts it together; `levada.actors.cli.demo` is the command, which shows what comes out.
+`pipeline` puts it together; `levada.actors.cli.demo` is the command, which shows the results.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ LANES = 2
 DRAIN = 1.0
 """Seconds that subscribers over Aqueduct have at the end; their channels have no end of their own."""
 AGAIN = 6
-"""Times that a failed query is started again: on a busy machine its Python processes are not up within Spark's ten seconds."""
+"""Restarts of a failed query: on a busy machine its Python processes are not up within Spark's ten seconds."""
 GRACE = 2.0
-"""Seconds that queries have to end when all of it is cancelled."""
+"""Seconds that queries have to end after a cancellation."""
 ROUTES = rsocket.CoreConfig(metadata_mime_type=rsocket.COMPOSITE)
 SPARK: dict[str, Any] = {
     # transformWithState takes no other.
@@ -72,7 +72,7 @@ class Settings:
     folder: Path
     """For the journals, the checkpoints and the certificates; this user's alone."""
     log: Path
-    """File for what Spark complains about."""
+    """File for Spark's warnings and errors."""
     sources: frozenset[str] = frozenset(SOURCES)
     """Whose queries to run."""
     rate: float = math.inf
@@ -91,32 +91,32 @@ class Pipeline:
     sources: tuple[str, ...] = ()
     """Whose queries run."""
     results: Results = attrs.field(factory=Results)
-    """What has come out at the end, over RSocket."""
+    """The results, over RSocket."""
     by_channel: Results = attrs.field(factory=Results)
-    """The same, over Aqueduct."""
+    """The results, over Aqueduct."""
     batches: int = 0
     """Micro-batches of all queries."""
     reader_url: str = ""
-    """Where lines can be shipped to."""
+    """URL that takes lines in."""
     door_url: str = ""
-    """Where results can be asked for, over RSocket."""
+    """URL of the results, over RSocket."""
     channels_url: str = ""
-    """Where they can be over Aqueduct; without QUIC only from within this process."""
+    """URL of the results, over Aqueduct; without QUIC only for this process."""
     ca: Path = Path()
-    """Whom shippers have to trust."""
+    """The certificate authority for shippers."""
     pace: Pace = attrs.field(factory=Pace)
     shipped: trio.Event = attrs.field(factory=trio.Event)
-    """Set when all is shipped and acknowledged."""
+    """Set when all lines are shipped and acknowledged."""
     log: Path = Path()
-    """Where Spark's log goes."""
+    """File of Spark's log."""
     queries: dict[str, Ref[AwaitAvailable | GetProgress]] = attrs.field(factory=dict)
     mailboxes: dict[str, Mailbox[Result]] = attrs.field(factory=dict)
 
     async def finish(self) -> None:
-        """Wait until all that was in the files when they were read has gone the whole way.
+        """Wait until all lines that were in the files when they were read have passed the whole pipeline.
 
         Raises:
-            QueryFailed: a query failed, again and again; the first line says why and where the log is.
+            QueryFailed: a query failed again and again; the first line says why, and where the log is.
         """
         self.phase = "shipping"
         await self.shipped.wait()
@@ -140,11 +140,11 @@ class Pipeline:
 
 @asynccontextmanager
 async def pipeline(settings: Settings, run: Pipeline) -> AsyncIterator[None]:
-    """Run it; entering means that all queries run and have seen what was there then. Leaving stops everything, Spark before what it talks to.
+    """Run the pipeline. On entry all queries run and have processed the first lines; leaving stops everything, Spark before its servers.
 
     Args:
         settings: what to run.
-        run: is filled in, from before it runs on, so that somebody else can watch.
+        run: filled in while the pipeline starts and runs, so that another task can watch.
 
     Raises:
         ConfigurationError: a file cannot be read, a port is taken, or there is no Java.
@@ -171,7 +171,7 @@ async def pipeline(settings: Settings, run: Pipeline) -> AsyncIterator[None]:
         else:
             from levada.transports.quic import QuicConfig  # an extra
 
-            # One for both sides; the client checks for a name that is in the certificate, wherever the server listens.
+            # One for both sides; the client checks for the name in the certificate, wherever the server listens.
             carrier = QuicConfig(certificate=pems.certificate, key=pems.key, ca=pems.ca, server_name="localhost")
         channels = aqueduct.PeerConfig(carrier=carrier, drain=DRAIN)
         # From the files to Spark.
@@ -205,7 +205,7 @@ async def pipeline(settings: Settings, run: Pipeline) -> AsyncIterator[None]:
 
 
 def _near(url: str) -> str:
-    """Where a server that listens at all addresses is reached from this machine."""
+    """Return the URL at which this machine reaches a server that listens at all addresses."""
     return url.replace("://0.0.0.0:", "://127.0.0.1:").replace("://[::]:", "://[::1]:")
 
 
@@ -216,9 +216,9 @@ async def _ship(system: ActorSystem, settings: Settings, run: Pipeline) -> None:
 
 
 async def _start(system: ActorSystem, spark: SparkSession, bridge: Bridge, checkpoints: Path, run: Pipeline) -> None:
-    """Start a supervised actor for each query, `LANES` at a time: the next one when one has worked off what is there.
+    """Start a supervised actor for each query, `LANES` at a time; the next starts when one has processed the rows that are there.
 
-    Each starts Python processes of its own, and Spark gives up on one that is not up within ten seconds.
+    Each query starts Python processes of its own, and Spark gives up on a process that is not up within ten seconds.
     """
     again = restart("transient", max=AGAIN, within=60.0, backoff=(1.0, 10.0))
     lanes = trio.Semaphore(LANES)
@@ -237,7 +237,7 @@ async def _start(system: ActorSystem, spark: SparkSession, bridge: Bridge, check
 
 
 def _stream(query: StreamQuery, bridge: Bridge, checkpoints: Path, spark: SparkSession) -> DataStreamWriter:
-    """From one mailbox through a query into another."""
+    """Read from one mailbox, through a query, into another."""
     mailboxes = {"address": bridge.address, "tokenFile": str(bridge.token_file)}
     lines = spark.readStream.format("mailbox").options(**mailboxes, mailbox="logs", group=query.name).load()
     rows = query.build(lines.where(lines.source == query.source))
@@ -250,7 +250,7 @@ def _stream(query: StreamQuery, bridge: Bridge, checkpoints: Path, spark: SparkS
 
 
 async def _all_seen(query: Ref[AwaitAvailable | GetProgress], log: Path) -> None:
-    """Wait until a query has processed what is there; one that fails meanwhile is started again by its supervisor, from its checkpoint."""
+    """Wait until a query has processed the rows that are there; its supervisor restarts a failed query from its checkpoint."""
     failure = ""
     for _ in range(AGAIN):
         try:
@@ -267,13 +267,13 @@ async def _all_seen(query: Ref[AwaitAvailable | GetProgress], log: Path) -> None
 
 
 def _failure_of(error: LevadaError) -> str:
-    """What began it, in one line: a query that has ended says why it did."""
+    """Return the first cause, in one line: a query that has ended knows why."""
     reason = error.reason if isinstance(error, ActorStopped) else None
     return str(reason.error if isinstance(reason, Failed) else error).partition("\n")[0]
 
 
 async def _give_up(queries: Iterable[Ref[AwaitAvailable | GetProgress]]) -> None:
-    """End queries before Spark does: the end of Spark is a failure to them, after which they would be started again, on nothing."""
+    """End queries before Spark does: they take the end of Spark for a failure, and would be restarted without it."""
     for query in queries:
         query.stop(now=True)
     with trio.move_on_after(GRACE, shield=True):

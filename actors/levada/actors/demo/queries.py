@@ -1,9 +1,9 @@
-"""The demo's streaming queries: from log lines to what they say.
+"""The demo's streaming queries, from log lines to results.
 
-Each takes a data frame of `LogLine` columns and gives one of the columns of a class of `levada.actors.demo.rows`. They run on Spark's own
-engine but for `anomalies`, whose state is kept by `Expectation` in Spark's Python workers.
+Each takes a data frame of `LogLine` columns and returns one with the columns of a class of `levada.actors.demo.rows`. They run on Spark's own
+engine except `anomalies`, whose state is kept by `Expectation` in Spark's Python workers.
 
-What is counted (`access_counts`, `auth_counts`, `kafka_counts`) has no window: in append mode the last window of a stream is never
+The counts (`access_counts`, `auth_counts`, `kafka_counts`) have no window: in append mode the last window of a stream is never
 complete, so a sum over windows is always short of the tail. A source is a query of its own: a watermark over logs of different
 years drops the older ones.
 """
@@ -29,15 +29,15 @@ SYSLOG = r"^(\w{3} [ \d]\d [\d:]{8}) (\S+) ([^:\[]+)(?:\[\d+\])?: (.*)$"
 LOG4J = r"(?s)^\[([\d-]+ [\d:]+),\d+\] (\w+) (.*)$"
 
 YEAR = "2017"
-"""Syslog's lines have no year; the demo's log is of this one."""
+"""Syslog lines have no year; the demo's log is from this one."""
 LATE = "10 minutes"
 GAP = "10 minutes"
 SURE = 4
-"""Hours that are looked at before one is judged."""
+"""Hours observed before the first judgement."""
 NEWS = 3.0
-"""Standard deviations from which on an hour is told about."""
+"""An hour this many standard deviations above the mean, or more, is reported."""
 WEIGHT = 0.2
-"""Of the newest hour in the expectation."""
+"""Weight of the newest hour in the expectation."""
 
 _AUTH_MASKS = (
     (r"\b\d{1,3}(?:\.\d{1,3}){3}\b", "<ip>"),
@@ -156,7 +156,7 @@ def auth_attacks(lines: DataFrame) -> DataFrame:
 
 
 def auth_anomalies(lines: DataFrame) -> DataFrame:
-    """Hours in which a template came far more often than before: counts by hour in Spark's engine, then `Expectation` for each template."""
+    """Find hours with far more lines of a template than before: counts by hour in Spark's engine, then `Expectation` for each template."""
     return (
         _auth(lines)
         .where(f.col("at").isNotNull())

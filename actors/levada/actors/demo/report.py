@@ -49,7 +49,7 @@ td.n, th.n, td.w, th.w { white-space: nowrap; overflow-wrap: normal } td.n, th.n
 
 @attrs.frozen(kw_only=True)
 class Facts:
-    """What a run was, besides its results."""
+    """The facts of a run, besides its results."""
 
     seconds: float
     batches: int
@@ -58,7 +58,7 @@ class Facts:
     """Records."""
     files: Sequence[str]
     mistakes: Sequence[str] | None
-    """Differences to what is known; None: nothing is known about these files."""
+    """Differences from the known counts; None: there are none for these files."""
 
 
 def report(results: Results, facts: Facts) -> str:
@@ -213,7 +213,7 @@ def _list(title: str, counts: Mapping[str, int], most: int = 12) -> list[str]:
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Write a table; columns whose heading begins with ``#`` hold numbers, with ``!`` what is not to be broken into lines."""
+    """Write a table; a heading with ``#`` in front is for numbers, with ``!`` for text that must not wrap."""
     marks = [{"#": ' class="n"', "!": ' class="w"'}.get(heading[0], "") for heading in headings]
     head = "".join(
         f"<th{mark}>{escape(heading.lstrip('#!'))}</th>" for mark, heading in zip(marks, headings, strict=True)

@@ -1,4 +1,4 @@
-"""What travels through the demo's mailboxes: a line on its way to Spark, and what comes back; and what asks for that over Aqueduct."""
+"""The messages of the demo: a line on its way to Spark, the results, and the request for results over Aqueduct."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class LogLine:
     host: str
     file: str
     offset: int
-    """Octets of the file before it."""
+    """Bytes of the file before the line."""
     text: str
 
 
 @message("levada.demo.Count", frozen=True)
 class Count:
-    """How many there are so far; a later one of the same source, kind and key replaces it."""
+    """A count so far; a later one of the same source, kind and key replaces it."""
 
     source: str
     kind: str
-    """What is counted: ``lines``, ``records``, ``damaged``, ``status``, ``day``, ``level``, ``template``."""
+    """The things counted: ``lines``, ``records``, ``damaged``, ``status``, ``day``, ``level``, ``template``."""
     key: str
     """Which of them: ``404``, for example."""
     count: int
@@ -62,13 +62,13 @@ class Attack:
 
 @message("levada.demo.Anomaly", frozen=True)
 class Anomaly:
-    """An hour in which a kind of line came far more often than the hours before let expect."""
+    """An hour with far more lines of one kind than the hours before suggest."""
 
     template: str
     start: dt.datetime
     count: int
     expected: float
-    """Mean of the hours before in which it came, the later ones weighing more."""
+    """Mean of the earlier hours with such lines; later hours weigh more."""
     score: float
     """Standard deviations between the two."""
 
@@ -78,9 +78,9 @@ Result = Count | Rate | Attack | Anomaly
 
 @message("levada.demo.Follow", frozen=True)
 class Follow:
-    """Asks for the results of one mailbox: those so far, and then those that come."""
+    """Asks for the results of one mailbox, the past ones and then the new ones."""
 
     mailbox: str
-    """``counts``, ``rates``, ``attacks`` or ``anomalies``; of another one the sender is cancelled."""
+    """``counts``, ``rates``, ``attacks`` or ``anomalies``; for any other name the sender is cancelled."""
     rows: Sender[Result]
-    """They are sent on it, until its receiver is closed."""
+    """Takes the results, until its receiver is closed."""

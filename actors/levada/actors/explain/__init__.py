@@ -12,7 +12,7 @@ import attrs
 
 __all__ = ["Line", "shown"]
 
-SHOWN = 60  # octets of a field that are shown
+SHOWN = 60  # bytes of a field that are shown
 
 
 @attrs.frozen

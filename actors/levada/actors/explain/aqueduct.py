@@ -31,12 +31,12 @@ __all__ = ["HELP", "add_arguments", "explain"]
 
 HELP = "frames of one stream of a QUIC connection"
 
-LIMIT = 2**32  # octets of a payload: a capture is in memory already
+LIMIT = 2**32  # bytes of a payload: a capture is in memory already
 _OWN_HEADERS = ("levada-",)  # others may hold a secret
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add nothing: the octets say it all, whichever side sent them."""
+    """Add nothing: the bytes say it all, whichever side sent them."""
 
 
 def explain(octets: bytes, args: argparse.Namespace) -> Iterator[Line]:
@@ -89,7 +89,7 @@ def _headers(headers: Headers) -> Iterator[str]:
 
 
 def _channel(channel: int) -> str:
-    """Say which way it flows, and who minted the number (AQ-6)."""
+    """Say which way it flows, and which side minted the number (AQ-6)."""
     if channel == ENTRYPOINT:
         return "channel=0 (entrypoint)"
     flow = "to client" if channel & FLOW else "to server"

@@ -1,4 +1,4 @@
-"""Frames of Lumberjack, of both versions, those in envelopes too."""
+"""Frames of Lumberjack, both versions, in envelopes too."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["HELP", "add_arguments", "explain"]
 
 HELP = "frames of Lumberjack, versions 1 and 2"
 
-UNPACKED = 64 * 1024 * 1024  # octets of an envelope that are unpacked at most (LJ-41)
+UNPACKED = 64 * 1024 * 1024  # bytes that are unpacked from an envelope, at most (LJ-41)
 DEPTH = 2  # envelopes in envelopes (LJ-32)
 _U32 = struct.Struct(">I")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add nothing: the octets say it all, whichever side sent them."""
+    """Add nothing: the bytes say it all, whichever side sent them."""
 
 
 def explain(octets: bytes, args: argparse.Namespace) -> Iterator[Line]:
@@ -46,7 +46,7 @@ def _frames(octets: bytes, depth: int) -> Iterator[Line]:
 
 
 def _frame(octets: bytes, at: int, head: bytes) -> tuple[int, str]:
-    """Give the end of a frame and what it says; its own start as the end if it is none."""
+    """Return the end of a frame and its meaning; the end is the start if there is no frame."""
     version, kind = head[:1].decode("latin-1"), head[1:].decode("latin-1")
     if version not in ("1", "2"):
         return at, f"version {head[:1]!r}, expected b'1' or b'2' (LJ-2)"

@@ -39,7 +39,7 @@ _ENTRIES = 8  # of a signal that are shown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the octets do not say."""
+    """Add the arguments for facts that are not in the bytes."""
     parser.add_argument(
         "--stream0",
         choices=("client", "server"),

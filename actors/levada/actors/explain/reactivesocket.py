@@ -16,7 +16,7 @@ HELP = "frames of ReactiveSocket, RSocket's predecessor"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add nothing: the octets say it all."""
+    """Add nothing: the bytes say it all."""
 
 
 def explain(octets: bytes, args: argparse.Namespace) -> Iterator[Line]:

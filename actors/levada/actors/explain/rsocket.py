@@ -28,7 +28,7 @@ HELP = "frames of RSocket 1.0, over TCP or one WebSocket message each"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the octets do not say."""
+    """Add the arguments for facts that are not in the bytes."""
     parser.add_argument(
         "--composite",
         action="store_true",

@@ -1,4 +1,4 @@
-"""The contract of ``levada interop aqueduct``: what happens to a message on the entrypoint, whatever its octets are.
+"""The contract of ``levada interop aqueduct``: the answer to a message on the entrypoint, whatever its bytes are.
 
 * A sender is attached at index 0: the message's payload comes back on it.
 * Receivers are attached: they are consumed until they have finished.

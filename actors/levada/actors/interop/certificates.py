@@ -1,4 +1,4 @@
-"""A certificate authority for one afternoon: what ``levada interop --self-signed`` and the demo show to their clients."""
+"""A certificate authority for one afternoon: ``levada interop --self-signed`` and the demo show its certificates to their clients."""
 
 from __future__ import annotations
 

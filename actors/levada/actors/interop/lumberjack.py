@@ -39,7 +39,7 @@ class Sink(Actor[Unit]):
         self._spool: Any = None
 
     def started(self) -> None:
-        """Start what writes."""
+        """Start the spool, if there is a folder."""
         if self.folder is not None:
             folder = self.folder
             self._spool = self.spawn(lambda: SpoolSink(folder))

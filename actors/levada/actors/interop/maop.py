@@ -1,4 +1,4 @@
-"""The contract of ``levada interop maop``: who is let in, and what the handlers do. QUIC with the protocol name ``maop/1``.
+"""The contract of ``levada interop maop``: the clients it lets in, and its handlers. QUIC with the protocol name ``maop/1``.
 
 Let in is the authentication type Bearer with exactly the token of ``--token``; with ``--allow-anonymous`` the type Basic with an empty
 token, too. Without a decision within 5 seconds a client is turned away.
@@ -48,7 +48,7 @@ from levada.transports.carriers import TlsConfig
 __all__ = ["CARRIERS", "HANDLERS", "add_arguments", "authenticator", "serve"]
 
 CARRIERS = ("quic",)
-_LIMIT = 8 * 2**20  # octets of a body
+_LIMIT = 8 * 2**20  # bytes of a body
 
 
 async def _take(call: Call) -> None:
@@ -88,14 +88,14 @@ HANDLERS = {
 
 
 class Authenticator:
-    """Lets in who knows the token."""
+    """Lets in clients that know the token."""
 
     def __init__(self, token: bytes | None, *, anonymous: bool) -> None:
         self._token = token
         self._anonymous = anonymous
 
     async def __call__(self, asked: Authentication) -> Identity | Denied:
-        """Decide."""
+        """Decide about a client."""
         if asked.auth_type == "bearer" and self._token is not None and hmac.compare_digest(asked.token, self._token):
             return Identity()
         if asked.auth_type == "basic" and not asked.token and self._anonymous:
@@ -104,10 +104,10 @@ class Authenticator:
 
 
 def authenticator(args: argparse.Namespace) -> Authenticator:
-    """Read who is let in from the command line.
+    """Make the authenticator that the command line describes.
 
     Raises:
-        ConfigurationError: no client would be, or the token is given twice or cannot be read.
+        ConfigurationError: no client would be let in, or the token is given twice or cannot be read.
     """
     if args.token is not None and args.token_file is not None:
         raise ConfigurationError("either --token or --token-file")
@@ -125,7 +125,7 @@ def authenticator(args: argparse.Namespace) -> Authenticator:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add who is let in."""
+    """Add the arguments that say who is let in."""
     parser.add_argument("--token", metavar="TOKEN", help="bearer token that clients must give")
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="file with that token, which others cannot see")
     parser.add_argument("--allow-anonymous", action="store_true", help="also let in the type Basic with an empty token")

@@ -7,7 +7,7 @@ route          interaction          does
 ============== ==================== ======================================================================================
 ``echo``       request-response     same data and metadata back
 ``count``      request-stream       data is a decimal N: payloads ``"0"`` to ``"N-1"``
-``blob``       request-stream       data is ``"N SIZE"``: N payloads of SIZE zero octets
+``blob``       request-stream       data is ``"N SIZE"``: N payloads of SIZE zero bytes
 ``chan``       request-channel      every payload comes back, in order; complete after the requester's complete
 ``fail``       response and stream  APPLICATION_ERROR whose data is the request's data
 ``slow``       request-response     never answers; a CANCEL ends it
