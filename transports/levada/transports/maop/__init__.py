@@ -1,10 +1,10 @@
 """MAOP v1, without I/O: messages and calls over QUIC, each on a stream of its own, gated by Proceed.
 
-`MaopCore` is one side of a connection. It speaks of streams by number and leaves opening, writing and resetting them to its owner.
-``docs/protocols/maop.md`` holds every decision and the rules with their tests.
+`MaopCore` is one side of a connection. It refers to streams by number; its owner opens, writes and resets them.
+``docs/protocols/maop.md`` has every decision, and the rules with their tests.
 
 Example:
-    A client and a server, wired to each other by hand; the client asks, the server answers.
+    A client and a server are wired to each other by hand. The client asks, and the server answers.
 
     >>> def pump() -> list[Event]:
     ...     events = []
@@ -82,69 +82,13 @@ from .state import ConnectionState, InitiatorState, ReceiverState
 from .versions import Capability, Version, parse_version
 
 __all__ = [
-    "ALPN",
-    "OCTET_STREAM",
-    "UNDEFINED",
-    "Approved",
-    "AttemptLimiter",
-    "Audited",
-    "Authentication",
-    "AuthenticationReceived",
-    "Begun",
-    "BodyEnded",
-    "BodyReceived",
-    "BodyWanted",
-    "Capability",
-    "CloseConnection",
-    "Completed",
-    "ConnectionEnded",
-    "ConnectionState",
-    "DedupStore",
-    "Disapproved",
-    "Draining",
-    "ErrorCode",
-    "Event",
-    "Execute",
-    "Failed",
-    "FairQueue",
-    "HandlerSpec",
-    "Incoming",
-    "InitiatorState",
-    "MaopConfig",
-    "MaopCore",
-    "Op",
-    "OpenStream",
-    "Operation",
-    "OperationCancelled",
-    "OperationOffered",
-    "Output",
-    "PriorityClass",
-    "Quota",
-    "Received",
-    "ReceiverState",
-    "Refused",
-    "ReplayWindow",
-    "ResetStream",
-    "ResponseRejected",
-    "ResponseStarted",
-    "Result",
-    "RoomWanted",
-    "SetPriority",
-    "Statistics",
-    "Stepped",
-    "StopStream",
-    "StreamData",
-    "StreamUnblocked",
-    "TestPlan",
-    "TokenBucket",
-    "Version",
-    "check_test",
-    "class_of",
-    "close_code",
-    "code_name",
-    "decode_operation",
-    "decode_operations",
-    "parse_version",
-    "sanitise",
-    "success_header",
-]
+    "ALPN", "OCTET_STREAM", "UNDEFINED", "Approved", "AttemptLimiter", "Audited", "Authentication",
+    "AuthenticationReceived", "Begun", "BodyEnded", "BodyReceived", "BodyWanted", "Capability", "CloseConnection",
+    "Completed", "ConnectionEnded", "ConnectionState", "DedupStore", "Disapproved", "Draining", "ErrorCode", "Event",
+    "Execute", "Failed", "FairQueue", "HandlerSpec", "Incoming", "InitiatorState", "MaopConfig", "MaopCore", "Op",
+    "OpenStream", "Operation", "OperationCancelled", "OperationOffered", "Output", "PriorityClass", "Quota", "Received",
+    "ReceiverState", "Refused", "ReplayWindow", "ResetStream", "ResponseRejected", "ResponseStarted", "Result",
+    "RoomWanted", "SetPriority", "Statistics", "Stepped", "StopStream", "StreamData", "StreamUnblocked", "TestPlan",
+    "TokenBucket", "Version", "check_test", "class_of", "close_code", "code_name", "decode_operation",
+    "decode_operations", "parse_version", "sanitise", "success_header",
+]  # fmt: skip

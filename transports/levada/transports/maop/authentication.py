@@ -1,7 +1,7 @@
-"""The exchange on stream 0: the client's message, the server's result, and readers for both that take octets in any cutting.
+"""The exchange on stream 0: the client's message, the server's result, and an incremental reader for each.
 
-The readers are generators that ask for a number of octets and get exactly these; `Octets` feeds them. So each length is judged
-before anything of that size is waited for (MA-18), and nothing is read twice however the octets come.
+The readers are generators: each asks for a number of bytes and gets exactly that many from `Octets`. So each length is judged before
+anything of that size is awaited (MA-18), and no byte is read twice, however the bytes are cut.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Authentication", "Octets", "Result", "read_authentication", "read_re
 
 _TCHAR: Final = frozenset(b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 MIN_RESULT: Final = 32
-"""Octets that a known peer waits for before it reads a result. Source: MA-25."""
+"""Bytes that a known peer waits for before it reads a result. Source: MA-25."""
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ def _long(text: str | bytes) -> bytes:
 
 @attrs.frozen
 class Authentication:
-    """What a client sends. Source: section 3.1."""
+    """A client's message. Source: section 3.1."""
 
     auth_type: str
     token: bytes = attrs.field(repr=False)
@@ -57,11 +57,11 @@ class Authentication:
 
     @property
     def capabilities(self) -> Capability:
-        """What the client announces. Source: MA-35."""
+        """The capabilities that the client announces. Source: MA-35."""
         return parse_capabilities(self.pairs.get(CAPABILITY_PAIR, ""))
 
     def encode(self) -> bytes:
-        """Return its octets."""
+        """Return the message in bytes."""
         pairs = b"".join(_long(key) + _long(value) for key, value in self.pairs.items())
         head = _short(self.auth_type) + _long(self.token) + bytes((len(self.pairs),)) + pairs
         return head + _short(str(self.version)) + _short(self.vendor)
@@ -69,7 +69,7 @@ class Authentication:
 
 @attrs.frozen
 class Result:
-    """What a server answers; approved if there is a session. Source: section 3.2."""
+    """A server's answer, approved if it has a session. Source: section 3.2."""
 
     version: Version
     vendor: str
@@ -80,7 +80,7 @@ class Result:
     reason: str = ""
 
     def encode(self) -> bytes:
-        """Return its octets."""
+        """Return the answer in bytes."""
         if self.session_id is not None:
             head = b"\x01" + self.session_id + _short(self.identifier)
         else:
@@ -89,7 +89,7 @@ class Result:
 
 
 class Octets(Generic[T]):
-    """Feeds a reader with what has come."""
+    """Feeds a reader with incoming bytes."""
 
     __slots__ = ("_buffer", "_need", "_reader", "rest", "value")
 
@@ -98,15 +98,15 @@ class Octets(Generic[T]):
         self._buffer = bytearray()
         self._need = next(reader)
         self.value: T | None = None
-        """What was read, when it is whole."""
+        """The result, once the message is whole."""
         self.rest = b""
-        """What came behind it at the same time."""
+        """Bytes that arrived with it and follow it."""
 
     def feed(self, data: bytes) -> bool:
-        """Take octets; say whether the whole is there.
+        """Take bytes; return whether the message is whole.
 
         Raises:
-            Fault: it is wrong.
+            Fault: the message is malformed.
         """
         buffer = self._buffer
         buffer += data
@@ -137,14 +137,14 @@ def _text(raw: bytes, what: str) -> str:
 
 
 def read_authentication(config: MaopConfig) -> Generator[int, bytes, Authentication]:
-    """Read a client's message, judging each part as soon as it is there. Source: MA-16 to MA-18, MA-32 to MA-34a."""
+    """Read a client's message, judging each part as soon as it arrives. Source: MA-16 to MA-18, MA-32 to MA-34a."""
     size = _number((yield 1))
     if not size:
         raise Fault(ErrorCode.INVALID_FORMAT, "the authentication type is empty.", "MA-16")
     name = bytearray()
     while len(name) < size:
         octet = yield 1
-        # MA-16: garbage shows here, without waiting for the octets that it seems to announce.
+        # MA-16: garbage shows here, before waiting for the bytes that it seems to announce.
         if octet[0] not in _TCHAR:
             raise Fault(ErrorCode.INVALID_FORMAT, "the authentication type has characters that no type has.", "MA-16")
         name += octet
@@ -194,7 +194,7 @@ def read_result() -> Generator[int, bytes, Result]:
     version = yield from _version()
     vendor = _text((yield _number((yield 1))), "vendor")
     if version is None:
-        # What a refusal says is of use whatever version it names.
+        # The content of a refusal is useful whatever version it names.
         if approved:
             raise Fault(ErrorCode.INVALID_FORMAT, "the server's version is malformed.", "MA-32")
         version = Version(0, 0, 0)

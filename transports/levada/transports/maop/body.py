@@ -1,7 +1,7 @@
-"""Bodies: Blocks into pieces and pieces into Blocks, alike for Messages, Requests and Responses.
+"""Bodies: Blocks into pieces and pieces into Blocks, for Messages, Requests and Responses alike.
 
-Nothing is allocated by announced length, and large pieces are views of what came; the octets of a body are copied once at most,
-when the pieces of a body that is wanted whole are joined.
+Announced lengths allocate nothing, and large pieces are views of the input. The bytes of a body are copied once at most, when the pieces
+of a body that is wanted whole are joined.
 """
 
 from __future__ import annotations
@@ -17,53 +17,43 @@ from .state import MISPLACED
 __all__ = ["BodyReader", "write_blocks", "write_end"]
 
 _JOIN: Final = 16_384
-"""Chunks up to this size are sent in one piece with their header: copying them costs less than another write."""
+"""Chunks up to this size are sent in one piece with their header: a copy costs less than a second write."""
 _VIEW: Final = 4096
-"""Pieces from this size on are views: below, a copy is as cheap, and frees what it was cut from."""
+"""Pieces from this size on are views. Below it a copy is as cheap, and frees the buffer it was cut from."""
 _SMALL_BLOCK: Final = 1024
-"""Blocks below are counted. Source: section 7."""
+"""Smaller Blocks are counted. Source: section 7."""
 
 
 class BodyReader:
-    """Takes the octets of one body."""
+    """Reads the bytes of one body."""
 
     __slots__ = (
-        "_config",
-        "_head",
-        "_left",
-        "_small",
-        "_zero",
-        "blocks",
-        "ended",
-        "length",
-        "limit",
-        "pieces",
-        "total",
-    )
+        "_config", "_head", "_left", "_small", "_zero", "blocks", "ended", "length", "limit", "pieces", "total",
+    )  # fmt: skip
 
     def __init__(self, length: int, limit: int, config: MaopConfig) -> None:
         self.length = length
-        """Octets announced, or `UNDEFINED`."""
+        """Bytes announced, or `UNDEFINED`."""
         self.limit = limit
-        """Octets allowed, if the length is undefined."""
+        """Bytes allowed, if the length is undefined."""
         self._config = config
         self.total = 0
-        """Octets announced by the Blocks so far."""
+        """Bytes announced by the Blocks so far."""
         self.blocks = 0
         self.ended = False
-        """Whether Block End has come and was right."""
+        """Whether a correct Block End has come."""
         self.pieces: list[Octets] = []
-        """What has come; whoever uses the reader takes them out."""
+        """Pieces received; the user of the reader takes them out."""
         self._left = 0
         self._small = 0
         self._head = bytearray()
         self._zero = False
 
     def read(self, data: bytes, at: int) -> int:
-        """Take octets up to Block End; return where reading stopped.
+        """Take bytes up to Block End; return where reading stopped.
 
         Raises:
-            Fault: they are wrong.
+            Fault: they are malformed.
         """
         end = len(data)
         head, pieces = self._head, self.pieces
@@ -74,7 +64,7 @@ class BodyReader:
                 if size >= _VIEW:
                     pieces.append(memoryview(data)[at : at + size])
                 elif len(pieces) > first and len(pieces[-1]) < _VIEW:
-                    # Blocks of 2 octets would be objects of 40 each, in a list: 25 times what counts in the quota.
+                    # Each Block of 2 bytes would be an object of 40 in a list: 25 times what the quota counts.
                     pieces[-1] = b"".join((pieces[-1], data[at : at + size]))
                 else:
                     pieces.append(data[at : at + size])
@@ -87,7 +77,9 @@ class BodyReader:
             elif op == 6:
                 need = 9
             elif op == 0 and self._zero:
-                need = 4  # MA-137: the lower half of a length of eight octets, whose upper half was read as a Block of none.
+                need = (
+                    4  # MA-137: the lower half of a length of eight bytes; the upper half was read as an empty Block.
+                )
             else:
                 raise misplaced(op)
             if head or end - at < need:
@@ -122,7 +114,7 @@ class BodyReader:
             size = int.from_bytes(raw[at : at + 4], "big")
             self._zero = False
         self.total += size
-        # MA-58: judged by the header alone, before any octet of the chunk.
+        # MA-58: judged by the header alone, before any byte of the chunk.
         if self.total > self.length:
             raise Fault(
                 ErrorCode.PAYLOAD_LENGTH_MISMATCH, f"{self.total} octets, {self.length} were announced", "MA-58"
@@ -141,7 +133,7 @@ class BodyReader:
         self.ended = True
 
     def whole(self) -> bytes:
-        """Return the body that was collected."""
+        """Return the collected body."""
         pieces = self.pieces
         if len(pieces) == 1 and type(pieces[0]) is bytes:
             return pieces[0]
@@ -149,7 +141,7 @@ class BodyReader:
 
 
 def misplaced(op: int) -> Fault:
-    """Say what is wrong with an operation that may not come on a data stream here. Source: MA-11 to MA-13, MA-70."""
+    """Make the fault for an operation that may not come here on a data stream. Source: MA-11 to MA-13, MA-70."""
     code = MISPLACED.get(op)
     if code is None:
         return Fault(ErrorCode.INVALID_FORMAT, f"unknown operation 0x{op:02x}", "MA-13")
@@ -159,7 +151,7 @@ def misplaced(op: int) -> Fault:
 
 
 def write_blocks(out: list[Output], stream_id: int, data: Octets, chunk: int) -> None:
-    """Queue octets of a body as Blocks. Source: section 7 (chunking)."""
+    """Queue bytes of a body as Blocks. Source: section 7 (chunking)."""
     size = len(data)
     if size <= min(_JOIN, chunk):
         out.append(StreamData(stream_id, BLOCK.pack(5, size) + data, False))

@@ -1,4 +1,4 @@
-"""How a MAOP endpoint behaves, and what its handlers declare."""
+"""Settings of a MAOP endpoint, and declarations of its handlers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _optional_seconds() -> Any:
 
 @attrs.frozen(kw_only=True)
 class HandlerSpec:
-    """What an endpoint may do with one msg_id. Source: MA-112."""
+    """Declares what the endpoint may do with one msg_id. Source: MA-112."""
 
     name: str = ""
     """Symbolic name, for logs."""
@@ -42,27 +42,27 @@ class HandlerSpec:
     requests: bool = True
     """Whether it takes Requests."""
     responses: frozenset[int] = attrs.field(default=frozenset({0}), converter=_ids)
-    """Ids of the responses that it produces; 0 is Success. Source: MA-63."""
+    """Ids of the responses that it can produce; 0 is Success. Source: MA-63."""
     success_layout: frozenset[int] = attrs.field(default=frozenset(), converter=_ids)
     """Other response ids that use the layout of Success, by agreement with the peer. Source: MA-99a."""
     max_payload: int = _number(8 * MIB, 0)
-    """Octets of a body, announced or summed up. Source: MA-54b."""
+    """Largest body in bytes, announced or received. Source: MA-54b."""
     allow_undefined_length: bool | None = None
     """Overrides `MaopConfig.refuse_undefined_length_by_default`. Source: MA-54a."""
     streaming: bool = False
     """Whether execution starts with the first Block instead of Block End. Source: MA-113."""
     gated: bool = False
-    """Whether the application decides on each operation (`beforeExecute`); else the core's checks are enough. Source: MA-113."""
+    """Whether the application decides on each operation (`beforeExecute`), after the core's checks. Source: MA-113."""
     role: str | None = None
-    """Role that the peer needs. Source: MA-44."""
+    """Role that the peer must have. Source: MA-44."""
     allow_while_draining: bool = False
     """Whether operations may begin while the connection drains. Source: MA-89."""
     replay_window: float = attrs.field(default=0.0, converter=float, validator=v.ge(0.0))
-    """Seconds in which a second operation of this kind from one identity is refused; 0 is off. Source: MA-124."""
+    """Seconds in which a second operation of this kind from one identity is refused; 0 turns this off. Source: MA-124."""
     max_timeout: float | None = _optional_seconds()
     """Cap in seconds on the requester's timeout. Source: MA-127."""
     priority: int | None = attrs.field(default=None, validator=v.optional(v.in_(range(256))))
-    """Overrides the priority that operations ask for. Source: MA-116."""
+    """Overrides the priority that operations request. Source: MA-116."""
 
     def __attrs_post_init__(self) -> None:
         if any(not 0 <= i < 65_536 for i in self.responses | self.success_layout):
@@ -71,52 +71,52 @@ class HandlerSpec:
 
 @attrs.frozen(kw_only=True)
 class MaopConfig:
-    """Limits, delays and policies of one side. Immutable; derive with `attrs.evolve`. Times are seconds."""
+    """Limits, delays and policies of one side. Immutable; derive with `attrs.evolve`. Times are in seconds."""
 
     vendor: str = attrs.field(default="levada", validator=[v.instance_of(str), v.max_len(63)])
-    """Name of the program, sent at authentication."""
+    """Program name, sent at authentication."""
     version: Version = attrs.field(factory=lambda: Version(1, 0, 0))
-    """Version that this side speaks. Source: MA-31."""
+    """Protocol version of this side. Source: MA-31."""
     capabilities: Capability = attrs.field(factory=lambda: Capability(0b1111))
-    """What is announced; `Capability.IDEMPOTENCY` changes the wire if both have it. Source: MA-35."""
+    """Announced capabilities; `Capability.IDEMPOTENCY` changes the wire format if both sides have it. Source: MA-35."""
 
     # Authentication.
     max_token: int = _number(65_535, 0, 65_535)
-    """Octets of a token. Source: MA-18."""
+    """Largest token in bytes. Source: MA-18."""
     max_pairs: int = _number(255, 0, 255)
-    """Pairs of metadata. Source: MA-18."""
+    """Most metadata pairs. Source: MA-18."""
     max_pair_octets: int = _number(65_536, 0)
-    """Octets of all pairs, with their lengths. Source: MA-18."""
+    """Bytes of all pairs, including their lengths. Source: MA-18."""
     auth_timeout: float = _seconds(5.0)
-    """From the end of the handshake to the decision. Source: MA-20."""
+    """Time from the end of the handshake to the decision. Source: MA-20."""
     answer_timeout: float = _seconds(10.0)
     """How long a client waits for the result."""
     disapproved_linger: float = _seconds(1.0)
-    """How long a refused client may take to close. Source: MA-27."""
+    """How long a refused client may take to close the connection. Source: MA-27."""
     auth_close_timeout: float = _seconds(2.0)
-    """How long a side of stream 0 may stay open after the result. Source: MA-26."""
+    """How long a direction of stream 0 may stay open after the result. Source: MA-26."""
     max_held_early: int = _number(MIB)
-    """Octets that a client holds for streams that overtook the result."""
+    """Bytes that a client holds for streams that overtook the result."""
 
     # Control pool.
     global_control_pool_size: int = _number(4, 1, 16)
-    """Control streams that this side opens, if the peer's credit allows. Source: MA-81."""
+    """Control streams that this side opens, within the peer's credit. Source: MA-81."""
     control_stream_kind: Literal["bidi", "uni"] = attrs.field(default="bidi", validator=v.in_(("bidi", "uni")))
     """Kind of the control streams that this side opens. Source: MA-82."""
     control_batch_max: int = _number(256, 1, 65_535)
-    """Entries of one signal that is sent. Source: MA-38."""
+    """Most entries in one signal sent. Source: MA-38."""
     control_ring: int = _number(4096)
-    """Signals that may wait on one control stream before approvals pause; four times as many end the connection. Source: MA-85."""
+    """Signals waiting on one control stream above which approvals pause; four times as many end the connection. Source: MA-85."""
     max_control_streams: int = _number(16)
     """Control streams that the peer may have open. Source: MA-87."""
     signal_rate: float = _seconds(50_000.0)
-    """Entries of signals a second that the peer may send. Source: MA-88."""
+    """Signal entries a second that the peer may send. Source: MA-88."""
     signal_burst: int = _number(100_000)
-    """Entries that it may send at once. Source: MA-88."""
+    """Signal entries that the peer may send in one burst. Source: MA-88."""
     flood_timeout: float = _seconds(5.0)
     """How long control streams may wait for the rate before the connection ends. Source: MA-88."""
     unknown_signal_rate: int = _number(100)
-    """Signals for unknown streams a second that make a strike. Source: MA-49."""
+    """Signals a second for unknown streams that count as a strike. Source: MA-49."""
     max_strikes: int = _number(3)
     """Strikes that end the connection. Source: MA-12."""
     done_flush: float = attrs.field(default=0.0, converter=float, validator=v.ge(0.0))
@@ -128,55 +128,55 @@ class MaopConfig:
     refuse_undefined_length_by_default: bool = True
     """Whether undefined length needs a handler that allows it. Source: MA-54a."""
     max_pending_approvals: int = _number(1024, 1, 65_535)
-    """Operations without a decision. Source: MA-53."""
+    """Undecided operations. Source: MA-53."""
     max_inflight_ops: int = _number(1024, 1, 65_535)
     """Operations approved and not ended. Source: MA-118."""
     max_buffer_bytes: int = _number(64 * MIB)
-    """Octets of bodies held for the application. Source: MA-54c, MA-118."""
+    """Bytes of bodies held for the application. Source: MA-54c, MA-118."""
     max_op_rate: float | None = _optional_seconds()
-    """New operations a second; above, they wait. Source: MA-128."""
+    """New operations a second; further ones wait. Source: MA-128."""
     capacity_retry: float = _seconds(1.0)
-    """Hint that goes with a refusal for lack of capacity. Source: MA-54."""
+    """Retry hint in a refusal for lack of capacity. Source: MA-54."""
     max_open_streams: int = _number(65_535)
-    """Streams of the peer that are open; more fail at once."""
+    """Open streams of the peer; further ones fail at once."""
     stream_window: int = _number(MIB)
-    """Octets of a streamed body that the application has not consumed before `MaopCore.is_blocked`."""
+    """Unconsumed bytes of a streamed body above which `MaopCore.is_blocked`."""
 
     native_test: bool = True
-    """Whether the peer may use the native Test, of which two octets ask for an answer of up to 32 MiB, sent as fast as the peer takes it.
+    """Whether the peer may use the native Test. Its two bytes request an answer of up to 32 MiB, sent as fast as the peer takes it.
     Source: section 13.2, MA-112."""
 
     # Transfer.
     max_block_chunk_size: int = _number(131_072, 1, 2**32 - 1)
-    """Octets of a Block that is sent. Source: section 7."""
+    """Largest Block sent, in bytes. Source: section 7."""
     max_blocks_per_message: int = _number(4096)
     """Blocks below 1 KiB in a body of defined length. Source: section 7."""
     tolerate_u64_block_length: bool = False
-    """Whether Block lengths of eight octets are read too. Source: MA-137."""
+    """Whether Block lengths of eight bytes are read too. Source: MA-137."""
     strict_timestamps: bool = False
     """Whether impossible times in a Response are an error. Source: MA-73."""
 
     # Clocks.
     approval_timeout: float = _seconds(10.0)
-    """Wait for Proceed or Refuse, on either side. Source: MA-53."""
+    """Wait for Proceed or Refuse, on both sides. Source: MA-53."""
     transfer_idle_timeout: float = _seconds(30.0)
-    """Longest pause inside a body. Source: MA-126."""
+    """Longest pause within a body. Source: MA-126."""
     transfer_total_timeout: float | None = _optional_seconds()
-    """Longest time for a body of the peer, from the approval of its operation. Source: MA-126."""
+    """Longest time for a body from the peer, starting with the approval. Source: MA-126."""
     default_request_timeout_ms: int = _number(5000, 0, 2**32 - 1)
-    """What a Request asks for if the caller says nothing. Source: MA-68."""
+    """Timeout of a Request if the caller gives none. Source: MA-68."""
     response_grace: float = _seconds(1.0)
-    """What the requester adds to the timeout, and its wait for the Fail that explains a reset. Source: MA-67, MA-69."""
+    """Added to the timeout by the requester; also its wait for the Fail that explains a reset. Source: MA-67, MA-69."""
     response_transfer_timeout: float = _seconds(30.0)
-    """Longest pause inside the body of a Response. Source: MA-69."""
+    """Longest pause within the body of a Response. Source: MA-69."""
     response_ack_timeout: float = _seconds(1.0)
     """How long a responder remembers a Response for its Done. Source: MA-71."""
     drain: float = attrs.field(default=5.0, converter=float, validator=v.ge(0.0))
-    """How long running operations may take to end when this side disconnects in order. Source: MA-89."""
+    """How long running operations may take when this side disconnects in order. Source: MA-89."""
     max_drain: float = _seconds(30.0)
-    """Cap on the drain time that the peer asks for. Source: MA-92."""
+    """Cap on the drain time that the peer requests. Source: MA-92."""
     flush_timeout: float = _seconds(0.5)
-    """Wait for the acknowledgement of signals before the end. Source: MA-92, MA-93."""
+    """Wait for the acknowledgement of signals before the connection ends. Source: MA-92, MA-93."""
 
 
 TEST_SPEC: Final = HandlerSpec(name="levada.native.test", max_payload=MIB, allow_undefined_length=False)

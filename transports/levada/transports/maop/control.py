@@ -1,12 +1,12 @@
 """The control pool: our signals to the peer, and the peer's to us.
 
-Out: each control stream has its own bounded backlog, written in the order that MA-85 gives whenever the owner says that the stream
-takes octets. A stream is opened by its first signal. Signals of one operation share a stream, so they arrive in order; nothing is
-ever queued that could overtake an earlier signal of the same operation, because a Proceed that is not written yet is taken back
-when its operation ends (the Fail or Refuse then is its only decision).
+Out: each control stream has a bounded backlog, written in the order of MA-85 whenever the owner says that the stream takes bytes. A
+stream is opened by its first signal. Signals of one operation share a stream, so they arrive in order. No queued signal can overtake an
+earlier one of the same operation: an unwritten Proceed is taken back when its operation ends, and the Fail or Refuse is then the only
+decision.
 
-In: signals are read as they come, entry by entry, so that a batch needs no memory; a text is kept until it is whole, 64 KiB at
-most. A token bucket counts entries; while it is empty the streams are not read.
+In: signals are read entry by entry, so a batch needs no memory. A text is buffered until it is whole, 64 KiB at most. A token bucket
+counts entries; while it is empty, the streams are not read.
 """
 
 from __future__ import annotations
@@ -27,19 +27,17 @@ _CLOSED = ConnectionState.CLOSED
 
 
 class Sent(Protocol):
-    """An operation of ours, as far as signals are about it."""
+    """An operation of ours, as signals see it."""
 
     def on_proceed(self, now: float) -> None:
-        """The peer wants the body."""
-        ...
+        """Process a Proceed: the peer wants the body."""
 
     def on_refuse(self, retry_ms: int, code: int, now: float) -> None:
-        """The peer does not want the operation."""
-        ...
+        """Process a Refuse: the peer does not want the operation."""
 
 
 class Signalling(Protocol):
-    """The connection, as far as signals need it."""
+    """The connection, as signals see it."""
 
     config: MaopConfig
     state: ConnectionState
@@ -49,59 +47,46 @@ class Signalling(Protocol):
     @property
     def signals(self) -> Signals:
         """The limits on the peer's signals."""
-        ...
 
     def credit_left(self, *, unidirectional: bool) -> int:
-        """Return how many streams of a kind may be opened."""
-        ...
+        """Return how many more streams of a kind may be opened."""
 
     def take_stream_id(self, *, unidirectional: bool) -> int:
-        """Number a stream of ours."""
-        ...
+        """Number a new stream of ours."""
 
     def keep_control(self, control: ControlIn) -> None:
-        """A stream carries signals from now on."""
-        ...
+        """Note that a stream carries signals from now on."""
 
     def forget_control(self, control: ControlIn, *, ended: bool = True) -> None:
-        """A stream carries no signals any more."""
-        ...
+        """Note that a stream carries no more signals."""
 
     def is_control(self, control: ControlIn) -> bool:
         """Whether a stream still carries signals."""
-        ...
 
     def target(self, stream_id: int, now: float) -> Sent | None:
-        """Find the operation of ours that a signal is about."""
-        ...
+        """Find our operation that a signal is about."""
 
     def on_done(self, stream_id: int, start_ms: int, time_ms: int, now: float) -> None:
-        """A Done has come."""
-        ...
+        """Process a Done."""
 
     def on_fail(self, stream_id: int, code: int, reason: str, now: float) -> None:
-        """A Fail has come."""
-        ...
+        """Process a Fail."""
 
     def on_disconnect(self, now: float) -> None:
-        """A Disconnect has come."""
-        ...
+        """Process a Disconnect."""
 
     def on_disconnect_request(self, drain_time: float, reason: str, now: float) -> None:
-        """A Disconnect Request has come."""
-        ...
+        """Process a Disconnect Request."""
 
     def fail_stream(self, stream_id: int, code: int, reason: str) -> None:
         """Queue a Fail for a stream that carries no operation."""
-        ...
 
     def fail_connection(self, code: int, detail: str, rule: str) -> None:
-        """The peer has broken a rule that ends the connection."""
-        ...
+        """End the connection because the peer broke a rule."""
 
 
 class ControlOut:
-    """One control stream of ours, and what waits for it."""
+    """One of our control streams, with its backlog."""
 
     __slots__ = ("dones", "fails", "proceeds", "refuses", "requests", "stream_id", "writable")
 
@@ -116,11 +101,11 @@ class ControlOut:
         self.requests: list[bytes] = []
 
     def waiting(self) -> int:
-        """Entries that wait."""
+        """Entries waiting."""
         return len(self.refuses) + len(self.fails) + len(self.dones) + len(self.proceeds) + len(self.requests)
 
     def take(self, most: int, *, dones: bool) -> bytes:
-        """Take what waits, in the order of MA-85, in batches of at most `most` entries."""
+        """Take the backlog in the order of MA-85, in batches of at most `most` entries."""
         parts: list[bytes] = []
         if self.refuses:
             _batches(parts, 4, self.refuses, most)
@@ -160,19 +145,19 @@ class ControlPool:
         self._size = core.config.global_control_pool_size
         self._slots: list[ControlOut | None] = [None] * self._size
         self.streams: dict[int, ControlOut] = {}
-        """By stream id, those that are open."""
+        """Open streams by stream id."""
         self._dirty: dict[ControlOut, None] = {}
         self.done_at: float | None = None
-        """When Dones that wait for more must go. Source: MA-126 (`done_flush_ms`)."""
+        """When the waiting Dones must be sent. Source: MA-126 (`done_flush_ms`)."""
         self.starved = False
-        """Whether signals wait for a stream that the peer does not allow now, as of the last flush."""
+        """Whether signals waited for stream credit at the last flush."""
         self.backlog = 0
-        """Most entries that wait on one stream, as of the last flush."""
+        """Most entries waiting on one stream at the last flush."""
         self.stops = 0
-        """Control streams of ours that the peer has stopped."""
+        """How many of our control streams the peer has stopped."""
 
     def let_go(self) -> None:
-        """The connection is over: refer to nothing of it."""
+        """Drop the references to the ended connection."""
         del self._core
 
     def _slot(self, stream_id: int) -> ControlOut:
@@ -184,7 +169,7 @@ class ControlPool:
 
     def _new(self, place: int) -> ControlOut:
         slots, out = self._slots, None
-        # MA-130: where few streams would stay for operations, the slot shares one that is there. Each takes as many as the pool at most.
+        # MA-130: if few streams would be left for operations, the slot shares an existing stream. Both uses take at most as many as the pool.
         if self._credit() - self._unopened() <= self._size:
             out = next((o for o in slots if o is not None), None)
         slots[place] = out = out or ControlOut()
@@ -205,7 +190,7 @@ class ControlPool:
         self._slot(stream_id).refuses.append(REFUSE_ENTRY.pack(stream_id, retry_after_ms, code))
 
     def fail(self, stream_id: int, code: int, reason: bytes) -> None:
-        """Queue a Fail; a Proceed for the same operation that still waits is not sent."""
+        """Queue a Fail; an unwritten Proceed for the same operation is not sent."""
         out = self._slot(stream_id)
         out.proceeds.pop(stream_id, None)
         out.fails.append(FAIL.pack(7, stream_id, code, len(reason)) + reason)
@@ -215,7 +200,7 @@ class ControlPool:
         self._slot(stream_id).dones.append(DONE_ENTRY.pack(stream_id, start_ms, time_ms))
 
     def withdraw(self, stream_id: int) -> None:
-        """Take back a Proceed that is not written: its operation is gone."""
+        """Take back an unwritten Proceed, whose operation has ended."""
         out = self._slots[(stream_id >> 2) % len(self._slots)]
         if out is not None:
             out.proceeds.pop(stream_id, None)
@@ -225,7 +210,7 @@ class ControlPool:
         self._slot(0).requests.append(DISCONNECT_REQUEST.pack(9, drain_ms, len(reason)) + reason)
 
     def disconnect(self, out: list[Output]) -> None:
-        """Write Disconnect, before or instead of all that waits. Source: MA-85, MA-93."""
+        """Write Disconnect, before or instead of the backlog. Source: MA-85, MA-93."""
         for stream in list(self.streams.values()) or [self._slot(0)]:
             self._open(stream, out)
             if stream.stream_id is not None:
@@ -235,11 +220,11 @@ class ControlPool:
         self.starved = False
 
     def waiting(self) -> bool:
-        """Whether any signal is not written."""
+        """Whether any signal is unwritten."""
         return any(stream.waiting() for stream in self._dirty)
 
     def flush(self, out: list[Output], now: float) -> None:
-        """Write what can be written."""
+        """Write as much as possible."""
         config = self._core.config
         self.backlog = 0
         if not self._dirty:
@@ -282,51 +267,43 @@ class ControlPool:
             core.keep_control(ControlIn(core, stream.stream_id, own=True))
 
     def stopped(self, stream_id: int) -> None:
-        """The peer reads a control stream no more: what waits goes to another. Source: MA-86, MA-88a."""
+        """Move the backlog of a control stream that the peer has stopped to another. Source: MA-86, MA-88a."""
         stream = self.streams.pop(stream_id)
         stream.stream_id = None
         stream.writable = True
         self.stops += 1
-        # Each would be opened anew for ever.
+        # Otherwise the pool would reopen each stream for ever.
         if self.stops > self._core.config.max_control_streams:
             self._core.fail_connection(ErrorCode.PROTOCOL_VIOLATION, "all control streams were stopped", "MA-86")
 
 
 class Signals:
-    """What bounds the peer's signals: the rate, strikes, signals for unknown streams."""
+    """The limits on the peer's signals: the rate, strikes, signals for unknown streams."""
 
     __slots__ = (
-        "_core",
-        "_blocked_at",
-        "_resume_at",
-        "_since",
-        "_unknown",
-        "_unknown_at",
-        "blocked",
-        "bucket",
-        "late",
+        "_core", "_blocked_at", "_resume_at", "_since", "_unknown", "_unknown_at", "blocked", "bucket", "late",
         "strikes",
-    )
+    )  # fmt: skip
 
     def __init__(self, core: Signalling, now: float) -> None:
         config = core.config
         self._core = core
         self.bucket = TokenBucket(config.signal_rate, config.signal_burst, now)
         self.blocked: dict[ControlIn, None] = {}
-        """Streams that wait for tokens."""
+        """Streams waiting for tokens."""
         self._since: float | None = None
         """When the flood began."""
         self._blocked_at = now
-        """When a stream was blocked last."""
+        """When a stream was last blocked."""
         self._resume_at = now
         self.strikes = 0
         self.late = 0
-        """Signals for operations that are over or unknown."""
+        """Signals for operations that have ended or are unknown."""
         self._unknown = 0
         self._unknown_at = now
 
     def let_go(self) -> None:
-        """The connection is over: refer to nothing of it."""
+        """Drop the references to the ended connection."""
         self.blocked.clear()
         del self._core
 
@@ -346,23 +323,23 @@ class Signals:
             self.strike("signals for unknown streams", "MA-49")
 
     def block(self, stream: ControlIn, now: float) -> None:
-        """Read a stream no more until there are tokens. Source: MA-88."""
+        """Stop reading a stream until there are tokens. Source: MA-88."""
         self.blocked[stream] = None
-        # A stream is read on as soon as what was held of it is through; a flood goes on nevertheless.
+        # A stream is read again as soon as its held bytes are processed; the flood still counts as going on.
         if self._since is None or now - self._blocked_at > 1:
             self._since = now
         self._blocked_at = now
-        # A tenth of a second's worth at a time: one wake-up for each token would be a flood of its own.
+        # A tenth of a second's worth at a time: a wake-up for each token would itself be a flood.
         self._resume_at = now + max(0.01, 0.1 - max(0.0, self.bucket.tokens) / self.bucket.rate)
 
     def deadline(self) -> float | None:
-        """When blocked streams may be read on."""
+        """When blocked streams may be read again."""
         if not self.blocked or self._since is None:
             return None
         return min(self._resume_at, self._since + self._core.config.flood_timeout)
 
     def resume(self, now: float) -> None:
-        """Read blocked streams on, as far as tokens go."""
+        """Read blocked streams, as far as the tokens last."""
         if not self.blocked or self._since is None:
             return
         if now >= self._since + self._core.config.flood_timeout:
@@ -378,7 +355,7 @@ class Signals:
 
 
 class ControlIn:
-    """One stream on which the peer sends signals: its own, or the reverse side of one of ours (MA-82)."""
+    """One stream on which the peer sends signals: its own, or the reverse direction of one of ours (MA-82)."""
 
     __slots__ = ("_buffer", "_core", "_fin", "_left", "_need", "_op", "own", "stream_id")
 
@@ -391,11 +368,11 @@ class ControlIn:
         self._need = 1
         self._op = 0
         self._left = 0
-        """Entries of the present batch that have not come."""
+        """Entries of the current batch that have not come."""
         self._fin = False
 
     def receive(self, data: bytes, fin: bool, now: float) -> None:
-        """Take octets."""
+        """Take bytes."""
         self._fin = fin
         if self in self._core.signals.blocked:
             self._buffer += data
@@ -415,7 +392,7 @@ class ControlIn:
             self._ended(now)
 
     def resume(self, now: float) -> None:
-        """Read on what was held."""
+        """Continue reading with the held bytes."""
         data = bytes(self._buffer)
         self._buffer.clear()
         self._parse(data, now)
@@ -427,7 +404,7 @@ class ControlIn:
             self.gone(now)
 
     def gone(self, now: float) -> None:
-        """The peer's direction is over. Source: MA-86, MA-91."""
+        """Note that the peer's direction has ended. Source: MA-86, MA-91."""
         core = self._core
         core.signals.blocked.pop(self, None)
         core.forget_control(self)
@@ -486,7 +463,7 @@ class ControlIn:
                     self._op, self._left = BATCH.unpack_from(data, at)
                     at += 3
                     if not self._left:
-                        tokens -= 1  # MA-38: does nothing, but a flood of them is one.
+                        tokens -= 1  # MA-38: it does nothing, but counts, or a flood would be free.
                     continue
                 if op == 0x0A:
                     core.on_disconnect(now)
@@ -519,13 +496,13 @@ class ControlIn:
         try:
             return raw.decode()
         except UnicodeDecodeError:
-            # MA-5: the length is known, so framing holds and the signal counts; its text does not.
+            # MA-5: the length is known, so framing holds and the signal counts, but its text does not.
             self._core.fail_stream(self.stream_id, ErrorCode.PARSE, "text of a signal is not UTF-8")
             self._core.signals.strike("text of a signal is not UTF-8", "MA-5")
             return ""
 
     def _lost(self, fault: Fault) -> None:
-        # MA-12: where the next signal begins is anybody's guess.
+        # MA-12: the start of the next signal is unknown.
         core = self._core
         core.fail_stream(self.stream_id, fault.code, fault.reason)
         core.out.append(StopStream(self.stream_id, close_code(fault.code)))

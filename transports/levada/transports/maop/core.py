@@ -1,18 +1,19 @@
-"""One MAOP connection without I/O: octets in, events out; calls in, octets out.
+"""One MAOP connection without I/O: bytes in, events out; calls in, bytes out.
 
-How an owner uses it, in turns:
+The owner works in turns:
 
-1. Give it whatever is at hand: `receive_stream_data`, `stream_reset`, `stream_stopped`, `handle_timeout`. Take in everything that has
-   come before step 3: a Block that is there before its Proceed was written is a mistake of the peer (MA-50).
-2. Do what the events say. Each `receive_…` returns them; calls of the application leave theirs for `take_events`.
-3. Once a turn take `data_to_send(now)`, do it, `take_events`, and sleep until `next_deadline`.
+1. Pass in all input at hand: `receive_stream_data`, `stream_reset`, `stream_stopped`, `handle_timeout`. Do so before step 3: a Block that
+   arrives before its Proceed was written is a mistake of the peer (MA-50).
+2. Act on the events. Each `receive_…` returns them; calls of the application leave theirs for `take_events`.
+3. Once a turn, call `data_to_send(now)`, carry out the outputs, call `take_events`, and sleep until `next_deadline`.
 
-Outputs of one stream are done in order, each waiting for room on that stream; other streams do not wait for it. Each side of a
-connection begins operations (`send_message`, `send_request`) and executes those of the peer (`Execute`).
+Outputs of one stream are carried out in order, each waiting for room on that stream; other streams do not wait for it. Each side begins
+operations (`send_message`, `send_request`) and executes the peer's (`Execute`). In every call `stream_id` is as in QUIC, and `now` is the
+present moment.
 
-A mistake of the peer ends the operation, or the connection, by what is queued and an event. A mistake of the caller is a
-`LocalProtocolError`, and nothing has changed. A call for an operation that has just ended is no mistake where the caller cannot know
-yet: it does nothing. Streams that have ended are remembered as ranges of numbers, so that late signals cost no memory (MA-115).
+A mistake of the peer ends the operation or the connection, with outputs and an event. A mistake of the caller is a `LocalProtocolError`,
+and changes nothing. A call for an operation that has just ended does nothing if the caller cannot know of the end yet. Ended streams are
+remembered as ranges of numbers, so late signals cost no memory (MA-115).
 """
 
 from __future__ import annotations
@@ -57,15 +58,15 @@ __all__ = ["MaopCore"]
 
 _OPEN, _DRAINING, _CLOSED = ConnectionState.OPEN, ConnectionState.DRAINING, ConnectionState.CLOSED
 _OVER, _STOPPED = 0, 1
-"""In place of an operation that has ended on a stream whose peer's direction has not: whether STOP_SENDING is out."""
+"""Replaces an ended operation whose peer direction is open: whether STOP_SENDING was sent."""
 _ENDLESS: Final = 2**60
-"""Streams that may be opened as long as nobody says how many."""
+"""Stream credit until the owner reports it."""
 _MAX_HOLES: Final = 65_536
-"""Ranges in the record of streams; each is a stream that the peer opened and never used, which QUIC bounds as well."""
+"""Ranges in the record of streams. Each is a stream that the peer opened and never used; QUIC bounds these as well."""
 
 
 def _nothing() -> None:
-    """Wake nobody."""
+    """Do nothing: the default of `MaopCore.wake`."""
 
 
 class MaopCore(Ending):
@@ -74,14 +75,14 @@ class MaopCore(Ending):
     Args:
         client: whether this side dialled.
         config: limits, delays and policies.
-        handlers: what the peer may ask for, by msg_id; 0 and 1 are native.
-        random_bytes: returns so many octets that nobody can guess, for session ids and audit ids.
-        wall_offset: UNIX time at the moment 0 of the clock whose readings are the `now` of each call. Source: MA-73.
-        now: the present moment; seconds by any clock that does not go back.
-        quota, dedup, replay: what connections of one identity share; each connection has its own unless given.
+        handlers: the operations that the peer may request, by msg_id; 0 and 1 are native.
+        random_bytes: returns that many unpredictable bytes, for session ids and audit ids.
+        wall_offset: UNIX time at moment 0 of the clock that `now` is read from. Source: MA-73.
+        now: the present moment, in seconds of any monotonic clock.
+        quota, dedup, replay: state shared by connections of one identity; by default each connection has its own.
 
     Raises:
-        ValueError: a handler for a native msg_id, or for one beyond 65535.
+        ValueError: a handler has a native msg_id, or one above 65535.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class MaopCore(Ending):
             **({1: TEST_SPEC} if self.config.native_test else {}),
             **(handlers or {}),
         }
-        """What the peer may ask for, by msg_id; the native Test too, unless it is switched off. Source: MA-41, MA-112."""
+        """The operations that the peer may request, by msg_id, with the native Test unless it is disabled. Source: MA-41, MA-112."""
         if any(not 1 < msg_id < 65_536 for msg_id in handlers or ()):
             raise ValueError("handlers have msg_ids from 2 to 65535; 0 and 1 are native [MA-41]")
         self.wall_offset = wall_offset
@@ -115,11 +116,11 @@ class MaopCore(Ending):
         self.replay = replay or ReplayWindow()
         self.statistic = Statistics()
         self.streams: dict[int, Incoming | Outgoing | ControlIn | int] = {}
-        """What each stream carries whose operation has not ended, or whose peer's direction has not."""
+        """The content of each stream whose operation, or whose peer direction, has not ended."""
         self.operations = 0
         """Operations that have not ended, of either side."""
         self.unacked: OrderedDict[int, float] = OrderedDict()
-        """Responses of ours that nobody has acknowledged, and when they are forgotten. Source: MA-71."""
+        """Our unacknowledged Responses, and when they are forgotten. Source: MA-71."""
         self.timers = Timers()
         self.gate = Gate(self, now)
         self.pool = ControlPool(self)
@@ -132,16 +133,8 @@ class MaopCore(Ending):
         self._credit = {False: _ENDLESS, True: _ENDLESS}
 
     # ------------------------------------------------ what comes
-
     def receive_stream_data(self, stream_id: int, data: bytes, fin: bool, now: float) -> list[Event]:
-        """Take octets of a stream; return what they mean.
-
-        Args:
-            stream_id: as in QUIC.
-            data: any number of octets, cut anywhere. The core keeps views of large ones: `bytes`, which nobody changes.
-            fin: whether they are the last.
-            now: the present moment.
-        """
+        """Take bytes of a stream, cut anywhere; return the events. The core keeps views of large pieces."""
         self.now = now
         if self.state is _OPEN or self.state is _DRAINING:
             if type(data) is not bytes:
@@ -162,7 +155,7 @@ class MaopCore(Ending):
         return self.take_events() if self._events else []
 
     def stream_reset(self, stream_id: int, code: int, now: float) -> list[Event]:
-        """The peer reset its direction of a stream: what had not arrived never will. The code says nothing (MA-7)."""
+        """Note that the peer has reset its direction of a stream. The code has no meaning (MA-7)."""
         self.now = now
         if self.state is _OPEN or self.state is _DRAINING:
             entry = self.streams.get(stream_id)
@@ -180,7 +173,7 @@ class MaopCore(Ending):
         return self.take_events()
 
     def stream_stopped(self, stream_id: int, code: int, now: float) -> list[Event]:
-        """The peer wants no more on a stream, and QUIC has reset this side's direction. The code says nothing (MA-7)."""
+        """Note that the peer stopped a stream, so that QUIC has reset this side's direction. The code has no meaning (MA-7)."""
         self.now = now
         if self.state is _OPEN or self.state is _DRAINING:
             if stream_id in self.pool.streams:
@@ -192,17 +185,17 @@ class MaopCore(Ending):
         return self.take_events()
 
     def receive_datagram(self, data: bytes, now: float) -> list[Event]:
-        """End the connection: the profile of QUIC has no datagrams, so a peer that sends one breaks a rule. Source: MA-2."""
+        """End the connection: MAOP's QUIC profile has no datagrams, so the peer broke a rule. Source: MA-2."""
         self.now = now
         self.fail_connection(ErrorCode.PROTOCOL_VIOLATION, "datagrams are not used", "MA-2")
         return self.take_events()
 
     def stream_credit(self, *, bidirectional: int, unidirectional: int) -> None:
-        """Say how many streams of each kind the peer allows in all, as in QUIC; stream 0 is one of them. Source: MA-130."""
+        """Set the total number of streams of each kind that the peer allows, as in QUIC; stream 0 counts. Source: MA-130."""
         self._credit = {False: bidirectional, True: unidirectional}
 
     def set_control_writable(self, stream_id: int, writable: bool) -> None:
-        """Say whether a control stream of ours takes octets; while it does not, its signals wait here. Source: MA-85."""
+        """Set whether a control stream of ours takes bytes; while it does not, its signals wait here. Source: MA-85."""
         stream = self.pool.streams.get(stream_id)
         if stream is not None:
             stream.writable = writable
@@ -212,7 +205,7 @@ class MaopCore(Ending):
         if stream_id & 1 == self._parity or not stream_id:
             if stream_id == 0:
                 self.auth_data(data, fin)
-            return  # the end of a stream of ours, which has been forgotten
+            return  # the end of a stream of ours that has been forgotten
         if not data:
             if fin:
                 self._first_sight(stream_id)
@@ -253,7 +246,7 @@ class MaopCore(Ending):
             return True
         number = stream_id >> 2
         seen = self._seen[kind]
-        # Numbers below `_expected` came in order, all others are in `seen`.
+        # Numbers below `_expected` came in order; all others are in `seen`.
         if stream_id < self._expected[kind] or number in seen:
             return False
         seen.add(number)
@@ -266,7 +259,7 @@ class MaopCore(Ending):
         return True
 
     def _known(self, stream_id: int) -> bool:
-        """Whether a signal names a stream that exists or existed, on which the peer may answer. Source: MA-49, MA-115."""
+        """Whether a signal names a present or past stream on which the peer may answer. Source: MA-49, MA-115."""
         if not 0 < stream_id < 2**62:
             return False
         if stream_id & 1 == self._parity:
@@ -283,7 +276,7 @@ class MaopCore(Ending):
             self.out.append(ResetStream(stream_id, close_code(code)))
 
     def _drop(self, stream_id: int, entry: int, data: bytes, fin: bool) -> None:
-        """Octets behind the end of an operation. Source: MA-11, section 21 (ENDED)."""
+        """Drop bytes after the end of an operation. Source: MA-11, section 21 (ENDED)."""
         if fin:
             del self.streams[stream_id]
         elif data and entry == _OVER:
@@ -291,14 +284,13 @@ class MaopCore(Ending):
             self.streams[stream_id] = _STOPPED
 
     # ------------------------------------------------ what operations and signals ask for
-
     def fail_stream(self, stream_id: int, code: int, reason: str) -> None:
         """Queue a Fail for a stream that carries no operation."""
         self.pool.fail(stream_id, code, self.reason(reason))
         self.statistic.failed[code] += 1
 
     def note_blocks(self, stream_id: int, before: int, body: BodyReader) -> None:
-        """Tell of the first Block of a body, and of its end; `before` counts the Blocks that had come before. Source: MA-132."""
+        """Report the first Block of a body, and its end; `before` counts the earlier Blocks. Source: MA-132."""
         if body.blocks and not before:
             self.emit(Stepped(stream_id, "first_block", body.total))
         if body.ended:
@@ -309,11 +301,11 @@ class MaopCore(Ending):
         return sanitise(text, self.random_bytes(4).hex(), secrets=self.secrets)
 
     def mark_stopped(self, stream_id: int) -> None:
-        """STOP_SENDING is out; `retire` keeps that."""
+        """Record for `retire` that STOP_SENDING was sent."""
         self._stopping = stream_id
 
     def retire(self, operation: Operation) -> None:
-        """An operation has ended; its stream is remembered until the peer's direction has ended too."""
+        """Replace an ended operation; its stream is remembered until the peer's direction has ended too."""
         stream_id = operation.stream_id
         self.operations -= 1
         if operation.fin:
@@ -323,7 +315,7 @@ class MaopCore(Ending):
         self._stopping = -1
 
     def keep_control(self, control: ControlIn) -> None:
-        """A stream carries signals from now on."""
+        """Note that a stream carries signals from now on."""
         self.streams[control.stream_id] = control
 
     def is_control(self, control: ControlIn) -> bool:
@@ -331,7 +323,7 @@ class MaopCore(Ending):
         return self.streams.get(control.stream_id) is control
 
     def forget_control(self, control: ControlIn, *, ended: bool = True) -> None:
-        """A stream carries no signals any more."""
+        """Note that a stream carries no more signals."""
         if ended:
             self.streams.pop(control.stream_id, None)
         else:
@@ -340,7 +332,7 @@ class MaopCore(Ending):
             self._control_streams -= 1
 
     def target(self, stream_id: int, now: float) -> Outgoing | None:
-        """Find the operation of ours that a signal is about. Source: MA-48, MA-49, MA-80."""
+        """Find our operation that a signal is about. Source: MA-48, MA-49, MA-80."""
         entry = self.streams.get(stream_id)
         if type(entry) is Outgoing:
             return entry
@@ -351,7 +343,7 @@ class MaopCore(Ending):
         return None
 
     def on_done(self, stream_id: int, start_ms: int, time_ms: int, now: float) -> None:
-        """A Done has come: for a Message of ours, or for a Response of ours."""
+        """Process a Done for a Message or a Response of ours."""
         if self.unacked.pop(stream_id, None) is not None:
             return
         operation = self._subject(stream_id, now)
@@ -361,7 +353,7 @@ class MaopCore(Ending):
             self.signals.late += 1
 
     def on_fail(self, stream_id: int, code: int, reason: str, now: float) -> None:
-        """A Fail has come: for an operation of ours, or from a requester that cannot use the Response."""
+        """Process a Fail for an operation of ours, or from a requester that cannot use the Response."""
         if self.unacked.pop(stream_id, None) is not None:
             self._events.append(ResponseRejected(stream_id, code, reason))
             return
@@ -383,19 +375,18 @@ class MaopCore(Ending):
         return None
 
     # ------------------------------------------------ operations of ours
-
     def credit_left(self, *, unidirectional: bool) -> int:
-        """Return how many streams of a kind may be opened, as far as `stream_credit` has said."""
+        """Return how many more streams of a kind may be opened, according to `stream_credit`."""
         return max(0, self._credit[unidirectional] - (self._next_id[unidirectional] >> 2))
 
     def take_stream_id(self, *, unidirectional: bool) -> int:
-        """Number a stream of ours."""
+        """Number a new stream of ours."""
         stream_id = self._next_id[unidirectional]
         self._next_id[unidirectional] = stream_id + 4
         return stream_id
 
     def can_open(self, *, request: bool) -> bool:
-        """Whether a Message or Request may be sent now: open, and the peer's credit lasts, a control stream set aside."""
+        """Whether a Message or Request may be sent now: the connection is open, and the credit lasts, less one control stream."""
         left = self._credit[not request] - (self._next_id[not request] >> 2)
         return self.state is _OPEN and (left > 1 or (left == 1 and not self._kept_for_control(request)))
 
@@ -414,23 +405,19 @@ class MaopCore(Ending):
         while_draining: bool = False,
         now: float,
     ) -> int:
-        """Begin a Message; `Completed`, `Refused` or `Failed` ends it.
+        """Begin a Message, which ends with `Completed`, `Refused` or `Failed`; return its stream id.
 
         Args:
-            msg_id: names the handler.
-            body: sent as soon as the peer says Proceed; None for `BodyWanted`, then `send_body` and `end_body`.
-            length: octets of a body that is sent so; None for undefined length.
+            msg_id: the handler.
+            body: sent once the peer says Proceed; None for `BodyWanted`, then `send_body` and `end_body`.
+            length: bytes of a body sent in this way; None for undefined length.
             priority: 0 (first) to 255.
-            key: idempotency key of 16 octets, if the peer takes any (`idempotency`).
+            key: idempotency key of 16 bytes, if the peer supports keys (`idempotency`).
             timeout: seconds to wait for Done after the body; None without limit.
             while_draining: whether running operations need this one. Source: MA-89.
-            now: the present moment.
-
-        Returns:
-            The stream id.
 
         Raises:
-            LocalProtocolError: not open, draining, no credit for a stream, or a field that does not fit. Nothing was sent.
+            LocalProtocolError: not open, draining, no stream credit, or an invalid field. No bytes were sent.
 
         Source: section 6, MA-55 to MA-57, MA-122.
         """
@@ -458,31 +445,22 @@ class MaopCore(Ending):
         while_draining: bool = False,
         now: float,
     ) -> int:
-        """Begin a Request; `Completed`, `Refused` or `Failed` ends it.
+        """Begin a Request, which ends with `Completed`, `Refused` or `Failed`; return its stream id.
 
         Args:
-            msg_id: names the handler.
-            body: as for `send_message`.
-            length: as for `send_message`.
-            response_msg_id: kind of Response that is wanted; 0 is Success.
-            success_layout: whether that kind has the Success header; None: 0 alone has. Source: MA-99a.
+            msg_id, body, length, priority, key, while_draining: as for `send_message`.
+            response_msg_id: kind of Response wanted; 0 is Success.
+            success_layout: whether that kind has the Success header; None: only 0 has. Source: MA-99a.
             timeout_ms: milliseconds from the whole body to the Response header; 0 for no limit, None for the default.
-            priority: 0 (first) to 255.
-            key: idempotency key of 16 octets, if the peer takes any (`idempotency`).
-            stream_response: whether its body comes as `ResponseStarted`, `BodyReceived`, `Completed`; else whole.
-            acknowledge: whether Done is sent as soon as it is complete; else by `consumed`, or not by `reject`.
-            max_response: octets that it may have, native header included; None without limit.
-            allow_undefined: whether it may be of undefined length.
-            while_draining: whether running operations need this one. Source: MA-89.
-            now: the present moment.
-
-        Returns:
-            The stream id.
+            stream_response: whether its body comes as `ResponseStarted`, `BodyReceived`, `Completed`; otherwise whole.
+            acknowledge: whether Done is sent once it is complete; otherwise the caller ends it with `consumed` or `reject`.
+            max_response: its largest size in bytes, including the native header; None for no limit.
+            allow_undefined: whether it may have undefined length.
 
         Raises:
             LocalProtocolError: as for `send_message`.
 
-        Source: section 8.
+        Source: section 8. MA-89 for `while_draining`.
         """
         size = self._check_start(msg_id, body, length, priority, key, while_draining, unidirectional=False)
         if timeout_ms is None:
@@ -512,7 +490,7 @@ class MaopCore(Ending):
         *,
         unidirectional: bool,
     ) -> int:
-        """Judge a call; return the length to announce."""
+        """Check a call; return the length to announce."""
         if self.state is not _OPEN:
             if not while_draining or self.state is not _DRAINING:
                 raise LocalProtocolError(f"no new operations in state {self.state.name}", rule="MA-89")
@@ -565,14 +543,14 @@ class MaopCore(Ending):
         return None
 
     def cancel(self, stream_id: int, now: float) -> None:
-        """Give an operation of ours up; no event follows. One that has ended is left alone. Source: MA-61."""
+        """Cancel an operation of ours; no event follows. An ended one is left alone. Source: MA-61."""
         self.now = now
         operation = self._mine(stream_id)
         if operation is not None:
             operation.cancel()
 
     def consumed(self, stream_id: int, now: float) -> None:
-        """Acknowledge a Response that was asked for with ``acknowledge=False``. Source: MA-71.
+        """Acknowledge a Response that was requested with ``acknowledge=False``. Source: MA-71.
 
         Raises:
             LocalProtocolError: it is not complete.
@@ -582,7 +560,7 @@ class MaopCore(Ending):
             operation.consumed(now)
 
     def reject(self, stream_id: int, code: int, reason: str, now: float) -> None:
-        """Say that a Response is of no use, while it comes or before it is acknowledged. Source: MA-71.
+        """Report a Response as unusable, while it arrives or before it is acknowledged. Source: MA-71.
 
         Raises:
             LocalProtocolError: it has not begun.
@@ -592,14 +570,8 @@ class MaopCore(Ending):
             operation.reject(check_code(code), reason, now)
 
     # ------------------------------------------------ bodies of either side
-
     def send_body(self, stream_id: int, data: Octets, now: float) -> None:
-        """Send octets of a body: after `BodyWanted`, or after `start_response`.
-
-        Args:
-            stream_id: which.
-            data: any number; large ones are not copied, so they must not change.
-            now: the present moment.
+        """Send bytes of a body, after `BodyWanted` or `start_response`. Large pieces are not copied, so they must not change.
 
         Raises:
             LocalProtocolError: not now, or more than was announced.
@@ -622,7 +594,7 @@ class MaopCore(Ending):
         return self._mine(stream_id) if stream_id & 1 == self._parity else self._theirs(stream_id)
 
     def body_consumed(self, stream_id: int, octets: int, now: float) -> list[Event]:
-        """The application is through with octets of a streamed body of the peer's operation: there is room again."""
+        """Note that the application has consumed bytes of a streamed body of the peer's operation: there is room again."""
         operation = self._theirs(stream_id)
         if operation is not None:
             blocked = self.is_blocked(stream_id)
@@ -633,26 +605,25 @@ class MaopCore(Ending):
         return self.take_events()
 
     def has_room(self, stream_id: int, now: float) -> list[Event]:
-        """Say that a stream has room again, as `RoomWanted` asked; for one that has ended it does nothing."""
+        """Note that a stream has room again, after `RoomWanted`; for an ended one it does nothing."""
         operation = self._theirs(stream_id)
         if operation is not None:
             operation.has_room(now)
         return self.take_events()
 
     def is_blocked(self, stream_id: int) -> bool:
-        """Whether a stream must not be read now, so that QUIC holds the peer back; `StreamUnblocked` ends it. Source: MA-88, MA-118."""
+        """Whether a stream must not be read now, so that QUIC holds the peer back until `StreamUnblocked`. Source: MA-88, MA-118."""
         entry = self.streams.get(stream_id)
         if isinstance(entry, ControlIn):
             return entry in self.signals.blocked
         return isinstance(entry, Incoming) and entry.spec.streaming and entry.reserved >= self.config.stream_window
 
     # ------------------------------------------------ operations of the peer
-
     def proceed(self, stream_id: int, now: float) -> list[Event]:
-        """Let an operation in that was offered.
+        """Accept an operation that was offered.
 
         Raises:
-            LocalProtocolError: it was not offered, or is decided already.
+            LocalProtocolError: it was not offered, or is already decided.
         """
         operation = self._theirs(stream_id)
         if operation is not None:
@@ -662,10 +633,10 @@ class MaopCore(Ending):
         return self.take_events()
 
     def refuse(self, stream_id: int, code: int, retry_after: float = 0.0, *, now: float) -> None:
-        """Turn an operation down that was offered; `retry_after` is seconds, 0 for no hint.
+        """Refuse an operation that was offered; `retry_after` is in seconds, 0 for no hint.
 
         Raises:
-            LocalProtocolError: it was not offered, or is decided already.
+            LocalProtocolError: it was not offered, or is already decided.
         """
         operation = self._theirs(stream_id)
         if operation is not None:
@@ -676,7 +647,7 @@ class MaopCore(Ending):
             operation.refuse(code, retry_after, now)
 
     def finish(self, stream_id: int, now: float) -> None:
-        """A Message is executed: Done. Source: MA-74.
+        """Send Done for an executed Message. Source: MA-74.
 
         Raises:
             LocalProtocolError: a Request, or not complete yet.
@@ -687,16 +658,14 @@ class MaopCore(Ending):
             operation.finish(now)
 
     def respond(self, stream_id: int, body: Octets = b"", content_type: str | None = None, *, now: float) -> None:
-        """Answer a Request by a whole Response.
+        """Answer a Request with a whole Response.
 
         Args:
-            stream_id: which.
-            body: of it; large ones are not copied, so they must not change.
+            body: large ones are not copied, so they must not change.
             content_type: of a Success, without parameters; None for other kinds, and for a Success without body.
-            now: the present moment.
 
         Raises:
-            LocalProtocolError: a Message, not complete, answered already, or no such content type.
+            LocalProtocolError: a Message, not complete, already answered, or not a valid content type.
 
         Source: MA-65, MA-96 to MA-99a.
         """
@@ -708,13 +677,11 @@ class MaopCore(Ending):
     def start_response(
         self, stream_id: int, length: int | None, content_type: str | None = None, *, now: float
     ) -> None:
-        """Begin a Response whose body follows by `send_body` and `end_body`.
+        """Begin a Response whose body follows with `send_body` and `end_body`.
 
         Args:
-            stream_id: which.
-            length: octets of the body, without native header; None for undefined length. 0 completes the Response.
+            length: bytes of the body, without native header; None for undefined length. 0 completes the Response.
             content_type: as for `respond`.
-            now: the present moment.
 
         Raises:
             LocalProtocolError: as for `respond`.
@@ -725,18 +692,14 @@ class MaopCore(Ending):
             operation.start_response(length, content_type, now)
 
     def fail(self, stream_id: int, code: int, reason: str, now: float) -> None:
-        """A handler failed.
+        """Report that a handler failed. Source: MA-66, MA-67, MA-77 to MA-79.
 
         Args:
-            stream_id: which.
-            code: `ErrorCode.EXECUTION_ERROR`, another one of the protocol, or from 1024 on an own one.
-            reason: for people; sanitised and cut here.
-            now: the present moment.
+            code: `ErrorCode.EXECUTION_ERROR`, another protocol code, or an application code from 1024 on.
+            reason: text for people, sanitised and shortened here.
 
         Raises:
-            LocalProtocolError: it was not handed out, or a code that must not be sent.
-
-        Source: MA-66, MA-67, MA-77 to MA-79.
+            LocalProtocolError: it was not handed out, or the code must not be sent.
         """
         self.now = now
         operation = self._theirs(stream_id)
@@ -744,9 +707,8 @@ class MaopCore(Ending):
             operation.fail(check_code(code), reason, now)
 
     # ------------------------------------------------ the end
-
     def cancel_all(self, *, signal: bool) -> None:
-        """End every operation; with `signal` the peer hears of each. Source: MA-92, MA-93."""
+        """End every operation; with `signal` the peer is told of each. Source: MA-92, MA-93."""
         for entry in list(self.streams.values()):
             if isinstance(entry, Incoming):
                 if signal:
@@ -765,7 +727,7 @@ class MaopCore(Ending):
         self.unacked.clear()
 
     def end(self, code: int, reason: str, error: RemoteProtocolError | None, *, tell: bool) -> None:
-        """The connection is over; everything in it too."""
+        """End the connection and everything in it."""
         if self.state is _CLOSED:
             return
         self.gate.quit()
@@ -778,20 +740,19 @@ class MaopCore(Ending):
         self.emit(ConnectionEnded(code, reason, error))
 
     def let_go(self) -> None:
-        """After `ConnectionEnded`: keep nothing that refers back to this core, so that it is freed with its last user, without the collector."""
+        """Drop all references back to this core after `ConnectionEnded`, so that it is freed without the garbage collector."""
         self.wake = _nothing
         self.gate.let_go()
         self.pool.let_go()
         self.signals.let_go()
 
     def fail_connection(self, code: int, detail: str, rule: str) -> None:
-        """The peer has broken a rule that ends the connection."""
+        """End the connection because the peer broke a rule."""
         self.end(close_code(code), detail, RemoteProtocolError(detail, rule=rule), tell=True)
 
     # ------------------------------------------------ turns
-
     def data_to_send(self, now: float) -> list[Output]:
-        """Take what is to be done. Once a turn, when everything at hand has been given to the core."""
+        """Take the outputs. Call it once a turn, when the core has all input at hand."""
         self.now = now
         if self.gate.due and (self.state is _OPEN or self.state is _DRAINING):
             self.gate.flush(now)
@@ -809,14 +770,14 @@ class MaopCore(Ending):
         return out
 
     def next_deadline(self) -> float | None:
-        """Return when `handle_timeout` is wanted; None if never. As of the last `data_to_send`."""
+        """Return when `handle_timeout` is due, as of the last `data_to_send`; None if never."""
         if self.state is _CLOSED:
             return None
         first = self.timers.next()
         for at in (self.at, self.stream0_at, self.pool.done_at):
             if at is not None and (first is None or at < first):
                 first = at
-        # These rarely have any.
+        # These rarely have a deadline.
         if self.gate.timed and (at := self.gate.deadline()) is not None and (first is None or at < first):
             first = at
         if self.signals.blocked and (at := self.signals.deadline()) is not None and (first is None or at < first):
@@ -828,7 +789,7 @@ class MaopCore(Ending):
         return first
 
     def handle_timeout(self, now: float) -> list[Event]:
-        """Do what is due. Too early or too often does nothing."""
+        """Do the work that is due. A call too early or too often does nothing."""
         self.now = now
         if self.state is _CLOSED:
             return self.take_events()

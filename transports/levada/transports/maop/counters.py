@@ -1,4 +1,4 @@
-"""What an exporter of metrics asks for."""
+"""Counters for an exporter of metrics."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ __all__ = ["Statistics"]
 
 @attrs.define
 class Statistics:
-    """What has happened on a connection. Source: MA-133."""
+    """The counters of a connection. Source: MA-133."""
 
     opened: int = 0
-    """Operations of ours."""
+    """Operations of this side."""
     received: int = 0
-    """Operations of the peer whose stream has been classified."""
+    """Operations of the peer whose stream was classified."""
     approved: int = 0
     """Operations of the peer that passed the gate."""
     done: int = 0
-    """Operations of the peer that ended well."""
+    """Operations of the peer that succeeded."""
     block_octets: int = 0
-    """Octets received on data streams."""
+    """Bytes received on data streams."""
     streams_aborted: int = 0
     """Streams that the peer has reset."""
     responses_unacked: int = 0
-    """Responses of which the requester said nothing."""
+    """Responses that the requester never acknowledged."""
     invalid_content_types: int = 0
-    """Successes received whose content type is none."""
+    """Successes received with an invalid content type."""
     refused: Counter[int] = attrs.Factory(Counter)
     """Refuses sent, by code."""
     failed: Counter[int] = attrs.Factory(Counter)

@@ -21,23 +21,23 @@ _OPEN, _DRAINING = ConnectionState.OPEN, ConnectionState.DRAINING
 
 
 class Ending(Session):
-    """What leads from an open connection to a closed one. Source: section 11."""
+    """The steps from an open connection to a closed one. Source: section 11."""
 
     pool: ControlPool
     """Our control streams."""
 
     @abstractmethod
     def cancel_all(self, *, signal: bool) -> None:
-        """End every operation; with `signal` the peer hears of each."""
+        """End every operation; with `signal` the peer is told of each."""
 
     @abstractmethod
     def reason(self, text: str) -> bytes:
         """Make a reason fit for the wire."""
 
     def drain(self, now: float) -> list[Event]:
-        """Begin no new work, let open work finish within `MaopConfig.drain` seconds, then end; a second call changes nothing.
+        """Begin no new work, let open work finish within `MaopConfig.drain` seconds, then end. A second call changes nothing.
 
-        A connection that is not open yet has no work, and ends at once.
+        A connection that is not open yet has no work and ends at once.
         """
         if self.state < ConnectionState.LINGERING:
             return self.close(0, "", now)
@@ -46,10 +46,10 @@ class Ending(Session):
         return self.take_events()
 
     def request_disconnect(self, drain_time: float, reason: str, now: float) -> list[Event]:
-        """Ask for the end: what runs may finish within `drain_time` seconds; 0 ends it at once.
+        """Request the end: running operations may finish within `drain_time` seconds; 0 ends the connection at once.
 
-        While draining it answers the peer's request by a time of our own, the shorter of which holds, or grants more time after our
-        own request was answered.
+        While draining, the call answers the peer's request with our own time, and the shorter one holds. If our own request was answered, it
+        grants more time.
 
         Raises:
             LocalProtocolError: not open.
@@ -75,7 +75,7 @@ class Ending(Session):
         self.emit(Draining(time, reason, by_peer))
 
     def disconnect(self, now: float) -> list[Event]:
-        """End the connection at once; also the way to deny a drain. Once more, it does nothing. Source: MA-28, MA-90 (c), MA-93."""
+        """End the connection at once, which also denies a drain. A second call does nothing. Source: MA-28, MA-90 (c), MA-93."""
         self.now = now
         if (self.state, ConnectionInput.DISCONNECT) in CONNECTION:
             self.cancel_all(signal=False)
@@ -83,19 +83,13 @@ class Ending(Session):
         return self.take_events()
 
     def control_acknowledged(self, now: float) -> list[Event]:
-        """QUIC knows that the peer has all signals; only of use where QUIC can tell, and only at the end. Source: MA-92, MA-93."""
+        """Note that the peer has all signals, if QUIC can tell; it matters only at the end. Source: MA-92, MA-93."""
         if self.state in (ConnectionState.FLUSHING, ConnectionState.CLOSING) and not self.pool.waiting():
             self.step(now)
         return self.take_events()
 
     def close(self, code: int, reason: str, now: float) -> list[Event]:
-        """Close without a word but that of QUIC.
-
-        Args:
-            code: 0 for an orderly end, else an `ErrorCode`. Source: MA-7.
-            reason: for people; sanitised here.
-            now: the current time.
-        """
+        """Close with only QUIC's own close frame. `code` is 0 for an orderly end, else an `ErrorCode` (MA-7); the reason is sanitised here."""
         self.now = now
         self.end(close_code(code) if code else 0, reason, None, tell=True)
         return self.take_events()
@@ -113,7 +107,7 @@ class Ending(Session):
         self.at = self.now + self.config.flush_timeout
 
     def step(self, now: float) -> None:
-        """Go on towards the end: signals are flushed, then Disconnect is. Source: MA-92."""
+        """Continue towards the end: flush the signals, then Disconnect. Source: MA-92."""
         if self.state is ConnectionState.FLUSHING:
             self._say_disconnect(0)
         else:
@@ -122,7 +116,7 @@ class Ending(Session):
             )
 
     def drained(self, now: float) -> None:
-        """Nothing is in flight, or the time is up. Source: MA-92."""
+        """Continue when no operation is left, or the time is up. Source: MA-92."""
         self.cancel_all(signal=True)
         self.go(ConnectionInput.DRAINED)
         self.at = now + self.config.flush_timeout
@@ -130,14 +124,14 @@ class Ending(Session):
             self.step(now)
 
     def on_disconnect(self, now: float) -> None:
-        """A Disconnect has come. Source: MA-93."""
+        """Process a Disconnect. Source: MA-93."""
         self.end(0, "the peer disconnected", None, tell=True)
 
     def on_disconnect_request(self, drain_time: float, reason: str, now: float) -> None:
-        """A Disconnect Request has come. Source: MA-89, MA-90, MA-92."""
+        """Process a Disconnect Request. Source: MA-89, MA-90, MA-92."""
         time = min(drain_time, self.config.max_drain)
         if self.state is _DRAINING and self._asked and not self._answered:
-            # MA-90 (b): an answer; the shorter time holds. Both at once look the same to both.
+            # MA-90 (b): an answer; the shorter time holds. Two simultaneous requests look the same to both sides.
             self._answered = True
             time = min(time, self._drain_time)
         self._drain(time, reason, by_peer=True, now=now)

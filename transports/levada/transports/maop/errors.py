@@ -1,4 +1,4 @@
-"""Codes on the wire, and text that is fit for it."""
+"""Codes on the wire, and sanitised text for it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["ErrorCode", "Fault", "check_code", "close_code", "code_name", "sanit
 
 
 class ErrorCode(enum.IntEnum):
-    """Why an operation or a connection failed. 0 to 1023 are the protocol's, from 1024 on private. Source: section 12, MA-77."""
+    """Why an operation or a connection failed. 0 to 1023 belong to the protocol, from 1024 on they are private. Source: section 12, MA-77."""
 
     INVALID_FORMAT = 0
-    """Malformed operation, incoherent fields, surplus octets."""
+    """Malformed operation, inconsistent fields, surplus bytes."""
     UNAUTHORIZED = 1
     """Authentication or policy; Block or Block End without Proceed."""
     CONTENT_TOO_LARGE = 2
@@ -60,18 +60,18 @@ class ErrorCode(enum.IntEnum):
 
 
 FIRST_PRIVATE_CODE: Final = 1024
-"""The lowest code that applications may use. Source: MA-77."""
+"""The lowest code for applications. Source: MA-77."""
 MAX_REASON: Final = 512
-"""Octets of a reason that is sent. Source: MA-78."""
+"""Longest reason sent, in bytes. Source: MA-78."""
 
-# What looks like a credential is not sent, whoever wrote it. Names first, then schemes of the Authorization header.
+# Text that looks like a credential is never sent. First the names, then the schemes of the Authorization header.
 _SECRETS: Final = re.compile(
     r"(?i)\b(authorization|password|passwd|secret|token|api[_-]?key|bearer|basic)\b(\s*[:=]\s*|\s+)(?:(?:bearer|basic)\s+)?[^\s,;]+"
 )
 
 
 class Fault(Exception):
-    """A peer's mistake in an operation; never leaves the core."""
+    """A peer's mistake in an operation; it never leaves the core."""
 
     def __init__(self, code: int, reason: str, rule: str) -> None:
         super().__init__(code, reason, rule)
@@ -81,12 +81,10 @@ class Fault(Exception):
 
 
 def check_code(code: int) -> int:
-    """Judge a code that the caller wants to send.
+    """Check a code that the caller wants to send. Source: MA-77.
 
     Raises:
         LocalProtocolError: it is reserved.
-
-    Source: MA-77.
     """
     if not 0 <= code < 65_536 or (19 < code < 1024 and code != ErrorCode.UNKNOWN_ERROR):
         raise LocalProtocolError(f"code {code} is reserved; use one of ErrorCode, or 1024 to 65535", rule="MA-77")
@@ -107,17 +105,17 @@ def code_name(code: int) -> str:
 
 
 def close_code(code: int) -> int:
-    """Return the application error code of QUIC for an error; 0 stays for an orderly end. Source: MA-7."""
+    """Return QUIC's application error code for an error; 0 remains 0, an orderly end. Source: MA-7."""
     return 0x100 + code
 
 
 def sanitise(text: str, audit_id: str, *, secrets: tuple[str, ...] = ()) -> bytes:
-    """Make a reason fit for the wire: one line, without secrets or stack traces, at most 512 octets of UTF-8 in NFC.
+    """Make a reason fit for the wire: one line of NFC text without secrets or stack traces, at most 512 bytes of UTF-8.
 
     Args:
-        text: what went wrong, for people.
-        audit_id: goes to the end if the text is cut, so that the whole can be found in the log.
-        secrets: texts that must not be in it, such as the token of this connection.
+        text: the cause, for people.
+        audit_id: appended if the text is cut, so that the whole text can be found in the log.
+        secrets: texts to remove, such as the token of this connection.
 
     Source: MA-5, MA-24, MA-78.
 

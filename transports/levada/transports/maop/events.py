@@ -1,6 +1,6 @@
-"""What the core tells its owner: events, and what is to be done to the QUIC connection.
+"""Events for the owner of the core, and outputs to carry out on the QUIC connection.
 
-They are made for each operation, so they are plain slotted classes: freezing them costs three times as much.
+They are created for each operation, so they are plain slotted classes: freezing them costs three times as much.
 """
 
 from __future__ import annotations
@@ -16,60 +16,34 @@ from .config import HandlerSpec
 from .versions import Capability, Version
 
 __all__ = [
-    "Approved",
-    "Audited",
-    "AuthenticationReceived",
-    "Begun",
-    "BodyEnded",
-    "BodyReceived",
-    "BodyWanted",
-    "CloseConnection",
-    "Completed",
-    "ConnectionEnded",
-    "Disapproved",
-    "Draining",
-    "Event",
-    "Execute",
-    "Failed",
-    "OpenStream",
-    "OperationCancelled",
-    "OperationOffered",
-    "Output",
-    "Received",
-    "Refused",
-    "ResetStream",
-    "ResponseRejected",
-    "ResponseStarted",
-    "RoomWanted",
-    "SetPriority",
-    "Stepped",
-    "StopStream",
-    "StreamData",
+    "Approved", "Audited", "AuthenticationReceived", "Begun", "BodyEnded", "BodyReceived", "BodyWanted",
+    "CloseConnection", "Completed", "ConnectionEnded", "Disapproved", "Draining", "Event", "Execute", "Failed",
+    "OpenStream", "OperationCancelled", "OperationOffered", "Output", "Received", "Refused", "ResetStream",
+    "ResponseRejected", "ResponseStarted", "RoomWanted", "SetPriority", "Stepped", "StopStream", "StreamData",
     "StreamUnblocked",
-]
+]  # fmt: skip
 
 Octets: TypeAlias = bytes | memoryview
-"""A piece of a body; large ones are views of what was received."""
+"""A piece of a body; large ones are views of the input."""
+
 
 # ---------------------------------------------------------------- the connection
-
-
 @attrs.define
 class AuthenticationReceived:
-    """Server: a client wants in; format, limits and version are right. Answer with `approve_client` or `disapprove_client`."""
+    """Server: a client authenticates, with valid format, limits and version. Answer with `approve_client` or `disapprove_client`."""
 
     auth_type: str
     """Scheme, in lower case."""
     token: bytes = attrs.field(repr=False)
-    """Opaque; never logged."""
+    """Opaque, never logged."""
     pairs: dict[str, str]
     """Metadata of the session."""
     version: Version
-    """What the client speaks."""
+    """The client's protocol version."""
     vendor: str
     """The client's program."""
     capabilities: Capability
-    """What the client announces."""
+    """The capabilities that the client announces."""
 
 
 @attrs.define
@@ -77,35 +51,35 @@ class Approved:
     """The session is open; operations may begin."""
 
     session_id: bytes
-    """16 octets, for correlation."""
+    """16 bytes, for correlation."""
     identifier: str
     """The server's name for the client."""
     version: tuple[int, int, int]
-    """The effective version."""
+    """The effective protocol version."""
     vendor: str
     """The peer's program."""
     capabilities: Capability
-    """What both sides can do."""
+    """The capabilities of both sides."""
 
 
 @attrs.define
 class Disapproved:
-    """The server refused, or is refused to; the connection ends soon."""
+    """The server refused the client; the connection ends soon."""
 
     code: int
     """See `ErrorCode`."""
     retry_after: float | None
     """Seconds until another attempt makes sense; None without a hint."""
     reason: str = attrs.field(converter=printable)
-    """For people."""
+    """Text for people."""
 
 
 @attrs.define
 class Draining:
-    """No new operations; the connection ends when those that run have ended, or when the time is up."""
+    """No new operations may begin; the connection ends when the running ones have ended, or when the time is up."""
 
     drain_time: float
-    """Seconds that are left."""
+    """Seconds left."""
     reason: str = attrs.field(converter=printable)
     """For diagnostics."""
     by_peer: bool
@@ -119,21 +93,21 @@ class ConnectionEnded:
     code: int
     """Application code of the close: 0 orderly, else 0x100 and an `ErrorCode`."""
     reason: str = attrs.field(converter=printable)
-    """For people."""
+    """Text for people."""
     error: RemoteProtocolError | None = None
-    """What the peer did wrong, if that is why."""
+    """The peer's mistake, if one ended the connection."""
 
 
 @attrs.define
 class Audited:
-    """Something that belongs into the audit log. Source: MA-33, MA-43."""
+    """An entry for the audit log. Source: MA-33, MA-43."""
 
     stream_id: int
-    """Where."""
+    """Number of the stream."""
     code: int
     """See `ErrorCode`."""
     detail: str = attrs.field(converter=printable)
-    """What happened."""
+    """Description."""
 
 
 @attrs.define
@@ -141,91 +115,75 @@ class StreamUnblocked:
     """A stream for which `MaopCore.is_blocked` was true is read again."""
 
     stream_id: int
-    """Which."""
+    """Number of the stream."""
 
 
 @attrs.define
 class RoomWanted:
-    """The core has more for a stream than should be queued there: say `MaopCore.has_room` once the stream has room again."""
+    """The core has more to send than the stream should queue: call `MaopCore.has_room` once the stream has room again."""
 
     stream_id: int
-    """Which."""
+    """Number of the stream."""
 
 
 @attrs.define
 class Begun:
-    """An operation of ours has begun; only while `MaopCore.steps` is true. Source: MA-132."""
+    """An operation of ours has begun; emitted only while `MaopCore.steps` is true. Source: MA-132."""
 
     stream_id: int
-    """Its stream."""
+    """Number of its stream."""
     msg_id: int
-    """Names the peer's handler."""
+    """The peer's handler."""
     octets: int | None
-    """Announced length of the body; None if that is undefined."""
+    """Announced length of the body; None if undefined."""
     priority: int
     """0 (first) to 255."""
 
 
 @attrs.define
 class Stepped:
-    """A step of an operation of either side that nobody needs to act on; only while `MaopCore.steps` is true. Source: MA-132."""
+    """A step of an operation that needs no action; emitted only while `MaopCore.steps` is true. Source: MA-132."""
 
     stream_id: int
-    """Which."""
+    """Number of its stream."""
     step: Literal["proceed", "first_block", "last_block", "response", "cancelled"]
-    """What happened.
-
-    The first Block of a body that comes in, its Block End, or a Response (one of ours begins, or the header of the peer's has come);
-    the Proceed for an operation of ours, or its cancellation by the application.
-    """
+    """The step: the first Block of an incoming body, its Block End, a Response (ours begins, or the peer's header has come), the Proceed
+    for an operation of ours, or its cancellation by the application."""
     octets: int | None
-    """Of the body so far; of a Response as announced, and None if that is undefined."""
+    """Bytes of the body so far; of a Response the announced length, None if undefined."""
 
 
 # ---------------------------------------------------------------- operations of the peer
-
-
 class Received:
-    """An operation of the peer, for the application to read. Only the core changes it. Source: MA-114."""
+    """The peer's operation, for the application to read. Only the core changes it. Source: MA-114."""
 
     __slots__ = (
-        "approved_at",
-        "deadline",
-        "exec_at",
-        "idempotency_key",
-        "is_request",
-        "length",
-        "msg_id",
-        "priority",
-        "response_msg_id",
-        "response_timeout",
-        "since",
-        "spec",
-        "stream_id",
-    )
+        "approved_at", "deadline", "exec_at", "idempotency_key", "is_request", "length", "msg_id", "priority",
+        "response_msg_id", "response_timeout", "since", "spec", "stream_id",
+    )  # fmt: skip
 
     stream_id: int
     """Its identity within the session. Source: MA-42."""
     is_request: bool
     """Whether a Response is wanted; else a Message."""
     msg_id: int
-    """Names the handler."""
+    """The handler."""
     length: int | None
     """Bytes announced; None for undefined length."""
     priority: int
     """0 (first) to 255."""
     response_msg_id: int
-    """Kind of the Response that is wanted; of no meaning for a Message."""
+    """Kind of Response wanted; meaningless for a Message."""
     response_timeout: float | None
     """Seconds from the whole body to the Response header; None without limit."""
     idempotency_key: bytes
     """16 bytes, or none."""
     spec: HandlerSpec
-    """What was declared for its msg_id."""
+    """The declaration of its msg_id."""
     since: float
     """When the header came."""
     approved_at: float
-    """When all checks were passed."""
+    """When it passed all checks."""
     exec_at: float
     """When the body was complete."""
     deadline: float | None
@@ -234,7 +192,7 @@ class Received:
 
 @attrs.define(eq=False)
 class OperationOffered:
-    """An operation for a gated handler has passed all checks of the core; answer with `proceed` or `refuse`."""
+    """An operation for a gated handler passed the core's checks; answer with `proceed` or `refuse`."""
 
     operation: Received
     """Its header."""
@@ -242,7 +200,7 @@ class OperationOffered:
 
 @attrs.define(eq=False)
 class Execute:
-    """A handler has to start; exactly one of `finish`, `respond`, `fail` ends it, or `OperationCancelled` does."""
+    """A handler must start. It ends with exactly one of `finish`, `respond` and `fail`, or with `OperationCancelled`."""
 
     operation: Received
     """Its header."""
@@ -252,14 +210,14 @@ class Execute:
 
 @attrs.define
 class OperationCancelled:
-    """An operation that was offered or executed is over (`onCancel`); nothing more is said of it. Source: MA-113."""
+    """An offered or executed operation is over (`onCancel`); no further event names it. Source: MA-113."""
 
     stream_id: int
-    """Which."""
+    """Number of its stream."""
     code: int
     """See `ErrorCode`."""
     reason: str = attrs.field(converter=printable)
-    """For the log."""
+    """Text for the log."""
 
 
 @attrs.define
@@ -267,45 +225,41 @@ class ResponseRejected:
     """The requester could not use the Response. Source: MA-71."""
 
     stream_id: int
-    """Which."""
+    """Number of its stream."""
     code: int
     """See `ErrorCode`."""
     reason: str = attrs.field(converter=printable)
-    """For people."""
+    """Text for people."""
 
 
 # ---------------------------------------------------------------- bodies, either way
-
-
 @attrs.define
 class BodyReceived:
-    """A piece of a streamed body; say `body_consumed` when it is used."""
+    """A piece of a streamed body; call `body_consumed` when it is used."""
 
     stream_id: int
-    """Which."""
+    """Number of its stream."""
     data: Octets
-    """Octets of it."""
+    """The bytes."""
 
 
 @attrs.define
 class BodyEnded:
-    """A streamed body is complete and right. Nothing that was done with it counts before. Source: MA-113."""
+    """A streamed body is complete and correct. Until then nothing done with it counts. Source: MA-113."""
 
     stream_id: int
-    """Which."""
+    """Number of its stream."""
     total: int
-    """Its octets."""
+    """Its size in bytes."""
 
 
 # ---------------------------------------------------------------- operations of our own
-
-
 @attrs.define
 class BodyWanted:
-    """The peer said Proceed: `send_body` and `end_body`."""
+    """The peer said Proceed: call `send_body` and `end_body`."""
 
     stream_id: int
-    """Which."""
+    """Number of its stream."""
 
 
 @attrs.define
@@ -313,23 +267,23 @@ class ResponseStarted:
     """A streamed Response begins."""
 
     stream_id: int
-    """Which."""
+    """Number of its stream."""
     length: int | None
-    """Octets announced, the Success header included; None for undefined length."""
+    """Bytes announced, including the Success header; None for undefined length."""
     content_type: str | None
     """Of a Success; None for other kinds and for no body."""
     exec_start_ms: int
     """The responder's clock, UNIX milliseconds."""
     exec_time_ms: int
-    """How long it computed."""
+    """The responder's computing time."""
 
 
 @attrs.define
 class Completed:
-    """An operation of our own succeeded: Done for a Message, a whole Response for a Request."""
+    """Our operation succeeded: a Done for a Message, or a whole Response for a Request."""
 
     stream_id: int
-    """Which."""
+    """Number of its stream."""
     body: bytes | None
     """The Response's body, without Success header; None for Messages and streamed Responses."""
     content_type: str | None
@@ -337,39 +291,39 @@ class Completed:
     exec_start_ms: int
     """The peer's clock, UNIX milliseconds."""
     exec_time_ms: int
-    """How long it took there."""
+    """Time it took at the peer."""
     length: int | None = None
-    """Octets that a Response announced; None for undefined length and for Messages."""
+    """Bytes that a Response announced; None for undefined length and for Messages."""
     blocks: int = 0
-    """Blocks of the Response, for tests of conformance."""
+    """Blocks of the Response, for conformance tests."""
 
 
 @attrs.define
 class Refused:
-    """The peer refused an operation of our own."""
+    """The peer refused our operation."""
 
     stream_id: int
-    """Which."""
+    """Number of its stream."""
     code: int
     """See `ErrorCode`."""
     retry_after: float | None
-    """Seconds until a repetition makes sense, on a new stream; None without a hint."""
+    """Seconds until a retry on a new stream makes sense; None without a hint."""
 
 
 @attrs.define
 class Failed:
-    """An operation of our own failed."""
+    """Our operation failed."""
 
     stream_id: int
-    """Which."""
+    """Number of its stream."""
     code: int
     """See `ErrorCode`."""
     reason: str = attrs.field(converter=printable)
-    """For people."""
+    """Text for people."""
     by_peer: bool
-    """Whether the peer said so; else this side found out by itself."""
+    """Whether the peer reported it; otherwise this side found out by itself."""
     not_executed: bool = False
-    """Whether it is certain that the peer did nothing. Source: MA-120, section 21."""
+    """Whether the peer is certain to have done nothing. Source: MA-120, section 21."""
 
 
 Event: TypeAlias = (
@@ -396,19 +350,18 @@ Event: TypeAlias = (
     | Failed
 )
 
+
 # ---------------------------------------------------------------- outputs
-
-
 @attrs.define
 class OpenStream:
-    """Open a stream. Streams of one kind, opened in this order, get these very ids from QUIC."""
+    """Open a stream. QUIC gives the streams of one kind these ids if they are opened in this order."""
 
     stream_id: int
-    """Number under which the core speaks of it."""
+    """Number that the core uses for it."""
     unidirectional: bool
     """Whether only this side sends on it."""
     priority: int
-    """0 (first) to 255 of the operation; -1 for control streams. Source: MA-116."""
+    """0 (first) to 255 for an operation; -1 for a control stream. Source: MA-116."""
 
 
 @attrs.define
@@ -416,39 +369,39 @@ class SetPriority:
     """The Response on a stream of the peer has this priority. Source: MA-116."""
 
     stream_id: int
-    """Which."""
+    """Number of the stream."""
     priority: int
     """0 (first) to 255."""
 
 
 @attrs.define
 class StreamData:
-    """Send octets on a stream, in order; wait for room there without holding up other streams."""
+    """Send bytes on a stream, in order; wait for room there without holding up other streams."""
 
     stream_id: int
-    """Which."""
+    """Number of the stream."""
     data: Octets
-    """Octets; may be empty if `fin`."""
+    """Bytes; may be empty if `fin`."""
     fin: bool
-    """Whether they are the last."""
+    """Whether these bytes are the last."""
 
 
 @attrs.define
 class ResetStream:
-    """Reset this side's direction of a stream, and forget what waits to be sent there."""
+    """Reset this side's direction of a stream, and drop its queued data."""
 
     stream_id: int
-    """Which."""
+    """Number of the stream."""
     code: int
     """Application error code."""
 
 
 @attrs.define
 class StopStream:
-    """Ask the peer to stop sending on a stream. What still comes may be given to the core; its end must be."""
+    """Ask the peer to stop sending on a stream. Later bytes may be passed to the core; the end must be passed."""
 
     stream_id: int
-    """Which."""
+    """Number of the stream."""
     code: int
     """Application error code."""
 
@@ -460,7 +413,7 @@ class CloseConnection:
     code: int
     """0 orderly, else 0x100 and an `ErrorCode`. Source: MA-7."""
     reason: str = attrs.field(converter=printable)
-    """For people."""
+    """Text for people."""
 
 
 Output: TypeAlias = OpenStream | SetPriority | StreamData | ResetStream | StopStream | CloseConnection

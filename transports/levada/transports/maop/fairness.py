@@ -1,6 +1,6 @@
-"""Who is next: deficit round robin over classes of priority, with ageing.
+"""Fair scheduling: deficit round robin over priority classes, with ageing.
 
-For approvals in the core, and for the order of execution and writing in whatever runs it.
+The core uses it for approvals, its owner for the order of execution and writing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["FairQueue", "PriorityClass", "class_of"]
 
 T = TypeVar("T")
 _Item: TypeAlias = list[Any]
-"""Priority, order of coming, time since when, cost, and the entry; ``None`` in its place once it has left."""
+"""Priority, arrival number, waiting since, cost, and the entry; ``None`` in its place once it has left."""
 
 
 class PriorityClass(enum.IntEnum):
@@ -29,7 +29,7 @@ class PriorityClass(enum.IntEnum):
 WEIGHTS: Final = (16, 8, 4, 2, 1)
 """Shares of the classes. Source: MA-117."""
 AGING: Final = 0.5
-"""Seconds of waiting that lift an entry by one class. Source: MA-117."""
+"""Seconds of waiting that raise an entry by one class. Source: MA-117."""
 _BOUNDS: Final = (32, 96, 160, 224, 256)
 _CLASSES: Final = tuple(next(i for i, bound in enumerate(_BOUNDS) if p < bound) for p in range(256))
 
@@ -45,14 +45,14 @@ def class_of(priority: int) -> PriorityClass:
 
 
 class FairQueue(Generic[T]):
-    """Entries that wait, each with a priority and a cost. Source: MA-117.
+    """Waiting entries, each with a priority and a cost. Source: MA-117.
 
-    A class takes entries as long as its deficit covers their cost; each round adds its weight. So over a time in which all classes
-    have entries their shares of the cost are as their weights, and no class starves.
+    A class takes entries while its deficit covers their cost; each round adds its weight. Over a time in which all classes have entries,
+    their shares of the cost match their weights, and no class starves.
     """
 
-    # An entry that waits no more leaves an item without entry in its heap, which goes when it comes to the top, or with all others like
-    # it when they are the most: so leaving costs O(log n) on average, and what has left holds no memory.
+    # An entry that leaves early leaves an empty item in its heap. It is removed when it reaches the top, or with all other empty items when
+    # they are the majority. So leaving costs O(log n) on average, and left entries hold no memory.
     __slots__ = ("_age_at", "_classes", "_deficit", "_left", "_order", "_turn", "waiting")
 
     def __init__(self) -> None:
@@ -69,13 +69,11 @@ class FairQueue(Generic[T]):
         return len(self.waiting)
 
     def push(self, entry: T, priority: int, octets: int, now: float) -> None:
-        """Put an entry in.
+        """Add an entry, which must not be in the queue already.
 
         Args:
-            entry: what comes out again; it is in the queue once at most.
             priority: 0 to 255; decides the class, and the order in it.
-            octets: announced, for the cost: 1 and one for each 64 KiB, 128 of these at most, so that a turn comes in a bounded time.
-            now: when it came.
+            octets: announced bytes, for the cost: 1 plus 1 for each 64 KiB, at most 128 of these, so that a turn comes in bounded time.
         """
         self._order += 1
         item: _Item = [priority, self._order, now, 1 + min(octets / 65_536, 128), entry]
@@ -83,7 +81,7 @@ class FairQueue(Generic[T]):
         heappush(self._classes[_CLASSES[priority]], item)
 
     def pop(self, now: float) -> T | None:
-        """Take who is next; None if nobody waits."""
+        """Take the next entry; None if the queue is empty."""
         if not self.waiting:
             return None
         self._age(now)
@@ -108,7 +106,7 @@ class FairQueue(Generic[T]):
     def _age(self, now: float) -> None:
         if now < self._age_at:
             return
-        # Looking at every entry costs time; a tenth of the step is exact enough.
+        # Looking at every entry takes time; a tenth of the step is precise enough.
         self._age_at = now + AGING / 10
         for place in range(1, len(WEIGHTS)):
             heap = self._classes[place]
@@ -118,7 +116,7 @@ class FairQueue(Generic[T]):
             for item in heap:
                 lift = min(place, int((now - item[2]) / AGING))
                 if lift:
-                    # First of its new class: else those that keep coming there with better priorities would starve it.
+                    # It becomes the first of its new class. Otherwise a steady flow of better priorities would starve it.
                     item[0] = _BOUNDS[place - lift - 1] if lift < place else 0
                     item[2] += lift * AGING
                     heappush(self._classes[place - lift], item)
@@ -126,7 +124,7 @@ class FairQueue(Generic[T]):
             heapify(heap)
 
     def remove(self, entry: T) -> bool:
-        """Take an entry out that waits no more; say whether it was there."""
+        """Remove a waiting entry; return whether it was there."""
         item = self.waiting.pop(id(entry), None)
         if item is None:
             return False

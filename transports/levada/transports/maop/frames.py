@@ -1,7 +1,7 @@
-"""The layout of every operation: octets to classes and back.
+"""The layout of every operation, and its encoding and decoding.
 
-The core packs and unpacks what it needs for each operation by the structures here; the classes are for tools, tests and whatever is
-rare. All numbers are big-endian, without padding (MA-4).
+The core packs and unpacks operations with the structures here; the classes are for tools, tests and rare operations. All numbers are
+big-endian, without padding (MA-4).
 """
 
 from __future__ import annotations
@@ -16,35 +16,20 @@ import attrs
 from .errors import ErrorCode, Fault
 
 __all__ = [
-    "ALPN",
-    "UNDEFINED",
-    "Block",
-    "BlockEnd",
-    "Disconnect",
-    "DisconnectRequest",
-    "Done",
-    "Fail",
-    "Message",
-    "Op",
-    "Operation",
-    "Proceed",
-    "Refuse",
-    "Request",
-    "Response",
-    "decode_operation",
-    "decode_operations",
-]
+    "ALPN", "UNDEFINED", "Block", "BlockEnd", "Disconnect", "DisconnectRequest", "Done", "Fail", "Message", "Op",
+    "Operation", "Proceed", "Refuse", "Request", "Response", "decode_operation", "decode_operations",
+]  # fmt: skip
 
 ALPN: Final = "maop/1"
-"""Name in the TLS handshake. Source: MA-1."""
+"""Protocol name in the TLS handshake. Source: MA-1."""
 UNDEFINED: Final = 2**64 - 1
-"""Length of a body whose end nobody knows yet. Source: MA-57."""
+"""Length of a body whose size is not known yet. Source: MA-57."""
 MAX_STREAM_ID: Final = 2**62 - 1
 """Source: MA-3."""
 
 
 class Op(enum.IntEnum):
-    """The first octet of an operation. Source: section 4, MA-13."""
+    """The first byte of an operation. Source: section 4, MA-13."""
 
     MESSAGE = 0x00
     REQUEST = 0x01
@@ -60,7 +45,7 @@ class Op(enum.IntEnum):
 
 
 CONTROL_OPS: Final = frozenset(b"\x03\x04\x07\x08\x09\x0a")
-"""What makes a stream a control stream. Source: MA-9."""
+"""Operations that make a stream a control stream. Source: MA-9."""
 
 MESSAGE: Final = Struct(">BHQB")  # op, msg_id, payload_len, priority
 REQUEST: Final = Struct(">BHQBHI")  # the same, response_msg_id, timeout_ms
@@ -75,7 +60,7 @@ FAIL: Final = Struct(">BQHH")  # op, target_stream_id, error_code, reason_len
 DISCONNECT_REQUEST: Final = Struct(">BIH")  # op, drain_time_ms, reason_len
 ENTRIES: Final = {3: PROCEED_ENTRY, 4: REFUSE_ENTRY, 8: DONE_ENTRY}
 KEY_LENGTHS: Final = (0, 16)
-"""Octets of an idempotency key. Source: MA-122."""
+"""Bytes of an idempotency key. Source: MA-122."""
 
 
 def _tail(key: bytes | None) -> bytes:
@@ -95,7 +80,7 @@ class Message:
     """Idempotency key, empty for none; None where the field is not negotiated."""
 
     def encode(self) -> bytes:
-        """Return its octets."""
+        """Encode the operation."""
         return MESSAGE.pack(0, self.msg_id, self.payload_len, self.priority) + _tail(self.key)
 
 
@@ -113,7 +98,7 @@ class Request:
     """Idempotency key, empty for none; None where the field is not negotiated."""
 
     def encode(self) -> bytes:
-        """Return its octets."""
+        """Encode the operation."""
         head = REQUEST.pack(1, self.msg_id, self.payload_len, self.priority, self.response_msg_id, self.timeout_ms)
         return head + _tail(self.key)
 
@@ -128,31 +113,31 @@ class Response:
     exec_time_ms: int = 0
 
     def encode(self) -> bytes:
-        """Return its octets."""
+        """Encode the operation."""
         return RESPONSE.pack(2, self.payload_len, self.exec_start_ms, self.exec_time_ms)
 
 
 @attrs.frozen
 class Proceed:
-    """Says that bodies may come."""
+    """Approves bodies."""
 
     op: ClassVar[Op] = Op.PROCEED
     stream_ids: tuple[int, ...]
 
     def encode(self) -> bytes:
-        """Return its octets."""
+        """Encode the operation."""
         return BATCH.pack(3, len(self.stream_ids)) + b"".join(map(PROCEED_ENTRY.pack, self.stream_ids))
 
 
 @attrs.frozen
 class Refuse:
-    """Says that bodies may not come; entries are (stream id, retry after in ms, code)."""
+    """Refuses operations; entries are (stream id, retry after in ms, code)."""
 
     op: ClassVar[Op] = Op.REFUSE
     entries: tuple[tuple[int, int, int], ...]
 
     def encode(self) -> bytes:
-        """Return its octets."""
+        """Encode the operation."""
         return BATCH.pack(4, len(self.entries)) + b"".join(REFUSE_ENTRY.pack(*entry) for entry in self.entries)
 
 
@@ -164,25 +149,25 @@ class Block:
     chunk: bytes = attrs.field(repr=False)
 
     def encode(self) -> bytes:
-        """Return its octets."""
+        """Encode the operation."""
         return BLOCK.pack(5, len(self.chunk)) + self.chunk
 
 
 @attrs.frozen
 class BlockEnd:
-    """The end of a body."""
+    """Ends a body."""
 
     op: ClassVar[Op] = Op.BLOCK_END
     total_length: int
 
     def encode(self) -> bytes:
-        """Return its octets."""
+        """Encode the operation."""
         return BLOCK_END.pack(6, self.total_length)
 
 
 @attrs.frozen
 class Fail:
-    """Ends an operation by an error."""
+    """Ends an operation with an error."""
 
     op: ClassVar[Op] = Op.FAIL
     target_stream_id: int
@@ -190,43 +175,43 @@ class Fail:
     reason: bytes = b""
 
     def encode(self) -> bytes:
-        """Return its octets."""
+        """Encode the operation."""
         return FAIL.pack(7, self.target_stream_id, self.error_code, len(self.reason)) + self.reason
 
 
 @attrs.frozen
 class Done:
-    """Ends operations well; entries are (stream id, start in UNIX ms, time in ms)."""
+    """Ends operations with success; entries are (stream id, start in UNIX ms, time in ms)."""
 
     op: ClassVar[Op] = Op.DONE
     entries: tuple[tuple[int, int, int], ...]
 
     def encode(self) -> bytes:
-        """Return its octets."""
+        """Encode the operation."""
         return BATCH.pack(8, len(self.entries)) + b"".join(DONE_ENTRY.pack(*entry) for entry in self.entries)
 
 
 @attrs.frozen
 class DisconnectRequest:
-    """Asks for an orderly end."""
+    """Requests an orderly end."""
 
     op: ClassVar[Op] = Op.DISCONNECT_REQUEST
     drain_time_ms: int
     reason: bytes = b""
 
     def encode(self) -> bytes:
-        """Return its octets."""
+        """Encode the operation."""
         return DISCONNECT_REQUEST.pack(9, self.drain_time_ms, len(self.reason)) + self.reason
 
 
 @attrs.frozen
 class Disconnect:
-    """Ends at once."""
+    """Ends the connection at once."""
 
     op: ClassVar[Op] = Op.DISCONNECT
 
     def encode(self) -> bytes:
-        """Return its octets."""
+        """Encode the operation."""
         return b"\x0a"
 
 
@@ -252,18 +237,18 @@ _FIXED: Final = {
 def decode_operation(
     data: bytes | bytearray | memoryview, at: int = 0, *, idempotency: bool = False
 ) -> tuple[Operation, int] | None:
-    """Read one operation that is at hand as a whole; for tools, since the core takes entries and chunks as they come.
+    """Decode one whole operation. It is for tools: the core reads entries and chunks as they arrive.
 
     Args:
-        data: octets of a stream behind the authentication.
-        at: where the operation begins.
-        idempotency: whether the headers of Messages and Requests have the field (MA-122).
+        data: bytes of a stream after the authentication.
+        at: start of the operation.
+        idempotency: whether the headers of Messages and Requests have the key field (MA-122).
 
     Returns:
-        The operation and where the next one begins; None if octets are missing.
+        The operation and the start of the next one; None if bytes are missing.
 
     Raises:
-        ValueError: an unknown operation, or a key of a length that no key has.
+        ValueError: an unknown operation, or an invalid key length.
 
     Example:
         >>> decode_operation(bytes.fromhex("06 00 00 00 00 00 00 00 05"))
@@ -318,10 +303,10 @@ def decode_operation(
 
 
 def decode_operations(data: bytes, *, idempotency: bool = False) -> Iterator[Operation]:
-    """Yield the operations of octets that hold whole ones.
+    """Yield the operations of bytes that hold whole ones.
 
     Raises:
-        ValueError: an unknown operation, or the octets end inside one.
+        ValueError: an unknown operation, or the bytes end inside one.
     """
     at = 0
     while at < len(data):
@@ -333,6 +318,6 @@ def decode_operations(data: bytes, *, idempotency: bool = False) -> Iterator[Ope
 
 
 def check_key(size: int) -> None:
-    """Judge the length of an idempotency key. Source: MA-122."""
+    """Check the length of an idempotency key. Source: MA-122."""
     if size not in KEY_LENGTHS:
         raise Fault(ErrorCode.INVALID_HEADER, f"idempotency key of {size} octets", "MA-122")

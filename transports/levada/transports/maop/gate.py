@@ -1,8 +1,8 @@
-"""The gate: whether an operation of the peer may begin, and when.
+"""The gate decides whether and when an operation of the peer may begin.
 
-The checks of MA-44 are made in their order when the header is there; the first failure decides. Quotas and rate may make an
-operation wait; those that wait come in turn by class and age (`FairQueue`). What is approved is armed at the end of the turn, when
-everything at hand has been read: a Block that came before that was sent without Proceed (MA-50).
+The checks of MA-44 run in order when the header is complete; the first failure decides. Quotas and the rate may make an operation wait.
+Waiting operations take turns by class and age (`FairQueue`). An approved operation is armed at the end of the turn, when all input at
+hand has been read: a Block that came earlier was sent without Proceed (MA-50).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OPEN, _CHECKED, _PENDING = ConnectionState.OPEN, ReceiverInput.CHECKED, Receive
 
 
 class Guarded(Protocol):
-    """The connection, as far as its gate needs it."""
+    """The connection, as its gate sees it."""
 
     config: MaopConfig
     specs: Mapping[int, HandlerSpec]
@@ -59,15 +59,15 @@ class Gate:
         self._told = False
         """Whether another connection has freed room since the last turn."""
         self.due = False
-        """Whether `flush` has anything to do."""
+        """Whether `flush` has work to do."""
         self.timed = rate is not None or self._coalesce > 0
-        """Whether there may ever be a `deadline`."""
+        """Whether there can ever be a `deadline`."""
         self._rate = None if rate is None else TokenBucket(rate, max(1.0, rate), now)
         self.pending = 0
-        """Operations without a decision."""
+        """Undecided operations."""
 
     def check(self, op: Incoming, now: float) -> None:
-        """Judge a header. Source: MA-43 to MA-45, MA-54a to MA-54c, MA-63, MA-89, MA-109."""
+        """Check a header. Source: MA-43 to MA-45, MA-54a to MA-54c, MA-63, MA-89, MA-109."""
         core = self._core
         spec = core.specs.get(op.msg_id)
         if op.length != 0:
@@ -107,7 +107,7 @@ class Gate:
             return
         if op.idempotency_key and not self._first(op, now):
             return
-        # The wait of others apart, this is `_room` for what holds nothing: most operations have no body.
+        # Apart from waiting for others, this is `_room` for an operation that holds nothing: most have no body.
         quota = core.quota
         if (
             length == 0
@@ -124,7 +124,7 @@ class Gate:
             self._admit(op, now)
 
     def _first(self, op: Incoming, now: float) -> bool:
-        """Whether an operation with a key goes on: to be executed, or because its body has to show that it is a repetition."""
+        """Whether an operation with a key continues: to be executed, or until its body shows that it is a repetition."""
         core = self._core
         key = (core.identity, op.msg_id, op.idempotency_key)
         op.take_digest()
@@ -170,13 +170,12 @@ class Gate:
             self.pending -= 1
 
     def _octets(self, op: Incoming) -> int:
-        # MA-54c: a streaming handler counts what is held, and that is nothing yet.
-        # Nothing is ever held of a repetition.
+        # MA-54c: a streaming handler counts the bytes held, and none are held yet. A repetition never holds any.
         return 0 if op.spec.streaming or op.length is None or op.repeated is not None else op.length
 
     def _room(self, op: Incoming, now: float) -> bool:
         core = self._core
-        # MA-85: while signals pile up nothing is approved.
+        # MA-85: while signals pile up, no operation is approved.
         if core.pool.backlog > core.config.control_ring:
             return False
         quota = core.quota
@@ -204,28 +203,28 @@ class Gate:
         core.emit(OperationOffered(op))
 
     def approve(self, op: Incoming, now: float) -> None:
-        """The application lets an offered operation in."""
+        """Approve an offered operation for the application."""
         self._decided(op)
         op.approved(now)
 
     def arm(self, op: Incoming) -> None:
-        """Write Proceed for an approved operation when the turn is over."""
+        """Write Proceed for an approved operation at the end of the turn."""
         self._armed.append(op)
         self.due = True
 
     def flush(self, now: float) -> None:
-        """Arm what was approved. Source: MA-50."""
+        """Arm the approved operations. Source: MA-50."""
         self.due = False
         if self._told:
             self._told = False
             self.pump(now)
             quota = self._core.quota
             if self.room_came not in quota.waiting and quota.fits(0):
-                quota.freed()  # what is left is for others
+                quota.freed()  # the rest is for others
         if not self._armed:
             return
         if self._coalesce:
-            # The window is that of the operation that waits longest, and ends with it.
+            # The window belongs to the operation that has waited longest, and ends with it.
             self._armed = [op for op in self._armed if op.state is _PENDING]
             if not self._armed or now < self._armed[0].approved_at + self._coalesce:
                 self.due = bool(self._armed)
@@ -236,7 +235,7 @@ class Gate:
                 op.arm(now)
 
     def release(self, op: Incoming, now: float) -> None:
-        """An operation is over: whoever waits may go."""
+        """Release the room of an ended operation for the waiting ones."""
         if op.pending:
             self._decided(op)
             if self._next is op:
@@ -250,12 +249,12 @@ class Gate:
             if quota.waiting:
                 quota.freed()
                 if self.room_came in quota.waiting:
-                    return  # another connection is first
+                    return  # another connection has its turn first
         if self.pending:
             self.pump(now)
 
     def pump(self, now: float) -> None:
-        """Let in as many as there is room for, in their order."""
+        """Admit the waiting operations in their order, as long as there is room."""
         while True:
             op = self._next or self._queue.pop(now)
             self._next = None
@@ -267,7 +266,7 @@ class Gate:
             self._grant(op, now)
 
     def room_came(self) -> bool:
-        """Another operation, perhaps of another connection, has freed room: look in the next turn, if there is still anything to let in."""
+        """Note that another operation, perhaps of another connection, has freed room; return whether this gate still has a use for it."""
         if not self.pending:
             return False
         self._told = self.due = True
@@ -275,7 +274,7 @@ class Gate:
         return True
 
     def quit(self) -> None:
-        """The connection is over: its place among those that wait for room goes to the next."""
+        """Pass this connection's place in the quota's queue to the next one: the connection has ended."""
         quota = self._core.quota
         quota.waiting.pop(self.room_came, None)
         if self._told:
@@ -283,14 +282,14 @@ class Gate:
             quota.freed()
 
     def let_go(self) -> None:
-        """The connection is over: refer to nothing of it."""
+        """Drop the references to the ended connection."""
         self._queue = FairQueue()
         self._next = None
         self._armed.clear()
         del self._core
 
     def deadline(self) -> float | None:
-        """When there may be room without an operation of this connection ending, or Proceeds are due."""
+        """When room may come without an operation of this connection ending, or Proceeds are due."""
         at = self._armed[0].approved_at + self._coalesce if self._armed and self._coalesce else None
         if self._rate is not None and self.pending and (self._queue.waiting or self._next is not None):
             due = self._core.now + max(self._rate.wait(), 0.001)

@@ -1,4 +1,4 @@
-"""An operation that this side has begun: from its header to its end."""
+"""An operation that this side began, from its header to its end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PROCEED, _BODY_SENT, _RESPONSE, _RESPONSE_COMPLETE, _DONE, _REFUSED, _FAILED = 
 
 
 class SendingSide(Side, Protocol):
-    """What an operation of ours needs of its connection."""
+    """The connection, as our operations see it."""
 
     signals: Signals
 
@@ -42,33 +42,10 @@ class Outgoing:
     """A Message or Request of ours. Source: section 21 (initiator)."""
 
     __slots__ = (
-        "_announced",
-        "_core",
-        "_head",
-        "_reader",
-        "_response",
-        "_sent",
-        "_success",
-        "acknowledge",
-        "allow_undefined",
-        "body",
-        "cut_off",
-        "deadline",
-        "filed",
-        "fin",
-        "is_request",
-        "length",
-        "limit",
-        "own_over",
-        "proceeded",
-        "since",
-        "state",
-        "stream_id",
-        "streamed",
-        "success",
-        "timeout",
-        "used_at",
-    )
+        "_announced", "_core", "_head", "_reader", "_response", "_sent", "_success", "acknowledge", "allow_undefined",
+        "body", "cut_off", "deadline", "filed", "fin", "is_request", "length", "limit", "own_over", "proceeded",
+        "since", "state", "stream_id", "streamed", "success", "timeout", "used_at",
+    )  # fmt: skip
 
     def __init__(self, core: SendingSide, stream_id: int, length: int, body: Octets | None, now: float) -> None:
         self._core = core
@@ -76,9 +53,9 @@ class Outgoing:
         self.is_request = not stream_id & 2
         """Whether a Response is wanted; else a Message."""
         self.length = length
-        """Octets announced, or `UNDEFINED`."""
+        """Bytes announced, or `UNDEFINED`."""
         self.body = body
-        """The whole body, if it is sent as soon as the peer says Proceed."""
+        """The whole body, if it is sent once the peer says Proceed."""
         self.state = _HEADER_SENT if length else _WAITING
         self.since = now
         self.timeout: float | None = None
@@ -86,13 +63,13 @@ class Outgoing:
         self.success = False
         """Whether the Response has the Success header."""
         self.streamed = False
-        """Whether the Response goes to the application piece by piece."""
+        """Whether the Response reaches the application piece by piece."""
         self.limit: int | None = None
-        """Octets of a Response."""
+        """Largest Response in bytes."""
         self.allow_undefined = True
         """Whether a Response may be of undefined length."""
         self.acknowledge = True
-        """Whether Done is sent as soon as the Response is complete."""
+        """Whether Done is sent once the Response is complete."""
         self.proceeded = False
         """Whether a Proceed has come."""
         self.own_over = not length
@@ -102,7 +79,7 @@ class Outgoing:
         self.cut_off = False
         """Whether the peer has reset or stopped the stream, and its reason may follow."""
         self.used_at = now
-        """When the Response was complete."""
+        """When the Response was completed."""
         self.deadline: float | None = None
         self.filed: int | None = None
         self._sent = 0
@@ -116,7 +93,7 @@ class Outgoing:
         self.state = INITIATOR[self.state, what]
 
     def wait(self, now: float) -> None:
-        """Set the clock of a header that was just sent. Source: MA-53, MA-69."""
+        """Set the deadline after the header was sent. Source: MA-53, MA-69."""
         if self.state is _HEADER_SENT:
             at: float | None = now + self._core.config.approval_timeout
         elif self.timeout is None:
@@ -127,7 +104,6 @@ class Outgoing:
             self._core.timers.set(self, at)
 
     # ------------------------------------------------ our body
-
     def send_body(self, data: Octets, now: float) -> None:
         """Write a piece of the body."""
         if self.state is not _SENDING or self.cut_off:
@@ -152,9 +128,8 @@ class Outgoing:
         self.wait(now)
 
     # ------------------------------------------------ signals
-
     def on_proceed(self, now: float) -> None:
-        """The peer wants the body. Source: MA-47, MA-48."""
+        """Process a Proceed. Source: MA-47, MA-48."""
         if self.proceeded:
             self.fail(ErrorCode.DUPLICATE_OPERATION, "second Proceed", now)
             return
@@ -173,7 +148,7 @@ class Outgoing:
         self.end_body(now)
 
     def on_refuse(self, retry_ms: int, code: int, now: float) -> None:
-        """The peer does not want the operation. Source: MA-48, MA-51."""
+        """Process a Refuse. Source: MA-48, MA-51."""
         if self.proceeded or (self.state, _REFUSED) not in INITIATOR:
             self.fail(ErrorCode.DUPLICATE_OPERATION, "Refuse after Proceed", now)
             return
@@ -183,7 +158,7 @@ class Outgoing:
         self._retire()
 
     def on_done(self, start_ms: int, time_ms: int, now: float) -> None:
-        """The peer has executed. Source: MA-72, MA-74."""
+        """Process a Done. Source: MA-72, MA-74."""
         if self.is_request or (self.state, _DONE) not in INITIATOR:
             what = "a Request was answered by Done" if self.is_request else "Done before the body was complete"
             self.fail(ErrorCode.PROTOCOL_VIOLATION, what, now)
@@ -194,13 +169,12 @@ class Outgoing:
         self._retire()
 
     def on_fail(self, code: int, reason: str, now: float) -> None:
-        """The peer has failed. Source: MA-66, MA-67."""
+        """Process a Fail. Source: MA-66, MA-67."""
         self.fail(code, reason, now, by_peer=True)
 
     # ------------------------------------------------ the peer's direction
-
     def receive(self, data: bytes, fin: bool, now: float) -> None:
-        """Take octets of a Response."""
+        """Take bytes of a Response."""
         self.fin = fin
         try:
             at = 0
@@ -210,7 +184,7 @@ class Outgoing:
                     if fin:
                         self._ended_early(now)
                     return
-            # MA-55, MA-66: what comes behind the terminal is dropped.
+            # MA-55, MA-66: data after the terminal is dropped.
             if self.state is _RECEIVING:
                 self._octets(data, at, now)
             if fin and self.state is _RECEIVING:
@@ -223,11 +197,11 @@ class Outgoing:
     def _ended_early(self, now: float) -> None:
         if self._head:
             raise Fault(ErrorCode.ORDER_VIOLATION, "the stream ended inside the Response header", "MA-71")
-        # MA-66: a responder may end a direction in which it wrote nothing; its Fail tells why.
+        # MA-66: a responder may end a direction in which it wrote nothing; its Fail gives the reason.
         self._explain(now)
 
     def _explain(self, now: float) -> None:
-        """Wait for the signal that belongs to a stream that was cut off. Source: MA-67."""
+        """Wait for the signal that explains why the stream was cut off. Source: MA-67."""
         self.cut_off = True
         self._core.timers.set(self, now + self._core.config.response_grace)
 
@@ -325,7 +299,7 @@ class Outgoing:
             core.timers.set(self, None)
 
     def consumed(self, now: float) -> None:
-        """The application has used the Response. Source: MA-71."""
+        """Note that the application has used the Response. Source: MA-71."""
         if self.state is not _CONSUMING:
             raise LocalProtocolError(f"the Response of {self.stream_id} is not complete", rule="MA-71")
         core = self._core
@@ -335,20 +309,20 @@ class Outgoing:
         self._retire()
 
     def reject(self, code: int, reason: str, now: float) -> None:
-        """The application cannot use the Response. Source: MA-71."""
+        """Note that the application cannot use the Response. Source: MA-71."""
         if self.state not in (_RECEIVING, _CONSUMING):
             raise LocalProtocolError(f"there is no Response of {self.stream_id} to reject", rule="MA-71")
         self._core.pool.fail(self.stream_id, code, self._core.reason(reason))
         self._end(code)
 
     def reset(self, now: float) -> None:
-        """The responder gave its direction up. Source: MA-67."""
+        """Note that the responder gave up its direction. Source: MA-67."""
         self.fin = True
         self._core.statistic.streams_aborted += 1
         self._explain(now)
 
     def stopped(self, now: float) -> None:
-        """The receiver wants no more of the body; its Fail or Refuse tells why. Source: section 21."""
+        """Note that the receiver wants no more of the body; its Fail or Refuse gives the reason. Source: section 21."""
         if self.own_over:
             return
         self.own_over = True
@@ -357,12 +331,11 @@ class Outgoing:
         self._explain(now)
 
     # ------------------------------------------------ ends
-
     def fail(self, code: int, reason: str, now: float, *, by_peer: bool = False, signal: bool = False) -> None:
         """End without success."""
         core = self._core
         if self.state is _CONSUMING:
-            # MA-67: after a complete Response nothing can fail at the peer.
+            # MA-67: after a complete Response the operation cannot fail at the peer.
             core.signals.late += 1
             return
         if signal:
@@ -373,7 +346,7 @@ class Outgoing:
         self._end(ErrorCode.CANCELLED if code == ErrorCode.TIMEOUT else code)
 
     def cancel(self) -> None:
-        """The caller wants no more of it; no event follows, but for a log. Source: MA-61."""
+        """Cancel for the caller; no event follows, except for a log. Source: MA-61."""
         if self._core.steps:
             self._core.emit(Stepped(self.stream_id, "cancelled", None))
         self._end(ErrorCode.CANCELLED)
@@ -384,7 +357,7 @@ class Outgoing:
         self._retire()
 
     def _leave(self, code: int, *, stop: bool) -> None:
-        """End our direction, and the peer's."""
+        """End both directions."""
         core = self._core
         if not self.own_over or (stop and not self.is_request):
             self.own_over = True
@@ -394,9 +367,9 @@ class Outgoing:
             core.mark_stopped(self.stream_id)
 
     def forget(self) -> None:
-        """The connection is over."""
+        """End with the connection."""
         if self.state is not _CONSUMING:
-            # Section 21: what is certain is only that nothing happens without Proceed.
+            # Section 21: the only certainty is that nothing runs without Proceed.
             not_executed = self.state is _HEADER_SENT and not self.proceeded
             self._core.emit(Failed(self.stream_id, ErrorCode.CANCELLED, "the connection is over", False, not_executed))
         self.state = _ENDED
@@ -410,7 +383,7 @@ class Outgoing:
         core.retire(self)
 
     def expire(self, now: float) -> None:
-        """A clock has run down. Source: MA-53, MA-67, MA-69, MA-126."""
+        """Handle a deadline. Source: MA-53, MA-67, MA-69, MA-126."""
         if self.cut_off:
             self.fail(ErrorCode.CANCELLED, "the peer gave the stream up", now)
         else:

@@ -17,21 +17,19 @@ __all__ = ["OCTET_STREAM", "TestPlan", "check_test", "success_header", "test_pay
 SUCCESS: Final = 0
 TEST: Final = 1
 OCTET_STREAM: Final = "application/octet-stream"
-"""Content type of plain octets. Source: MA-97."""
+"""Content type of plain bytes. Source: MA-97."""
 _MEDIA_TYPE: Final = re.compile(r"[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+")
 TEST_WINDOW: Final = 65_536
-"""Octets of a Test's Response that are queued before the stream has to have room again; they count in the quota of bodies."""
+"""Bytes of a Test's Response that are queued before the stream must have room again; they count in the quota of bodies."""
 _ZEROS: Final = memoryview(bytes(TEST_WINDOW))
 """Content of all Test bodies."""
 
 
 def success_header(content_type: str) -> bytes:
-    """Return what precedes the body of a Success.
+    """Return the header that precedes the body of a Success. Source: MA-96, MA-97.
 
     Raises:
-        ValueError: no media type, or longer than 255 octets.
-
-    Source: MA-96, MA-97.
+        ValueError: not a media type, or longer than 255 bytes.
 
     Example:
         >>> success_header("application/json").hex()
@@ -43,17 +41,17 @@ def success_header(content_type: str) -> bytes:
 
 
 class SuccessReader:
-    """Takes the header off the first octets of a Success."""
+    """Removes the header from the start of a Success."""
 
     __slots__ = ("_head", "content_type")
 
     def __init__(self) -> None:
         self._head = bytearray()
         self.content_type: str | None = None
-        """In lower case, when the header is whole."""
+        """In lower case, once the header is whole."""
 
     def read(self, data: bytes | memoryview) -> bytes | memoryview | None:
-        """Take octets of the payload; return those behind the header, None while it is not whole.
+        """Take bytes of the payload; return the bytes after the header, None while it is not whole.
 
         Raises:
             Fault: the header is missing (3) or wrong (0). Source: MA-111.
@@ -73,7 +71,7 @@ class SuccessReader:
         return data[missing:]
 
     def end(self) -> None:
-        """Judge that the payload is over.
+        """Check that the header was whole at the end of the payload.
 
         Raises:
             Fault: the header is not whole.
@@ -85,7 +83,7 @@ class SuccessReader:
 
 @attrs.frozen(kw_only=True)
 class TestPlan:
-    """What a Test asks to be transferred. Source: section 13.2."""
+    """The transfer that a Test requests. Source: section 13.2."""
 
     __test__ = False  # pytest: not a class of tests
 
@@ -98,7 +96,7 @@ class TestPlan:
 
     @property
     def length(self) -> int:
-        """Octets of the payload, Success header included. Source: MA-103, MA-104."""
+        """Bytes of the payload, including the Success header. Source: MA-103, MA-104."""
         return 1024 << self.exp if self.mode else 0
 
     @property
@@ -116,7 +114,7 @@ class TestPlan:
         return bytes((0, self.mode << 6 | self.multi << 5 | self.exp))
 
     def pieces(self) -> Iterator[Octets]:
-        """Yield the Blocks in pieces; the Blocks ignore the limit on chunks. Source: MA-103."""
+        """Yield the Blocks in pieces; they ignore the limit on chunks. Source: MA-103."""
         header = success_header(OCTET_STREAM)
         left = self.length
         size = -(-left // self.blocks)
@@ -137,12 +135,10 @@ OPAQUE: Final = success_header(OCTET_STREAM) + b"\0"
 
 
 def test_payload(payload: bytes) -> TestPlan | None:
-    """Read the payload of a Test; None for an opaque one.
+    """Read the payload of a Test; None for an opaque one. Source: MA-100, MA-102, MA-107.
 
     Raises:
-        Fault: type or mode is unknown (13), or one octet is missing (0).
-
-    Source: MA-100, MA-102, MA-107.
+        Fault: type or mode is unknown (13), or one byte is missing (0).
     """
     if len(payload) == 1:
         raise Fault(ErrorCode.INVALID_FORMAT, "a Test of one octet", "MA-107")
@@ -161,11 +157,9 @@ test_payload.__test__ = False  # type: ignore[attr-defined] # pytest: not a test
 
 
 def check_test(plan: TestPlan, answer: Completed) -> str | None:
-    """Judge the answer to a Test; None if it is what was asked for, else what is wrong.
+    """Compare the answer to a Test with its plan; None if they match, else the difference. Source: MA-110.
 
     Block End, the sum of the Blocks and the Success header were checked when the answer was read.
-
-    Source: MA-110.
     """
     total = 0 if answer.body is None or answer.content_type is None else len(answer.body) + 1 + len(answer.content_type)
     if (UNDEFINED if answer.length is None else answer.length) != plan.announced:

@@ -1,4 +1,4 @@
-"""How much of something may happen in a second."""
+"""Rate limits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["AttemptLimiter", "TokenBucket"]
 
 
 class TokenBucket:
-    """Tokens that come at a rate, up to a burst."""
+    """Tokens that arrive at a rate, up to a burst."""
 
     __slots__ = ("_at", "burst", "rate", "tokens")
 
@@ -17,34 +17,34 @@ class TokenBucket:
         self.rate = rate
         self.burst = burst
         self.tokens = float(burst)
-        """What is left, as of the last `refill`."""
+        """Tokens left, as of the last `refill`."""
         self._at = now
 
     def refill(self, now: float) -> float:
-        """Add what came since the last call; return what is there."""
+        """Add the tokens since the last call; return the total."""
         if now > self._at:
             self.tokens = min(self.burst, self.tokens + (now - self._at) * self.rate)
             self._at = now
         return self.tokens
 
     def take(self, now: float) -> bool:
-        """Take one token, if there is one."""
+        """Take one token if there is one."""
         if self.refill(now) < 1:
             return False
         self.tokens -= 1
         return True
 
     def wait(self) -> float:
-        """Return the seconds until a token is there, as of the last `refill`."""
+        """Return the seconds until the next token, as of the last `refill`."""
         return max(0.0, (1 - self.tokens) / self.rate)
 
 
 class AttemptLimiter:
-    """Attempts to authenticate by source address; above the rate a listener closes before it reads. Source: MA-128.
+    """Limits authentication attempts by source address; above the rate a listener closes before it reads. Source: MA-128.
 
     Args:
-        rate: attempts a second from one address, and as many at once.
-        addresses: how many are remembered; the longest unheard is forgotten.
+        rate: attempts a second from one address, and the burst.
+        addresses: how many are remembered; the least recently seen is forgotten.
     """
 
     def __init__(self, rate: float = 20.0, addresses: int = 4096) -> None:
@@ -53,7 +53,7 @@ class AttemptLimiter:
         self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
 
     def allow(self, address: str, now: float) -> bool:
-        """Count an attempt; say whether it may go on."""
+        """Count an attempt; return whether it is allowed."""
         bucket = self._buckets.get(address)
         if bucket is None:
             bucket = self._buckets[address] = TokenBucket(self._rate, self._rate, now)

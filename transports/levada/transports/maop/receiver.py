@@ -1,4 +1,4 @@
-"""An operation that the peer has begun: from its header to its terminal."""
+"""An operation that the peer began, from its header to its terminal."""
 
 from __future__ import annotations
 
@@ -39,23 +39,20 @@ _CHECKED, _APPROVED, _COMPLETE, _RESPONSE, _DONE, _REFUSED, _FAILED, _RESET = Re
 
 
 class Approvals(Protocol):
-    """The gate, as far as an operation needs it."""
+    """The gate, as an operation sees it."""
 
     def check(self, op: Incoming, now: float) -> None:
-        """Judge a header."""
-        ...
+        """Check a header."""
 
     def arm(self, op: Incoming) -> None:
-        """Write Proceed for an approved operation when the turn is over."""
-        ...
+        """Write Proceed for an approved operation at the end of the turn."""
 
     def release(self, op: Incoming, now: float) -> None:
-        """Release the room of an operation that is over."""
-        ...
+        """Release the room of an ended operation."""
 
 
 class ReceivingSide(Side, Protocol):
-    """What an operation of the peer needs of its connection."""
+    """The connection, as the peer's operations see it."""
 
     idempotency: bool
     quota: Quota
@@ -64,34 +61,16 @@ class ReceivingSide(Side, Protocol):
 
     @property
     def gate(self) -> Approvals:
-        """Decides whether it may begin."""
-        ...
+        """The gate that decides whether the operation may begin."""
 
 
 class Incoming(Received):
     """A Message or Request of the peer. Source: MA-114, section 21."""
 
     __slots__ = (
-        "_announced",
-        "_body",
-        "_core",
-        "_digest",
-        "_head",
-        "_pieces",
-        "_stored",
-        "_written",
-        "checked",
-        "dedup_key",
-        "executing",
-        "filed",
-        "fin",
-        "granted",
-        "pending",
-        "repeated",
-        "reserved",
-        "state",
-        "told",
-    )
+        "_announced", "_body", "_core", "_digest", "_head", "_pieces", "_stored", "_written", "checked", "dedup_key",
+        "executing", "filed", "fin", "granted", "pending", "repeated", "reserved", "state", "told",
+    )  # fmt: skip
 
     def __init__(self, core: ReceivingSide, stream_id: int, now: float) -> None:
         self._core = core
@@ -115,17 +94,17 @@ class Incoming(Received):
         self.granted = False
         """Whether it counts in the quota."""
         self.told = False
-        """Whether the application knows it, so that it must hear of the end."""
+        """Whether the application knows it and must be told of the end."""
         self.executing = False
-        """Whether the handler was started: with the body, or with its first Block."""
+        """Whether the handler was started, by the body or its first Block."""
         self.fin = False
         """Whether the initiator's direction is over."""
         self.reserved = 0
-        """Octets that it has in the quota."""
+        """Bytes that it occupies in the quota."""
         self.dedup_key: Key | None = None
         """Its entry in the store of finished operations."""
         self.repeated: StoredDone | StoredResponse | None = None
-        """What is answered again, once the body has shown that it is the same: of the body only its digest is kept."""
+        """The stored answer, sent again once the body has proved to be the same. Only the digest of the body is kept."""
         self._digest: blake2b
         self._head = b""
         self._body: BodyReader | None = None
@@ -137,10 +116,9 @@ class Incoming(Received):
     def _go(self, what: ReceiverInput) -> None:
         self.state = RECEIVER[self.state, what]
 
-    # ------------------------------------------------ octets of the initiator
-
+    # ------------------------------------------------ bytes of the initiator
     def receive(self, data: bytes, fin: bool, now: float) -> None:
-        """Take octets of the initiator's direction."""
+        """Take bytes of the initiator's direction."""
         self.fin = fin
         try:
             at = 0
@@ -214,7 +192,7 @@ class Incoming(Received):
         code = UNARMED[self.state, self.length == 0] if op in (5, 6) else None
         if code is None:
             raise misplaced(op)
-        # MA-55: one Block End(0) behind a header that announced nothing is dropped, in whatever pieces it comes.
+        # MA-55: one Block End(0) after a header that announced nothing is dropped, however it is cut.
         if op == 6 and self.length == 0 and not self._announced:
             more = 9 - len(head)
             self._head = head = head + data[at : at + more]
@@ -263,26 +241,25 @@ class Incoming(Received):
             self._core.emit(Execute(self, None))
 
     def _finished(self) -> None:
-        # MA-61: FIN before Block End; without a body there is none to wait for.
+        # MA-61: FIN before Block End; without a body there is no Block End to wait for.
         if self.state is _PENDING or self.state is _ARMED:
             raise Fault(ErrorCode.ORDER_VIOLATION, "stream ended before Block End", "MA-61")
         if self._head:
             raise Fault(ErrorCode.PAYLOAD_LENGTH_MISMATCH, "stream ended inside Block End", "MA-55")
 
     def reset(self, now: float) -> None:
-        """The initiator gave its direction up. Source: MA-61."""
+        """Note that the initiator gave up its direction. Source: MA-61."""
         self.fin = True
         self._core.statistic.streams_aborted += 1
         self.abort(ErrorCode.CANCELLED, "the initiator reset the stream", now, signal=self.executing)
 
     def stopped(self, now: float) -> None:
-        """The initiator does not want the Response. Source: section 21."""
+        """Note that the initiator does not want the Response. Source: section 21."""
         self.abort(ErrorCode.CANCELLED, "the initiator wants no Response", now, signal=self.executing)
 
     # ------------------------------------------------ the gate's decision
-
     def approved(self, now: float) -> None:
-        """All checks are passed."""
+        """Continue after all checks have passed."""
         core = self._core
         core.statistic.approved += 1
         self.approved_at = now
@@ -295,7 +272,7 @@ class Incoming(Received):
             core.gate.arm(self)
 
     def arm(self, now: float) -> None:
-        """Write Proceed: from now on Blocks are right."""
+        """Write Proceed: Blocks may come from now on."""
         core = self._core
         self._go(_APPROVED)
         self._body = BodyReader(UNDEFINED if self.length is None else self.length, self.spec.max_payload, core.config)
@@ -303,7 +280,7 @@ class Incoming(Received):
         self._watch_transfer(now)
 
     def refuse(self, code: int, retry_after: float, now: float) -> None:
-        """Turn the operation down. Source: MA-51."""
+        """Refuse the operation. Source: MA-51."""
         core = self._core
         self._go(_REFUSED)
         core.pool.refuse(self.stream_id, code, min(round(retry_after * 1000), 2**32 - 1))
@@ -311,7 +288,6 @@ class Incoming(Received):
         self._abandon(code, now)
 
     # ------------------------------------------------ execution
-
     def _complete(self, body: BodyReader, now: float) -> None:
         self._go(_COMPLETE)
         self._body = None
@@ -336,7 +312,7 @@ class Incoming(Received):
         cap = self.spec.max_timeout
         if cap is not None and self.is_request:
             limit = cap if limit is None else min(limit, cap)
-        # MA-68: from the completion of the body; with none, from the header.
+        # MA-68: from the completion of the body; without a body, from the header.
         start = self.since if self.length == 0 else now
         if limit is not None:
             self._core.timers.set(self, start + limit)
@@ -369,7 +345,7 @@ class Incoming(Received):
             self.reserved = TEST_WINDOW
             quota.buffered += TEST_WINDOW
             self._begin_response(plan.announced, now)
-            self._stored = None  # MA-123: too large to be kept
+            self._stored = None  # MA-123: too large to keep
             self._written = plan.length
             self._pieces = plan.pieces()
             self.has_room(now)
@@ -391,7 +367,7 @@ class Incoming(Received):
         self._responded(now)
 
     def finish(self, now: float) -> None:
-        """Say Done for a Message. Source: MA-74."""
+        """Send Done for a Message. Source: MA-74."""
         if self.is_request:
             raise LocalProtocolError("a Request is answered by respond() or fail(), never by Done", rule="MA-72")
         if self.state is not _RUNNING:
@@ -455,7 +431,7 @@ class Incoming(Received):
         self._replay(payload, start, took, now)
 
     def _replay(self, payload: bytes, start_ms: int, time_ms: int, now: float) -> None:
-        """Write a whole Response. Nothing is known of it after this but that it was sent."""
+        """Write a whole Response, which the operation then forgets."""
         self.state = RECEIVER[self.state, _RESPONSE]
         size = len(payload)
         if self._core.steps:
@@ -508,7 +484,7 @@ class Incoming(Received):
         self._written += len(data)
         write_blocks(self._core.out, self.stream_id, data, self._core.config.max_block_chunk_size)
         if self._stored is not None:
-            # MA-123: what is too large is not kept, and takes no memory on the way there.
+            # MA-123: a Response that is too large is not kept, and takes no memory before that.
             self._stored = [*self._stored, data] if self._written <= 65_536 else None
         self._core.timers.set(self, now + self._core.config.transfer_idle_timeout)
 
@@ -532,14 +508,13 @@ class Incoming(Received):
         self._retire(now)
 
     # ------------------------------------------------ repetitions
-
     def take_digest(self) -> None:
-        """Begin the digest of what was asked; the body adds to it as it comes. Source: MA-123."""
-        # 16 bytes: a key is its identity's own, so a collision would deceive only who made it.
+        """Begin the digest of the request; the body is added as it arrives. Source: MA-123."""
+        # 16 bytes: keys belong to one identity, so a collision would only deceive the identity that made it.
         self._digest = blake2b(self.response_msg_id.to_bytes(2, "big"), digest_size=16)
 
     def repeats(self, stored: StoredDone | StoredResponse) -> bool:
-        """Whether what has come, all of it, is what was answered then."""
+        """Whether the whole request equals the one that was answered then."""
         return self._digest.digest() == stored.digest
 
     def _keep(self, payload: bytes | None, start_ms: int, time_ms: int, now: float) -> None:
@@ -549,7 +524,7 @@ class Incoming(Received):
         self.dedup_key = None
 
     def answer_again(self, stored: StoredDone | StoredResponse, now: float) -> None:
-        """Give the stored terminal, without execution. Source: MA-123."""
+        """Send the stored terminal again, without execution. Source: MA-123."""
         if isinstance(stored, StoredDone):
             self._done(stored.exec_start_ms, stored.exec_time_ms, now)
             return
@@ -557,16 +532,15 @@ class Incoming(Received):
         self._replay(stored.payload, stored.exec_start_ms, stored.exec_time_ms, now)
 
     def fail(self, code: int, reason: str, now: float) -> None:
-        """The handler failed. Source: MA-66, MA-74, MA-79."""
+        """Report that the handler failed. Source: MA-66, MA-74, MA-79."""
         if not self.told:
             raise LocalProtocolError(f"operation {self.stream_id} was not handed out", rule="MA-76")
         self.told = False
         self.abort(code, reason, now)
 
     # ------------------------------------------------ ends
-
     def abort(self, code: int, reason: str, now: float, *, signal: bool = True) -> None:
-        """End without success; the application hears of it if it knows the operation."""
+        """End without success; the application is told if it knows the operation."""
         core = self._core
         self._go(_FAILED if signal else _RESET)
         if signal:
@@ -593,7 +567,7 @@ class Incoming(Received):
             self._core.mark_stopped(self.stream_id)
 
     def forget(self) -> None:
-        """The connection is over: tell the application, and leave what is shared with other connections. Source: MA-61, MA-93."""
+        """End with the connection: tell the application, and release the shared state. Source: MA-61, MA-93."""
         self.state = _ENDED
         if self.told:
             self._core.emit(OperationCancelled(self.stream_id, ErrorCode.CANCELLED, "the connection is over"))
@@ -614,7 +588,7 @@ class Incoming(Received):
             quota.freed()
 
     def consumed(self, octets: int) -> None:
-        """The application is through with octets of a streamed body."""
+        """Note that the application has consumed bytes of a streamed body."""
         octets = min(octets, self.reserved)
         quota = self._core.quota
         self.reserved -= octets
@@ -633,7 +607,7 @@ class Incoming(Received):
         core.gate.release(self, now)
 
     def expire(self, now: float) -> None:
-        """A clock has run down. Source: section 17."""
+        """Handle a deadline. Source: section 17."""
         config = self._core.config
         if self.checked and self.state in (_NEW, _PENDING):
             limit = self.response_timeout
@@ -646,4 +620,4 @@ class Incoming(Received):
 
 _NO_SPEC = HandlerSpec()
 _HEADERS = {kind: success_header(kind) for kind in ("application/octet-stream", "application/json", "text/plain")}
-"""Headers that are wanted often."""
+"""Headers that are needed often."""

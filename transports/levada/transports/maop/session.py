@@ -1,4 +1,4 @@
-"""The part of a connection that comes before operations: authentication, on either side, and what both sides agreed on."""
+"""The part of a connection before operations: authentication on either side, and its results."""
 
 from __future__ import annotations
 
@@ -36,43 +36,43 @@ __all__ = ["Session"]
 
 
 class Session(ABC):
-    """What is known about both sides, and how it came to be known."""
+    """The facts about both sides, and the exchange that established them."""
 
     def __init__(self, *, client: bool, config: MaopConfig, random_bytes: Callable[[int], bytes], now: float) -> None:
         self.client = client
         self.config = config
         self.random_bytes = random_bytes
         self.now = now
-        """The latest moment that the owner has told."""
+        """The latest moment that the owner has passed in."""
         self.state = ConnectionState.HANDSHAKE
         self.out: list[Output] = []
         self.session_id = b""
-        """16 octets, for correlation; empty before approval."""
+        """16 bytes, for correlation; empty before approval."""
         self.identifier = ""
         """The server's name for the client."""
         self.identity = ""
-        """Under whose name quotas and finished operations are kept: the identifier, unless `approve_client` says otherwise."""
+        """The key of quotas and finished operations: the identifier, unless `approve_client` says otherwise."""
         self.roles: frozenset[str] = frozenset()
-        """What the peer may do; a client may give its server some."""
+        """The peer's roles; a client may give its server some."""
         self.peer: Authentication | Result | None = None
-        """What the peer has said of itself."""
+        """The peer's self-description."""
         self.version = (config.version.major, config.version.minor, config.version.patch)
         """The effective version."""
         self.capabilities = Capability(0)
-        """What both sides can do."""
+        """The capabilities of both sides."""
         self.idempotency = False
         """Whether headers have the idempotency field."""
         self.secrets: tuple[str, ...] = ()
-        """What must not appear in reasons."""
+        """Texts that must not appear in reasons."""
         self.at: float | None = None
-        """When the present state must be left."""
+        """When the present state must end."""
         self.stream0_at: float | None = None
         """When stream 0 must be closed."""
         self.closing_code = 0
         self.closing_reason = ""
         self._events: list[Event] = []
         self.emit = self._events.append
-        """Tells the owner of an event."""
+        """Queues an event for the owner."""
         self._stopping = -1
         self._reader: Octets[Authentication] | Octets[Result] = (
             Octets(read_result()) if client else Octets(read_authentication(config))
@@ -84,22 +84,21 @@ class Session(ABC):
         self._drain_time = 0.0
 
     # ------------------------------------------------ what the rest of the connection does
-
     @abstractmethod
     def end(self, code: int, reason: str, error: RemoteProtocolError | None, *, tell: bool) -> None:
-        """The connection is over."""
+        """End the connection."""
 
     @abstractmethod
     def fail_connection(self, code: int, detail: str, rule: str) -> None:
-        """The peer has broken a rule that ends the connection."""
+        """End the connection because the peer broke a rule."""
 
     @abstractmethod
     def receive_stream_data(self, stream_id: int, data: bytes, fin: bool, now: float) -> list[Event]:
-        """Take octets of a stream."""
+        """Take bytes of a stream."""
 
     @abstractmethod
     def stream_reset(self, stream_id: int, code: int, now: float) -> list[Event]:
-        """The peer reset its direction of a stream."""
+        """Note that the peer reset its direction of a stream."""
 
     @abstractmethod
     def _say_disconnect(self, code: int) -> None:
@@ -124,30 +123,23 @@ class Session(ABC):
         return []
 
     def unblock(self, stream_id: int) -> None:
-        """A stream may be read again."""
+        """Report that a stream may be read again."""
         self._events.append(StreamUnblocked(stream_id))
 
     # ------------------------------------------------ client
-
     def handshake_completed(
-        self,
-        *,
-        auth_type: str = "Bearer",
-        token: bytes = b"",
-        pairs: dict[str, str] | None = None,
-        now: float,
+        self, *, auth_type: str = "Bearer", token: bytes = b"", pairs: dict[str, str] | None = None, now: float
     ) -> list[Event]:
-        """QUIC is ready; a client says who it is, a server starts its clock.
+        """Note that QUIC is ready: a client authenticates, a server starts its clock.
 
         Args:
-            auth_type: scheme of the token, such as ``"Bearer"``; client only, like all but `now`.
-            token: opaque octets.
+            auth_type: scheme of the token, such as ``"Bearer"``; only a client passes this and the next two.
+            token: opaque bytes.
             pairs: metadata; the capabilities are added.
-            now: the present moment.
 
         Raises:
-            ValueError: something does not fit the message.
-            LocalProtocolError: called before.
+            ValueError: an argument does not fit the message.
+            LocalProtocolError: it was called before.
 
         Source: MA-8, MA-15, MA-20, MA-35, MA-125: call it when the handshake is complete, never with 0-RTT.
         """
@@ -166,19 +158,18 @@ class Session(ABC):
         self.at = now + (self.config.answer_timeout if self.client else self.config.auth_timeout)
         return self.take_events()
 
-    # ------------------------------------------------ octets before operations
-
+    # ------------------------------------------------ bytes before operations
     def receive_early(self, stream_id: int, data: bytes, fin: bool, now: float) -> None:
-        """Take octets while no operations are possible. Source: MA-15 to MA-18, MA-28, MA-29."""
+        """Take bytes while operations are not possible. Source: MA-15 to MA-18, MA-28, MA-29."""
         if stream_id == 0 and self.state in (ConnectionState.AUTHENTICATING, ConnectionState.DECIDING):
             self.auth_data(data, fin)
         elif self.state is ConnectionState.CLOSED or stream_id == 0:
             return
         elif self.state is ConnectionState.HANDSHAKE and not self.client:
-            # MA-125: this can only be 0-RTT.
+            # MA-125: these bytes can only be 0-RTT.
             self.fail_connection(ErrorCode.UNAUTHORIZED, "octets before the handshake", "MA-125")
         elif self.client and self.state in (ConnectionState.HANDSHAKE, ConnectionState.AUTHENTICATING):
-            # MA-29: the server has written its result before this, but streams overtake each other.
+            # MA-29: the server wrote its result earlier, but streams overtake each other.
             self._hold(stream_id, data, fin, len(data))
         elif self.state in (ConnectionState.AUTHENTICATING, ConnectionState.DECIDING) and data:
             if data[0] == 0x0A:
@@ -186,18 +177,18 @@ class Session(ABC):
             else:
                 self.fail_connection(ErrorCode.UNAUTHORIZED, f"octets on stream {stream_id} before approval", "MA-28")
         elif data[:1] == b"\x0a" and self.state in (ConnectionState.FLUSHING, ConnectionState.CLOSING):
-            # MA-92: both ends are through; a Disconnect that comes alone needs no reading of the rest.
+            # MA-92: both ends are finished; after a lone Disconnect the rest need not be read.
             self.end(0, "the peer disconnected", None, tell=True)
 
     def reset_early(self, stream_id: int, code: int) -> None:
-        """A stream was reset while no operations are possible."""
+        """Handle a reset while operations are not possible."""
         if stream_id == 0 and self.state is ConnectionState.AUTHENTICATING:
             self.fail_connection(ErrorCode.INVALID_FORMAT, "stream 0 was reset", "MA-17")
         elif self.client and self.state is ConnectionState.AUTHENTICATING:
             self._hold(stream_id, None, True, 0)
 
     def _hold(self, stream_id: int, data: bytes | None, fin: bool, octets: int) -> None:
-        # Each piece costs more than its octets.
+        # Each piece costs more than its bytes.
         self._early_octets += octets + 64
         if self._early_octets > self.config.max_held_early:
             self.fail_connection(ErrorCode.CAPACITY_LIMIT, "too much before the result", "MA-29")
@@ -205,12 +196,12 @@ class Session(ABC):
         self._early.append((stream_id, data, fin))
 
     def auth_data(self, data: bytes, fin: bool) -> None:
-        """Take octets of stream 0."""
+        """Take bytes of stream 0."""
         self._auth_fin = self._auth_fin or fin
         if fin and self.state is not ConnectionState.AUTHENTICATING:
             self.stream0_at = None
         if self.state is not ConnectionState.AUTHENTICATING:
-            return  # MA-17, MA-26: what follows is dropped.
+            return  # MA-17, MA-26: later bytes are dropped.
         try:
             whole = self._reader.feed(data)
             if not whole:
@@ -241,7 +232,7 @@ class Session(ABC):
             return
         self.session_id, self.identifier = result.session_id, result.identifier
         if result.version.major != self.config.version.major:
-            # MA-33: the client says good-bye and closes.
+            # MA-33: the client says goodbye and closes.
             reason = f"the server speaks version {result.version}"
             self.emit(Audited(0, ErrorCode.PROTOCOL_VIOLATION, reason))
             self.emit(Disapproved(ErrorCode.PROTOCOL_VIOLATION, None, reason))
@@ -253,7 +244,7 @@ class Session(ABC):
         self._open(result.vendor)
         early, self._early = self._early, []
         for stream_id, data, fin in early:
-            # Each call takes all events there are, those of the calls before included.
+            # Each call takes all events, including earlier ones.
             self._events += (
                 self.stream_reset(stream_id, 0, now=self.now)
                 if data is None
@@ -272,7 +263,6 @@ class Session(ABC):
         self.idempotency = bool(self.capabilities & Capability.IDEMPOTENCY)
 
     # ------------------------------------------------ server
-
     def _offered(self, message: Authentication) -> None:
         self.peer = message
         self.secrets = _secrets(message.token)
@@ -297,17 +287,16 @@ class Session(ABC):
         quota: Quota | None = None,
         now: float,
     ) -> list[Event]:
-        """Let the client in.
+        """Approve the client.
 
         Args:
-            identifier: name for it, for audit; None for a new UUID.
-            identity: under whose name quotas and finished operations are kept; the identifier if empty.
-            roles: what it may do. Source: MA-44.
+            identifier: the client's name, for audit; None for a new UUID.
+            identity: the key of quotas and finished operations; the identifier if empty.
+            roles: the client's roles. Source: MA-44.
             quota: shared with other connections of the identity. Source: MA-118.
-            now: the present moment.
 
         Raises:
-            LocalProtocolError: nobody waits for a decision, or identifier and vendor are too short together.
+            LocalProtocolError: no client awaits a decision, or identifier and vendor together are too short.
 
         Source: MA-22, MA-25, MA-29, MA-35.
         """
@@ -336,16 +325,15 @@ class Session(ABC):
         return self.take_events()
 
     def disapprove_client(self, code: int, reason: str, retry_after: float | None = None, *, now: float) -> list[Event]:
-        """Turn the client away.
+        """Refuse the client.
 
         Args:
             code: mostly `ErrorCode.UNAUTHORIZED`.
-            reason: a sentence for people; sanitised here.
-            retry_after: seconds until another attempt makes sense; not for errors that it cannot mend.
-            now: the present moment.
+            reason: a sentence for people, sanitised here.
+            retry_after: seconds until another attempt makes sense; ignored for errors that a retry cannot fix.
 
         Raises:
-            LocalProtocolError: nobody waits for a decision.
+            LocalProtocolError: no client awaits a decision.
 
         Source: MA-23 to MA-27.
         """
@@ -353,7 +341,7 @@ class Session(ABC):
             raise LocalProtocolError(f"disapprove_client() in state {self.state.name}", rule="MA-30")
         self.now = now
         retry_ms = 0 if retry_after is None else min(round(retry_after * 1000), 2**32 - 1)
-        # MA-23: no repetition mends these.
+        # MA-23: a retry does not fix these.
         if code in (ErrorCode.INVALID_FORMAT, ErrorCode.PROTOCOL_VIOLATION):
             retry_ms = 0
         self._disapprove(code, retry_ms, reason)
@@ -363,7 +351,7 @@ class Session(ABC):
         text = sanitise(reason, self.random_bytes(4).hex(), secrets=self.secrets).decode()
         result = Result(self.config.version, self.config.vendor, None, "", code, retry_ms, text)
         if len(result.encode()) < MIN_RESULT:
-            # MA-25: a known peer waits for 32 octets.
+            # MA-25: a known peer waits for 32 bytes.
             result = attrs.evolve(result, reason=f"Authentication was refused: {text}")
         if self.state is ConnectionState.DECIDING or self.state is ConnectionState.AUTHENTICATING:
             self.go(ConnectionInput.DISAPPROVED)
@@ -378,15 +366,14 @@ class Session(ABC):
             self.stream0_at = self.now + self.config.auth_close_timeout
 
     # ------------------------------------------------ clocks
-
     def stream0_overdue(self) -> None:
-        """The client's side of stream 0 is still open. Source: MA-26."""
+        """Handle a client's direction of stream 0 that is still open. Source: MA-26."""
         self.stream0_at = None
-        # Our side has ended with the result; a reset could still take that away.
+        # Our direction ended with the result; a reset could still discard it.
         self.out.append(StopStream(0, 0))
 
     def session_overdue(self, now: float) -> None:
-        """The state took too long. Source: MA-20, MA-27."""
+        """Handle a state that took too long. Source: MA-20, MA-27."""
         if self.state is ConnectionState.LINGERING:
             self.end(self.closing_code, self.closing_reason, None, tell=True)
         elif self.client:
@@ -398,5 +385,5 @@ class Session(ABC):
 
 def _secrets(token: bytes) -> tuple[str, ...]:
     text = token.decode("utf-8", "replace")
-    # A short one would be found in innocent words.
+    # A short secret would match innocent words.
     return (text,) if len(text) >= 4 else ()

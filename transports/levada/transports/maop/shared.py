@@ -1,6 +1,6 @@
-"""What connections of one identity share: finished operations by key, replay windows, quotas.
+"""State shared by the connections of one identity: finished operations by key, replay windows, quotas.
 
-Each of the three may serve many cores of one thread, or just one. Times are arguments, as everywhere.
+Each of the three may serve one core or many cores of one thread. Times are arguments, as everywhere.
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ Key: TypeAlias = tuple[str, int, bytes]
 """Identity, msg_id, idempotency key."""
 
 MAX_STORED: Final = 65_536
-"""Octets of the largest Response that is kept. Source: MA-123."""
+"""Bytes of the largest Response kept. Source: MA-123."""
 
 
 @attrs.frozen
 class StoredDone:
-    """A Message that was executed."""
+    """An executed Message."""
 
     exec_start_ms: int
     exec_time_ms: int
     length: int | None
-    """Bytes that its header announced; None for undefined length."""
+    """Bytes announced by its header; None for undefined length."""
     digest: bytes
-    """Of the body that it came with: another body under the same key is refused."""
+    """Digest of its body: another body under the same key is refused."""
 
 
 @attrs.frozen
 class StoredResponse:
-    """A Request that was answered."""
+    """An answered Request."""
 
     payload: bytes | None
-    """As on the wire, native header included; None if it was too large to keep."""
+    """As on the wire, with native header; None if it was too large to keep."""
     exec_start_ms: int
     exec_time_ms: int
     length: int | None
     """As for `StoredDone`."""
     digest: bytes
-    """Of the response id that was wanted, and of the body."""
+    """Digest of the wanted response id and the body."""
 
 
 class DedupStore:
     """Operations by idempotency key. Source: MA-123.
 
     Args:
-        ttl: seconds for which a terminal is kept; at least as long as callers repeat.
-        size: entries at most; the one used longest ago goes first.
-        octets: of stored Responses at most.
+        ttl: seconds for which a terminal is kept; at least as long as callers retry.
+        size: most entries; the least recently used goes first.
+        octets: most bytes of stored Responses.
     """
 
     def __init__(self, *, ttl: float = 600.0, size: int = 100_000, octets: int = 64 * 2**20) -> None:
@@ -66,10 +66,10 @@ class DedupStore:
         return len(self._entries)
 
     def begin(self, key: Key, now: float) -> StoredDone | StoredResponse | bool:
-        """Ask whether to execute.
+        """Return whether to execute.
 
         Returns:
-            True: execute, and say how it ended. False: it is running. Else what was answered.
+            True: execute, and report the end. False: it is running. Otherwise the stored answer.
         """
         entry = self._entries.get(key)
         if entry is not None and (entry[1] is None or now < entry[0]):
@@ -85,7 +85,7 @@ class DedupStore:
         self._put(key, now, terminal)
 
     def abandon(self, key: Key) -> None:
-        """An operation failed or was never executed: the next one with its key is executed."""
+        """Forget an operation that failed or was never executed: the next one with its key is executed."""
         self._drop(key)
 
     def _put(self, key: Key, now: float, terminal: StoredDone | StoredResponse | None) -> None:
@@ -113,7 +113,7 @@ class ReplayWindow:
         self._last: OrderedDict[tuple[str, int], float] = OrderedDict()
 
     def admit(self, identity: str, msg_id: int, window: float, now: float) -> bool:
-        """Say whether an operation may begin, and remember that it did."""
+        """Return whether an operation may begin, and record that it did."""
         key = (identity, msg_id)
         last = self._last.get(key)
         if last is not None and now - last < window:
@@ -129,8 +129,8 @@ class Quota:
     """What one identity uses at the moment. Source: MA-118.
 
     Args:
-        operations: approved and not ended.
-        octets: of bodies held for the application.
+        operations: most operations approved and not ended.
+        octets: most bytes of bodies held for the application.
     """
 
     __slots__ = ("buffered", "max_octets", "max_operations", "operations", "waiting")
@@ -139,14 +139,14 @@ class Quota:
         self.max_operations = operations
         self.max_octets = octets
         self.operations = 0
-        """In flight now."""
+        """Operations in flight."""
         self.buffered = 0
-        """Octets held, or promised room, now."""
+        """Bytes held, or promised room."""
         self.waiting: dict[Callable[[], bool], None] = {}
-        """Connections that found no room, the longest first: each is told once, and says whether it still wants any."""
+        """Connections that found no room, longest waiting first. Each is told once, and answers whether it still wants room."""
 
     def fits(self, octets: int) -> bool:
-        """Whether one more operation with so many octets has room."""
+        """Whether there is room for one more operation with this many bytes."""
         return self.operations < self.max_operations and self.buffered + octets <= self.max_octets
 
     def freed(self) -> None:

@@ -1,4 +1,4 @@
-"""What operations of either side need of their connection; the core has it."""
+"""The connection, as operations of either side see it; `MaopCore` implements it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Operation", "Side"]
 
 
 class Operation(Protocol):
-    """An operation that has ended, as far as the table of streams needs it."""
+    """An ended operation, as the table of streams sees it."""
 
     stream_id: int
     fin: bool
@@ -36,17 +36,13 @@ class Side(Protocol):
     statistic: Statistics
 
     def note_blocks(self, stream_id: int, before: int, body: BodyReader) -> None:
-        """Tell of the first Block of a body, and of its end."""
-        ...
+        """Report the first Block of a body, and its end."""
 
     def reason(self, text: str) -> bytes:
         """Make a reason fit for the wire."""
-        ...
 
     def mark_stopped(self, stream_id: int) -> None:
-        """STOP_SENDING is out; `retire` keeps that."""
-        ...
+        """Record for `retire` that STOP_SENDING was sent."""
 
     def retire(self, operation: Operation) -> None:
-        """An operation has ended."""
-        ...
+        """Replace an ended operation."""

@@ -1,7 +1,7 @@
-"""The states of a connection and of an operation on either side, and what leads from one to the next.
+"""The states of a connection and of an operation on either side, with their transitions.
 
-A missing key is a step that cannot be taken: the peer's mistake, or the caller's. Members are ints, so that a look-up costs as
-little as that of a number.
+A missing key is an illegal step: a mistake of the peer or of the caller. Members are ints, so that a lookup costs no more than with a
+number.
 """
 
 from __future__ import annotations
@@ -14,22 +14,12 @@ from .errors import ErrorCode
 from .frames import Op
 
 __all__ = [
-    "CONNECTION",
-    "INITIATOR",
-    "MISPLACED",
-    "RECEIVER",
-    "UNARMED",
-    "ConnectionInput",
-    "ConnectionState",
-    "InitiatorInput",
-    "InitiatorState",
-    "ReceiverInput",
-    "ReceiverState",
-]
+    "CONNECTION", "INITIATOR", "MISPLACED", "RECEIVER", "UNARMED", "ConnectionInput", "ConnectionState",
+    "InitiatorInput", "InitiatorState", "ReceiverInput", "ReceiverState",
+]  # fmt: skip
+
 
 # ---------------------------------------------------------------- connection
-
-
 class ConnectionState(enum.IntEnum):
     """How far a connection has come. Source: sections 3 and 11."""
 
@@ -44,9 +34,9 @@ class ConnectionState(enum.IntEnum):
     OPEN = 4
     """Operations may begin."""
     DRAINING = 5
-    """A Disconnect Request came or went; what runs may finish."""
+    """A Disconnect Request was sent or received; running operations may finish."""
     FLUSHING = 6
-    """Everything has ended; the last signals are on their way."""
+    """All operations have ended; the last signals are on their way."""
     CLOSING = 7
     """Disconnect is on its way."""
     CLOSED = 8
@@ -54,7 +44,7 @@ class ConnectionState(enum.IntEnum):
 
 
 class ConnectionInput(enum.IntEnum):
-    """What changes the state of a connection."""
+    """Inputs of the connection's state machine."""
 
     HANDSHAKE_COMPLETED = 0
     MESSAGE_READ = 1
@@ -85,11 +75,10 @@ CONNECTION: Final[Mapping[tuple[ConnectionState, ConnectionInput], ConnectionSta
     **{(state, _CI.CLOSED): _C.CLOSED for state in _C if state is not _C.CLOSED},
 }
 
+
 # ---------------------------------------------------------------- receiver
-
-
 class ReceiverState(enum.IntEnum):
-    """State of an operation that the peer has begun. Source: section 21."""
+    """State of an operation that the peer began. Source: section 21."""
 
     NEW = 0
     """The header is not whole; or it is, announces no body, and the gate has not decided."""
@@ -98,7 +87,7 @@ class ReceiverState(enum.IntEnum):
     ARMED = 2
     """Proceed is written; Blocks may come."""
     RUNNING = 3
-    """The body is complete and the handler at work."""
+    """The body is complete and the handler is at work."""
     RESPONDING = 4
     """The Response header is written; its body is not complete."""
     ENDED = 5
@@ -106,7 +95,7 @@ class ReceiverState(enum.IntEnum):
 
 
 class ReceiverInput(enum.IntEnum):
-    """What changes the state of a received operation."""
+    """Inputs of a received operation's state machine."""
 
     CHECKED = 0
     APPROVED = 1
@@ -143,7 +132,7 @@ RECEIVER: Final[Mapping[tuple[ReceiverState, ReceiverInput], ReceiverState]] = {
     (_R.RESPONDING, _RI.FAILED): _R.ENDED,
     (_R.RESPONDING, _RI.RESET): _R.ENDED,
 }
-"""NEW takes DONE and RESPONSE where a stored terminal answers a repetition without a body (MA-123)."""
+"""NEW takes DONE and RESPONSE if a stored terminal answers a repetition without a body (MA-123)."""
 
 MISPLACED: Final[Mapping[int, ErrorCode]] = {
     Op.MESSAGE: ErrorCode.PROTOCOL_VIOLATION,  # MA-11: one operation for each stream
@@ -156,7 +145,7 @@ MISPLACED: Final[Mapping[int, ErrorCode]] = {
     Op.DISCONNECT_REQUEST: ErrorCode.ILLEGAL_STREAM,
     Op.DISCONNECT: ErrorCode.ILLEGAL_STREAM,
 }
-"""What is wrong with an operation that comes on a data stream behind the header; all unknown ones are INVALID_FORMAT (MA-13)."""
+"""The error for each operation that comes on a data stream after the header; unknown operations are INVALID_FORMAT (MA-13)."""
 
 UNARMED: Final[Mapping[tuple[ReceiverState, bool], ErrorCode]] = {
     (_R.NEW, True): ErrorCode.PAYLOAD_LENGTH_MISMATCH,  # MA-55
@@ -166,13 +155,12 @@ UNARMED: Final[Mapping[tuple[ReceiverState, bool], ErrorCode]] = {
     (_R.RESPONDING, True): ErrorCode.PAYLOAD_LENGTH_MISMATCH,
     (_R.RESPONDING, False): ErrorCode.ILLEGAL_STREAM,
 }
-"""What is wrong with a Block or Block End, by state and whether the header announced an empty body."""
+"""The error for a Block or Block End, by state and whether the header announced an empty body."""
+
 
 # ---------------------------------------------------------------- initiator
-
-
 class InitiatorState(enum.IntEnum):
-    """State of an operation that this side has begun. Source: section 21."""
+    """State of an operation that this side began. Source: section 21."""
 
     HEADER_SENT = 0
     """A body is announced; waits for Proceed."""
@@ -183,13 +171,13 @@ class InitiatorState(enum.IntEnum):
     RECEIVING = 3
     """The Response header came; its body is not complete."""
     CONSUMING = 4
-    """The Response is complete; the application has not said what it thinks of it."""
+    """The Response is complete; the application has not accepted or rejected it."""
     ENDED = 5
     """Completed, refused or failed."""
 
 
 class InitiatorInput(enum.IntEnum):
-    """What changes the state of an operation of our own."""
+    """Inputs of an operation of our own."""
 
     PROCEED = 0
     BODY_SENT = 1
@@ -221,4 +209,4 @@ INITIATOR: Final[Mapping[tuple[InitiatorState, InitiatorInput], InitiatorState]]
     (_I.CONSUMING, _II.DONE): _I.ENDED,
     (_I.CONSUMING, _II.FAILED): _I.ENDED,
 }
-"""WAITING takes PROCEED and REFUSED because an empty body has nothing to wait for (MA-47)."""
+"""WAITING takes PROCEED and REFUSED because an empty body does not wait (MA-47)."""

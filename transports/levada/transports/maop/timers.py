@@ -1,10 +1,10 @@
-"""One deadline for each operation, and all of them in milliseconds' worth of owners.
+"""One deadline for each operation, grouped by millisecond.
 
-Most deadlines are set, moved on and taken away without ever being reached, many of them within one turn. So a deadline is a field
-of its owner at first; `settle`, once a turn, files those that are still wanted under the millisecond in which they are due, and a
-heap orders the milliseconds, not the owners. One that moves on stays where it is filed, and is filed anew when that time comes.
-An operation that begins and ends in one turn costs an entry in a list, and what was filed and is taken away leaves at once, so that
-nothing that has ended is held. A request costs both ends together 1.1 us less than with a heap of owners.
+Most deadlines are set, moved and removed without ever being reached, many of them within one turn. So a deadline is at first only a
+field of its owner. Once a turn, `settle` files the remaining ones under the millisecond in which they are due, and a heap orders the
+milliseconds, not the owners. A deadline that moves later stays where it is filed, and is filed again when that time comes. An operation
+that begins and ends in one turn costs an entry in a list. A filed deadline that is removed leaves at once, so that ended operations are
+not held. A request costs both ends together 1.1 us less than with a heap of owners.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _SLACK: Final = 0.01
 
 
 class Timed(Protocol):
-    """Something that wants to be woken."""
+    """An object with a deadline."""
 
     deadline: float | None
     """When, in seconds; set by `Timers.set`."""
     filed: int | None
-    """The millisecond under which it is filed; set by `Timers`. While there is none, `deadline` may be taken away without it."""
+    """The millisecond under which it is filed; set by `Timers`. While it is None, `deadline` may be removed without `Timers`."""
 
     def expire(self, now: float) -> None:
-        """Do what is due; the deadline has been taken away."""
+        """Handle the deadline, which has been removed."""
 
 
 class Timers:
@@ -42,7 +42,7 @@ class Timers:
         self._heap: list[int] = []
 
     def set(self, owner: Timed, at: float | None) -> None:
-        """Give an owner a deadline, or take it away."""
+        """Set or remove the deadline of an owner."""
         owner.deadline = at
         filed = owner.filed
         if filed is not None:
@@ -57,7 +57,7 @@ class Timers:
             self._fresh.append(owner)
 
     def settle(self) -> None:
-        """File what was set since the last call."""
+        """File the deadlines that were set since the last call."""
         due, heap = self._due, self._heap
         for owner in self._fresh:
             at = owner.deadline
@@ -76,7 +76,7 @@ class Timers:
             heapify(heap)
 
     def next(self) -> float | None:
-        """Return the earliest deadline, a millisecond late at most; it may be that of one that has moved on since."""
+        """Return the earliest deadline, at most a millisecond late. Its owner may have moved it since."""
         if self._fresh:
             self.settle()
         heap = self._heap
@@ -87,7 +87,7 @@ class Timers:
         return None
 
     def expire(self, now: float) -> None:
-        """Wake all whose time has come."""
+        """Wake all owners whose time has come."""
         at = self.next()
         while at is not None and at <= now:
             key = self._heap[0]
@@ -97,7 +97,7 @@ class Timers:
                 assert owner.deadline is not None
                 (self._fresh if owner.deadline * 1000 - _SLACK > key else due).append(owner)
             for owner in due:
-                # Whoever was woken before may have taken it away, or put it off.
+                # An owner woken before may have removed or postponed it.
                 if owner.deadline is not None and owner.deadline * 1000 - _SLACK <= key:
                     owner.deadline = None
                     owner.expire(now)

@@ -1,4 +1,4 @@
-"""Versions and capabilities: what two sides agree on."""
+"""Versions and capabilities, and how two sides agree on them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CAPABILITY_PAIR: Final = "maop-capabilities"
 
 
 class Capability(enum.IntFlag):
-    """What a side can do; the effective set is what both can. Source: MA-35, MA-36."""
+    """Abilities of a side; the effective set is the intersection. Source: MA-35, MA-36."""
 
     CONTROL_BIDI = 1
     """Takes signals on bidirectional control streams."""
@@ -43,15 +43,15 @@ class Version:
     """A semantic version. Source: MA-31."""
 
     major: int
-    """Peers of another one do not understand each other."""
+    """Peers with different major versions do not understand each other."""
     minor: int
-    """The lower of the two decides on features."""
+    """The lower minor version of the two decides on features."""
     patch: int
     """No influence on the wire."""
     prerelease: str = ""
-    """Identifiers between hyphen and plus."""
+    """Identifiers between the hyphen and the plus."""
     build: str = ""
-    """Metadata behind the plus; never compared."""
+    """Metadata after the plus; never compared."""
 
     def __str__(self) -> str:
         pre = f"-{self.prerelease}" if self.prerelease else ""
@@ -78,7 +78,7 @@ def parse_version(text: str) -> Version | None:
         >>> parse_version("1.0"), parse_version("01.0.0"), parse_version("1.0.0--beta")
         (None, None, None)
     """
-    # The numbers of a text of 255 octets are below the limit that Python sets for int().
+    # The numbers in a text of 255 bytes are below Python's limit for int().
     match = _SEMVER.fullmatch(text) if len(text) <= 255 else None
     if match is None:
         return None
@@ -86,7 +86,7 @@ def parse_version(text: str) -> Version | None:
 
 
 def parse_capabilities(text: str) -> Capability:
-    """Read 1 to 16 hex digits; what is malformed counts as nothing. Source: MA-35, MA-36.
+    """Read 1 to 16 hex digits; malformed text counts as 0. Source: MA-35, MA-36.
 
     Example:
         >>> parse_capabilities("0000000000000011") == Capability.CONTROL_BIDI | Capability.IDEMPOTENCY
