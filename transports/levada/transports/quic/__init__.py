@@ -11,7 +11,7 @@ async with dial("quic://localhost:4433", QuicConfig(ca="ca.pem")) as connection:
     await stream.send_all(b"hello")
 ```
 
-What is supported, and what is not, stands in ``docs/reference/quic.md``.
+``docs/reference/quic.md`` says what is supported and what is not.
 """
 
 from .config import ClientSessions, QuicConfig, TicketStore
@@ -23,17 +23,6 @@ from .port import DatagramPort, UdpPort
 from .stream import QuicStream
 
 __all__ = [
-    "ClientSessions",
-    "DatagramPort",
-    "QuicConfig",
-    "QuicConnection",
-    "QuicDetails",
-    "QuicEndpoint",
-    "QuicIncoming",
-    "QuicListener",
-    "QuicStream",
-    "TicketStore",
-    "UdpPort",
-    "dial",
-    "listen",
-]
+    "ClientSessions", "DatagramPort", "QuicConfig", "QuicConnection", "QuicDetails", "QuicEndpoint", "QuicIncoming",
+    "QuicListener", "QuicStream", "TicketStore", "UdpPort", "dial", "listen",
+]  # fmt: skip

@@ -20,10 +20,10 @@ from levada.transports.private_files import warn_if_others_can_read
 __all__ = ["ClientSessions", "QuicConfig", "TicketStore"]
 
 LOOPBACK_PACKET = 16_384
-"""Octets. The engine writes frame lengths as two octets, so that anything above 16,410 would make corrupt frames."""
+"""Bytes. aioquic writes frame lengths as two bytes, so packets above 16,410 would contain corrupt frames."""
 SMALLEST_PACKET = 1_200
 MTU_CEILING = 1_452  # 1,500 of Ethernet less 40 of IPv6 and 8 of UDP
-WORKER_LIMIT = 256  # the first octet of a connection id names the worker process
+WORKER_LIMIT = 256  # the first byte of a connection id names the worker process
 
 _positive: Any = attrs.validators.and_(attrs.validators.instance_of((int, float)), attrs.validators.gt(0))
 _not_negative: Any = attrs.validators.and_(attrs.validators.instance_of((int, float)), attrs.validators.ge(0))
@@ -34,8 +34,8 @@ _size: Any = attrs.validators.and_(attrs.validators.instance_of(int), attrs.vali
 class TicketStore:
     """Session tickets that this server has issued, each good for one resumption.
 
-    Taking a ticket removes it, so that recorded 0-RTT data cannot be played to this process a second time.  A store may outlive a run
-    of trio, so that its clock is the system's and not that of a run.
+    Taking a ticket removes it, so recorded 0-RTT data cannot be replayed to this process. A store may outlive a run of trio, so it uses the
+    system's clock and not trio's.
     """
 
     def __init__(self, *, limit: int = 10_000, lifetime: float = 86_400.0, clock: Callable[[], float] = time.monotonic):
@@ -45,14 +45,14 @@ class TicketStore:
         self._tickets: OrderedDict[bytes, tuple[float, SessionTicket]] = OrderedDict()
 
     def add(self, ticket: SessionTicket) -> None:
-        """Keep a ticket; the oldest goes if there are too many."""
+        """Keep a ticket; the oldest is dropped if there are too many."""
         now = self._clock()
         self._tickets[ticket.ticket] = (now + self._lifetime, ticket)
         while self._tickets and (len(self._tickets) > self._limit or next(iter(self._tickets.values()))[0] <= now):
             self._tickets.popitem(last=False)
 
     def take(self, label: bytes) -> SessionTicket | None:
-        """Remove and return the ticket of this label, if it is there and not too old."""
+        """Remove and return the ticket with this label, if there is one that is not too old."""
         until, ticket = self._tickets.pop(label, (0.0, None))
         return ticket if ticket is not None and until > self._clock() else None
 
@@ -61,7 +61,7 @@ class TicketStore:
 
 
 class ClientSessions:
-    """What a client remembers of servers: a session ticket for 0-RTT and a token that proves its address, each used once."""
+    """A client's memory of servers: a session ticket for 0-RTT and a token that proves its address, each used once."""
 
     def __init__(self, *, limit: int = 1_000):
         self._limit = limit
@@ -69,7 +69,7 @@ class ClientSessions:
         self._tokens: OrderedDict[str, bytes] = OrderedDict()
 
     def add_ticket(self, server: str, ticket: SessionTicket) -> None:
-        """Keep the newest ticket of a server, named as in the URL's authority."""
+        """Keep the newest ticket of a server, named by the URL's authority."""
         self._tickets[server] = ticket
         if len(self._tickets) > self._limit:
             self._tickets.popitem(last=False)
@@ -91,34 +91,34 @@ class ClientSessions:
 
 @attrs.frozen(kw_only=True)
 class QuicConfig:
-    """How a QUIC endpoint and its connections behave. Immutable; derive with `attrs.evolve`."""
+    """Settings of a QUIC endpoint and its connections. Immutable; derive with `attrs.evolve`."""
 
     alpn: tuple[str, ...] = ("levada",)
-    """Application protocols, the preferred one first; the two ends must have one in common."""
+    """Application protocols, preferred first; both ends must have one in common."""
     certificate: str | PathLike[str] | None = None
-    """PEM file with the server's certificate and its chain; required to listen."""
+    """PEM file with the server's certificate chain; required to listen."""
     key: str | PathLike[str] | None = None
-    """PEM file with its key; ``None`` if the certificate's file holds it."""
+    """PEM file with its key; ``None`` if the certificate's file contains it."""
     key_password: str | None = attrs.field(default=None, repr=False)
-    """Password of the key's file."""
+    """Password of the key file."""
     ca: str | PathLike[str] | bytes | None = None
-    """PEM file, or PEM octets, with the authorities that a client trusts; ``None`` for the public ones."""
+    """PEM file, or PEM bytes, with the authorities that a client trusts; ``None`` for the public ones."""
     verify: bool = True
-    """Whether a client checks the server's certificate and name. Switch it off in experiments only."""
+    """Whether a client checks the server's certificate and name. Disable it in experiments only."""
     server_name: str | None = None
-    """Name that a client asks for and checks; ``None`` for the host of the URL."""
+    """Name that a client requests and checks; ``None`` for the host of the URL."""
 
     idle_timeout: float = attrs.field(default=30.0, validator=_positive)
-    """Seconds without a packet from the peer after which a connection is lost; the smaller one of both ends counts."""
+    """Seconds without a packet from the peer after which a connection is lost; the smaller value of both ends counts."""
     keepalive: float | None = attrs.field(default=None, validator=attrs.validators.optional(_positive))
-    """Seconds of quiet after which a PING is sent; ``None`` for never."""
+    """Seconds of silence after which a PING is sent; ``None`` for never."""
     handshake_timeout: float = attrs.field(default=10.0, validator=_positive)
     """Seconds that a handshake may take, on both sides."""
     linger: float = attrs.field(default=0.0, validator=_not_negative)
-    """Seconds at most that a dialled connection stays to repeat its close to a peer that missed it."""
+    """Most seconds that a dialled connection stays to repeat its close to a peer that missed it."""
 
     stream_window: int = attrs.field(default=1 << 20, validator=_size)
-    """Octets that a peer may send on one stream ahead of what the application took; a stream that is read fast gets up to half of
+    """Bytes that a peer may send on one stream beyond what the application has received. A stream that is read fast gets up to half of
     `connection_window`."""
     connection_window: int = attrs.field(default=8 << 20, validator=_size)
     """The same for all streams of a connection together."""
@@ -127,29 +127,29 @@ class QuicConfig:
     max_streams_unidirectional: int = attrs.field(default=128, validator=_count)
     """Unidirectional streams that a peer may have open at once."""
     send_high: int = attrs.field(default=256 << 10, validator=_size)
-    """Octets queued on a stream, in no packet yet, above which `send_all` waits."""
+    """Bytes queued on a stream and in no packet yet, above which `send_all` waits."""
     send_low: int = attrs.field(default=128 << 10, validator=_count)
-    """Octets queued on a stream at which it goes on."""
+    """Bytes queued on a stream at which `send_all` continues."""
     max_unacked: int = attrs.field(default=8 << 20, validator=_size)
-    """Octets queued or sent on all streams of a connection, and not acknowledged, above which `send_all` waits."""
+    """Bytes queued or sent on all streams of a connection, and not acknowledged, above which `send_all` waits."""
 
     datagrams: bool = True
-    """Whether unreliable datagrams are taken from the peer."""
+    """Whether unreliable datagrams from the peer are accepted."""
     datagram_queue: int = attrs.field(default=256, validator=_size)
-    """Datagrams kept at most, in each direction: senders wait, receivers lose the oldest."""
+    """Most datagrams kept in each direction: senders wait, receivers lose the oldest."""
 
     packet_size: int | Literal["loopback"] = 1_200
-    """Octets of UDP payload to begin with, 1,200 to 16,384; ``"loopback"`` means 16,384, where both ends are known to share a machine."""
+    """Initial bytes of UDP payload, 1,200 to 16,384; ``"loopback"`` means 16,384, where both ends are known to share a machine."""
     max_packet_size: int = attrs.field(default=MTU_CEILING, validator=_size)
-    """Octets up to which path MTU discovery probes, 16,384 at most; at or below `packet_size` there is none."""
+    """Upper limit of path MTU discovery, at most 16,384; at or below `packet_size` there is no discovery."""
     congestion_control: Literal["cubic", "reno"] = attrs.field(
         default="cubic", validator=attrs.validators.in_(("cubic", "reno"))
     )
-    """Algorithm."""
+    """Congestion control algorithm."""
     initial_rtt: float = attrs.field(default=0.1, validator=_positive)
-    """Round trip in seconds assumed until one has been measured."""
+    """Round trip in seconds assumed until the first measurement."""
     ack_delay: float = attrs.field(default=0.001, validator=_positive)
-    """Seconds that an acknowledgement waits for company, at most 0.025."""
+    """Seconds that an acknowledgement may wait for others, at most 0.025."""
     key_update_after: int = attrs.field(default=1 << 22, validator=_size)
     """Packets after which the keys are renewed; AES-GCM is good for 2**23 (RFC 9001 section 6.6)."""
     versions: tuple[int, ...] = (0x00000001, 0x6B3343CF)
@@ -160,36 +160,36 @@ class QuicConfig:
     )
     """When a server makes clients prove their address before it keeps any state for them."""
     retry_threshold: int = attrs.field(default=64, validator=_count)
-    """Unfinished handshakes from which on ``"load"`` demands proof."""
+    """Unfinished handshakes above which ``"load"`` demands proof."""
     max_handshakes: int = attrs.field(default=1_000, validator=_size)
-    """Unfinished handshakes and waiting `Incoming` above which newcomers are dropped without a word."""
+    """Unfinished handshakes and waiting `Incoming` above which new clients are dropped without an answer."""
     max_connections_per_address: int | None = attrs.field(default=None, validator=attrs.validators.optional(_size))
-    """Connections from one address (for IPv6: from one /64) that a server lets in; it refuses further ones. A connection counts once
-    it has proved its address, by a token or by its handshake, so forged addresses use up no places. ``None``: no limit."""
+    """Connections that a server admits from one address (for IPv6: one /64); it refuses further ones. A connection counts once it has
+    proved its address, by a token or its handshake, so forged addresses use up no places. ``None``: no limit."""
     secret: bytes | None = attrs.field(default=None, repr=False)
-    """32 octets or more behind tokens and stateless resets. Give the same to all workers and across restarts; ``None`` for a random one."""
+    """At least 32 bytes, the source of tokens and stateless resets. Use the same for all workers and across restarts; ``None``: random."""
     worker: int = attrs.field(
         default=0, validator=[attrs.validators.instance_of(int), attrs.validators.in_(range(WORKER_LIMIT))]
     )
-    """Number of this process among those that share a port; part of every connection id, so that packets can be sent on."""
+    """Number of this process among those that share a port; part of every connection id, so that packets can be forwarded."""
     tickets: TicketStore | None = None
-    """Where a server keeps session tickets; ``None`` for a store of the listener's own."""
+    """Where a server keeps session tickets; ``None`` for the listener's own store."""
     early_data: bool = True
-    """Whether a server issues tickets that allow 0-RTT. What arrives so is marked ``early``: it may be a replay."""
+    """Whether a server issues tickets that allow 0-RTT. Data that arrives this way is marked ``early``: it may be a replay."""
     sessions: ClientSessions | None = None
     """Where a client keeps tickets and tokens between connections; ``None`` for nowhere."""
 
     engine: Literal["auto", "plain"] = attrs.field(default="auto", validator=attrs.validators.in_(("auto", "plain")))
-    """``"auto"`` uses the overrides if the installed aioquic is one they were written for; ``"plain"`` never does."""
+    """``"auto"`` uses the overrides if they were written for the installed aioquic; ``"plain"`` never does."""
     gso: bool = True
-    """Whether to hand groups of packets to the kernel at once, where it can."""
+    """Whether to pass groups of packets to the kernel at once, where it can."""
     gro: bool = True
     """Whether to take groups of packets from the kernel at once, where it can."""
     socket_buffer: int = attrs.field(default=4 << 20, validator=_size)
-    """Octets asked for as the socket's buffers, each way; the system may give less."""
+    """Bytes requested for the socket's buffers in each direction; the system may give less."""
 
     def __attrs_post_init__(self) -> None:
-        """Check what no single field can."""
+        """Check the combinations of fields."""
         size = self.initial_packet_size
         if not SMALLEST_PACKET <= size <= LOOPBACK_PACKET:
             raise ConfigurationError(f"packet_size is {size}, wanted {SMALLEST_PACKET} to {LOOPBACK_PACKET}")
@@ -204,14 +204,14 @@ class QuicConfig:
 
     @property
     def initial_packet_size(self) -> int:
-        """Octets of UDP payload to begin with."""
+        """Initial bytes of UDP payload."""
         return LOOPBACK_PACKET if self.packet_size == "loopback" else self.packet_size
 
     def for_engine(self, *, is_client: bool, server_name: str | None = None) -> QuicConfiguration:
-        """Say it in the engine's words; reads the certificate files.
+        """Convert to aioquic's configuration; this reads the certificate files.
 
         Raises:
-            ConfigurationError: a server without a certificate, or a file that cannot be read or holds something else.
+            ConfigurationError: a server has no certificate, or a file cannot be read or has the wrong content.
         """
         configuration = QuicConfiguration(
             alpn_protocols=list(self.alpn),
@@ -241,7 +241,7 @@ class QuicConfig:
             try:
                 configuration.load_cert_chain(self.certificate, self.key, self.key_password)
                 warn_if_others_can_read(self.key or self.certificate, "a private key")
-            except (OSError, ValueError, TypeError, IndexError) as error:  # the third is a password missing or too much
+            except (OSError, ValueError, TypeError, IndexError) as error:  # TypeError: a missing or surplus password
                 files = ", ".join(str(file) for file in (self.certificate, self.key) if file is not None)
                 raise ConfigurationError(f"cannot use {files}: {error}") from error
             if configuration.private_key is None:

@@ -1,11 +1,10 @@
-"""How much may be in flight: NewReno (RFC 9002) and CUBIC (RFC 9438), in the place of aioquic's two controllers.
+"""How much may be in flight: NewReno (RFC 9002) and CUBIC (RFC 9438), instead of aioquic's two controllers.
 
-aioquic's cut the window to a share of what happens to be in flight at that moment, let it grow while nothing uses it, and cannot take a
-cut back.  Here:
+aioquic's controllers cut the window to a share of what happens to be in flight, grow it while it is unused, and cannot undo a cut. Here:
 
-- a **cut** starts from the window, once for all packets that were sent before it;
-- the window **grows** only on packets after whose sending it was full, so that a quiet connection keeps no licence for a burst;
-- `undo` takes the last cut back, once all packets for whose loss it was made have arrived after all.
+- a **cut** starts from the window, once for all packets sent before it;
+- the window **grows** only on packets sent after it was full, so that an idle connection earns no burst;
+- `undo` takes the last cut back once all packets whose loss caused it have arrived after all.
 """
 
 from __future__ import annotations
@@ -19,28 +18,28 @@ from aioquic.quic.packet_builder import QuicSentPacket
 
 __all__ = ["Cubic", "Reno", "make_controller"]
 
-_NEARLY_FULL = 3  # packets of room; fewer are no sign that there is nothing to send
-_IDLE = 2.0  # seconds after which a window says nothing any more
+_NEARLY_FULL = 3  # packets of room; with less room the window counts as full
+_IDLE = 2.0  # seconds after which an unused window is no longer meaningful
 
 
 class Reno(QuicCongestionControl):
-    """The controller of RFC 9002, and what CUBIC shares with it."""
+    """The controller of RFC 9002, and the parts that CUBIC shares."""
 
     beta = 0.5
-    """What is left of the window after a cut."""
+    """Share of the window that remains after a cut."""
 
     def __init__(self, *, max_datagram_size: int) -> None:
         super().__init__(max_datagram_size=max_datagram_size)
         self._max_datagram_size = max_datagram_size
         self.ssthresh: int | None = None
         self._monitor = QuicRttMonitor()
-        self._full_at = -math.inf  # when a packet was sent that filled the window, the last time
+        self._full_at = -math.inf  # when a packet last filled the window
         self._acked_at = math.inf
-        self._credit = 0.0  # octets acknowledged in congestion avoidance that the window has not grown for
+        self._credit = 0.0  # bytes acknowledged in congestion avoidance that have not grown the window yet
         self.cut_at = -math.inf
-        """When the window was cut; losses of packets sent before say nothing new."""
+        """When the window was cut; losses of packets sent earlier cause no further cut."""
         self._before: dict[str, Any] | None = None
-        self._held_back = 0  # octets acknowledged since the cut that the window has not grown for
+        self._held_back = 0  # bytes acknowledged since the cut that have not grown the window yet
 
     def on_packet_sent(self, *, packet: QuicSentPacket) -> None:
         """Count a packet as in flight."""
@@ -55,7 +54,7 @@ class Reno(QuicCongestionControl):
             self._full_at = now
 
     def on_packet_acked(self, *, now: float, packet: QuicSentPacket) -> None:
-        """Count a packet as arrived."""
+        """Count a packet as received."""
         size = packet.sent_bytes
         sent = packet.sent_time or 0.0
         self.bytes_in_flight -= size
@@ -71,12 +70,12 @@ class Reno(QuicCongestionControl):
             self._avoid(size, now)
 
     def on_packets_expired(self, *, packets: Iterable[QuicSentPacket]) -> None:
-        """Count packets as in flight no more, without saying that they are lost."""
+        """Stop counting packets as in flight, without counting them as lost."""
         for packet in packets:
             self.bytes_in_flight -= packet.sent_bytes
 
     def on_packets_lost(self, *, now: float, packets: Iterable[QuicSentPacket]) -> None:
-        """Count packets as lost, and cut the window if one of them was sent after the last cut."""
+        """Count packets as lost, and cut the window if one was sent after the last cut."""
         latest = -math.inf
         for packet in packets:
             self.bytes_in_flight -= packet.sent_bytes
@@ -88,7 +87,7 @@ class Reno(QuicCongestionControl):
             self._cut()
 
     def on_persistent_congestion(self) -> None:
-        """Begin again from the smallest window: nothing came through for three probe time-outs."""
+        """Restart from the smallest window: no packet came through for three probe time-outs."""
         self.congestion_window = K_MINIMUM_WINDOW * self._max_datagram_size
         self.cut_at = -math.inf
 
@@ -98,7 +97,7 @@ class Reno(QuicCongestionControl):
             self.ssthresh = self.congestion_window
 
     def undo(self) -> None:
-        """Take the last cut back: nothing was lost."""
+        """Undo the last cut: no packet was lost."""
         before, self._before = self._before, None
         if before is not None:
             window = self.congestion_window
@@ -109,7 +108,6 @@ class Reno(QuicCongestionControl):
             self.congestion_window = max(self.congestion_window, window)
 
     # ---------------------------------------------------------------- the algorithm
-
     _restored: tuple[str, ...] = ("congestion_window", "ssthresh", "cut_at", "_credit")
 
     def _is_in_slow_start(self) -> bool:
@@ -141,10 +139,10 @@ class Cubic(Reno):
 
     def __init__(self, *, max_datagram_size: int) -> None:
         super().__init__(max_datagram_size=max_datagram_size)
-        self._top = 0.0  # W_max, octets
+        self._top = 0.0  # W_max, bytes
         self._epoch: float | None = None  # when congestion avoidance began
-        self._rise = 0.0  # K, seconds from the epoch until the window is at the top again
-        self._estimate = 0.0  # W_est, the window that Reno would have
+        self._rise = 0.0  # K, seconds from the epoch until the window reaches the top again
+        self._estimate = 0.0  # W_est, Reno's window
         self._round_trip = 0.0
 
     _restored = (*Reno._restored, "_top", "_epoch", "_rise", "_estimate")
@@ -159,11 +157,11 @@ class Cubic(Reno):
         self._top, self._epoch = 0.0, None
 
     def _not_limited(self) -> None:
-        self._epoch = None  # the time in which the window was not used must not count as growth
+        self._epoch = None  # time in which the window was not used must not count as growth
 
     def _cut(self) -> None:
         window = self.congestion_window
-        # Fast convergence: a window that has not reached the old top leaves room to others.
+        # Fast convergence: a window that has not reached the old top leaves room for others.
         self._top = window * (1 + self.beta) / 2 if window < self._top else window
         self._epoch = None
         super()._cut()
@@ -176,8 +174,8 @@ class Cubic(Reno):
             self._rise = math.cbrt(max(self._top - window, 0.0) / packet / self._scale)
             self._top = max(self._top, window)
         elapsed = now - self._epoch
-        # A packet in a round trip, as in quic-go. RFC 9438 has 0.53 of one until the window before the cut is reached, which makes a
-        # flow no faster than Reno's: 4 MiB then take 12 s at 5 % loss, and 9 s so.
+        # A packet in a round trip, as in quic-go. RFC 9438 has 0.53 of one until the window before the cut is reached, which makes a flow no
+        # faster than Reno's: 4 MiB then take 12 s at 5 % loss, instead of 9 s.
         self._estimate += packet * size / window
         if self._top + self._scale * (elapsed - self._rise) ** 3 * packet < self._estimate:
             self.congestion_window = max(window, int(self._estimate))
@@ -190,5 +188,5 @@ class Cubic(Reno):
 
 
 def make_controller(algorithm: str, *, max_datagram_size: int) -> Reno:
-    """Return a controller of the algorithm that a configuration names."""
+    """Return the controller of the configured algorithm."""
     return (Cubic if algorithm == "cubic" else Reno)(max_datagram_size=max_datagram_size)

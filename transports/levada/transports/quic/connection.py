@@ -2,11 +2,11 @@
 
 The rules of this file:
 
-* No task of its own, and no lock: everything happens in the endpoint's two tasks or in the caller's, between two awaits.
-* Whatever gives the engine something to say ends in `mark_dirty`; the endpoint then sends once for all that happened in a turn.
-* The application learns of the end when it is certain, which is before aioquic's own event: that one comes after the closing period.
-* A stream of the peer's is given back as credit when the engine has dropped it *and* it was accepted.  So a peer cannot pile streams
-  up at an application that does not accept, however short they are.
+* A connection has no task and no lock: everything happens in the endpoint's two tasks or in the caller's, between two awaits.
+* Every call that gives the engine data to send ends in `mark_dirty`; the endpoint then sends once for all that happened in a turn.
+* The application learns of the end as soon as it is certain. aioquic's own event comes later, after the closing period.
+* A stream of the peer's is given back as credit when the engine has dropped it *and* it was accepted. So a peer cannot pile up streams,
+  however short, at an application that does not accept.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ if TYPE_CHECKING:
 
 __all__ = ["QuicConnection", "QuicDetails"]
 
-# A loss timer of aioquic's can fire at its exact moment and find nothing lost, since `sent + delay == now` but `now - delay` rounds
-# below `sent`; it would be set to the same moment again for ever, and virtual time would stand still.
+# A loss timer of aioquic's can fire at its exact moment and find no packet lost: `sent + delay == now`, but `now - delay` rounds below
+# `sent`. It would be set to the same moment for ever, and virtual time would stand still.
 _TIMER_SLACK = 1e-6
-_PING = 0  # id of keepalive PINGs, whose acknowledgements nobody waits for
+_PING = 0  # id of keepalive PINGs, whose acknowledgements are ignored
 _ABANDONED = "stateless reset"
-# Octets of an answer that is sent at once: the way over the flush task costs two turns of trio's scheduler and a look at a timer, a
-# third of the CPU time of one request at a time.  More than one packet holds is not worth it.
+# Bytes of an answer that is sent at once. The flush task costs two turns of trio's scheduler and a look at a timer, a third of the CPU
+# time of one request at a time. Answers larger than a packet are not worth it.
 _PROMPT = 1_000
 
 
 @attrs.frozen(kw_only=True)
 class QuicDetails:
-    """What only QUIC knows about a connection, as it is now."""
+    """Facts that only a QUIC connection has, at the moment of the call."""
 
     packets_sent: int
     packets_received: int
     packet_size: int
-    """Octets of UDP payload in use, after path MTU discovery."""
+    """Bytes of UDP payload in use, after path MTU discovery."""
     round_trip: float
     """Seconds, smoothed; 0 if not measured."""
     streams: int
-    """Streams that are not over."""
+    """Streams that have not ended."""
     tuned: bool
     """Whether the overrides are in force."""
 
 
 class QuicConnection:
-    """A connection as `levada.transports.carriers.contracts.Connection` describes it; made by `dial` and by `QuicIncoming.accept`."""
+    """A `levada.transports.carriers.contracts.Connection`, made by `dial` and by `QuicIncoming.accept`."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class QuicConnection:
         self.cids: set[bytes] = set()
         """Connection ids that the endpoint routes here."""
         self.retired_cids: deque[bytes] = deque()
-        """Those of them that the peer has given up; the oldest first."""
+        """The ids among them that the peer has retired, oldest first."""
         self.reset_tokens: set[bytes] = set()
         self.timer_at = math.inf
         """When the endpoint's heap will look at it, at the latest."""
@@ -105,7 +105,7 @@ class QuicConnection:
         self._early_offered = early_offered
         self._handshake_deadline = now + self._config.handshake_timeout
         self._heard_at = now
-        self._lonely = False  # one thing has come since anything was sent
+        self._lonely = False  # one input has arrived since the last send
         self._reason: CloseReason | None = None
         self._make_error: Callable[[], CarrierError] = lambda: ConnectionClosed("the connection is closed")
         self._close_packets: list[tuple[bytes, Address]] = []
@@ -131,10 +131,9 @@ class QuicConnection:
         return f"<QuicConnection {'to' if self.is_client else 'from'} {self._info.peer}>"
 
     # ---------------------------------------------------------------- facts
-
     @property
     def info(self) -> CarrierInfo:
-        """Who is at the other end; complete after `handshake`."""
+        """The peer and this end; complete after `handshake`."""
         return self._info
 
     @property
@@ -147,7 +146,7 @@ class QuicConnection:
         return self._make_error()
 
     def statistics(self) -> CarrierStatistics:
-        """Return the counters as they are now; octets include QUIC's own, writes and reads are packets."""
+        """Return the counters as they are now; bytes include QUIC's own, writes and reads are packets."""
         return CarrierStatistics(
             octets_sent=self._octets_sent,
             octets_received=self._octets_received,
@@ -158,7 +157,7 @@ class QuicConnection:
         )
 
     def details(self) -> QuicDetails:
-        """Return what only QUIC knows."""
+        """Return the facts that only a QUIC connection has."""
         return QuicDetails(
             packets_sent=self._packets_sent,
             packets_received=self._packets_received,
@@ -173,24 +172,15 @@ class QuicConnection:
         return self.engine.smoothed_rtt
 
     async def handshake(self) -> CarrierInfo:
-        """Wait until the handshake is complete, and return what is known then.
-
-        Raises:
-            ConnectionLost: it failed, or took longer than `QuicConfig.handshake_timeout`.
-        """
+        """Wait until the handshake is complete; raise `ConnectionLost` if it fails or exceeds `QuicConfig.handshake_timeout`."""
         await self._shaken.wait()
         if not self.engine.handshake_complete and self.is_over:
             raise self.error()
         return self._info
 
     # ---------------------------------------------------------------- streams
-
     async def open_stream(self, *, unidirectional: bool = False, priority: int = 128) -> QuicStream:
-        """Open a stream, waiting for the peer's credit. The peer sees it with its first octet, end or reset.
-
-        Raises:
-            ConnectionClosed, ConnectionLost: the connection has ended.
-        """
+        """Open a stream, waiting for the peer's credit. The peer sees it with its first byte, end or reset."""
         await trio.lowlevel.checkpoint_if_cancelled()
         while (stream := self.try_open_stream(unidirectional=unidirectional, priority=priority)) is None:
             self.engine.want_stream(unidirectional=unidirectional)
@@ -199,11 +189,7 @@ class QuicConnection:
         return stream
 
     def try_open_stream(self, *, unidirectional: bool = False, priority: int = 128) -> QuicStream | None:
-        """Open a stream if there is credit for it now.
-
-        Raises:
-            ConnectionClosed, ConnectionLost: the connection has ended.
-        """
+        """Open a stream if there is credit for it now."""
         if not 0 <= priority <= 255:
             raise ValueError(f"priority is {priority}, wanted 0 to 255")
         if self.is_over:
@@ -215,15 +201,11 @@ class QuicConnection:
         return stream
 
     def stream_credit(self, *, unidirectional: bool) -> int:
-        """Return how many more streams the peer lets be opened now; 0 when it is over."""
+        """Return how many more streams the peer allows to be opened now; 0 after the end."""
         return 0 if self.is_over else self.engine.stream_credit(unidirectional=unidirectional)
 
     async def accept_stream(self) -> QuicStream:
-        """Wait for the next stream that the peer opened, in the order in which they appeared.
-
-        Raises:
-            ConnectionClosed, ConnectionLost: the connection has ended, and all streams that came before were taken.
-        """
+        """Wait for the next stream that the peer opened, in order of appearance; the error after the end comes behind the last stream."""
         await trio.lowlevel.checkpoint_if_cancelled()
         while (stream := self.accept_stream_nowait()) is None:
             if self.is_over:
@@ -232,7 +214,7 @@ class QuicConnection:
         return stream
 
     def accept_stream_nowait(self) -> QuicStream | None:
-        """Take the next stream that the peer has opened, if there is one; see `Connection.accept_stream_nowait`."""
+        """Take the next stream that the peer has opened, if there is one; `Connection.accept_stream_nowait` says more."""
         if not self._waiting:
             return None
         stream = self._waiting.popleft()
@@ -241,13 +223,12 @@ class QuicConnection:
         return stream
 
     # ---------------------------------------------------------------- datagrams
-
     def max_datagram_size(self) -> int:
-        """Octets of the largest datagram that fits now; 0 if the peer takes none, or its limit is not known yet."""
+        """Bytes of the largest datagram that fits now; 0 if the peer takes none or its limit is not known yet."""
         return self.engine.datagram_room()
 
     async def send_datagram(self, data: Octets) -> None:
-        """Queue a datagram, waiting while the queue is full, and for the handshake if it was not early.
+        """Queue a datagram. Wait while the queue is full, and for the handshake unless there is early data.
 
         Raises:
             DatagramTooLarge: more than `max_datagram_size`.
@@ -272,16 +253,12 @@ class QuicConnection:
         if self.engine.datagrams_queued >= self._config.datagram_queue:
             return False
         self.engine.send_datagram_frame(octets)
-        if not self.dirty:  # of many in a row only the first needs a look at how to send it
+        if not self.dirty:  # only the first of many in a row needs to decide how to send
             self.send_promptly(len(octets))
         return True
 
     async def receive_datagram(self) -> Datagram:
-        """Wait for a datagram; while nobody takes them, the oldest are dropped and counted.
-
-        Raises:
-            ConnectionClosed, ConnectionLost: the connection has ended, and all that came before were taken.
-        """
+        """Wait for a datagram. While no task receives, the oldest are dropped and counted."""
         await trio.lowlevel.checkpoint_if_cancelled()
         while not self._datagrams:
             if self.is_over:
@@ -290,9 +267,8 @@ class QuicConnection:
         return self._datagrams.popleft()
 
     # ---------------------------------------------------------------- the end
-
     def close(self, code: int = 0, reason: str = "") -> None:
-        """Tell the peer that it is over, now; what is queued is dropped. Nothing if it is over already."""
+        """Tell the peer at once that the connection is over; queued data is dropped. After the end it does nothing."""
         if self.is_over:
             return
         self.engine.close(error_code=code, reason_phrase=reason)
@@ -302,10 +278,10 @@ class QuicConnection:
         self.mark_dirty()
 
     async def aclose(self, code: int = 0, reason: str = "", *, drain: float = 5.0) -> None:
-        """Wait up to `drain` seconds until the peer has what was sent on finished streams, then close.
+        """Wait up to `drain` seconds until the peer has the data of finished streams, then close.
 
         Cancellation:
-            closed at once; what the peer has not acknowledged may be lost.
+            closed at once; data that the peer has not acknowledged may be lost.
         """
         try:
             with trio.move_on_after(drain):
@@ -338,30 +314,28 @@ class QuicConnection:
         return bool(self.engine.datagrams_queued) or any(stream.undelivered for stream in self.streams.values())
 
     # ---------------------------------------------------------------- keys and paths
-
     def update_keys(self) -> None:
-        """Renew the keys; the carrier does so by itself long before their limit."""
+        """Renew the keys; the carrier does this itself long before their limit."""
         self.engine.request_key_update()
         self.mark_dirty()
 
     def change_path(self) -> None:
-        """Use a fresh connection id and send something, so that the peer sees this side's new address."""
+        """Use a fresh connection id and send a packet, so that the peer sees this side's new address."""
         self.engine.change_connection_id()
         self._endpoint.learn_reset_tokens(self)
         self.engine.send_ping(_PING)
         self.mark_dirty()
 
     # ---------------------------------------------------------------- for streams
-
     def mark_dirty(self) -> None:
-        """Let the endpoint send what there is, after the tasks that can run now."""
+        """Let the endpoint send for this connection, after the tasks that can run now."""
         self._endpoint.asked += 1
         if not self.dirty:
             self.dirty = True
             self._endpoint.add_dirty(self)
 
     def send_promptly(self, octets: int) -> None:
-        """Something complete was queued, a datagram or the end of a stream; as the one answer to the one thing that came it leaves at once."""
+        """Note that a datagram or the end of a stream was queued; the only answer to the only input is sent at once."""
         if self._lonely and not self.dirty and octets <= _PROMPT:
             self._endpoint.send_for(self)
         else:
@@ -373,18 +347,17 @@ class QuicConnection:
         return engine.unsent(stream_id) > config.send_high or engine.total_unacked() > config.max_unacked
 
     def has_room(self, stream_id: int) -> bool:
-        """Whether a sender that waited may go on."""
+        """Whether a sender that waited may continue."""
         engine, config = self.engine, self._config
         return engine.unsent(stream_id) <= config.send_low and engine.total_unacked() <= config.max_unacked
 
     # ---------------------------------------------------------------- for the endpoint
-
     def receive(self, data: bytes, address: Address, now: float) -> None:
-        """Take a datagram that was routed here."""
+        """Take a packet that was routed here."""
         self._octets_received += len(data)
         self._packets_received += 1
         if self._close_packets:
-            # The peer has not seen the close: say it again, ever more rarely (RFC 9000 section 10.2.1).
+            # The peer has not seen the close: repeat it, ever more rarely (RFC 9000 section 10.2.1).
             self._late_packets += 1
             if self._late_packets & (self._late_packets - 1) == 0:
                 self._endpoint.send(self._close_packets)
@@ -393,7 +366,7 @@ class QuicConnection:
         self.engine.receive_datagram(data, address, now)
 
     def transmit(self, now: float) -> list[tuple[bytes, Address]]:
-        """Return what is to be sent now."""
+        """Return the packets to send now."""
         engine = self.engine
         closing = engine.is_over and not self._close_packets
         datagrams: list[tuple[bytes, Address]] = engine.datagrams_to_send(now)
@@ -412,7 +385,7 @@ class QuicConnection:
         return datagrams
 
     def next_deadline(self) -> float:
-        """When `fire` wants to be called."""
+        """Return when `fire` is due."""
         at = self.engine.get_timer()
         deadline = math.inf if at is None else at
         if self.is_over:
@@ -423,7 +396,7 @@ class QuicConnection:
         return deadline if keepalive is None else min(deadline, self._heard_at + keepalive)
 
     def fire(self, now: float) -> None:
-        """Do what was due by now."""
+        """Do the work that is due."""
         engine = self.engine
         if not engine.handshake_complete and not self.is_over and now >= self._handshake_deadline:
             self.fail(f"no handshake within {self._config.handshake_timeout} s")
@@ -444,7 +417,7 @@ class QuicConnection:
         self.mark_dirty()
 
     def fail(self, why: str, *, code: int = 1) -> None:
-        """End it as lost, telling the peer only that there was an error."""
+        """End the connection as lost; the peer is told only that there was an error."""
         if not self.is_over:
             said = f"connection to {self._info.peer}: {why}"
             self._end(CloseReason(code, why, lost=True), lambda: ConnectionLost(said))
@@ -452,7 +425,7 @@ class QuicConnection:
             self.mark_dirty()
 
     def abandon(self, why: str) -> None:
-        """End it as lost, without a word: the peer has no state for it, or the state here is no good."""
+        """End it as lost without telling the peer, which has no state for it, or because the state here is damaged."""
         if not self.is_over:
             said = f"connection to {self._info.peer}: {why}"
             self._end(CloseReason(1, why, lost=True), lambda: ConnectionLost(said))
@@ -460,13 +433,12 @@ class QuicConnection:
         self._endpoint.forget(self)
 
     def reset_by_peer(self) -> None:
-        """A stateless reset arrived."""
+        """End it because a stateless reset arrived."""
         self.abandon(_ABANDONED)
 
     # ---------------------------------------------------------------- what happened
-
     def settle(self) -> None:
-        """Hand on what the engine has to tell, and let those go on who can."""
+        """Pass on the engine's news, and wake the tasks that can continue."""
         engine = self.engine
         happened = engine.take_events()
         self._lonely = len(happened) == 1
@@ -514,10 +486,10 @@ class QuicConnection:
             self._endpoint.forget(self)
 
     def forgotten(self) -> None:
-        """Let go of the engine's state and of streams, which hold the connection; those that wait to be accepted stay."""
+        """Release the engine's state and the streams, which refer to the connection. Streams waiting to be accepted stay."""
         self.engine.release()
         self.streams.clear()
-        # They come with a copy that does not hold them.
+        # They get a copy that does not refer to them.
         ended = copy.copy(self)
         ended._waiting = deque()
         for stream in self._waiting:
@@ -530,7 +502,7 @@ class QuicConnection:
                     self._datagrams.popleft()
                     self._datagrams_dropped += 1
                 self._datagrams.append(Datagram(event.data, early=type(event) is EarlyDatagram))
-                if self._datagram_readers:  # to wake nobody would be a third of what a small datagram costs here
+                if self._datagram_readers:  # waking no task would be a third of the cost of a small datagram here
                     self._datagram_readers.unpark()
             case events.StreamReset():
                 self._stream(event.stream_id).reset_arrived(event.error_code)

@@ -1,18 +1,17 @@
 """One UDP port and all QUIC connections on it: two tasks, whatever their number.
 
-* The **receive task** takes a burst from the port, routes each datagram by connection id, feeds it to its connection, and only then
-  lets each touched connection tell what happened.  Nothing that a peer sends may end this task: an error out of the engine ends that
-  one connection.
-* The **flush task** sends for all connections that have something to say.  It lets the tasks that can run go first (up to three
-  rounds, while they go on asking), so that a hundred answers made in one turn share packets; sending at once split 64 answers into 38.
-* A lone answer does not wait for the flush task: `send_for` sends it in the turn of whoever made it.
-* One deadline for all timers: a heap of (time, connection).  A timer that moves earlier is pushed at once; one that moves later is moved
-  if it is the first, as it would fire soon for nothing, else left in the heap and looked at when it fires.
+* The **receive task** takes a burst from the port, routes each datagram by connection id, feeds it to its connection, and then lets each
+  touched connection report. Input from a peer never ends this task: an error of the engine ends only that connection.
+* The **flush task** sends for all connections that have data. It lets the tasks that can run go first, up to three rounds while they
+  keep asking, so that a hundred answers made in one turn share packets; sending at once split 64 answers into 38.
+* A lone answer does not wait for the flush task: `send_for` sends it in the turn of its caller.
+* One deadline serves all timers: a heap of (time, connection). A timer that moves earlier is pushed at once. A timer that moves later is
+  moved if it is the first, since it would soon fire for nothing; otherwise it stays in the heap and is checked when it fires.
 
-Connection ids are 8 octets, the first is the number of the worker process.  A short header thus names connection and worker without
-parsing: several processes may share one port, and pass on what the kernel gave to the wrong one (`foreign`, and `take_in` at the other
-end of whatever lies between them).  Long headers are not passed on, since a client makes up the first id itself: a handshake ends where
-it began, which the kernel sees to, as it chooses a process by the addresses.
+Connection ids have 8 bytes; the first is the number of the worker process. So a short header names connection and worker without parsing.
+Several processes may share one port and forward packets that the kernel gave to the wrong one: `foreign` sends them, `take_in` receives
+them. Long headers are not forwarded, since a client makes up the first id itself. A handshake ends where it began: the kernel chooses the
+process by the addresses.
 """
 
 from __future__ import annotations
@@ -46,33 +45,32 @@ __all__ = ["QuicEndpoint"]
 logger = logging.getLogger("levada.transports.quic")
 
 CID_LENGTH = 8
-_YIELDS = 3  # rounds of the scheduler that a flush gives to tasks that can run
-_SMALLEST_RESET = 21  # octets, RFC 9000 section 10.3
+_YIELDS = 3  # scheduler rounds that a flush gives to tasks that can run
+_SMALLEST_RESET = 21  # bytes, RFC 9000 section 10.3
 _LARGEST_RESET = 43
-_OUTBOX = 1_024  # datagrams that wait for a socket whose buffer is full; further ones are lost, as on any full network
-_RETIRED_KEPT = 8  # connection ids of one connection that its peer has given up; as many as it may have in use
-_TIMERS_LEFT = 64  # entries that do not count any more; each keeps its connection in memory until the idle time-out
+_OUTBOX = 1_024  # datagrams waiting for a socket with a full buffer; further ones are lost, as on any full network
+_RETIRED_KEPT = 8  # connection ids of one connection that its peer has retired; as many as it may have in use
+_TIMERS_LEFT = 64  # stale entries; each keeps its connection in memory until the idle time-out
 _RESETS_PER_SECOND = 100
 
 
 class QuicEndpoint:
     """A port with its connections; an async context manager that runs the two tasks.
 
-    `dial` and `listen` make one for each call.  Make one yourself to dial many servers from one port, or to dial and listen on it.
+    `dial` and `listen` make one for each call. Make your own to dial many servers from one port, or to dial and listen on it.
     """
 
     def __init__(self, port: DatagramPort, config: QuicConfig | None = None):
         self.config = config or QuicConfig()
         self.listener: QuicListener | None = None
         self.foreign: Callable[[int, bytes, Address], None] | None = None
-        """Called with worker number, datagram and address for packets of another worker's connections; ``None`` drops them.
-
-        That worker gives datagram and address to its endpoint's `take_in`."""
+        """Called with worker number, datagram and address for packets of another worker's connections; that worker passes datagram and address
+        to its endpoint's `take_in`. ``None`` drops the packets."""
         self.secret = self.config.secret or os.urandom(32)
         self.counters: Counter[str] = Counter()
-        """What happened to datagrams that belong to no connection, and how often the tasks ran."""
+        """Counts of datagrams that belong to no connection, and of turns of the tasks."""
         self.asked = 0
-        """How often connections have asked to be sent for."""
+        """How often connections have asked for a flush."""
         self._port = port
         self.engine_type = engine_class(plain=self.config.engine == "plain")
         self._routes: dict[bytes, QuicConnection] = {}
@@ -92,16 +90,15 @@ class QuicEndpoint:
 
     @property
     def address(self) -> Address:
-        """Own address."""
+        """The local address."""
         return self._port.address
 
     @property
     def connections(self) -> Sequence[QuicConnection]:
-        """Connections that are not forgotten yet, the closing ones included."""
+        """Connections not yet forgotten, including closing ones."""
         return tuple(self._connections)
 
     # ---------------------------------------------------------------- life
-
     async def __aenter__(self) -> Self:
         self._manager = plain_nursery()
         nursery: trio.Nursery = await self._manager.__aenter__()
@@ -130,21 +127,20 @@ class QuicEndpoint:
                 self._dirty.clear()
 
     async def _linger(self) -> None:
-        """Stay until the closing periods are over, as far as the configuration allows."""
+        """Stay until the closing periods are over, within the configured time."""
         with trio.move_on_after(self.config.linger):
             await self._deserted.wait()
 
     # ---------------------------------------------------------------- connections
-
     def connect(
         self, address: Address, *, server: str, early: bool = False, config: QuicConfig | None = None
     ) -> QuicConnection:
-        """Begin a connection; the first packet leaves once the caller waits for something.
+        """Begin a connection; the first packet leaves once the caller waits.
 
         Args:
             server: its name, for the certificate and as the key of `ClientSessions`.
-            early: send with what a ticket allows before the handshake is complete, if there is a ticket.
-            config: instead of the endpoint's own.
+            early: send before the handshake is complete if there is a ticket that allows it.
+            config: replaces the endpoint's own.
         """
         config = config or self.config
         configuration = config.for_engine(is_client=True, server_name=server)
@@ -179,7 +175,7 @@ class QuicEndpoint:
         return connection
 
     def engine_settings(self, config: QuicConfig, *, address_validated: bool = False) -> EngineSettings:
-        """Return what an engine of this endpoint is told."""
+        """Return the settings of an engine of this endpoint."""
         secret = self.secret
         return EngineSettings(
             max_streams=config.max_streams,
@@ -193,11 +189,11 @@ class QuicEndpoint:
         )
 
     def new_cid(self) -> bytes:
-        """Make a connection id: the worker's number, then randomness."""
+        """Make a connection id: the worker's number, then random bytes."""
         return bytes((self.config.worker,)) + os.urandom(CID_LENGTH - 1)
 
     def adopt(self, connection: QuicConnection, *cids: bytes) -> None:
-        """Route packets for these ids to a connection, and keep its time."""
+        """Route packets for these ids to a connection, and keep its timer."""
         self._connections[connection] = None
         for cid in cids:
             self.add_route(cid, connection)
@@ -208,7 +204,7 @@ class QuicEndpoint:
         connection.cids.add(cid)
 
     def retire_route(self, cid: bytes, connection: QuicConnection) -> None:
-        """The peer has given an id up; packets under it may still be on their way, and must not be answered as if nobody knew it."""
+        """Retire an id that the peer has given up. Packets with it may still be on their way, and must not get a stateless reset."""
         retired = connection.retired_cids
         retired.append(cid)
         if len(retired) > _RETIRED_KEPT:
@@ -217,7 +213,7 @@ class QuicEndpoint:
             connection.cids.discard(cid)
 
     def forget(self, connection: QuicConnection) -> None:
-        """Drop all trace of a connection."""
+        """Remove all traces of a connection."""
         if connection not in self._connections:
             return
         del self._connections[connection]
@@ -234,7 +230,7 @@ class QuicEndpoint:
             self._deserted = trio.Event()
 
     def learn_reset_tokens(self, connection: QuicConnection) -> None:
-        """Know a connection's stateless resets when they come; their connection ids are random."""
+        """Learn a connection's stateless reset tokens; the connection ids of resets are random."""
         tokens = connection.engine.peer_reset_tokens()
         if tokens != connection.reset_tokens:
             for token in connection.reset_tokens - tokens:
@@ -244,17 +240,17 @@ class QuicEndpoint:
                 self._reset_tokens[token] = connection
 
     def handshake_completed(self, connection: QuicConnection, address: Address) -> None:
-        """A client has shown who it is, as far as TLS goes."""
+        """Note that a client has completed its TLS handshake."""
         if self.listener is not None:
             self.listener.handshake_completed(connection, address)
 
     def connection_over(self, connection: QuicConnection, reason: CloseReason) -> None:
-        """A connection has ended, maybe before its handshake."""
+        """Note that a connection has ended, perhaps before its handshake."""
         if self.listener is not None:
             self.listener.connection_over(connection, reason)
 
     def rebind(self, port: DatagramPort) -> None:
-        """Go on at another port: after a change of network, for example. Dialled connections tell their servers at once."""
+        """Continue on another port, after a change of network for example. Dialled connections tell their servers at once."""
         old, self._port = self._port, port
         self._receive_scope.cancel()
         old.close()
@@ -263,7 +259,6 @@ class QuicEndpoint:
                 connection.change_path()
 
     # ---------------------------------------------------------------- sending
-
     def add_dirty(self, connection: QuicConnection) -> None:
         """Send for a connection soon."""
         self._dirty.append(connection)
@@ -287,7 +282,7 @@ class QuicEndpoint:
 
     async def _flush_loop(self) -> None:
         while True:
-            # One scope for many turns, as entering one costs as much as half a turn; a timer that fires leaves it.
+            # One scope for many turns, since entering one costs as much as half a turn; a timer that fires leaves it.
             with trio.CancelScope(deadline=self._timers[0][0] if self._timers else math.inf) as self._flusher_scope:
                 while True:
                     if not self._dirty and not self._outbox:
@@ -300,7 +295,7 @@ class QuicEndpoint:
         for _ in range(_YIELDS):
             before = self.asked
             await trio.lowlevel.checkpoint()
-            if self.asked == before:  # trio could tell whether tasks can run, but counts all open sockets to do so
+            if self.asked == before:  # trio knows whether tasks can run, but counts all open sockets to find out
                 break
         now = trio.current_time()
         if self._timers and self._timers[0][0] <= now:
@@ -313,7 +308,7 @@ class QuicEndpoint:
             except trio.ClosedResourceError:
                 if port is self._port:
                     raise
-                continue  # `rebind` has closed it: go on with the new one
+                continue  # `rebind` has closed it: continue with the new port
             taken = port.send(self._outbox)
             del self._outbox[:taken]
 
@@ -342,7 +337,7 @@ class QuicEndpoint:
             return datagrams
         try:
             datagrams = connection.transmit(now)
-        except Exception as error:  # noqa: BLE001 - an engine that fails ends its own connection only
+        except Exception as error:  # noqa: BLE001 - an engine that fails ends only its own connection
             self._engine_failed(connection, error)
         self._set_timer(connection)
         return datagrams
@@ -355,7 +350,7 @@ class QuicEndpoint:
         if at == connection.timer_at:
             return
         if at > connection.timer_at and timers[0][2] is not connection:
-            return  # looked at when it fires; the first one is moved, as it would fire soon
+            return  # checked when it fires; the first one is moved, since it would fire soon
         connection.timer_at = at
         self._timer_count += 1
         entry = (at, self._timer_count, connection)
@@ -369,7 +364,7 @@ class QuicEndpoint:
             scope.deadline = timers[0][0]
 
     def _drop_stale_timers(self) -> None:
-        """Keep the heap in proportion to the connections: what an earlier entry has replaced would stay until it comes due."""
+        """Keep the heap in proportion to the connections: replaced entries would stay until they come due."""
         timers = self._timers
         if len(timers) > 2 * len(self._connections) + _TIMERS_LEFT:
             timers[:] = [entry for entry in timers if entry[0] == entry[2].timer_at and entry[2] in self._connections]
@@ -380,7 +375,7 @@ class QuicEndpoint:
         while timers and timers[0][0] <= now:
             at, _, connection = heapq.heappop(timers)
             if connection.timer_at != at:
-                continue  # an entry that a later one with an earlier time has replaced
+                continue  # an entry replaced by a later one with an earlier time
             connection.timer_at = math.inf
             if connection not in self._connections:
                 continue
@@ -390,7 +385,7 @@ class QuicEndpoint:
             try:
                 connection.fire(
                     now
-                )  # marks it dirty; what it sends clears the timers of acks and pacing, and sets the next one
+                )  # marks it dirty; sending clears the timers of acks and pacing, and sets the next one
             except Exception as error:  # noqa: BLE001 - as in _flush
                 self._engine_failed(connection, error)
 
@@ -400,17 +395,16 @@ class QuicEndpoint:
         connection.abandon(f"internal error: {error!r}")
 
     # ---------------------------------------------------------------- receiving
-
     async def _receive_loop(self) -> None:
         while True:
             with trio.CancelScope() as self._receive_scope:
                 while True:
                     self.take_in(await self._port.receive())
-            # Cancelled by `rebind`: go on with the new port.
+            # Cancelled by `rebind`: continue with the new port.
             await trio.lowlevel.checkpoint()
 
     def take_in(self, batch: Sequence[tuple[bytes, Address]]) -> None:
-        """Handle datagrams that have arrived: at the port, or at another worker's, which has passed them on (`foreign`)."""
+        """Handle datagrams that arrived at the port, or at another worker's port, which forwarded them (`foreign`)."""
         now = trio.current_time()
         touched: dict[QuicConnection, None] = {}
         for data, address in batch:
@@ -422,14 +416,14 @@ class QuicEndpoint:
             self.touch(connection, now)
 
     def feed(self, connection: QuicConnection, data: bytes, address: Address, now: float) -> None:
-        """Give a connection a datagram of its peer; `touch` comes after the last one."""
+        """Give a connection a datagram of its peer; `touch` follows after the last one."""
         try:
             connection.receive(data, address, now)
-        except Exception as error:  # noqa: BLE001 - whatever a peer sends ends its own connection at most
+        except Exception as error:  # noqa: BLE001 - input from a peer ends its own connection at most
             self._engine_failed(connection, error)
 
     def touch(self, connection: QuicConnection, now: float) -> None:
-        """Let a connection that was fed tell what happened, and answer."""
+        """Let a connection that was fed report and answer."""
         try:
             connection.settle()
         except Exception as error:  # noqa: BLE001 - as in feed
@@ -455,7 +449,7 @@ class QuicEndpoint:
         return connection
 
     def _unroutable(self, data: bytes, cid: bytes, address: Address, now: float) -> None:
-        """A short header for no connection here: a stateless reset, a packet for another worker, or one that deserves a reset."""
+        """Handle a short header without a connection: a stateless reset, a packet for another worker, or a packet to answer with a reset."""
         if len(data) >= _SMALLEST_RESET:
             connection = self._reset_tokens.get(data[-16:])
             if connection is not None and connection.peer_address == address:
@@ -468,7 +462,7 @@ class QuicEndpoint:
                 self.foreign(cid[0], data, address)
             return
         self.counters["unroutable"] += 1
-        # Smaller than what it answers, so that two endpoints cannot keep each other busy with resets.
+        # Smaller than the packet it answers, so that two endpoints cannot send each other resets for ever.
         size = min(len(data) - 1, _LARGEST_RESET)
         if size < _SMALLEST_RESET or not self.engine_type.tuned:
             return

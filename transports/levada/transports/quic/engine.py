@@ -1,13 +1,13 @@
-"""The QUIC state machine: aioquic's, seen through the few looks inside that a carrier needs, and whether it can be tuned.
+"""The QUIC state machine: aioquic's, with the internals that a carrier needs to read, and a check whether it can be tuned.
 
-Only this module, `keys` and those of the overrides (`lean`, `ready`, `packets`, `ranges`, `congestion`, `recovery`, `overrides`) touch
-private names of aioquic.  At import the version and each name is checked:
+Only this module, `keys` and the override modules (`lean`, `ready`, `packets`, `ranges`, `congestion`, `recovery`, `overrides`) touch
+private names of aioquic. The version and each name are checked at import:
 
-* `PlainEngine` is aioquic's `QuicConnection` as it is, plus read-only looks inside (how much is unsent, how much credit there is), and
-  what it lacks so that nobody waits for ever when packets get lost around a Retry, new keys or a new address.  It works with any
-  version that has those names, and is what one gets, with a warning, when the overrides do not fit.
-* `TunedEngine` is all that is overridden.  Nothing outside these modules asks which of the two it has, except for features that the
-  plain one cannot have; its methods of the same names do nothing then.
+* `PlainEngine` is aioquic's `QuicConnection` with read-only access to internals (unsent bytes, credit), and with fixes without which
+  tasks would wait for ever when packets get lost around a Retry, new keys or a new address. It works with any version that has those
+  names, and is used, with a warning, when the overrides do not fit.
+* `TunedEngine` has all overrides. No other module asks which of the two it has, except for features that the plain one cannot have; its
+  methods of the same names then do nothing.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ from .ranges import Ranges
 __all__ = ["OVERRIDES_FIT", "EarlyDatagram", "EngineSettings", "PlainEngine", "engine_class"]
 
 SUPPORTED: Final = "1.7"
-"""Versions of aioquic, by their first two numbers, whose inside the overrides were written for."""
+"""Versions of aioquic, by their first two numbers, that the overrides were written for."""
 
 logger = logging.getLogger("levada.transports.quic.engine")
 
 _ONE_RTT = tls.Epoch.ONE_RTT
-_PING = 0  # nobody waits for its acknowledgement
-_PACKET_OVERHEAD = 3 + 16  # short header less the connection id, and the AEAD's tag
+_PING = 0  # its acknowledgement is ignored
+_PACKET_OVERHEAD = 3 + 16  # short header without the connection id, and the AEAD's tag
 _LONG_HEADER = 11
 
 MAX_GAPS: Final = 4_096
-"""Gaps in what has come of all streams of a connection; half of the packets that fill a window of 8 MiB."""
+"""Gaps in the received data of all streams of a connection; half of the packets that fill a window of 8 MiB."""
 
 
 @attrs.frozen(kw_only=True)
 class EngineSettings:
-    """What an engine is told beyond aioquic's own configuration."""
+    """Settings of an engine beyond aioquic's own configuration."""
 
     max_streams: int = 128
     max_streams_unidirectional: int = 128
@@ -79,24 +79,24 @@ class EngineSettings:
 
 
 class _EngineLog(QuicConnectionAdapter):
-    """What aioquic logs, for debugging only: it warns of each mistake of each peer, and writes a peer's text as it came.
+    """aioquic's log, for debugging only: it warns of each mistake of each peer, and writes a peer's text unchanged.
 
-    Why a connection failed is in our errors, and in the listener's warning.
+    The reason why a connection failed is in our errors and in the listener's warning.
     """
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        """Log one thing, whatever it is, at the level DEBUG."""
+        """Log the message at the level DEBUG, whatever its own level."""
         if self.isEnabledFor(logging.DEBUG):
             text = str(msg) % args if args else str(msg)
             super().log(logging.DEBUG, "%s", printable(text))
 
 
 class EarlyDatagram(events.DatagramFrameReceived):
-    """A datagram that came as 0-RTT data."""
+    """A datagram that arrived as 0-RTT data."""
 
 
 class PlainEngine(QuicConnection):
-    """aioquic's connection with the looks inside that backpressure needs."""
+    """aioquic's connection with the accessors that backpressure needs."""
 
     _crypto: RollingKeys
 
@@ -124,29 +124,28 @@ class PlainEngine(QuicConnection):
         )
         self.settings = settings
         self._logger = self._loss._logger = _EngineLog(logger, self._logger.extra)
-        self._challenge_at = 0.0  # when an address that is not validated may be challenged again
+        self._challenge_at = 0.0  # when an unvalidated address may be challenged again
         self._key_sending: Any = None
         self._key_start = 0  # number of the first packet, or a later one, under these keys
         self._key_wanted = False
-        self._gaps: dict[QuicStream, int] = {}  # in what came of a stream
+        self._gaps: dict[QuicStream, int] = {}  # in the received data of a stream
         self._gap_count = 0
         self.channel_binding: bytes | None = None
-        """Names this connection to both applications, and to nobody else; there when the handshake is complete."""
+        """A value known only to the two applications of this connection; set when the handshake is complete."""
         self.early_streams: set[int] = set()
         """Streams that carried 0-RTT data; the reader of the events empties it."""
         self.reset_tokens_changed = False
-        """Another connection id of the peer's has come into use since somebody looked; the plain engine does not tell."""
+        """Another connection id of the peer's has come into use since the last look; the plain engine does not tell."""
 
     # ---------------------------------------------------------------- state
-
     @property
     def close_event(self) -> events.ConnectionTerminated | None:
-        """Why the connection is ending; set before the event of that name, which only comes after the closing period."""
+        """Why the connection is ending. It is set before the event of that name, which comes only after the closing period."""
         return self._close_event
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing can be sent any more but, perhaps, the close itself."""
+        """Whether no packet can be sent any more, except perhaps the close itself."""
         return self._close_event is not None
 
     @property
@@ -161,7 +160,7 @@ class PlainEngine(QuicConnection):
 
     @property
     def may_answer(self) -> bool:
-        """Whether the peer has proved its address, or was sent at most three times what it sent; aioquic forgets that when it closes."""
+        """Whether the peer has proved its address, or was sent at most three times what it sent; aioquic forgets this when it closes."""
         if not self._network_paths:
             return False
         path = self._network_paths[0]
@@ -169,17 +168,17 @@ class PlainEngine(QuicConnection):
 
     @property
     def handshake_complete(self) -> bool:
-        """Whether the peer is who it says it is."""
+        """Whether the peer is authenticated."""
         return self._handshake_complete
 
     @property
     def probe_timeout(self) -> float:
-        """Seconds after which something unacknowledged is probed for."""
+        """Seconds after which unacknowledged data is probed for."""
         return self._loss.get_probe_timeout()
 
     @property
     def packet_size(self) -> int:
-        """Octets of UDP payload now in use."""
+        """Bytes of UDP payload now in use."""
         return self._max_datagram_size
 
     @property
@@ -189,7 +188,7 @@ class PlainEngine(QuicConnection):
 
     @property
     def packets_sent(self) -> int:
-        """Packets of all kinds."""
+        """Packets sent, of all kinds."""
         return self._packet_number
 
     @property
@@ -199,36 +198,36 @@ class PlainEngine(QuicConnection):
         return None if certificate is None else certificate.public_bytes(Encoding.DER)
 
     def peer_reset_tokens(self) -> set[bytes]:
-        """Stateless reset tokens by which the peer may end this connection: of the ids in use, no others (RFC 9000 section 10.3.1)."""
+        """Stateless reset tokens that may end this connection: only for the ids in use (RFC 9000 section 10.3.1)."""
         used = [self._peer_cid, *(path.peer_cid for path in self._network_paths)]
         return {cid.stateless_reset_token for cid in used if cid is not None and cid.stateless_reset_token}
 
     def take_events(self) -> Collection[events.QuicEvent]:
-        """Return what has happened since the last call."""
+        """Return the events since the last call."""
         happened = self._events
         if happened:
             self._events = deque()
         return happened
 
     def terminate(self, code: int, text: str) -> None:
-        """End it here and now, without a word to the peer."""
+        """End it at once, without telling the peer."""
         if not self.terminated:
             if self._close_event is None:
                 self._close_event = events.ConnectionTerminated(error_code=code, frame_type=0, reason_phrase=text)
             self._close_end()
 
     def release(self) -> None:
-        """Let go of everything that nobody asks a connection for that is over for good.
+        """Release everything that is not needed after the end.
 
-        aioquic's connection holds its own methods, as handlers of frames, keys, handshakes and deliveries, and would stay until the
-        garbage collector comes.
+        aioquic's connection refers to its own methods, as handlers of frames, keys, handshakes and deliveries, and would stay until the garbage
+        collector runs.
         """
         self._loss._send_probe = _nothing
         for space in self._spaces.values():
             space.sent_packets.clear()
         for name in ("_QuicConnection__frame_handlers", "_cryptos", "_cryptos_initial", "_crypto", "tls"):
             vars(self).pop(name, None)
-        for stream in self._streams.values():  # which still tell how much was not sent
+        for stream in self._streams.values():  # their unsent counts are still read
             stream.sender._buffer.clear()
             stream.receiver._buffer.clear()
         self._gaps.clear()
@@ -236,9 +235,8 @@ class PlainEngine(QuicConnection):
         self._datagrams_pending.clear()
 
     # ---------------------------------------------------------------- streams
-
     def stream_credit(self, *, unidirectional: bool) -> int:
-        """Return how many more streams the peer lets be opened now."""
+        """Return how many more streams the peer allows to be opened now."""
         limit = self._remote_max_streams_uni if unidirectional else self._remote_max_streams_bidi
         return max(0, limit - self.get_next_available_stream_id(unidirectional) // 4)
 
@@ -250,20 +248,20 @@ class PlainEngine(QuicConnection):
         return stream_id
 
     def want_stream(self, *, unidirectional: bool) -> None:
-        """Tell the peer that its limit keeps streams from being opened; aioquic's own class cannot."""
+        """Tell the peer that its limit blocks new streams; aioquic's own class cannot."""
 
     def set_priority(self, stream_id: int, priority: int) -> None:
-        """Serve a stream before others of higher numbers; the plain engine serves all in turn."""
+        """Serve a stream before others with higher numbers; the plain engine serves all in turn."""
 
     def unsent(self, stream_id: int) -> int:
-        """Octets written that have not been in any packet."""
+        """Bytes written that have not been in any packet."""
         stream = self._streams.get(stream_id)
         if stream is None or stream.sender._reset_error_code is not None:
             return 0
         return stream.sender._buffer_stop - stream.sender.highest_offset
 
     def unacked(self, stream_id: int) -> int:
-        """Octets written that the peer has not acknowledged."""
+        """Bytes written that the peer has not acknowledged."""
         stream = self._streams.get(stream_id)
         if stream is None or stream.sender._reset_error_code is not None:
             return 0
@@ -274,42 +272,41 @@ class PlainEngine(QuicConnection):
         return sum(map(self.unacked, self._streams))
 
     def discard_stream(self, stream_id: int, code: int) -> None:
-        """Reset the sending half, and give its buffer back."""
+        """Reset the sending half, and release its buffer."""
         self.reset_stream(stream_id, code)
 
     def refuse_stream(self, stream_id: int, code: int) -> None:
-        """Ask the peer to stop; nothing if the stream is done or gone."""
+        """Ask the peer to stop; do nothing if the stream has ended."""
         stream = self._streams.get(stream_id)
         if stream is not None and not stream.receiver.is_finished:
             self.stop_stream(stream_id, code)
 
     def consumed(self, stream_id: int, octets: int) -> bool:
-        """The application took octets of a stream; true if the peer is to be told of new credit."""
+        """Count bytes taken by the application; true if the peer should be told of new credit."""
         return False
 
     def grant_stream(self, *, unidirectional: bool) -> bool:
-        """The application is done with a stream of the peer's; true if the peer is to be told. aioquic has done it already."""
+        """Give back a finished stream of the peer's; true if the peer should be told. aioquic has done so already."""
         return False
 
     def take_settled(self, known: Iterable[int]) -> list[int]:
-        """Return those of the `known` streams whose sending half has ended for good since the last call, acknowledged or reset."""
+        """Return the `known` streams whose sending half has ended since the last call, acknowledged or reset."""
         streams = self._streams
         return [stream_id for stream_id in known if stream_id not in streams or streams[stream_id].sender.is_finished]
 
     def take_forgotten(self, known: Iterable[int]) -> list[int]:
-        """Return those of the `known` streams that the engine has dropped since the last call."""
+        """Return the `known` streams that the engine has dropped since the last call."""
         streams = self._streams
         return [stream_id for stream_id in known if stream_id not in streams]
 
     # ---------------------------------------------------------------- datagrams
-
     @property
     def datagrams_queued(self) -> int:
         """Datagrams in no packet yet."""
         return len(self._datagrams_pending)
 
     def datagram_room(self) -> int:
-        """Octets of the largest datagram that fits a packet and that the peer takes."""
+        """Bytes of the largest datagram that fits a packet and that the peer accepts."""
         peer = self._remote_max_datagram_frame_size
         if peer is None or peer <= 3:
             return 0
@@ -319,9 +316,8 @@ class PlainEngine(QuicConnection):
         return min(room, peer - 3)
 
     # ---------------------------------------------------------------- keys and paths
-
     def _initialize(self, peer_cid: bytes) -> None:
-        # A client begins anew after Retry or version negotiation: what it sent as 0-RTT data has to be sent again, and is in flight no more.
+        # After Retry or version negotiation a client starts again: its 0-RTT data must be resent, and is no longer in flight.
         for space in self._spaces.values():
             packets = list(space.sent_packets.values())
             self._loss._on_packets_lost(congestion_event=False, now=0.0, packets=packets, space=space)
@@ -333,20 +329,20 @@ class PlainEngine(QuicConnection):
     ) -> None:
         super()._update_traffic_key(direction, epoch, cipher_suite, secret)
         if epoch is _ONE_RTT and self.channel_binding is None:
-            # The first key of this epoch is made, on either side, when the transcript ends with the server's Finished, as the exporter
-            # secret wants it; a moment later it has the client's too, and aioquic itself never derives that secret.
+            # This epoch's first key is made, on both sides, when the transcript ends with the server's Finished, as the exporter secret
+            # requires; a moment later the transcript has the client's Finished too. aioquic itself never derives that secret.
             schedule = self.tls.key_schedule
             assert schedule is not None
             self.channel_binding = channel_binding(schedule.algorithm, schedule.derive_secret(b"exp master"))
 
     def receive_datagram(self, data: bytes, addr: Any, now: float) -> None:
-        """Take a datagram, and note if the peer has moved."""
+        """Take a packet, and note if the peer has moved."""
         before = self._network_paths[:1]
         if self._handshake_confirmed and self._crypto.previous is not None:
             self._crypto.give_up_previous(now, 3 * self._loss.get_probe_timeout())
         try:
             super().receive_datagram(data, addr, now)
-        except QuicConnectionError as error:  # of the keys
+        except QuicConnectionError as error:  # from the keys
             self._close_for(error)
         if before and self._network_paths[0] is not before[0]:
             self._path_changed(afresh=before[0].addr[0] != self._network_paths[0].addr[0])
@@ -356,7 +352,7 @@ class PlainEngine(QuicConnection):
             super()._handle_crypto_frame(context, frame_type, buf)
         except QuicConnectionError as error:
             if error.__context__ is not None:
-                # aioquic's `negotiate` keeps the alert in a local variable, so that the alert would hold itself, and its frames us.
+                # aioquic's `negotiate` keeps the alert in a local variable, so the alert would refer to itself, and its frames to us.
                 error.__context__.__traceback__ = None
             raise
 
@@ -372,10 +368,10 @@ class PlainEngine(QuicConnection):
             self._bound_gaps(stream, frame_type)
 
     def _bound_gaps(self, stream: QuicStream, frame_type: int) -> None:
-        """Bound what it costs to put together what comes in pieces (RFC 9000 section 21.7).
+        """Bound the cost of reassembly (RFC 9000 section 21.7).
 
-        A gap costs 100 octets, and aioquic looks at all of them for each piece: packets full of single octets took 40 ms each after
-        thirty of them, and ever longer.
+        A gap costs 100 bytes, and aioquic looks at all gaps for each piece: packets full of single bytes took 40 ms each after thirty of
+        them, and ever longer.
         """
         receiver = stream.receiver
         ranges = receiver._ranges
@@ -399,7 +395,7 @@ class PlainEngine(QuicConnection):
         number = buf.pull_uint_var()
         buf.seek(start)
         if any(cid.sequence_number == number and not cid.was_sent for cid in self._host_cids):
-            # aioquic allows it, and makes another id at once, which may be retired in the same packet: 3 us for each octet.
+            # aioquic allows it and makes another id at once, which may be retired in the same packet: 3 us for each byte.
             raise QuicConnectionError(
                 error_code=QuicErrorCode.PROTOCOL_VIOLATION,
                 frame_type=frame_type,
@@ -410,47 +406,47 @@ class PlainEngine(QuicConnection):
     def _send_probe(self) -> None:
         super()._send_probe()
         if self._is_client and self._handshake_complete and not self._handshake_confirmed:
-            # aioquic repeats the end of the handshake only, for which a server that has it keeps no keys.  One that looks for a client
-            # that has moved meanwhile has to hear something that it can open.
+            # aioquic repeats only the end of the handshake, and a server that has it keeps no keys for that. A server that looks for a client
+            # that has moved must receive a packet it can open.
             self._ping_pending.append(_PING)
 
     def _close_for(self, error: QuicConnectionError) -> None:
         self.close(error_code=error.error_code, frame_type=error.frame_type, reason_phrase=error.reason_phrase)
 
     def _path_changed(self, *, afresh: bool) -> None:
-        """Packets go another way from now on; `afresh` if it may be a wholly different one, and not only the peer's port is another."""
-        # What vanished on the old way must not make the probes of the new one rare: after seven of them in vain, the next would come
-        # long after the time for validating an address is over.
+        """Note that packets take another path from now on; `afresh` if more than the peer's port may have changed."""
+        # Losses on the old path must not delay the probes of the new one: after seven vain probes, the next would come long after the
+        # time for validating an address is over.
         self._loss._pto_count = 0
         self._challenge_at = 0.0
 
     def _challenge_again(self, path: QuicNetworkPath, now: float) -> None:
-        """Challenge an address that is not validated once more when something is to be sent there, once in a round trip at most.
+        """Challenge an unvalidated address again when there is data to send there, at most once in a round trip.
 
-        aioquic says it again when it is found lost, that is after something later was acknowledged.  But the peer may have nothing more
-        to say, and may have heard of nothing but acknowledgements, so that it waits while what it waits for goes to its old address.
+        aioquic repeats a challenge when it is found lost, that is, after later data was acknowledged. But the peer may have nothing more to say
+        and may have received only acknowledgements, so that it waits for data that goes to its old address.
         """
         if not path.is_validated and now >= self._challenge_at:
             path.local_challenge_sent = False
-            # Not held back by a congestion window that is full of what the old address was sent.
+            # Not held back by a congestion window full of packets to the old address.
             self._probe_pending = True
             self._challenge_at = now + (self._loss._rtt_smoothed or self._configuration.initial_rtt)
 
     def datagrams_to_send(self, now: float) -> list[tuple[bytes, Any]]:
-        """Return what is to be sent now, under new keys if the old ones have served long enough."""
+        """Return the packets to send now, under new keys if the old ones have served long enough."""
         if self._handshake_confirmed:
             self._renew_keys()
             self._challenge_again(self._network_paths[0], now)
         return super().datagrams_to_send(now)
 
     def request_key_update(self) -> None:
-        """Renew the keys as soon as that is allowed."""
+        """Renew the keys as soon as this is allowed."""
         self._key_wanted = True
 
     def _renew_keys(self) -> None:
-        """Renew the keys if that is wanted or due, and the peer has acknowledged a packet under the present ones (RFC 9001 section 6.1).
+        """Renew the keys if requested or due, once the peer has acknowledged a packet under the present ones (RFC 9001 section 6.1).
 
-        Two updates ahead of its peer, a side would be at keys that the peer takes for its own present ones, and never be understood again.
+        After two updates ahead of its peer, a side would use keys that the peer takes for its own present ones, and could never be read again.
         """
         keys, number = self._crypto, self._packet_number
         if keys.send.aead is not self._key_sending:  # by an update of either side
@@ -465,7 +461,6 @@ class PlainEngine(QuicConnection):
             super().request_key_update()
 
     # ---------------------------------------------------------------- only in the tuned engine
-
     def send_new_token(self, token: bytes) -> None:
         """Give the client a token for its next connection."""
 
@@ -475,7 +470,7 @@ class PlainEngine(QuicConnection):
         return True
 
     def has_something_to_send(self, now: float) -> bool:
-        """Whether `datagrams_to_send` is worth a call now, and not only when the timer says so; the plain engine cannot tell."""
+        """Whether `datagrams_to_send` is worth a call now, before its timer; the plain engine cannot tell."""
         return True
 
     def probe_path(self, now: float) -> list[tuple[bytes, Any]]:
@@ -488,7 +483,6 @@ def _nothing() -> None:
 
 
 # ---------------------------------------------------------------- does it fit?
-
 _PLAIN_NAMES = """
     _close_event _close_end _state _handshake_complete _loss _max_datagram_size _packet_number _peer_cid
     _remote_max_streams_bidi _remote_max_streams_uni _get_or_create_stream_for_send _streams
@@ -517,7 +511,7 @@ _TUNED_NAMES = """
 
 
 def _missing(names: str) -> list[str]:
-    """Return what the installed aioquic lacks of the names of a connection and of the objects it consists of."""
+    """Return the names that the installed aioquic lacks, of a connection and of its parts."""
     sample = QuicConnection(configuration=QuicConfiguration(is_client=True))
     stream = QuicStream(stream_id=0)
     builder = QuicPacketBuilder(host_cid=b"", peer_cid=b"", version=1, is_client=True, max_datagram_size=1_200)
@@ -570,13 +564,13 @@ def _overrides_fit() -> bool:
 
 
 OVERRIDES_FIT: Final = _overrides_fit()
-"""Whether the installed aioquic is one that the overrides were written for."""
+"""Whether the overrides were written for the installed aioquic."""
 
 
 def engine_class(*, plain: bool = False) -> type[PlainEngine]:
-    """Return the engine to use: the tuned one if it fits, unless the plain one is asked for."""
+    """Return the engine to use: the tuned one if it fits, unless the plain one is requested."""
     if plain or not OVERRIDES_FIT:
         return PlainEngine
-    from .overrides import TunedEngine  # only now, as its imports may fail where the overrides do not fit
+    from .overrides import TunedEngine  # not earlier, since its imports may fail where the overrides do not fit
 
     return TunedEngine

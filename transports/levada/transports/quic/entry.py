@@ -23,19 +23,19 @@ __all__ = ["dial", "listen"]
 async def dial(
     url: str, config: QuicConfig | None = None, *, early: bool = False, port: DatagramPort | None = None
 ) -> AsyncIterator[QuicConnection]:
-    """Connect to a server; leaving the block drains within 5 s and closes.
+    """Connect to a server; leaving the block drains for up to 5 s and closes.
 
     Args:
         url: ``quic://host:port``.
-        config: the defaults trust the public certificate authorities.
-        early: return before the handshake is complete, so that the first octets travel with the first packet if `QuicConfig.sessions`
-            has a ticket for this server. They may be played again by an attacker; `QuicConnection.handshake` tells if they were
-            refused (streams are sent again by themselves then, datagrams are not).
-        port: instead of a UDP socket of its own.
+        config: by default the public certificate authorities are trusted.
+        early: return before the handshake is complete, so that the first bytes travel with the first packet if `QuicConfig.sessions` has a
+            ticket for this server. An attacker may replay them; `QuicConnection.handshake` tells whether they were refused. The carrier then
+            sends streams again, but not datagrams.
+        port: replaces the UDP socket.
 
     Raises:
         ConnectionLost: no such host, no answer, or the handshake failed.
-        ConfigurationError: the URL is not one of QUIC, or a file cannot be used.
+        ConfigurationError: not a QUIC URL, or a file cannot be used.
     """
     config = config or QuicConfig()
     host, number = _parse(url)
@@ -57,15 +57,15 @@ async def dial(
 
 @asynccontextmanager
 async def listen(url: str, config: QuicConfig, *, port: DatagramPort | None = None) -> AsyncIterator[QuicListener]:
-    """Listen for clients; leaving the block closes the connections that are left.
+    """Listen for clients; leaving the block closes the remaining connections.
 
     Args:
         url: ``quic://host:port``, port 0 for any free one.
-        config: with a certificate at least.
-        port: instead of a UDP socket of its own.
+        config: needs a certificate.
+        port: replaces the UDP socket.
 
     Raises:
-        ConfigurationError: the address cannot be had, no certificate or one that cannot be used, or the URL is not one of QUIC.
+        ConfigurationError: the address is not available, the certificate is missing or cannot be used, or the URL is not a QUIC URL.
     """
     host, number = _parse(url, listening=True)
     if port is None:
@@ -104,6 +104,6 @@ async def _resolve(host: str, number: int) -> Address:
         found = await trio.socket.getaddrinfo(host, number, type=trio.socket.SOCK_DGRAM)
     except UnicodeError as error:
         raise ConfigurationError(f"{host!r} cannot be the name of a host: {error}") from error
-    # IPv4 first: a UDP socket does not tell that nobody is at the other address.
+    # IPv4 first: a UDP socket does not report that the other address is unused.
     found.sort(key=lambda entry: entry[0] != trio.socket.AF_INET)
     return found[0][4]

@@ -1,10 +1,10 @@
-"""What is made of the secrets of TLS: keys that roll, and the value by which an application knows its channel.
+"""Keys that roll, and the value that identifies a channel to applications; both derive from the secrets of TLS.
 
-The 1-RTT keys with the one before them, for packets that were under way while they changed (RFC 9001 sections 6.3 to 6.5).
+The 1-RTT keys include the previous one, for packets that were on their way during a key update (RFC 9001 sections 6.3 to 6.5).
 
-aioquic's own pair steps forward with the first packet that it seals, and from then on has no ear for a peer that has not followed.
-If that packet only acknowledges and gets lost, nobody says anything new again: the side with the new keys waits for nothing and
-cannot read what the other says, and the other says it until the idle time-out.
+aioquic's own pair moves to new keys with the first packet that it seals, and then cannot read a peer that has not followed. If that
+packet carries only acknowledgements and gets lost, both sides hang: the side with the new keys waits for nothing and cannot read the
+other, which repeats itself until the idle time-out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NONE_YET = 1 << 62
 
 
 def channel_binding(algorithm: hashes.HashAlgorithm, exporter_secret: bytes) -> bytes:
-    """Derive the value that names a channel from its exporter secret. Source: RFC 9266 section 2, RFC 8446 section 7.5."""
+    """Derive a channel's binding value from its exporter secret. Source: RFC 9266 section 2, RFC 8446 section 7.5."""
     empty = hashes.Hash(algorithm).finalize()
     size = algorithm.digest_size
     derived = hkdf_expand_label(algorithm, exporter_secret, b"EXPORTER-Channel-Binding", empty, size)
@@ -38,9 +38,9 @@ class RollingKeys(CryptoPair):
         super().__init__()
         self.recv, self.send = pair.recv, pair.send
         self.previous: AEAD | None = None
-        """Opens packets that were sealed before the peer saw the last update, for a while."""
+        """Opens packets sealed before the peer saw the last update, for a while."""
         self.until = math.inf
-        """When `previous` is given up; known once the peer has made the step too."""
+        """When `previous` is dropped; set once the peer has made the step too."""
         self.first = _NONE_YET
         """Lowest packet number seen under the present key, while `previous` is kept."""
 
@@ -52,10 +52,10 @@ class RollingKeys(CryptoPair):
     def decrypt_packet(
         self, packet: bytes, encrypted_offset: int, expected_packet_number: int
     ) -> tuple[bytes, bytes, int]:
-        """Open a packet under the previous, the present or the next key; with the next one the update is made.
+        """Open a packet with the previous, present or next key; the next one makes the update.
 
         Raises:
-            CryptoError: none of them opens it.
+            CryptoError: no key opens it.
             QuicConnectionError: an old key after a new one.
 
         Source: RFC 9001 sections 6.2 to 6.4.
@@ -78,10 +78,10 @@ class RollingKeys(CryptoPair):
         return opened
 
     def previous_opened(self, number: int) -> None:
-        """Judge a packet that the previous key has opened.
+        """Check a packet that the previous key has opened.
 
         Raises:
-            QuicConnectionError: a packet of a lower number came under the present key.
+            QuicConnectionError: a packet with a lower number came under the present key.
         """
         if number > self.first:
             raise QuicConnectionError(

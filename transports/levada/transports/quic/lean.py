@@ -1,8 +1,8 @@
-"""The short way in for packets of an established connection: 11 us for one full of a stream's octets, aioquic's own 45.
+"""The short receive path for packets of an established connection: 11 us for one full of stream data, where aioquic takes 45.
 
-What it leaves out is what such a packet cannot need: other packet numbers and keys than those of 1-RTT, other paths, logging, and for
-the frames that make up nearly all traffic the general table.  Whatever is not quite usual goes the long way, with nothing changed.
-The previous key is kept over a key update, for packets that were under way, three probe time-outs at most (`keys.py`).
+It omits what such a packet cannot need: packet numbers and keys other than 1-RTT, other paths, logging, and, for the frames of nearly all
+traffic, the general table. Anything unusual takes the long path, with no state changed. The previous key is kept over a key update, for
+packets that were on their way, for at most three probe time-outs (`keys.py`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _STREAM, _LAST_STREAM = int(QuicFrameType.STREAM_BASE), int(QuicFrameType.STREAM
 
 
 class LeanEngine(PlainEngine):
-    """The overrides of receiving; `TunedEngine` adds all others."""
+    """The receive overrides; `TunedEngine` adds all others."""
 
     _space: QuicPacketSpace
     _received: Received
@@ -53,14 +53,14 @@ class LeanEngine(PlainEngine):
 
     def _initialize(self, peer_cid: bytes) -> None:
         super()._initialize(peer_cid)
-        # Looking something up by an epoch costs 0.6 us, for the hash of an enumeration's member; and a packet needs a dozen of them.
+        # A lookup by epoch costs 0.6 us, for the hash of an enum member, and a packet needs a dozen of them.
         self._space = space = self._spaces[_ONE_RTT]
         space.ack_queue = Ranges()
         space.received_packets = self._received = Received()  # type: ignore[assignment]  # has what is used of the class
         self._handshake_stream = self._crypto_streams[_ONE_RTT]
 
     def receive_datagram(self, data: bytes, addr: Any, now: float) -> None:
-        """Take a datagram; a 1-RTT packet on the path and key in use goes the short way, anything else the long one."""
+        """Take a packet; a 1-RTT packet on the path and key in use takes the short path, all others the long one."""
         if (
             self._handshake_confirmed
             and self._state is _CONNECTED
@@ -78,7 +78,7 @@ class LeanEngine(PlainEngine):
         super().receive_datagram(data, addr, now)
 
     def _receive_lean(self, data: bytes, path: QuicNetworkPath, now: float) -> bool:
-        """Handle a 1-RTT packet; false if it needs more than the usual, with nothing changed."""
+        """Handle a 1-RTT packet; false, with no state changed, if it is unusual."""
         context = self._context
         if context is None:
             if self._cryptos[_ZERO_RTT].recv.aead is not None:
@@ -94,7 +94,7 @@ class LeanEngine(PlainEngine):
         if len(data) < offset + 20 or protection is None:
             return False
         if data[1:offset] != cid:
-            # A server takes a new id for a client's move; to a client it means nothing, as its own moves make the server take one.
+            # A server takes a new id as a client's move. To a client it means nothing: its own moves make the server take one.
             cid = data[1:offset]
             if not self._is_client or all(cid != known.cid for known in self._host_cids):
                 return False
@@ -106,7 +106,7 @@ class LeanEngine(PlainEngine):
         truncated = int.from_bytes(data[offset:body], "big") ^ int.from_bytes(mask[1 : 1 + length], "big")
         number = decode_packet_number(truncated, length * 8, space.expected_packet_number)
         is_current = (first & 4) >> 2 == keys.key_phase
-        # In another phase: sent before the peer saw the update, or the peer's own update.
+        # In another phase: sent before the peer saw the update, or by the peer's own update.
         aead = keys.aead if is_current else pair.previous
         if first & 0x18 or aead is None:
             return False
@@ -115,7 +115,7 @@ class LeanEngine(PlainEngine):
                 data[body:], bytes((first,)) + data[1:offset] + truncated.to_bytes(length, "big"), number
             )
         except CryptoError:
-            return is_current  # of no use; but an update by the peer looks like this with the previous key
+            return is_current  # of no use; but with the previous key it may be an update by the peer
         if not is_current:
             pair.previous_opened(number)
         elif pair.previous is not None and number < pair.first:
@@ -147,16 +147,15 @@ class LeanEngine(PlainEngine):
         if eliciting:
             if not in_order:
                 space.ack_at = (
-                    now  # RFC 9000 section 13.2.1: the sooner the peer knows of a gap, the sooner it is filled
+                    now  # RFC 9000 section 13.2.1: the sooner the peer learns of a gap, the sooner it fills it
                 )
             elif space.ack_at is None:
                 space.ack_at = now + self._ack_delay
         return True
 
     # ---------------------------------------------------------------- frames
-
     def _frames_received(self, context: QuicReceiveContext, plain: bytes) -> bool:
-        """Handle the frames of a packet; true if they want an acknowledgement."""
+        """Handle the frames of a packet; true if they require an acknowledgement."""
         buf = Buffer(data=plain)
         end = len(plain)
         eliciting = False
@@ -173,14 +172,14 @@ class LeanEngine(PlainEngine):
             except ValueError:  # the buffer's own error is one; and a range of packet numbers can be below 0
                 usual = wants_ack = False
             if not usual:
-                # This one and those after it go the long way, which also finds the words for what is wrong.
+                # This frame and the following ones take the long path, which also finds the error text.
                 return self._payload_received(context, plain[at:])[0] or eliciting
             eliciting = eliciting or wants_ack
             at = buf.tell()
         return eliciting if end else self._payload_received(context, plain)[0]
 
     def _stream_frame_received(self, buf: Buffer, kind: int) -> bool:
-        """Take the next octets of a stream; false for whatever is not in order and within the limits (then at most the stream was made)."""
+        """Take the next bytes of a stream; false if out of order or beyond the limits (then at most the stream was created)."""
         stream_id = buf.pull_uint_var()
         offset = buf.pull_uint_var() if kind & 4 else 0
         length = buf.pull_uint_var() if kind & 2 else buf.capacity - buf.tell()
@@ -215,7 +214,7 @@ class LeanEngine(PlainEngine):
         return True
 
     def _next_stream(self, stream_id: int) -> QuicStream | None:
-        """Make the stream that the peer may open next; ``None`` for any other."""
+        """Create the stream that the peer may open next; ``None`` for any other."""
         unidirectional = bool(stream_id & 2)
         limit = self._local_max_streams_uni if unidirectional else self._local_max_streams_bidi
         if bool(stream_id & 1) is not self._is_client or stream_id >> 2 != limit.used or limit.used >= limit.value:

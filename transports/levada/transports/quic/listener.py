@@ -1,7 +1,7 @@
-"""What a server does with packets of clients that it does not know: version negotiation, Retry, tokens, and `QuicIncoming`.
+"""A server's handling of packets from unknown clients: version negotiation, Retry, tokens, and `QuicIncoming`.
 
-Until an application accepts an `QuicIncoming`, a client costs its first packets and no cryptography.  Under load, or always, a client
-has to prove first that it receives at its address: a Retry packet carries a token, and nothing is kept here for it.
+Until the application accepts a `QuicIncoming`, a client costs only its first packets and no cryptography. Under load, or always, a client
+must first prove that it receives at its address: a Retry packet carries a token, and the server keeps no state for it.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from .tokens import AddressTokens
 __all__ = ["QuicIncoming", "QuicListener"]
 
 _PACKETS_KEPT = 10  # of a client that is not accepted yet: a large hello and early data
-_OCTETS_KEPT = 65_535  # at least the one datagram that made it known
+_OCTETS_KEPT = 65_535  # at least the one datagram that introduced it
 _CLOSE_FRAME = 25
 
 
 class QuicIncoming:
-    """A client that wants a connection: accept it, refuse it, make it prove its address, or ignore it; one of them, once.
+    """A client that wants a connection: accept it, refuse it, make it prove its address, or ignore it, once.
 
-    One that nobody decides about within `QuicConfig.handshake_timeout` is forgotten.
+    After `QuicConfig.handshake_timeout` without a decision it is forgotten.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class QuicIncoming:
 
     @property
     def validated(self) -> bool:
-        """Whether it has shown that it receives at this address, by a token."""
+        """Whether a token has shown that it receives at this address."""
         return self._leave is not None
 
     @property
@@ -87,16 +87,16 @@ class QuicIncoming:
             self._packets.append(data)
 
     def accept(self) -> QuicConnection:
-        """Begin the handshake; see `QuicConnection.handshake`.
+        """Begin the handshake; `QuicConnection.handshake` waits for it.
 
         Raises:
-            LocalProtocolError: it was decided about already.
+            LocalProtocolError: it was already decided.
         """
         self._decide()
         return self._listener.start(self, self._address, self._packets, self._original_cid, leave=self._leave)
 
     def refuse(self, why: str = "the application refused it") -> None:
-        """Close it at once, so that the client knows; `why` is for the listener's warning."""
+        """Close it at once and tell the client; `why` is for the listener's warning."""
         self.ignore()
         self._listener.send_close(
             self._version, self.source_cid, self.destination_cid, self._address, QuicErrorCode.CONNECTION_REFUSED
@@ -104,10 +104,10 @@ class QuicIncoming:
         self._listener.admission.turn_away(self.peer, why)
 
     def retry(self) -> None:
-        """Let it prove its address first; it comes back as another `QuicIncoming`.
+        """Make it prove its address first; it returns as another `QuicIncoming`.
 
         Raises:
-            LocalProtocolError: it has proved it already.
+            LocalProtocolError: it has already proved it.
         """
         if self.validated:
             raise LocalProtocolError("this client has proved its address; accept, refuse or ignore it")
@@ -115,7 +115,7 @@ class QuicIncoming:
         self._listener.send_retry(self._version, self.source_cid, self.destination_cid, self._address)
 
     def ignore(self) -> None:
-        """Forget it without a word."""
+        """Forget it without an answer."""
         self._decide()
         if self._leave is not None:
             self._leave()
@@ -128,7 +128,7 @@ class QuicIncoming:
 
 
 class QuicListener:
-    """Where clients come in; made by `listen`, or on an endpoint of one's own."""
+    """Accepts clients; made by `listen`, or on your own endpoint."""
 
     def __init__(self, endpoint: QuicEndpoint):
         self.endpoint = endpoint
@@ -140,28 +140,24 @@ class QuicListener:
         self._queue: deque[QuicIncoming] = deque()
         self._waiters = trio.lowlevel.ParkingLot()
         self._handshakes: dict[QuicConnection, None] = {}
-        self._entered: dict[QuicConnection, Callable[[], None]] = {}  # those that have proved their address
+        self._entered: dict[QuicConnection, Callable[[], None]] = {}  # the ones that have proved their address
         self._closed = False
         self.admission = Admission(self.url, config.max_connections_per_address)
-        """Who is let in, and how many were not."""
+        """The clients admitted, and the number turned away."""
         endpoint.listener = self
 
     @property
     def url(self) -> str:
-        """Where it listens, with the real port."""
+        """The URL it listens at, with the real port."""
         return f"quic://{authority(self.endpoint.address)}"
 
     @property
     def unfinished(self) -> int:
-        """Handshakes that are under way, and clients that wait for `accept`."""
+        """Handshakes in progress, and clients waiting for `accept`."""
         return len(self._handshakes) + len(self._pending)
 
     async def accept(self) -> QuicIncoming:
-        """Wait for the next client, before its handshake.
-
-        Raises:
-            ConnectionClosed: the listener was closed.
-        """
+        """Wait for the next client, before its handshake; raise `ConnectionClosed` if the listener was closed."""
         await trio.lowlevel.checkpoint_if_cancelled()
         while True:
             self._expire()
@@ -174,15 +170,15 @@ class QuicListener:
             await self._waiters.park()
 
     def reload(self) -> None:
-        """Read the certificate files again, for handshakes from now on; connections live on with what they have.
+        """Read the certificate files again for new handshakes; existing connections keep theirs.
 
         Raises:
-            ConfigurationError: the files cannot be used; the certificates of before stay.
+            ConfigurationError: the files cannot be used; the old certificates stay.
         """
         self._configuration = self.endpoint.config.for_engine(is_client=False)
 
     async def aclose(self) -> None:
-        """Stop accepting; what was accepted lives on."""
+        """Stop accepting; accepted connections live on."""
         self._closed = True
         for incoming in list(self._pending.values()):
             incoming.refuse("the listener is closed")
@@ -191,7 +187,6 @@ class QuicListener:
         await trio.lowlevel.checkpoint()
 
     # ---------------------------------------------------------------- decisions
-
     def start(
         self,
         incoming: QuicIncoming,
@@ -201,7 +196,7 @@ class QuicListener:
         *,
         leave: Callable[[], None] | None,
     ) -> QuicConnection:
-        """Make the connection of a client that was accepted."""
+        """Make the connection of an accepted client."""
         endpoint, config = self.endpoint, self.endpoint.config
         now = trio.current_time()
         engine = endpoint.engine_type(
@@ -223,11 +218,11 @@ class QuicListener:
         return connection
 
     def decided(self, incoming: QuicIncoming) -> None:
-        """An incoming client waits no more."""
+        """Remove a client that was decided from the waiting ones."""
         self._pending.pop(incoming.destination_cid, None)
 
     def handshake_completed(self, connection: QuicConnection, address: Address) -> None:
-        """Its address is proved now, if it was not; it may skip the proof the next time."""
+        """Note that the client's address is now proved; it may skip the proof next time."""
         if connection not in self._handshakes:
             return  # it has ended
         del self._handshakes[connection]
@@ -241,7 +236,7 @@ class QuicListener:
         connection.engine.send_new_token(self._tokens.issue(address))
 
     def connection_over(self, connection: QuicConnection, reason: CloseReason) -> None:
-        """A connection has ended, maybe before its handshake."""
+        """Note that a connection has ended, perhaps before its handshake."""
         if connection in self._entered:
             self._entered.pop(connection)()
         if connection in self._handshakes:
@@ -252,9 +247,8 @@ class QuicListener:
                 self.admission.turn_away(connection.info.peer, why)
 
     # ---------------------------------------------------------------- packets
-
     def unknown(self, data: bytes, address: Address) -> None:
-        """Judge a long-header packet that belongs to no connection."""
+        """Handle a long-header packet without a connection."""
         counters, config = self.endpoint.counters, self.endpoint.config
         version = int.from_bytes(data[1:5], "big")
         if not version or self._closed:
@@ -281,7 +275,7 @@ class QuicListener:
         self._newcomer(data, header, version, address)
 
     def _negotiate(self, data: bytes, address: Address) -> None:
-        """Name the versions spoken here; of a packet of another version only the ids can be understood (RFC 8999)."""
+        """Name the supported versions; in a packet of another version only the ids can be understood (RFC 8999)."""
         if len(data) < SMALLEST_PACKET:
             return
         end = 6 + data[5]
@@ -330,7 +324,7 @@ class QuicListener:
 
     def _expire(self) -> None:
         now = trio.current_time()
-        # The oldest first, also those that `accept` has handed out.
+        # The oldest first, including those that `accept` has returned.
         while self._pending and (oldest := next(iter(self._pending.values()))).expires_at <= now:
             oldest.ignore()
             seconds = self.endpoint.config.handshake_timeout
@@ -352,7 +346,7 @@ class QuicListener:
         self.endpoint.send([(packet, address)])
 
     def send_close(self, version: int, source_cid: bytes, destination_cid: bytes, address: Address, code: int) -> None:
-        """Close a connection that never was, in an Initial packet."""
+        """Refuse a connection that was never made, in an Initial packet."""
         keys = CryptoPair()
         keys.setup_initial(cid=destination_cid, is_client=False, version=version)
         builder = QuicPacketBuilder(

@@ -1,11 +1,11 @@
-"""What levada overrides of aioquic's connection, to decide about cost and backpressure itself.
+"""levada's overrides of aioquic's connection, for cost and backpressure.
 
 - the ready set, windows and credit of `ReadyEngine`, the lean receive path of `LeanEngine`, the packets of `ShortPacketBuilder`;
 - acknowledgements travel with data that leaves anyway; **pacing** in bursts of 2 ms, since event loops sleep whole milliseconds;
 - 0-RTT **marks**, refused early data sent again at once, NEW_TOKEN, stateless reset tokens, path MTU probes, each path begun afresh.
 
-A frame that the slow path writes (handshake, migration) gets the same delivery handler as one of the fast path, or a loss there would
-never reach the ready set.
+A frame written on the slow path (handshake, migration) gets the same delivery handler as on the fast path; otherwise its loss would never
+reach the ready set.
 """
 
 from __future__ import annotations
@@ -18,12 +18,7 @@ from aioquic._buffer import Buffer
 from aioquic.buffer import size_uint_var
 from aioquic.quic import events
 from aioquic.quic.configuration import QuicConfiguration
-from aioquic.quic.connection import (
-    QuicConnectionId,
-    QuicConnectionState,
-    QuicNetworkPath,
-    QuicReceiveContext,
-)
+from aioquic.quic.connection import QuicConnectionId, QuicConnectionState, QuicNetworkPath, QuicReceiveContext
 from aioquic.quic.packet import QuicFrameType, QuicPacketType, pull_quic_transport_parameters
 from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder, QuicPacketBuilderStop
 from aioquic.quic.recovery import QuicPacketSpace
@@ -41,12 +36,12 @@ _ACKED = QuicDeliveryState.ACKED
 _ONE_RTT = tls.Epoch.ONE_RTT
 _ZERO_RTT = tls.Epoch.ZERO_RTT
 _CONNECTED = QuicConnectionState.CONNECTED
-_ACK_FRAME = 33  # octets at most with one range: type and four variable-length integers
-_LARGE = 1_160  # octets of stream data that only a packet above 1,200 can hold
+_ACK_FRAME = 33  # bytes at most with one range: type and four variable-length integers
+_LARGE = 1_160  # bytes of stream data that only a packet above 1,200 can hold
 
 
 class TunedEngine(ReadyEngine):
-    """The overrides; see the module."""
+    """All overrides; the module's docstring lists them."""
 
     tuned = True
     _loss: LeanRecovery
@@ -71,12 +66,11 @@ class TunedEngine(ReadyEngine):
             first.stateless_reset_token = settings.reset_token(first.cid)
 
     def release(self) -> None:
-        """Let go of everything that nobody asks a connection for that is over for good."""
+        """Release everything that is not needed after the end."""
         super().release()
         self._short = ShortPacketBuilder(is_client=self._is_client)  # the old one has the keys
 
     # ---------------------------------------------------------------- frames from the peer
-
     def _handle_datagram_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
         super()._handle_datagram_frame(context, frame_type, buf)
         if context.epoch is _ZERO_RTT:
@@ -100,7 +94,7 @@ class TunedEngine(ReadyEngine):
             refused = [
                 packet for packet in space.sent_packets.values() if packet.packet_type is QuicPacketType.ZERO_RTT
             ]
-            if refused:  # without this they would only be found lost by a later probe
+            if refused:  # otherwise only a later probe would find them lost
                 self._loss._on_packets_lost(congestion_event=False, now=context.time, packets=refused, space=space)
 
     def _parse_transport_parameters(self, data: bytes, from_session_ticket: bool = False) -> None:
@@ -116,7 +110,6 @@ class TunedEngine(ReadyEngine):
                 self._use_packet_size(self._mtu.size)
 
     # ---------------------------------------------------------------- paths
-
     def _path_changed(self, *, afresh: bool) -> None:
         super()._path_changed(afresh=afresh)
         self._mtu = MtuSearch(self._mtu.base, self._mtu.ceiling)
@@ -125,7 +118,7 @@ class TunedEngine(ReadyEngine):
             self._loss.start_afresh(self._packet_number, size=self._mtu.size)
 
     def change_connection_id(self) -> None:
-        """Take the peer's next connection id; a client does so where its own address changes."""
+        """Take the peer's next connection id; a client does so when its own address changes."""
         super().change_connection_id()
         if self._is_client:
             self._path_changed(afresh=True)
@@ -157,7 +150,6 @@ class TunedEngine(ReadyEngine):
         self._cids_unsent = self._cids_unsent or not connection_id.was_sent
 
     # ---------------------------------------------------------------- deliveries
-
     def _on_stream_data(
         self, delivery: QuicDeliveryState, stream: QuicStream, start: int, stop: int, fin: bool
     ) -> None:
@@ -195,9 +187,8 @@ class TunedEngine(ReadyEngine):
             self._ready(stream)
 
     # ---------------------------------------------------------------- writing
-
     def _write_one(self, builder: QuicPacketBuilder, stream: QuicStream) -> bool:
-        """Write what one stream has; true when it has nothing more to do for now."""
+        """Write the data of one stream; true when it has no more for now."""
         sender, stream_id = stream.sender, stream.stream_id or 0
         if stream.receiver.stop_pending:
             self._write_stop_sending_frame(builder, stream)
@@ -259,7 +250,7 @@ class TunedEngine(ReadyEngine):
     def _adopt(
         builder: QuicPacketBuilder, stream: QuicStream, theirs: Callable[..., None], ours: Callable[..., None]
     ) -> None:
-        """Put our delivery handler in the place of the one that aioquic has just registered."""
+        """Replace the delivery handler that aioquic has just registered with ours."""
         packet = builder._packet
         handlers = packet.delivery_handlers if packet is not None else None
         if handlers and handlers[-1][0] == theirs:
@@ -267,11 +258,11 @@ class TunedEngine(ReadyEngine):
 
     @property
     def has_news(self) -> bool:
-        """Whether there is an event, the end of a stream or of the connection to be taken note of."""
+        """Whether there is an event, or the end of a stream or of the connection, to handle."""
         return bool(self._events or self._settled or self._done or self._forgotten or self._close_event is not None)
 
     def has_something_to_send(self, now: float) -> bool:
-        """Whether there is more than an acknowledgement that may wait."""
+        """Whether there is more to send than an acknowledgement that may wait."""
         ack_at = self._space.ack_at if self._handshake_confirmed else now
         return (
             (ack_at is not None and ack_at <= now)
@@ -294,7 +285,7 @@ class TunedEngine(ReadyEngine):
         )
 
     def _has_control_frames(self) -> bool:
-        """Whether there is anything but acknowledgements, datagrams and frames of streams for a 1-RTT packet."""
+        """Whether a 1-RTT packet has frames other than acknowledgements, datagrams and stream frames."""
         limit = self._local_max_data
         return bool(
             self._probe_pending
@@ -389,11 +380,11 @@ class TunedEngine(ReadyEngine):
         largest = self.datagram_room()
         room = builder.remaining_flight_space
         buf = builder._buffer
-        # What `start_frame` does, without its checks for each: two thirds of the cost of a small datagram.
+        # `start_frame` without its checks for each frame, which are two thirds of the cost of a small datagram.
         while pending:
             length = len(pending[0])
             if length > largest:
-                pending.popleft()  # the path has shrunk since it was queued; it would stand in the way for ever
+                pending.popleft()  # the path has shrunk since it was queued; it would block the queue for ever
                 continue
             room -= 1 + size_uint_var(length) + length
             if room < 0:
@@ -433,7 +424,6 @@ class TunedEngine(ReadyEngine):
                         level.pop(stream, None)
 
     # ---------------------------------------------------------------- tokens, keys, packet size
-
     def send_new_token(self, token: bytes) -> None:
         """Send NEW_TOKEN."""
         self._new_token = token
@@ -450,7 +440,7 @@ class TunedEngine(ReadyEngine):
             self._new_token = token
 
     def datagrams_to_send(self, now: float) -> list[tuple[bytes, Any]]:
-        """Return what is to be sent now."""
+        """Return the packets to send now."""
         self._now = now
         path = self._network_paths[0] if self._network_paths else None
         if (
@@ -466,7 +456,7 @@ class TunedEngine(ReadyEngine):
         return self._short_packets_to_send(path, now)
 
     def _short_packets_to_send(self, path: QuicNetworkPath, now: float) -> list[tuple[bytes, Any]]:
-        """Do what aioquic's `datagrams_to_send` does, for a connection that needs nothing but 1-RTT packets on its one path."""
+        """Replace aioquic's `datagrams_to_send` for a connection that needs only 1-RTT packets on its one path."""
         builder, space, loss, size = self._short, self._space, self._loss, self._max_datagram_size
         control = loss._cc
         flight = control.congestion_window - control.bytes_in_flight
@@ -501,7 +491,7 @@ class TunedEngine(ReadyEngine):
         return [(datagram, address) for datagram in datagrams]
 
     def get_timer(self) -> float | None:
-        """Return when something is due; an established connection has one space and one path in use, so that no others are looked at.
+        """Return when work is due. An established connection has one space and one path in use, so no others are checked.
 
         2.9 us instead of 6.0, four times for a request and its answer.
         """
@@ -514,8 +504,8 @@ class TunedEngine(ReadyEngine):
         self._loss_at = lost_at
         first = self._close_at
         mtu = self._mtu
-        # A search that is due in time to come does not wake a connection, which could never become idle then: it goes along with
-        # whatever is sent after that.
+        # A search that is due in time to come does not wake a connection, which could then never become idle: it goes along with the next
+        # packet.
         probe_at = mtu.next_at if mtu.next_at <= self._now and not mtu.probing else None
         for at in (space.ack_at, lost_at, self._pacing_at, probe_at):
             if at is not None and (first is None or at < first):
@@ -549,7 +539,7 @@ class TunedEngine(ReadyEngine):
         buf = builder.start_frame(QuicFrameType.PING, 1, self._on_mtu_probe, (self._mtu, size))
         buf.push_bytes(bytes(builder.remaining_buffer_space))
         assert builder._packet is not None
-        # Not in flight for the congestion controller: the loss of a probe says nothing about congestion (RFC 8899 section 3).
+        # Not in flight for the congestion controller: losing a probe says nothing about congestion (RFC 8899 section 3).
         builder._packet.in_flight = False
         self._loss._time_of_last_sent_ack_eliciting_packet = now
         return self._flush_builder(builder=builder, network_path=path, peer_cid=self._peer_cid.cid, now=now)
@@ -567,9 +557,9 @@ class TunedEngine(ReadyEngine):
         self._loss._cc._max_datagram_size = size
 
     def handle_timer(self, now: float) -> None:
-        """Do what was due by now."""
+        """Do the work that is due."""
         super().handle_timer(now)
-        # A path that swallows every large packet swallows the probes too, as they carry data.
+        # A path that drops every large packet drops the probes too, since they carry data.
         if self._loss._pto_count >= 3 and self._mtu.size > self._mtu.base:
             self._mtu.fall_back(now)
             self._use_packet_size(self._mtu.size)

@@ -1,9 +1,9 @@
 """Packetization-layer path MTU discovery (RFC 8899): the search, without I/O.
 
-The path is known to carry the base size.  One probe at a time, padded to the size in question, is sent; an acknowledged one moves
-the lower end up, three lost ones move the upper end down.  The first probe asks for the upper end, since most paths carry it; then
-the interval is halved until it is too small to matter.  When packets above the base size vanish in a row, the path has changed:
-back to the base, and a new search later.
+The path is known to carry the base size. Probes are sent one at a time, padded to the tested size. An acknowledged probe raises the lower
+end; three lost ones lower the upper end. The first probe tests the upper end, since most paths carry it; then the interval is halved
+until it is too small to matter. When packets above the base size vanish in a row, the path has changed: the search returns to the base and
+starts again later.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import math
 __all__ = ["MtuSearch"]
 
 MAX_PROBES = 3
-GRANULARITY = 16  # octets; a smaller gain is not worth a probe
+GRANULARITY = 16  # bytes; a smaller gain is not worth a probe
 PROBE_AGAIN = 600.0  # seconds until a finished search is repeated (RFC 8899, PMTU_RAISE_TIMER)
 BLACK_HOLE_PAUSE = 60.0  # seconds until one is repeated after a black hole
 BLACK_HOLE_LOSSES = 6  # large packets lost in a row, none acknowledged in between
 
 
 class MtuSearch:
-    """Which packet size is known to pass, and which is to be tried next."""
+    """Which packet size is known to pass, and which one to try next."""
 
     def __init__(self, base: int, ceiling: int):
         self.base = base
         self.size = base
-        """Octets known to pass."""
+        """Bytes known to pass."""
         self.ceiling = ceiling
         self._high = max(ceiling, base)
         self._failures = 0
@@ -41,7 +41,7 @@ class MtuSearch:
         return self._in_flight > 0
 
     def limit(self, octets: int, now: float) -> None:
-        """Keep below what the peer says it takes, which is 1,200 at least."""
+        """Keep below the size that the peer accepts, at least 1,200."""
         self.base, self.size = min(self.base, octets), min(self.size, octets)
         self.ceiling = min(self.ceiling, octets)
         self._high = max(min(self._high, self.ceiling), self.base)
@@ -49,7 +49,7 @@ class MtuSearch:
             self.next_at = now + PROBE_AGAIN if self.ceiling > self.size else math.inf
 
     def probe(self, now: float) -> int:
-        """Return the size to probe now, or 0; `acked` or `lost` has to follow."""
+        """Return the size to probe now, or 0; `acked` or `lost` must follow."""
         if self._in_flight or now < self.next_at:
             return 0
         if self.next_at > 0 and self._high == self.size:
@@ -58,7 +58,7 @@ class MtuSearch:
         return self._in_flight
 
     def acked(self, size: int, now: float) -> None:
-        """The probe arrived."""
+        """Note that the probe arrived."""
         self._in_flight = 0
         self._failures = 0
         self.size = max(self.size, size)
@@ -66,7 +66,7 @@ class MtuSearch:
         self._settle(now)
 
     def lost(self, size: int, now: float) -> None:
-        """The probe did not arrive."""
+        """Note that the probe was lost."""
         self._in_flight = 0
         self._failures += 1
         if self._failures >= MAX_PROBES:
@@ -76,11 +76,11 @@ class MtuSearch:
         self._settle(now)
 
     def large_acked(self) -> None:
-        """A packet above the base size arrived."""
+        """Note that a packet above the base size arrived."""
         self._losses = 0
 
     def large_lost(self, now: float) -> bool:
-        """A packet above the base size got lost; true if that makes a black hole, and `size` is the base again."""
+        """Note that a packet above the base size was lost; true if this makes a black hole, and `size` is the base again."""
         if self.size == self.base:
             return False
         self._losses += 1
@@ -98,5 +98,5 @@ class MtuSearch:
     def _settle(self, now: float) -> None:
         if self._high - self.size < GRANULARITY:
             self._high = self.size
-            # At the ceiling there is nothing left to find.
+            # At the ceiling there is no more to find.
             self.next_at = now + PROBE_AGAIN if self.size < self.ceiling else math.inf

@@ -1,4 +1,4 @@
-"""Where datagrams leave and arrive: the seam between an endpoint and the network, and the UDP socket behind it.
+"""The seam between an endpoint and the network, and the UDP socket behind it.
 
 A `DatagramPort` moves datagrams and knows nothing of QUIC; `levada.transports.carriers.simnet.SimPort` is the other one.
 """
@@ -26,7 +26,7 @@ _UDP_SEGMENT: Final = 103
 _UDP_GRO: Final = 104
 _IP_MTU_DISCOVER: Final = 10
 _IPV6_MTU_DISCOVER: Final = 23
-_PMTUDISC_PROBE: Final = 3  # set "don't fragment", and let packets be as large as this side says
+_PMTUDISC_PROBE: Final = 3  # set "don't fragment", and allow packets as large as this side says
 _GSO_SEGMENTS: Final = 44
 _GSO_OCTETS: Final = 65_000
 _GSO_PACKET: Final = 1_500  # larger packets gain nothing from being grouped
@@ -38,28 +38,19 @@ class DatagramPort(Protocol):
 
     @property
     def address(self) -> Address:
-        """Own address."""
-        ...
+        """The local address."""
 
     async def receive(self) -> Sequence[tuple[bytes, Address]]:
-        """Wait until something has arrived and take it, a burst at most.
-
-        Raises:
-            trio.ClosedResourceError: the port was closed.
-        """
-        ...
+        """Wait for datagrams and take them, a burst at most; raise `trio.ClosedResourceError` if the port was closed."""
 
     def send(self, datagrams: Sequence[tuple[bytes, Address]]) -> int:
-        """Send without waiting; return how many were taken. Those after them should wait for `writable`."""
-        ...
+        """Send without waiting; return how many were accepted. The rest should wait for `writable`."""
 
     async def writable(self) -> None:
         """Wait until more can be sent."""
-        ...
 
     def close(self) -> None:
-        """Give the address up."""
-        ...
+        """Release the address."""
 
 
 def authority(address: Address) -> str:
@@ -73,7 +64,7 @@ def authority(address: Address) -> str:
 
 
 class UdpPort:
-    """A UDP socket. Groups of packets go through the kernel at once where it can (GSO, GRO: 3 us of a packet's 45)."""
+    """A UDP socket. Groups of packets pass through the kernel at once where it can (GSO, GRO: 3 us of a packet's 45)."""
 
     def __init__(self, sock: socket.socket, *, gso: bool = True, gro: bool = True, buffer: int = 4 << 20):
         sock.setblocking(False)
@@ -100,11 +91,11 @@ class UdpPort:
                 else:
                     sock.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PMTUDISC_PROBE)
             except OSError:
-                pass  # then routers may cut packets up; discovery finds larger sizes than it should, and they still arrive
+                pass  # routers may then fragment packets; discovery finds sizes that are too large, and they still arrive
 
     @classmethod
     def bind(cls, address: Address, **options: Any) -> UdpPort:
-        """Open a socket at a numeric address, port 0 for any; `options` as for the class."""
+        """Open a socket at a numeric address, with port 0 for any; `options` as for the class."""
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_DGRAM)
         try:
@@ -116,11 +107,11 @@ class UdpPort:
 
     @property
     def address(self) -> Address:
-        """Own address, with the real port."""
+        """The local address, with the real port."""
         return self._socket.getsockname()
 
     async def receive(self) -> list[tuple[bytes, Address]]:
-        """Wait until something has arrived and take up to 64 reads of it."""
+        """Wait for datagrams and take up to 64 reads of them."""
         await trio.lowlevel.wait_readable(self._socket)
         received: list[tuple[bytes, Address]] = []
         for _ in range(1 if self._singles else RECEIVE_BURST):
@@ -129,7 +120,7 @@ class UdpPort:
             except BlockingIOError:
                 break
             except OSError:
-                continue  # a report about something sent earlier; loss recovery deals with that
+                continue  # a report about an earlier send; loss recovery handles it
             size = len(data)
             for _level, kind, value in ancillary:
                 if kind == _UDP_GRO:
@@ -138,8 +129,8 @@ class UdpPort:
                 received.append((data, address))
             else:
                 received += [(data[at : at + size], address) for at in range(0, len(data), size)]
-        # To hear that there is no second datagram costs 3 us. Where one comes at a time, only each eighth call asks for it; if there is
-        # one after all, the next call has it at once.
+        # Learning that there is no second datagram costs 3 us. Where they come singly, only each eighth call tries; a second datagram is taken
+        # at once by the next call.
         if len(received) != 1:
             self._singles = 0
         else:
@@ -147,7 +138,7 @@ class UdpPort:
         return received
 
     def send(self, datagrams: Sequence[tuple[bytes, Address]]) -> int:
-        """Send without waiting; what the network refuses for good counts as sent, and as lost."""
+        """Send without waiting; datagrams that the network refuses for good count as sent, and as lost."""
         at, count = 0, len(datagrams)
         while at < count:
             data, address = datagrams[at]
@@ -185,7 +176,7 @@ class UdpPort:
 
     @staticmethod
     def _group_end(datagrams: Sequence[tuple[bytes, Address]], at: int) -> int:
-        """Return where the group that starts at `at` ends: one address, equal sizes but for a smaller last one."""
+        """Return the end of the group that starts at `at`: one address, and equal sizes except for a smaller last one."""
         data, address = datagrams[at]
         size = total = len(data)
         end = at + 1
@@ -204,7 +195,7 @@ class UdpPort:
         return end
 
     async def writable(self) -> None:
-        """Wait until the socket takes more."""
+        """Wait until the socket accepts more."""
         await trio.lowlevel.wait_writable(self._socket)
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""Sets of numbers kept as ranges, for what comes in any order: packet numbers, and the bytes of a stream.
+"""Sets of numbers kept as ranges, for numbers in any order: packet numbers, and the bytes of a stream.
 
-aioquic's `RangeSet` looks at all ranges from the lowest on.  A peer that sends every second byte of a stream makes 500,000 ranges within
-a window of 1 MiB, and each frame would look at all of them: 700 packets took minutes.  Here what comes last costs 0.2 us, and anything
-else a binary search.
+aioquic's `RangeSet` scans all ranges from the lowest. A peer that sends every second byte of a stream makes 500,000 ranges within a window
+of 1 MiB, and each frame would scan all of them: 700 packets took minutes. Here an addition at the end costs 0.2 us, and any other a
+binary search.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from aioquic.quic.rangeset import RangeSet
 __all__ = ["MAX_RANGES", "Ranges", "Received"]
 
 MAX_RANGES: Final = 256
-"""Ranges of packet numbers that are kept.  In 10 ms of reordering at 100 Mbit/s, with one packet of ten late, there are 90."""
+"""Ranges of packet numbers kept. In 10 ms of reordering at 100 Mbit/s, with one packet of ten late, there are 90."""
 
 _start = attrgetter("start")
 _stop = attrgetter("stop")
 
 
 class Ranges(RangeSet):
-    """aioquic's set of ranges, with its methods, searched from the end."""
+    """aioquic's set of ranges with its methods, searched from the end."""
 
     def __init__(self, ranges: Iterable[range] = ()) -> None:
         """Make a set of `ranges`, which are in order and do not touch."""
@@ -91,10 +91,10 @@ class Ranges(RangeSet):
 
 
 class Received:
-    """Packet numbers that have come, in the place of aioquic's `QuicPacketNumberWindow`.
+    """Received packet numbers; replaces aioquic's `QuicPacketNumberWindow`.
 
-    That one takes every packet for a duplicate that comes more than 127 numbers late, which is 10 ms of 15 MB/s.  Here it is the number
-    of gaps that is limited: above `MAX_RANGES` the packets of the lowest gap count as received.
+    aioquic's class takes every packet more than 127 numbers late for a duplicate, which is 10 ms of 15 MB/s. Here the number of gaps is
+    limited: above `MAX_RANGES` the packets of the lowest gap count as received.
     """
 
     __slots__ = ("_below", "_start", "following")
@@ -102,7 +102,7 @@ class Received:
     def __init__(self) -> None:
         self._below = Ranges()
         self._below.add(-1)
-        self._start = 0  # of the run that the next packet in order continues
+        self._start = 0  # of the run that the next packet in order extends
         self.following = 0
         """The number after the highest one."""
 
@@ -111,7 +111,7 @@ class Received:
         return self._start <= number < self.following or number in self._below
 
     def add(self, number: int) -> bool:
-        """Add a number; false if it counts as received already."""
+        """Add a number; false if it already counts as received."""
         if number == self.following:
             self.following = number + 1
             return True

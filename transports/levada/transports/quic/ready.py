@@ -1,14 +1,14 @@
-"""Which streams have something to send or to be told, and how far the peer may go.
+"""Which streams have data or limits to send, and how far the peer may go.
 
-- **ready set**: only streams with something to send are looked at, where aioquic walks all streams twice for each packet;
+- **ready set**: only streams with something to send are visited, where aioquic walks all streams twice for each packet;
   strict priorities, round robin within one;
-- **receive windows** follow what the application took, where aioquic doubles them whenever half is used, read or not;
+- **receive windows** follow the application's reads, where aioquic doubles them whenever half is used, read or not;
 - **stream credit** is given back when the application has seen the stream, not before.
 
-Invariants of the ready set: a stream that has a frame to send is in `_levels` or, if the peer's window stops it, in `_stalled`, or it
-waits for stream credit (`is_blocked`).  Whatever makes a stream sendable again (write, reset, stop, a lost frame, a raised window)
-passes through `_ready`.  A stream whose both halves are done is in `_done` exactly when the last delivery or frame made it so; nobody
-searches for finished streams.
+Invariants of the ready set: a stream with a frame to send is in `_levels`; or in `_stalled`, if the peer's window stops it; or it waits for
+stream credit (`is_blocked`). Every event that makes a stream sendable again (write, reset, stop, a lost frame, a raised window) passes
+through `_ready`. A stream whose halves are both done is in `_done` exactly when the last delivery or frame made it so; no code searches
+for finished streams.
 """
 
 from __future__ import annotations
@@ -34,34 +34,33 @@ __all__ = ["ReadyEngine"]
 
 _ACKED = QuicDeliveryState.ACKED
 _ZERO_RTT = tls.Epoch.ZERO_RTT
-_STREAM_LIMIT_FRAME = 17  # octets at most of MAX_STREAM_DATA: type and two variable-length integers
+_STREAM_LIMIT_FRAME = 17  # bytes at most of MAX_STREAM_DATA: type and two variable-length integers
 _LIMIT_FRAME = 9
 
 
 class ReadyEngine(LeanEngine):
-    """The overrides about streams and windows; `TunedEngine` adds those of sending."""
+    """The overrides for streams and windows; `TunedEngine` adds the ones for sending."""
 
     def __init__(self, *, configuration: QuicConfiguration, settings: EngineSettings, **rest: Any):
         super().__init__(configuration=configuration, settings=settings, **rest)
         self._levels: dict[int, dict[QuicStream, None]] = {}
         self._priorities: dict[int, int] = {}
         self._stalled: dict[QuicStream, None] = {}
-        self._owing: dict[QuicStream, None] = {}  # streams whose MAX_STREAM_DATA is to be sent
+        self._owing: dict[QuicStream, None] = {}  # streams whose MAX_STREAM_DATA must be sent
         self._settled: list[int] = []
         self._forgotten: list[int] = []
-        self._peer_wants: set[Limit] = set()  # limits that the peer says keep it from opening streams
-        # Kinds of streams, true for unidirectional, that the peer's limits keep from being opened.
+        self._peer_wants: set[Limit] = set()  # limits that block the peer from opening streams, by its own report
+        # Kinds of streams, true for unidirectional, that the peer's limits block.
         self._wanted: set[bool] = set()
         self._unacked = 0
         self._app_consumed = 0
-        self._now = 0.0  # of the last call that said what time it is
+        self._now = 0.0  # the time of the last call that had one
         self._consumed_by: dict[int, int] = {}
         self._window = configuration.max_stream_data
         self._connection_window = configuration.max_data
         self._largest_window = max(self._window, self._connection_window // 2)
-        self._grants: dict[
-            int, tuple[int, float]
-        ] = {}  # windows of streams that have used a quarter, and when that was
+        # Windows of streams that have used a quarter, and when they did.
+        self._grants: dict[int, tuple[int, float]] = {}
         for limit, value in (
             (self._local_max_streams_bidi, settings.max_streams),
             (self._local_max_streams_uni, settings.max_streams_unidirectional),
@@ -69,7 +68,7 @@ class ReadyEngine(LeanEngine):
             limit.value = limit.sent = value
 
     def release(self) -> None:
-        """Let go of everything that nobody asks a connection for that is over for good."""
+        """Release everything that is not needed after the end."""
         super().release()
         self._levels.clear()
         self._stalled.clear()
@@ -77,7 +76,6 @@ class ReadyEngine(LeanEngine):
         self._done.clear()
 
     # ---------------------------------------------------------------- readiness
-
     def _ready(self, stream: QuicStream) -> None:
         priority = self._priorities.get(stream.stream_id or 0, 128)
         level = self._levels.get(priority)
@@ -90,7 +88,7 @@ class ReadyEngine(LeanEngine):
         level[stream] = None
 
     def set_priority(self, stream_id: int, priority: int) -> None:
-        """Serve a stream before others of higher numbers."""
+        """Serve a stream before others with higher numbers."""
         old = self._priorities.get(stream_id, 128)
         if priority == old:
             return
@@ -119,14 +117,14 @@ class ReadyEngine(LeanEngine):
             self._ready(stream)
 
     def discard_stream(self, stream_id: int, code: int) -> None:
-        """Reset the sending half, and give its buffer back."""
+        """Reset the sending half, and release its buffer."""
         self.reset_stream(stream_id, code)
         stream = self._streams.get(stream_id)
         if stream is not None:
             self._drop_buffer(stream)
 
     def _drop_buffer(self, stream: QuicStream) -> None:
-        """Give back what a reset stream still holds (aioquic keeps it) and queue the RESET_STREAM frame."""
+        """Release the data that a reset stream still holds (aioquic keeps it) and queue the RESET_STREAM frame."""
         sender = stream.sender
         self._unacked -= len(sender._buffer)
         sender._buffer.clear()
@@ -140,7 +138,7 @@ class ReadyEngine(LeanEngine):
         self._ready(self._streams[stream_id])
 
     def total_unacked(self) -> int:
-        """Return the octets of all streams that are not acknowledged; counted, not summed up."""
+        """Return the unacknowledged bytes of all streams; counted, not summed up."""
         return self._unacked
 
     def take_settled(self, known: Iterable[int]) -> list[int]:
@@ -181,7 +179,6 @@ class ReadyEngine(LeanEngine):
         self._done.clear()
 
     # ---------------------------------------------------------------- frames from the peer
-
     def _handle_max_data_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
         super()._handle_max_data_frame(context, frame_type, buf)
         stalled, self._stalled = self._stalled, {}
@@ -214,7 +211,7 @@ class ReadyEngine(LeanEngine):
             assert isinstance(event, events.StreamReset)
             stream = self._streams.get(event.stream_id)
             if stream is not None:
-                # What was sent and never will be taken is credited now; the reader drops what it still holds.
+                # Bytes that were sent and will never be taken are credited now; the reader drops the bytes it still holds.
                 taken = self._consumed_by.get(event.stream_id, 0)
                 self._consumed_by[event.stream_id] = stream.receiver.highest_offset
                 self._credit(stream.receiver.highest_offset - taken)
@@ -238,7 +235,6 @@ class ReadyEngine(LeanEngine):
                         self._done.append(stream)
 
     # ---------------------------------------------------------------- windows
-
     def _credit(self, octets: int) -> bool:
         self._app_consumed += octets
         limit = self._local_max_data
@@ -248,15 +244,15 @@ class ReadyEngine(LeanEngine):
         return True
 
     def consumed(self, stream_id: int, octets: int) -> bool:
-        """Raise the windows for what the application took; true if that is to be sent."""
+        """Raise the windows by what the application took; true if this should be sent."""
         due = self._credit(octets)
         stream = self._streams.get(stream_id)
         if stream is not None:
             taken = self._consumed_by[stream_id] = self._consumed_by.get(stream_id, 0) + octets
             window, granted_at = self._grants.get(stream_id, (self._window, -math.inf))
             if not stream.receiver.is_finished and stream.max_stream_data_local - taken < window * 3 // 4:
-                # A quarter within a round trip: one late packet, which holds back all that follow it, would exhaust the window. Of
-                # 4 MiB over a path that reorders, a third of the time was spent so.
+                # A quarter within a round trip: one late packet, which holds back all later ones, would exhaust the window. On a path that reorders,
+                # this took a third of the time of 4 MiB.
                 if self._now - granted_at < self._loss._rtt_smoothed:
                     window = self._largest_window
                 self._grants[stream_id] = (window, self._now)
@@ -266,13 +262,13 @@ class ReadyEngine(LeanEngine):
         return due
 
     def grant_stream(self, *, unidirectional: bool) -> bool:
-        """Let the peer open one more stream; true if that is worth a packet."""
+        """Let the peer open one more stream; true if this is worth a packet."""
         limit = self._local_max_streams_uni if unidirectional else self._local_max_streams_bidi
         limit.value += 1
         return self._streams_due(limit)
 
     def _streams_due(self, limit: Limit) -> bool:
-        """Whether new stream credit is worth a packet of its own: the peer is out of it, or has less left than it would be granted."""
+        """Whether new stream credit is worth its own packet: the peer has none left, or less than it would get."""
         return limit.value != limit.sent and (
             limit.sent - limit.used < limit.value - limit.sent or limit in self._peer_wants
         )
@@ -316,7 +312,7 @@ class ReadyEngine(LeanEngine):
         limit.sent = limit.value
 
     def _write_stream_limits(self, builder: QuicPacketBuilder, space: QuicPacketSpace, stream: QuicStream) -> None:
-        """Called by the slow path for every stream; the fast path takes those that owe."""
+        """Called by the slow path for every stream; the fast path takes the streams that owe a limit."""
         if stream in self._owing:
             self._write_stream_limit(builder, stream)
 

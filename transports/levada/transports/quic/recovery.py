@@ -1,13 +1,13 @@
-"""How fast packets leave, and what an acknowledgement means: aioquic's rules (RFC 9002) at a third of their cost, its pacer replaced.
+"""Pacing, and the meaning of acknowledgements: aioquic's rules (RFC 9002) at a third of their cost, with another pacer.
 
-**Reordering.**  A packet counts as lost once a packet three numbers above it has been acknowledged, or one that was sent 9/8 of a round
-trip before.  On a path that reorders, packets given up like this arrive all the same: their loss was *spurious*.  Each packet is
-remembered for three probe time-outs after it was sent.  If its acknowledgement still comes:
+**Reordering.** A packet counts as lost once a packet three numbers above it has been acknowledged, or one sent 9/8 of a round trip earlier.
+On a path that reorders, such packets arrive all the same: their loss was *spurious*. Each packet is remembered for three probe time-outs
+after it was sent. If its acknowledgement still comes:
 
 - packets are timed and no longer counted, and the time grows to what the late packet took (RFC 9002 section 6.1; RFC 8985, RACK);
-- once all the losses that the window was cut for have proved spurious, the cut is taken back; the pacer spreads what may leave then.
+- once all the losses that caused a window cut have proved spurious, the cut is undone; the pacer spreads the packets that may then leave.
 
-After 16 cuts without a spurious loss the first thresholds are in force again.
+After 16 cuts without a spurious loss the original thresholds apply again.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _ORDERLY_AFTER = 16  # cuts without a spurious loss
 class BurstPacer(QuicPacketPacer):
     """Bursts of about 2 ms at 1.25 times the rate, 10 to 64 packets: an event loop wakes once a millisecond at best.
 
-    aioquic's own holds back after 16 packets, which measured 3.2 packets for each flush.
+    aioquic's own pacer holds back after 16 packets, which gave 3.2 packets for each flush.
     """
 
     def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None:
-        """Take the congestion window in octets and the round trip in seconds."""
+        """Take the congestion window in bytes and the round trip in seconds."""
         size = self._max_datagram_size
         rate = 1.25 * congestion_window / max(smoothed_rtt, K_MICRO_SECOND)
         self.packet_time = max(K_MICRO_SECOND, min(size / rate, K_SECOND))
@@ -55,10 +55,10 @@ class BurstPacer(QuicPacketPacer):
 
 
 class LeanRecovery(QuicPacketRecovery):
-    """aioquic's recovery that looks at the packets which an acknowledgement names, and not at all that are in flight, four times."""
+    """aioquic's recovery, which visits only the packets that an acknowledgement names, and not all in flight four times."""
 
     _cc: Reno
-    _first_on_path = 0  # packets of lower numbers went another way, and tell nothing about this one
+    _first_on_path = 0  # packets with lower numbers took another path, and say nothing about this one
 
     def __init__(self, *, congestion_control_algorithm: str, max_datagram_size: int, **rest: Any) -> None:
         super().__init__(
@@ -70,17 +70,17 @@ class LeanRecovery(QuicPacketRecovery):
     def _begin_path(self, size: int) -> None:
         self._cc = make_controller(self._algorithm, max_datagram_size=size)
         self._pacer = BurstPacer(max_datagram_size=size)
-        self._lateness = 0.0  # seconds beyond a round trip that packets may take; 0 until one has been late
+        self._lateness = 0.0  # seconds beyond a round trip that packets may take; 0 until one was late
         self._given_up: dict[int, tuple[float, float]] = {}  # 1-RTT packets: when sent, and the cut that they belong to
-        self._cut_losses = 0  # packets that the last cut was made for and that have not arrived
-        self._cuts = 0  # since a loss was spurious
+        self._cut_losses = 0  # packets that caused the last cut and have not arrived
+        self._cuts = 0  # since the last spurious loss
 
     def start_afresh(self, packet_number: int, *, size: int) -> None:
-        """Forget round trip and congestion window: packets go another way (RFC 9000 section 9.4).
+        """Forget round trip and congestion window: packets take another path (RFC 9000 section 9.4).
 
         Args:
-            packet_number: of the first one that does.
-            size: octets of UDP payload at most.
+            packet_number: of the first packet on it.
+            size: largest UDP payload in bytes.
         """
         self._first_on_path = packet_number
         self._rtt_initialized = False
@@ -92,7 +92,6 @@ class LeanRecovery(QuicPacketRecovery):
         self._begin_path(size)
 
     # ---------------------------------------------------------------- acknowledgements
-
     def on_ack_received(self, *, ack_rangeset: RangeSet, ack_delay: float, now: float, space: QuicPacketSpace) -> None:
         """Take an ACK frame: forget the packets, measure the round trip (RFC 9002 section 5), find losses (section 6).
 
@@ -153,11 +152,10 @@ class LeanRecovery(QuicPacketRecovery):
         self._pacer.update_rate(congestion_window=self._cc.congestion_window, smoothed_rtt=self._rtt_smoothed)
 
     # ---------------------------------------------------------------- losses
-
     def _detect_loss(self, *, now: float, space: QuicPacketSpace) -> None:
-        """Give up the packets that others have overtaken, by number or by time, and set the timer for the next one.
+        """Give up packets that others have overtaken, by number or time, and set the timer for the next one.
 
-        Replaces lines 443 to 480 of aioquic's `recovery.py`, whose thresholds are fixed, and which look at all packets in flight.
+        Replaces lines 443 to 480 of aioquic's `recovery.py`, which have fixed thresholds and look at all packets in flight.
         """
         round_trip = self._round_trip()
         patience = max(K_TIME_THRESHOLD * round_trip, round_trip + self._lateness)
@@ -169,7 +167,7 @@ class LeanRecovery(QuicPacketRecovery):
                 break
             at = (packet.sent_time or 0.0) + patience
             if number > overtaken and at > now:
-                space.loss_time = at  # those behind it were sent later
+                space.loss_time = at  # the later ones were sent later
                 break
             lost.append(packet)
         if lost:
@@ -205,7 +203,7 @@ class LeanRecovery(QuicPacketRecovery):
         for number in late:
             sent_at, cut_at = given_up.pop(number)
             self._cuts = 0
-            # A quarter more, as a later one may be later still; a round trip at most, as in RFC 8985 section 6.2.
+            # A quarter more, since a later packet may be later still; a round trip at most, as in RFC 8985 section 6.2.
             lateness = max(1.25 * (now - sent_at - round_trip), round_trip / 4)
             self._lateness = min(max(self._lateness, lateness), 1.25 * round_trip)
             if cut_at == control.cut_at:
@@ -219,7 +217,7 @@ class LeanRecovery(QuicPacketRecovery):
 
 
 def narrowed(ranges: RangeSet, sent: dict[int, QuicSentPacket]) -> Iterable[Iterable[int]]:
-    """Narrow the ranges of a peer's, however long, to numbers that may be in flight; they are kept in their order."""
+    """Narrow a peer's ranges, however long, to numbers that may be in flight, in their order."""
     oldest, beyond = next(iter(sent)), next(reversed(sent)) + 1
     if beyond - oldest <= 2 * len(sent) + 64:
         return [range(max(numbers.start, oldest), min(numbers.stop, beyond)) for numbers in ranges]

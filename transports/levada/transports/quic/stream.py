@@ -19,46 +19,22 @@ if TYPE_CHECKING:
 __all__ = ["QuicStream"]
 
 ABORTED = 0
-"""Code of a reset or stop that the application gave no code for."""
+"""Code of a reset or stop for which the application gave none."""
 
 
 class QuicStream:
-    """A stream as `levada.transports.carriers.contracts.Stream` describes it.
+    """A `levada.transports.carriers.contracts.Stream`, made by `QuicConnection.open_stream` and `QuicConnection.accept_stream`.
 
-    Made by `QuicConnection.open_stream` and `QuicConnection.accept_stream`.  `send_all` waits while more than `QuicConfig.send_high`
-    octets are in no packet yet, and while the connection has more than `QuicConfig.max_unacked` unacknowledged.  The peer may send
-    `QuicConfig.stream_window` octets beyond what `receive_some` has returned.
+    `send_all` waits while more than `QuicConfig.send_high` bytes are in no packet yet, and while the connection has more than
+    `QuicConfig.max_unacked` bytes unacknowledged. The peer may send `QuicConfig.stream_window` bytes beyond what `receive_some` has returned.
     """
 
     __slots__ = (
-        "_connection",
-        "_stream_id",
-        "_priority",
-        "_chunks",
-        "_buffered",
-        "_received",
-        "_written",
-        "_reads",
-        "_writes",
-        "_early",
-        "_can_send",
-        "_can_receive",
-        "_fin",
-        "_end",
-        "_settled",
-        "_receive_error",
-        "_send_error",
-        "_stop_code",
-        "_tell_readable",
-        "_tell_stopped",
-        "_reader",
-        "_writer",
-        "_news",
-        "_flushed",
-        "_paused",
-        "_waiting",
-        "_forgotten",
-    )
+        "_connection", "_stream_id", "_priority", "_chunks", "_buffered", "_received", "_written", "_reads", "_writes",
+        "_early", "_can_send", "_can_receive", "_fin", "_end", "_settled", "_receive_error", "_send_error",
+        "_stop_code", "_tell_readable", "_tell_stopped", "_reader", "_writer", "_news", "_flushed", "_paused",
+        "_waiting", "_forgotten",
+    )  # fmt: skip
 
     def __init__(self, connection: QuicConnection, stream_id: int, priority: int = 128):
         self._connection = connection
@@ -94,7 +70,6 @@ class QuicStream:
         return f"<QuicStream {self._stream_id} of {self._connection!r}>"
 
     # ---------------------------------------------------------------- facts
-
     @property
     def stream_id(self) -> int:
         """Number on the wire."""
@@ -112,17 +87,17 @@ class QuicStream:
 
     @property
     def early(self) -> bool:
-        """Whether octets received so far came as 0-RTT data, which may be a replay."""
+        """Whether bytes received so far came as 0-RTT data, which may be a replay."""
         return self._early
 
     @property
     def info(self) -> CarrierInfo:
-        """Who is at the other end of the connection."""
+        """The two ends of the connection."""
         return self._connection.info
 
     @property
     def priority(self) -> int:
-        """0 (first) to 255; equal ones share in turn."""
+        """0 (first) to 255; streams with equal priority take turns."""
         return self._priority
 
     @priority.setter
@@ -136,16 +111,16 @@ class QuicStream:
 
     @property
     def unsent(self) -> int:
-        """Octets queued that have not been in any packet."""
+        """Bytes queued that have not been in any packet."""
         return self._connection.engine.unsent(self._stream_id)
 
     @property
     def unacked(self) -> int:
-        """Octets queued or sent that the peer has not acknowledged."""
+        """Bytes queued or sent that the peer has not acknowledged."""
         return self._connection.engine.unacked(self._stream_id)
 
     def statistics(self) -> CarrierStatistics:
-        """Return the counters as they are now; the connection's own count packets."""
+        """Return the counters as they are now; the connection's own counters count packets."""
         unsent = self.unsent
         return CarrierStatistics(
             octets_sent=self._written - unsent,
@@ -156,19 +131,13 @@ class QuicStream:
         )
 
     # ---------------------------------------------------------------- sending
-
     def send_nowait(self, data: Octets, *, fin: bool = False) -> None:
-        """Queue without waiting, also above the watermark, and perhaps finish.
-
-        Raises:
-            ConnectionClosed, ConnectionLost, StreamWasStopped: as `send_all`.
-            LocalProtocolError: a stream that only the peer sends on.
-        """
+        """Queue without waiting, also above the watermark, and optionally finish. Errors as `send_all`."""
         self._check_sending()
         if isinstance(data, memoryview):
             data = data.cast("B") if data.contiguous else data.tobytes()
         connection = self._connection
-        # aioquic only measures and copies the octets, so that any kind of them will do.
+        # aioquic only measures and copies the bytes, so any type of them will do.
         connection.engine.send_stream_data(self._stream_id, data, fin)  # type: ignore[arg-type]
         self._written += len(data)
         self._writes += 1
@@ -187,16 +156,13 @@ class QuicStream:
             StreamWasStopped: the peer wants no more.
             LocalProtocolError: a stream that only the peer sends on.
             trio.BusyResourceError: another task is sending.
-
-        Cancellation:
-            all of the octets are queued, or none.
         """
         if self._writer is not None:
             raise trio.BusyResourceError("another task is sending on this stream")
         self._check_sending()
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._paused or self._connection.is_full(self._stream_id):
-            # Stays so if this call is cancelled: the next one waits for the low watermark as well.
+            # It stays so if this call is cancelled: the next call also waits for the low watermark.
             self._paused = True
             await self._wait_for_room()
             self._paused = False
@@ -214,21 +180,13 @@ class QuicStream:
             connection.blocked.pop(self, None)
 
     async def send_eof(self) -> None:
-        """Say that nothing more will be sent; twice is harmless.
-
-        Raises:
-            ConnectionClosed, ConnectionLost, StreamWasStopped, LocalProtocolError: as `send_all`.
-        """
+        """Send no more; a second call is harmless. Errors as `send_all`."""
         if not self._fin:
             self.send_nowait(b"", fin=True)
         await trio.lowlevel.checkpoint()
 
     async def flush(self) -> None:
-        """Wait until all octets have been in a packet.
-
-        Raises:
-            ConnectionClosed, ConnectionLost, StreamWasStopped: they never will be.
-        """
+        """Wait until all bytes have been in a packet; raise the stream's error if they never will be."""
         await trio.lowlevel.checkpoint_if_cancelled()
         while self.unsent:
             self._check_alive()
@@ -240,7 +198,7 @@ class QuicStream:
             raise again(self._send_error)
 
     def reset(self, code: int) -> None:
-        """Give up sending: what is queued is dropped, the peer's `receive_some` raises `StreamWasReset`."""
+        """Give up sending: the queue is dropped, and the peer's `receive_some` raises `StreamWasReset`."""
         if not self._can_send:
             raise LocalProtocolError(f"stream {self._stream_id} is the peer's, there is nothing to reset: stop it")
         if not self._settled and self._send_error is None:
@@ -262,7 +220,7 @@ class QuicStream:
         return self._stop_code
 
     def on_stopped(self, tell: Callable[[int], None]) -> None:
-        """Have `tell` called with the code when the peer stops this side's sending; see `Stream.on_stopped`."""
+        """Have `tell` called with the code when the peer stops this side's sending; `Stream.on_stopped` says more."""
         if not self._can_send:
             raise LocalProtocolError(f"stream {self._stream_id} is only received on")
         self._tell_stopped = tell
@@ -270,11 +228,7 @@ class QuicStream:
             tell(self._send_error.code)
 
     async def acked(self) -> bool:
-        """Wait until the peer has everything, the end included; false if it was reset or stopped.
-
-        Raises:
-            ConnectionClosed, ConnectionLost: nobody will ever know.
-        """
+        """Wait until the peer has everything, including the end; false if the stream was reset or stopped."""
         await trio.lowlevel.checkpoint_if_cancelled()
         while not self._settled and self._send_error is None:
             self._check_alive()
@@ -282,7 +236,7 @@ class QuicStream:
         return self._settled and self._send_error is None
 
     async def all_acked(self) -> None:
-        """Wait until the peer has acknowledged all that was sent so far; see `Stream.all_acked`."""
+        """Wait until the peer has acknowledged everything sent so far; `Stream.all_acked` says more."""
         await trio.lowlevel.checkpoint_if_cancelled()
         acking = self._connection.acking
         try:
@@ -296,20 +250,16 @@ class QuicStream:
             raise again(self._send_error)
 
     # ---------------------------------------------------------------- receiving
-
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Wait for octets and take up to `max_bytes` (``None``: all that are there); ``b""`` is the peer's end.
+        """Wait for bytes and take up to `max_bytes` (``None``: all that have arrived); ``b""`` is the peer's end.
 
         Raises:
             ConnectionClosed: this side closed the connection or stopped the stream.
-            ConnectionLost: the connection is gone; what had arrived was given out first.
+            ConnectionLost: the connection is gone; earlier bytes were returned first.
             StreamWasReset: the peer gave up.
             LocalProtocolError: a stream that only this side sends on.
             trio.BusyResourceError: another task is receiving.
             ValueError: `max_bytes` is below 1.
-
-        Cancellation:
-            nothing has been taken.
         """
         if max_bytes is not None and max_bytes < 1:
             raise ValueError(f"max_bytes is {max_bytes}, wanted at least 1")
@@ -329,7 +279,7 @@ class QuicStream:
         return self._take_some(max_bytes)
 
     def receive_nowait(self) -> bytes | None:
-        """Take what is here already; ``b""`` is the peer's end, ``None``: nothing is here. Errors as `receive_some`."""
+        """Take the bytes that have arrived; ``b""`` is the peer's end, ``None``: there are none. Errors as `receive_some`."""
         if self._chunks:
             return self._take_some(None)
         if self._receive_error is not None:
@@ -347,7 +297,7 @@ class QuicStream:
         return self._end and not self._chunks
 
     def on_readable(self, tell: Callable[[], None]) -> None:
-        """Have `tell` called when there is something to take; see `Stream.on_readable`."""
+        """Have `tell` called when there is something to take; `Stream.on_readable` says more."""
         if not self._can_receive:
             raise LocalProtocolError(f"stream {self._stream_id} is only sent on")
         self._tell_readable = tell
@@ -379,7 +329,7 @@ class QuicStream:
         return b"".join(taken)
 
     def stop(self, code: int) -> None:
-        """Ask the peer to stop sending; what has arrived and arrives is dropped."""
+        """Ask the peer to stop sending; bytes that have arrived or still arrive are dropped."""
         if not self._can_receive:
             raise LocalProtocolError(f"stream {self._stream_id} is only sent on, there is nothing to stop: reset it")
         if self._receive_error is None:
@@ -396,9 +346,8 @@ class QuicStream:
             self._wake_reader()
 
     # ---------------------------------------------------------------- both
-
     async def aclose(self) -> None:
-        """Finish sending and stop receiving; what is queued goes out while the connection lives."""
+        """Finish sending and stop receiving; queued data is sent while the connection lives."""
         if not self._connection.is_over:
             if self._can_send and not self._fin and self._send_error is None:
                 self.send_nowait(b"", fin=True)
@@ -428,9 +377,8 @@ class QuicStream:
             await self.aclose()
 
     # ---------------------------------------------------------------- what the connection tells
-
     def data_arrived(self, data: bytes, end: bool) -> None:
-        """Octets came, in order."""
+        """Take bytes of the peer, in order."""
         if self._receive_error is not None:
             if data and self._connection.engine.consumed(self._stream_id, len(data)):
                 self._connection.mark_dirty()
@@ -443,20 +391,20 @@ class QuicStream:
         self._wake_reader()
 
     def appeared(self) -> None:
-        """It waits to be accepted."""
+        """Note that it waits to be accepted."""
         self._waiting = True
 
     def accepted(self) -> bool:
-        """The application has it; true if the engine has dropped it already, so that its credit is due."""
+        """Note that the application has it; true if the engine has already dropped it, so that its credit is due."""
         self._waiting = False
         return self._forgotten
 
     def outlive(self, ended: QuicConnection) -> None:
-        """The connection is over for good, and `ended` tells how."""
+        """Outlive the connection, which is over for good; `ended` tells how."""
         self._connection = ended
 
     def forgotten(self) -> bool:
-        """The engine has dropped it; true if its credit is due: it is the peer's and was accepted."""
+        """Note that the engine has dropped it; true if its credit is due: the peer's stream, and accepted."""
         self._forgotten = True
         return not self._waiting and not self.initiated_here
 
@@ -466,18 +414,18 @@ class QuicStream:
         return self._settled
 
     def mark_early(self) -> None:
-        """Octets came as 0-RTT data."""
+        """Note that bytes came as 0-RTT data."""
         self._early = True
 
     def reset_arrived(self, code: int) -> None:
-        """The peer gave up sending; the engine has credited what was not taken."""
+        """Note that the peer gave up sending; the engine has credited the bytes not taken."""
         if self._receive_error is None:
             self._receive_error = StreamWasReset(f"the peer gave stream {self._stream_id} up with code {code}", code)
             self._drop()
         self._wake_reader()
 
     def stop_arrived(self, code: int) -> None:
-        """The peer wants no more; the engine has reset the stream with the same code."""
+        """Note that the peer wants no more; the engine has reset the stream with the same code."""
         if self._stop_code is None:
             self._stop_code = code
             if self._send_error is None and not self._settled:
@@ -487,24 +435,24 @@ class QuicStream:
         self.wake_sending()
 
     def sending_settled(self) -> None:
-        """The peer has acknowledged the end, or the reset."""
+        """Note that the peer has acknowledged the end, or the reset."""
         self._settled = True
         self.wake_sending()
 
     def connection_ended(self) -> None:
-        """Whoever waits finds out why."""
+        """Wake all waiting tasks, which find out why it ended."""
         self._wake_reader()
         self.wake_sending()
 
     def wake_room(self) -> None:
-        """Let `send_all` look again."""
+        """Let `send_all` check again."""
         task = self._writer
         if task is not None:
             self._writer = None
             trio.lowlevel.reschedule(task)
 
     def wake_sending(self) -> None:
-        """Let everyone look again who waits for this side's sending."""
+        """Let all tasks check again that wait for this side's sending."""
         self.wake_room()
         if self._news is not None:
             self._news.set()
@@ -512,7 +460,7 @@ class QuicStream:
         self.wake_flushing()
 
     def wake_flushing(self) -> None:
-        """All octets have been in a packet, or never will be."""
+        """Note that all bytes have been in a packet, or never will be."""
         if self._flushed is not None:
             self._connection.flushing.pop(self, None)
             self._flushed.set()
@@ -524,7 +472,6 @@ class QuicStream:
         return self._fin and not self._settled and self._send_error is None
 
     # ---------------------------------------------------------------- within
-
     def _check_alive(self) -> None:
         if self._connection.is_over:
             raise self._connection.error()

@@ -1,13 +1,13 @@
-"""What a server can recognise later without having kept it: address tokens and stateless reset tokens.
+"""Tokens that a server recognises without having kept them: address tokens and stateless reset tokens.
 
 * A **Retry token** proves that its bearer receives at an address and port, now, and remembers the connection ids of the first
-  attempt.  30 seconds, any number of packets of one attempt.
-* A **new token** (frame NEW_TOKEN) proves it for a later connection: bound to the host only, since ports change, good for a day and
-  for one connection.  The log of used ones is bounded; when it is full, tokens just do not prove anything until it has room.
+  attempt. It is good for 30 seconds and for any number of packets of one attempt.
+* A **new token** (frame NEW_TOKEN) proves it for a later connection: it is bound to the host only, since ports change, and good for a
+  day and for one connection. The log of used tokens is bounded; while it is full, tokens prove nothing.
 * A **stateless reset token** is a hash of a connection id, so that a server which lost its state can still say "it is over".
 
-All come from one secret.  Several processes, and a process after a restart, recognise each other's if they are given the same one;
-each keeps its own log of used tokens, so that one could be used once per process.  Times are wall-clock times for that reason.
+All are derived from one secret. Processes with the same secret, also after a restart, recognise each other's tokens. Each keeps its own log
+of used tokens, so a token could be used once per process. Times are wall-clock times for that reason.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["AddressTokens", "Proof", "reset_token"]
 RETRY_LIFETIME = 30.0
 TOKEN_LIFETIME = 86_400.0
 KEY_PERIOD = 86_400.0  # seconds; a key seals for one period and opens for the next one as well
-LOG_LIMIT = 100_000  # used tokens remembered, 12 octets each and the dictionary's own
+LOG_LIMIT = 100_000  # used tokens remembered, 12 bytes each and the dictionary's own
 _NONCE = 12
 _RETRY, _NEW = 1, 2
 _HEAD = struct.Struct(">Bd")  # kind, time of issue
@@ -39,10 +39,10 @@ _HEAD = struct.Struct(">Bd")  # kind, time of issue
 
 @attrs.frozen
 class Proof:
-    """What a valid token says."""
+    """The content of a valid token."""
 
     original_cid: bytes | None = None
-    """Connection id of the client's first packet, if it comes back from a Retry."""
+    """Connection id of the client's first packet, if the token comes from a Retry."""
 
 
 def reset_token(secret: bytes, connection_id: bytes) -> bytes:
@@ -69,10 +69,10 @@ class AddressTokens:
         return self._seal(_NEW, b"", _host(address))
 
     def check(self, token: bytes, address: Any, *, destination_cid: bytes) -> Proof | None:
-        """Judge the token of an Initial packet; one from NEW_TOKEN is used up by it.
+        """Check the token of an Initial packet; a token from NEW_TOKEN is thereby used up.
 
         Returns:
-            ``None`` for a token that proves nothing: foreign, forged, too old, for another address, used before.
+            ``None`` for a token that proves nothing: foreign, forged, too old, for another address, or used before.
         """
         now = self._clock()
         period = int(now // KEY_PERIOD)
@@ -84,7 +84,7 @@ class AddressTokens:
         return None
 
     def is_retry(self, token: bytes, address: Any) -> bool:
-        """Whether the token was made here for a Retry to this address, good or not: a client must then be told that it is not."""
+        """Whether the token was made here for a Retry to this address, valid or not: a client must be told if it is not."""
         period = int(self._clock() // KEY_PERIOD)
         return any(
             self._open(token, key, bytes([_RETRY]) + _socket(address)) is not None for key in (period, period - 1)
