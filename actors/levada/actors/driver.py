@@ -24,13 +24,7 @@ from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 import trio
 
 from levada.framework import Actor, Reason, handles
-from levada.framework.errors import (
-    CarrierError,
-    ConfigurationError,
-    ConnectionClosed,
-    ConnectionLost,
-    LevadaError,
-)
+from levada.framework.errors import CarrierError, ConfigurationError, ConnectionClosed, ConnectionLost, LevadaError
 from levada.transports.carriers import CarrierInfo
 from levada.transports.core import Core
 from levada.transports.text import printable
@@ -164,8 +158,6 @@ class Driver(Actor[Any], Generic[C]):
         self._gone = trio.Event()
         self._armed = math.inf
 
-    # ------------------------------------------------------------ what a protocol says
-
     @property
     def drain_time(self) -> float:
         """Seconds that open work has when this side closes, if the core does not end the drain itself."""
@@ -187,8 +179,6 @@ class Driver(Actor[Any], Generic[C]):
 
     def refuse(self) -> None:
         """Turn away the carrier that was accepted: the actor ends before its task began."""
-
-    # ------------------------------------------------------------ phases
 
     def _go(self, change: Change) -> None:
         phase = self.phase = PHASES[self.phase, change]
@@ -238,8 +228,6 @@ class Driver(Actor[Any], Generic[C]):
         self.log(logging.INFO, "ended", "ended: %s, code %s", self._reason or "no reason given", event.code)
         self.timers.cancel_all()
 
-    # ------------------------------------------------------------ events and time
-
     def apply(self, events: list[Any]) -> None:
         """Do what events mean."""
         table = self.events
@@ -260,8 +248,6 @@ class Driver(Actor[Any], Generic[C]):
         self.apply(self.core.handle_timeout(trio.current_time()))
         self.flush()
         self.retime()
-
-    # ------------------------------------------------------------ the beginning
 
     def started(self) -> None:
         """Begin to connect, in a task of this actor."""
@@ -307,8 +293,6 @@ class Driver(Actor[Any], Generic[C]):
         """
         if self.phase not in _USABLE:
             raise self.error()
-
-    # ------------------------------------------------------------ the end
 
     def error(self) -> CarrierError:
         """Make the error for a call that needs the connection although it takes no new work."""
@@ -373,8 +357,6 @@ class Driver(Actor[Any], Generic[C]):
 
     def undelivered(self, messages: list[Any]) -> None:
         """Ignore timers and turns that nobody needs any more."""
-
-    # ------------------------------------------------------------ logs
 
     def extra(self, event: str) -> dict[str, object]:
         """Return the fields of a log record."""

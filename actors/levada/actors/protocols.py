@@ -27,21 +27,9 @@ if TYPE_CHECKING:
     from levada.transports.carriers import TlsConfig
 
 __all__ = [
-    "SECURE",
-    "Call",
-    "Connect",
-    "Explain",
-    "Interop",
-    "Protocol",
-    "Requests",
-    "Serve",
-    "Served",
-    "carrier_settings",
-    "find",
-    "known",
-    "of_url",
-    "register",
-]
+    "SECURE", "Call", "Connect", "Explain", "Interop", "Protocol", "Requests", "Serve", "Served", "carrier_settings", "find", "known",
+    "of_url", "register",
+]  # fmt: skip
 
 SECURE: Final = ("tls", "wss", "quic")
 """Carriers whose listeners need a certificate."""

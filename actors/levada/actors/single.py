@@ -47,9 +47,6 @@ _MESSAGES: Final = 64
 _ORDERLY: Final = (1000, 1001)  # close codes of RFC 6455, section 7.4.1: done, going away
 
 
-# ---------------------------------------------------------------- carriers
-
-
 class SingleCarrier(Protocol):
     """One stream, whatever it is made of."""
 
@@ -259,9 +256,6 @@ def _with_alpn(url: str, config: CarrierConfig, alpn: str) -> CarrierConfig:
     return attrs.evolve(config, alpn=(alpn,)) if config.alpn == QuicConfig().alpn else config
 
 
-# ---------------------------------------------------------------- the driver
-
-
 class FlushSoon:
     """To the connection: hand on what it has produced in this batch of turns."""
 
@@ -304,8 +298,6 @@ class SingleDriver(Driver[C]):
         self._flush_due = False
         self._all_begun: trio.Event | None = None
         self._room: trio.Event | None = None
-
-    # ------------------------------------------------------------ carriers
 
     def attach(self, carrier: SingleCarrier) -> None:
         """Use a carrier from now on; the core knows whether it is framed.
@@ -429,8 +421,6 @@ class SingleDriver(Driver[C]):
         self._flush_due = False
         self.flush()
 
-    # ------------------------------------------------------------ back-pressure
-
     @property
     def crowded(self) -> bool:
         """Whether producers have to wait: the carrier has too much queued, or there is none for now."""
@@ -479,8 +469,6 @@ class SingleDriver(Driver[C]):
         if self._all_begun is not None and not self.unbegun:
             self._all_begun.set()
             self._all_begun = None
-
-    # ------------------------------------------------------------ the end
 
     async def wind_up(self) -> None:
         """Wait until children have begun what came before the end: once this actor is ending, they could not."""

@@ -19,17 +19,7 @@ from levada.framework.errors import ConfigurationError, ConnectionLost, LevadaEr
 from levada.transports.carriers import TlsConfig
 from levada.transports.text import printable
 
-__all__ = [
-    "CallFailed",
-    "carrier_for",
-    "in_time",
-    "named",
-    "octets_of",
-    "positive",
-    "print_octets",
-    "refuse",
-    "shown",
-]
+__all__ = ["CallFailed", "carrier_for", "in_time", "named", "octets_of", "positive", "print_octets", "refuse", "shown"]
 
 
 class CallFailed(LevadaError):

@@ -203,9 +203,6 @@ class _Stop:
                 self.scope.cancel()
 
 
-# ---------------------------------------------------------------- progress
-
-
 class _Progress:
     """Says how far it is: bars on a terminal if rich is there, else a line for each phase and every few seconds."""
 
@@ -271,9 +268,6 @@ class _Progress:
         yield "records shipped", shipped, total
         yield "records counted", sum(demo.results.count(source, "records") for source in demo.sources), total
         yield "results received", sum(demo.results.taken.values()), None
-
-
-# ---------------------------------------------------------------- output
 
 
 def _tell(
@@ -386,9 +380,6 @@ def _invitation(demo: Pipeline) -> str:
         f"  levada ship --to {demo.reader_url} --ca {demo.ca} FILE\n"
         f"  levada call {demo.door_url} --stream --route counts    # or rates, attacks, anomalies{channels}"
     )
-
-
-# ---------------------------------------------------------------- arguments
 
 
 def _rate(text: str) -> float:

@@ -72,11 +72,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="health checks over HTTP: 200 while it serves, 503 while it starts and drains; its URL is printed as 'HEALTH <url>'",
     )
     parser.add_argument(
-        "--drain",
-        type=_seconds,
-        default=10.0,
-        metavar="S",
-        help="seconds for open work at the end (default: 10)",
+        "--drain", type=_seconds, default=10.0, metavar="S", help="seconds for open work at the end (default: 10)"
     )
     parser.add_argument(
         "--log",
@@ -92,9 +88,6 @@ def run(args: argparse.Namespace) -> int:
     app = _handler_app(found, args) if args.url else _app(found, args)
     with _logs_on_stderr(args.log), late_ones_dropped(RELOAD) as numbers:
         return trio.run(_Run(app, args).main, numbers)
-
-
-# ---------------------------------------------------------------- what to run
 
 
 def find(target: str) -> Any:
@@ -195,9 +188,6 @@ def _certificate(args: argparse.Namespace) -> TlsConfig | None:
     if args.key is not None and args.cert is None:
         raise ConfigurationError("--key needs --cert")
     return None if args.cert is None else TlsConfig(certificate=args.cert, key=args.key)
-
-
-# ---------------------------------------------------------------- running it
 
 
 class _Run:
@@ -312,9 +302,6 @@ def _logs_on_stderr(level: str) -> Iterator[None]:
     finally:
         root.removeHandler(handler)
         root.setLevel(before)
-
-
-# ---------------------------------------------------------------- arguments
 
 
 def _address(text: str) -> tuple[str, int]:

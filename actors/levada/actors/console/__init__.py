@@ -19,16 +19,6 @@ from .snapshot import Row, Snapshot, take_snapshot
 from .view import SORTS, Sort, show, table, text
 
 __all__ = [
-    "SORTS",
-    "Console",
-    "ConsoleClient",
-    "Row",
-    "Snapshot",
-    "Sort",
-    "connect_console",
-    "serve_console",
-    "show",
-    "table",
-    "take_snapshot",
+    "SORTS", "Console", "ConsoleClient", "Row", "Snapshot", "Sort", "connect_console", "serve_console", "show", "table", "take_snapshot",
     "text",
-]
+]  # fmt: skip

@@ -31,18 +31,8 @@ from typing import Any
 import trio
 
 from levada.actors.protocols import carrier_settings
-from levada.actors.rsocket import (
-    ApplicationError,
-    CoreConfig,
-    Interaction,
-    Listener,
-    Payload,
-    Request,
-    ServerConfig,
-)
-from levada.actors.rsocket import (
-    serve as serve_rsocket,
-)
+from levada.actors.rsocket import ApplicationError, CoreConfig, Interaction, Listener, Payload, Request, ServerConfig
+from levada.actors.rsocket import serve as serve_rsocket
 from levada.framework import ActorSystem
 from levada.transports.carriers import TlsConfig
 

@@ -57,25 +57,9 @@ if TYPE_CHECKING:  # these two are extras
     from levada.transports.quic import QuicConfig
 
 __all__ = [
-    "ByteStream",
-    "Carrier",
-    "CarrierInfo",
-    "CarrierStatistics",
-    "CloseReason",
-    "Connection",
-    "Datagram",
-    "Incoming",
-    "Listener",
-    "MemoryConfig",
-    "MessageStream",
-    "Stream",
-    "TcpConfig",
-    "TlsConfig",
-    "UnixConfig",
-    "dial",
-    "listen",
-    "register",
-]
+    "ByteStream", "Carrier", "CarrierInfo", "CarrierStatistics", "CloseReason", "Connection", "Datagram", "Incoming", "Listener",
+    "MemoryConfig", "MessageStream", "Stream", "TcpConfig", "TlsConfig", "UnixConfig", "dial", "listen", "register",
+]  # fmt: skip
 
 _CARRIERS = Plugins(
     "levada.carriers",

@@ -324,8 +324,6 @@ class MemoryConnection:
             self._flow.credit += self.link.config.connection_window
             self._flow.go_on()
 
-    # ---------------------------------------------------------------- streams
-
     async def open_stream(self, *, unidirectional: bool = False, priority: int = 128) -> MemoryStream:
         """Open a stream, waiting for credit: see `Connection.open_stream`."""
         stream = self.try_open_stream(unidirectional=unidirectional, priority=priority)
@@ -394,8 +392,6 @@ class MemoryConnection:
         self._may_open[unidirectional] += 1
         self._opening[unidirectional].unpark()
 
-    # ---------------------------------------------------------------- datagrams
-
     def round_trip(self) -> float:
         """Nothing is measured."""
         return 0.0
@@ -456,8 +452,6 @@ class MemoryConnection:
         self._back.reads += 1
         self._back.octets_received += len(datagram.data)
         return datagram
-
-    # ---------------------------------------------------------------- the end
 
     def close(self, code: int = 0, reason: str = "") -> None:
         """Close now: see `Connection.close`."""

@@ -210,33 +210,10 @@ class Pipe:
     """One direction of bytes: the upper half of the methods is the sender's side, the lower half the receiver's."""
 
     __slots__ = (
-        "_flying",
-        "_progress",
-        "appear",
-        "arrived",
-        "credit",
-        "delivered",
-        "early",
-        "end_sent",
-        "ended",
-        "finished",
-        "flow",
-        "link",
-        "octets_received",
-        "octets_sent",
-        "priority",
-        "reads",
-        "receive_error",
-        "receiver",
-        "receiver_over",
-        "send_error",
-        "sender",
-        "sender_over",
-        "tell_readable",
-        "tell_stopped",
-        "unsent",
-        "writes",
-    )
+        "_flying", "_progress", "appear", "arrived", "credit", "delivered", "early", "end_sent", "ended", "finished", "flow", "link",
+        "octets_received", "octets_sent", "priority", "reads", "receive_error", "receiver", "receiver_over", "send_error", "sender",
+        "sender_over", "tell_readable", "tell_stopped", "unsent", "writes",
+    )  # fmt: skip
 
     def __init__(self, link: MemoryLink, flow: Flow) -> None:
         self.link = link
@@ -264,8 +241,6 @@ class Pipe:
         self.receiver_over: Callable[[], None] = nothing
         self.tell_readable: Callable[[], None] = nothing
         self.octets_received = self.reads = 0
-
-    # ---------------------------------------------------------------- the sender's side
 
     @property
     def unacked(self) -> int:
@@ -451,8 +426,6 @@ class Pipe:
         if self._progress is not None:
             self._progress.set()
             self._progress = None
-
-    # ---------------------------------------------------------------- the receiver's side
 
     def _arrive(self, data: bytes, early: bool, end: bool) -> None:
         link = self.link

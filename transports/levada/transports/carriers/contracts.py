@@ -23,17 +23,9 @@ import attrs
 from levada.transports.text import printable
 
 __all__ = [
-    "ByteStream",
-    "CarrierInfo",
-    "CarrierStatistics",
-    "CloseReason",
-    "Connection",
-    "Datagram",
-    "Incoming",
-    "Listener",
-    "MessageStream",
+    "ByteStream", "CarrierInfo", "CarrierStatistics", "CloseReason", "Connection", "Datagram", "Incoming", "Listener", "MessageStream",
     "Stream",
-]
+]  # fmt: skip
 
 Octets = bytes | bytearray | memoryview
 

@@ -33,20 +33,9 @@ from levada.transports.carriers.contracts import CarrierInfo, CarrierStatistics,
 from levada.transports.carriers.streams import again
 
 __all__ = [
-    "MemoryByteStream",
-    "MemoryConfig",
-    "MemoryConnection",
-    "MemoryIncoming",
-    "MemoryLink",
-    "MemoryListener",
-    "MemoryMessageStream",
-    "MemoryStream",
-    "dial",
-    "listen",
-    "memory_connections",
-    "memory_messages",
-    "memory_streams",
-]
+    "MemoryByteStream", "MemoryConfig", "MemoryConnection", "MemoryIncoming", "MemoryLink", "MemoryListener", "MemoryMessageStream",
+    "MemoryStream", "dial", "listen", "memory_connections", "memory_messages", "memory_streams",
+]  # fmt: skip
 
 MESSAGE_TOO_LARGE = 1009
 """Close code of a message above the limit, as in WebSocket (RFC 6455, section 7.4.1)."""
@@ -319,9 +308,6 @@ def memory_messages(
     client.meet(server)
     server.meet(client)
     return client, server
-
-
-# ---------------------------------------------------------------- by name
 
 
 class MemoryIncoming:

@@ -212,8 +212,6 @@ class SimNet:
         self._ports[address] = port
         return address
 
-    # ---------------------------------------------------------------- faults
-
     def fault(self, fault: Fault) -> None:
         """Show each datagram to a function before it goes on its way; it may change it."""
         self._faults.append(fault)
@@ -253,8 +251,6 @@ class SimNet:
     def clear_faults(self) -> None:
         """Forget all scripts."""
         self._faults.clear()
-
-    # ---------------------------------------------------------------- for ports
 
     def carry(self, source: SimAddress, destination: SimAddress, data: bytes) -> None:
         """Put one datagram on its way, or lose it."""

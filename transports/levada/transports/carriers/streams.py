@@ -35,17 +35,8 @@ from levada.framework.errors import CarrierError, ConfigurationError, Connection
 from levada.transports.carriers.contracts import CarrierInfo, CarrierStatistics, Octets
 
 __all__ = [
-    "JoinedStream",
-    "Ready",
-    "StreamConfig",
-    "Waiter",
-    "accept_from",
-    "again",
-    "cut_front",
-    "discard",
-    "plain_nursery",
-    "split_url",
-]
+    "JoinedStream", "Ready", "StreamConfig", "Waiter", "accept_from", "again", "cut_front", "discard", "plain_nursery", "split_url",
+]  # fmt: skip
 
 E = TypeVar("E", bound=CarrierError)
 T = TypeVar("T")
@@ -217,8 +208,6 @@ class JoinedStream:
         """Bytes queued and not in the kernel's hands yet."""
         return len(self._queue) + self._writing
 
-    # ---------------------------------------------------------------- sending
-
     async def send_all(self, data: Octets) -> None:
         """Queue bytes, waiting for room: see `ByteStream.send_all`."""
         self._check_sending()
@@ -362,8 +351,6 @@ class JoinedStream:
             self._progress.set()
             self._progress = None
 
-    # ---------------------------------------------------------------- receiving
-
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """Wait for bytes: see `ByteStream.receive_some`."""
         if self._receiving:
@@ -413,8 +400,6 @@ class JoinedStream:
             return data if isinstance(data, bytes) else bytes(data)
         self._ended = True
         return b""
-
-    # ---------------------------------------------------------------- the end
 
     async def aclose(self) -> None:
         """Send the queue, for up to `StreamConfig.close_timeout`, and close: see `ByteStream.aclose`."""
@@ -524,9 +509,6 @@ def _unacknowledged(socket: trio.socket.SocketType) -> bool:
         return fcntl.ioctl(socket.fileno(), termios.TIOCOUTQ, bytes(4)) != bytes(4)
     except (ImportError, OSError):
         return False
-
-
-# ---------------------------------------------------------------- listeners
 
 
 @asynccontextmanager

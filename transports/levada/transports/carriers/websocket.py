@@ -28,23 +28,12 @@ from levada.transports.carriers.websocket_handshake import (
 from levada.transports.carriers.websocket_stream import WebSocketStream
 
 __all__ = [
-    "Refusal",
-    "UpgradeRequest",
-    "WebSocketConfig",
-    "WebSocketListener",
-    "WebSocketStream",
-    "accept_over",
-    "dial",
-    "listen",
-    "listen_over",
+    "Refusal", "UpgradeRequest", "WebSocketConfig", "WebSocketListener", "WebSocketStream", "accept_over", "dial", "listen", "listen_over",
     "open_over",
-]
+]  # fmt: skip
 
 _AUTHORITY = re.compile(rb"[0-9A-Za-z.:%_\[\]-]+")
 _REFUSED_LINGER = 1.0  # seconds for a refused client to take its answer before the connection is cut
-
-
-# ---------------------------------------------------------------- handshakes
 
 
 async def open_over(stream: ByteStream, url: str, config: WebSocketConfig | None = None) -> WebSocketStream:
@@ -142,9 +131,6 @@ async def _refuse(stream: ByteStream, refusal: Refusal) -> None:
         while await stream.receive_some():
             pass
     await stream.aclose()
-
-
-# ---------------------------------------------------------------- dial and listen
 
 
 def _split(url: str) -> SplitResult:

@@ -138,8 +138,6 @@ class WebSocketCore:
         self._discarding = False
         self._deaf = False  # the peer has closed, or where its frames begin is lost
 
-    # ------------------------------------------------------------ sending
-
     @property
     def may_send(self) -> bool:
         """Whether messages, pings and pongs may be sent: no close frame has gone either way."""
@@ -177,8 +175,6 @@ class WebSocketCore:
         self._discarding, self._plain = True, False
         self._part = None
         self._fragments = bytearray()
-
-    # ------------------------------------------------------------ receiving
 
     def receive_data(self, data: bytes) -> list[Control]:
         """Take bytes from the peer; messages go to `messages`, in order, and control frames are returned.

@@ -96,8 +96,6 @@ class WebSocketStream:
         """Bytes queued and not handed on yet, framing included."""
         return self._stream.unsent
 
-    # ------------------------------------------------------------ messages
-
     async def send(self, message: Octets) -> None:
         """Queue one message, waiting while more than the high watermark is queued.
 
@@ -181,8 +179,6 @@ class WebSocketStream:
             self._raise_if_over()
             raise
 
-    # ------------------------------------------------------------ the end
-
     async def aclose(self, code: int = NORMAL, reason: str = "") -> None:
         """Send the queue and a close frame, and wait for the peer's, all within `close_timeout`.
 
@@ -256,8 +252,6 @@ class WebSocketStream:
             self._over.set()
         logger.debug("%s is over: %s", self.info.peer, self._end, extra={"protocol": "websocket", "event": "closed"})
 
-    # ------------------------------------------------------------ silence
-
     async def _watch(self, keepalive: float) -> None:
         """Ask for a sign of life after `keepalive` seconds of silence, and give the peer up if there is none."""
         while not self._over.is_set():
@@ -284,8 +278,6 @@ class WebSocketStream:
             self._end = IdleTimeout(f"no answer to a ping within {self._config.keepalive_timeout} s")
             self._stream.abort()
             self._over.set()
-
-    # ------------------------------------------------------------ reading
 
     async def _read(self) -> None:
         """Wait for bytes once, and do what they say."""

@@ -8,12 +8,5 @@ from levada.transports.testing.faults import Fault, FaultyNetwork, FaultyStream
 from levada.transports.testing.traits import CarrierTraits
 
 __all__ = [
-    "CarrierCheck",
-    "CarrierTraits",
-    "CorePair",
-    "Fault",
-    "FaultyNetwork",
-    "FaultyStream",
-    "carrier_checks",
-    "check_carrier",
-]
+    "CarrierCheck", "CarrierTraits", "CorePair", "Fault", "FaultyNetwork", "FaultyStream", "carrier_checks", "check_carrier",
+]  # fmt: skip

@@ -71,9 +71,6 @@ async def until(traits: CarrierTraits, ready: Callable[[], bool]) -> None:
     raise AssertionError("what was to come did not, however long the check waited")
 
 
-# ---------------------------------------------------------------- streams
-
-
 @check
 async def handshake_tells_who_is_there(traits: CarrierTraits, a: Connection, b: Connection) -> None:
     assert (a.is_client, b.is_client) == (True, False)
@@ -222,9 +219,6 @@ async def stream_that_is_only_received_on_has_a_priority_that_cannot_be_set(
         x.priority = 3
         return
     raise AssertionError("a priority was set where nothing is sent")
-
-
-# ---------------------------------------------------------------- codes
 
 
 @check
@@ -386,9 +380,6 @@ async def all_acked_waits_for_the_peer_on_a_stream_that_goes_on(
     assert [type(outcome) for outcome in got] == [ConnectionClosed]
 
 
-# ---------------------------------------------------------------- credit, backpressure, growth
-
-
 async def open_all(traits: CarrierTraits, a: Connection, *, unidirectional: bool) -> list[Stream]:
     streams: list[Stream] = []
     while (stream := a.try_open_stream(unidirectional=unidirectional)) is not None:
@@ -486,9 +477,6 @@ async def many_streams_come_and_go_without_growth(traits: CarrierTraits, a: Conn
         limit = max(100, traits.streams // 50)  # some dozens are under way at any moment
         assert many - few < limit, f"{many - few} objects more after {traits.streams} streams were closed"
         nursery.cancel_scope.cancel()
-
-
-# ---------------------------------------------------------------- datagrams
 
 
 @check

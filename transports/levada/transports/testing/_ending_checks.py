@@ -9,14 +9,7 @@ import trio
 from levada.framework.errors import CarrierError, ConnectionClosed, ConnectionLost
 from levada.transports.carriers.contracts import CloseReason, Connection
 from levada.transports.testing._connection_checks import check, open_all, pair_on
-from levada.transports.testing._stream_tools import (
-    block,
-    expect,
-    fill,
-    outcome_of,
-    read,
-    read_to_end,
-)
+from levada.transports.testing._stream_tools import block, expect, fill, outcome_of, read, read_to_end
 from levada.transports.testing.traits import CarrierTraits
 
 

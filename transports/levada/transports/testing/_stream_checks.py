@@ -31,8 +31,6 @@ from levada.transports.testing._stream_tools import (
 )
 from levada.transports.testing.traits import Carrier, CarrierTraits, Factory
 
-# ---------------------------------------------------------------- every kind of stream
-
 
 @check
 async def carries_octets_in_order_both_ways_at_once(traits: CarrierTraits, x: Channel, y: Channel) -> None:
@@ -291,9 +289,6 @@ async def tells_who_is_there(traits: CarrierTraits, x: Channel, y: Channel) -> N
     assert x.info.local
 
 
-# ---------------------------------------------------------------- byte streams
-
-
 @bytes_check
 async def nothing_sent_is_not_an_end(traits: CarrierTraits, x: ByteStream, y: ByteStream) -> None:
     await x.send_all(b"")
@@ -390,9 +385,6 @@ async def leaving_the_block_closes(traits: CarrierTraits, x: ByteStream, y: Byte
     assert await read(y, 3) == b"bye"
     assert await y.receive_some() == b""
     await expect(ConnectionClosed, lambda: x.send_all(b"x"))
-
-
-# ---------------------------------------------------------------- lost by the network
 
 
 def _cut_check(

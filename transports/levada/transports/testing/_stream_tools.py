@@ -125,9 +125,6 @@ def check(body: Body) -> Body:
     return body
 
 
-# ---------------------------------------------------------------- tools
-
-
 def block(number: int) -> bytes:
     """Return the block of that number: it can be recognised at each fourth octet."""
     return number.to_bytes(4, "big") * (BLOCK // 4)

@@ -19,14 +19,7 @@ class CorePair(Generic[C]):
         ignore: classes of events that are left out.
     """
 
-    def __init__(
-        self,
-        client: C,
-        server: C,
-        *,
-        framed: bool = False,
-        ignore: tuple[type, ...] = (),
-    ) -> None:
+    def __init__(self, client: C, server: C, *, framed: bool = False, ignore: tuple[type, ...] = ()) -> None:
         self.client = client
         self.server = server
         self.framed = framed

@@ -144,8 +144,6 @@ class FaultyStream:
         """Bytes queued in the stream below."""
         return self._stream.unsent
 
-    # ---------------------------------------------------------------- sending
-
     async def send_all(self, data: Octets) -> None:
         """Wait for room below, then send as `send_nowait` does."""
         self._check_sending()
@@ -220,8 +218,6 @@ class FaultyStream:
         await self._unless_broken(self._stream.flush)
         self._check_sending()
 
-    # ---------------------------------------------------------------- receiving
-
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """Receive a random part of what has arrived, at times late, up to the byte where the fault ends it."""
         while not self._closed:
@@ -244,8 +240,6 @@ class FaultyStream:
         if self._last is not None:
             limit = min(limit, self._last - self._received)
         return await self._stream.receive_some(limit)
-
-    # ---------------------------------------------------------------- the end
 
     async def aclose(self) -> None:
         """Close the stream below."""

@@ -163,9 +163,6 @@ def _print(message: RawMessage, args: argparse.Namespace) -> None:
     print_octets(message.payload, as_json=args.json)
 
 
-# ---------------------------------------------------------------- messages without their classes
-
-
 def message_octets(tag: str, fields: Sequence[Any], reply: AttachmentKind | None) -> bytes:
     """Write a message as the codec does.
 

@@ -153,9 +153,6 @@ def _metadata(args: argparse.Namespace) -> Any:
     return [SimpleAuthentication(args.user, secret) if args.user is not None else BearerAuthentication(secret)]
 
 
-# ---------------------------------------------------------------- output
-
-
 def _print_data(payload: Any) -> None:
     print_octets(payload.data)
 
