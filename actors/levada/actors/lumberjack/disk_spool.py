@@ -44,7 +44,7 @@ from levada.framework.errors import ConfigurationError
 from levada.transports.lumberjack import WriterConfig
 from levada.transports.private_files import private
 
-from .folder_lock import locked_folder
+from .folders import locked_folder, replace_file, sync_folder
 from .writer_queue import Hub, Ticket
 
 __all__ = ["DiskSpool", "Place", "Segments", "SpoolConfig", "SpoolPump", "check_spool", "open_segments"]
@@ -52,14 +52,14 @@ __all__ = ["DiskSpool", "Place", "Segments", "SpoolConfig", "SpoolPump", "check_
 logger = logging.getLogger("levada.actors.lumberjack.spool")
 
 Place = tuple[int, int]
-"""Number of a segment, and octets of it."""
+"""Number of a segment, and bytes of it."""
 
 _MAGIC = b"levada lumberjack spool %d %s\n"  # version; J or D, the kind of its events
 _HEAD_1 = len(_MAGIC % (1, b"J"))
 _BEFORE = struct.Struct(">QI")
 _HEAD = _HEAD_1 + _BEFORE.size
 _RECORD = struct.Struct(">II")
-_READ = 1 << 20  # octets read at a time
+_READ = 1 << 20  # bytes read at a time
 _RETRY = 1.0  # seconds until a disk that is full is tried again
 
 
@@ -70,9 +70,9 @@ class SpoolConfig:
     folder: str | os.PathLike[str]
     """Made if need be; for one writer at a time."""
     max_octets: int = attrs.field(default=1 << 30, validator=[v.instance_of(int), v.ge(1)])
-    """Octets of events that are not acked; once it is reached senders wait, or new events are dropped, see `WriterConfig.drop`."""
+    """Bytes of events that are not acked; once it is reached senders wait, or new events are dropped, see `WriterConfig.drop`."""
     segment: int = attrs.field(default=16 << 20, validator=[v.instance_of(int), v.ge(1)])
-    """Octets after which a new file is begun; space is given back file by file."""
+    """Bytes after which a new file is begun; space is given back file by file."""
     sync: float = attrs.field(default=0.05, validator=[v.instance_of((int, float)), v.ge(0)])
     """Seconds that events wait for others before all are written and synced."""
 
@@ -123,7 +123,7 @@ class Segments:
             self.acked = (min(number for number in self._segments if number > self.acked[0]), 0)
         self.acked = self._read_at = max(self.acked, (self.acked[0], self._segments[self.acked[0]].head))
         self.octets = 0
-        """Octets on the disk that are not acked; a number and no property, since each event sent looks at it."""
+        """Bytes on the disk that are not acked; a number and no property, since each event sent looks at it."""
         self._count()
         try:
             self._note(self.acked, self.end)
@@ -176,11 +176,8 @@ class Segments:
             pass
         # 0.1 made the file with the first ack.
         if octets or any(segment.size > segment.head == _HEAD for segment in self._segments.values()):
-            _log_loss(
-                "%s is %s: all events that are left are sent again, and it is not known whether there were more",
-                path,
-                "damaged" if octets else "gone",
-            )
+            text = "%s is %s: all events that are left are sent again, and it is not known whether there were more"
+            _log_loss(text, path, "damaged" if octets else "gone")
         return self._oldest(), (0, 0)
 
     def _cut_torn_end(self, number: int, promised: int) -> None:
@@ -206,20 +203,13 @@ class Segments:
         numbers = sorted(at for at in {*sizes, *self._segments} if at >= number)
         for at, behind in pairwise(numbers):
             if behind > at + 1:
-                _log_loss(
-                    "the files between %s and %s are gone, and the events in them",
-                    self._path(at),
-                    self._path(behind),
-                )
+                text = "the files between %s and %s are gone, and the events in them"
+                _log_loss(text, self._path(at), self._path(behind))
         for at in numbers:
             there = max(self._segments.get(at, _NONE).size, offset if at == number else _HEAD)
             if there < sizes.get(at, 0):
-                _log_loss(
-                    "%s: %d bytes from %d on are gone, and the events in them",
-                    self._path(at),
-                    sizes[at] - there,
-                    there,
-                )
+                text = "%s: %d bytes from %d on are gone, and the events in them"
+                _log_loss(text, self._path(at), sizes[at] - there, there)
 
     def _begin(self, number: int) -> io.FileIO:
         """Make a segment, or make it anew if nothing is in it."""
@@ -230,7 +220,7 @@ class Segments:
         try:
             file.write(octets + zlib.crc32(octets).to_bytes(4, "big"))
             os.fsync(file.fileno())
-            _sync_folder(self._folder)
+            sync_folder(self._folder)
         except BaseException:
             file.close()
             raise
@@ -240,12 +230,7 @@ class Segments:
     def _note(self, acked: Place, end: Place) -> None:
         """Write the ends of the acked and of the safe events to the disk."""
         text = b"v2 %d %d %d %d" % (*acked, *end)
-        beside = self._folder / "acked.new"
-        with open(beside, "wb", opener=private) as file:
-            file.write(b"%s %d\n" % (text, zlib.crc32(text)))
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(self._folder / "acked")
+        replace_file(self._folder / "acked", b"%s %d\n" % (text, zlib.crc32(text)))
 
     def close(self) -> None:
         """Let go of the files."""
@@ -312,12 +297,8 @@ class Segments:
                     self._read_at = (number, offset + records[-1][1])
                     return [body for body, _ in records], self._read_at
                 skipped = _damaged(data.ljust(size - offset, b"\0"), 0)
-                _log_loss(
-                    "%s: %d bytes from %d on are damaged, and the events in them are lost",
-                    self._path(number),
-                    skipped,
-                    offset,
-                )
+                text = "%s: %d bytes from %d on are damaged, and the events in them are lost"
+                _log_loss(text, self._path(number), skipped, offset)
                 self._read_at = (number, offset + skipped)
                 continue
             number = min((at for at in self._segments if at > number), default=number)
@@ -360,14 +341,6 @@ def _damaged(data: bytes, at: int) -> int:
 
 def _log_loss(text: str, *arguments: object) -> None:
     logger.error(text, *arguments, extra={"event": "spool_damaged"})
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class DiskSpool:

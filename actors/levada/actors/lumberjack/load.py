@@ -50,7 +50,7 @@ class ReaderStatistics:
     protocol_errors: dict[str, int]
     """Connections closed by the rule that they broke (LJ-46)."""
     octets_held: int
-    """Octets, and costs of events, of all connections now."""
+    """Bytes, and costs of events, of all connections now."""
     oldest_unacked: float
     """Seconds that the sink has had the oldest unit; 0 if it has none."""
 

@@ -16,23 +16,23 @@ class Record(NamedTuple):
     """One line of a file, or several that belong together."""
 
     text: str
-    """Without the end of the last line; octets that are not UTF-8 as `surrogateescape` keeps them."""
+    """Without the end of the last line; bytes that are not UTF-8 as `surrogateescape` keeps them."""
     start: int
-    """Octets of the file before it."""
+    """Bytes of the file before it."""
     end: int
-    """Octets of the file up to and with its last line end: where to go on once it is safe."""
+    """Bytes of the file up to and with its last line end: where to go on once it is safe."""
     cut: bool
     """Whether a part was left out because a limit was reached."""
 
 
 class LineAssembler:
-    r"""Cuts octets into records; fed with whatever was read.
+    r"""Cuts bytes into records; fed with whatever was read.
 
     Args:
-        offset: octets of the file before the first that will be fed.
-        max_line: octets kept of one line.
+        offset: bytes of the file before the first that will be fed.
+        max_line: bytes kept of one line.
         start: a line that contains this begins a record, other lines belong to the record before; ``None``: each line is a record.
-        max_record: octets kept of one record; one line is always kept.
+        max_record: bytes kept of one record; one line is always kept.
 
     Example:
         >>> lines = LineAssembler(start=re.compile(r"^\["))
@@ -57,7 +57,7 @@ class LineAssembler:
         self._max_record = max_record
         self._at = offset
         self._line = bytearray()  # the beginning of a line whose end has not come
-        self._left_out = 0  # octets of that line beyond `max_line`
+        self._left_out = 0  # bytes of that line beyond `max_line`
         self._parts: list[str] = []  # lines of a record that may go on
         self._size = 0
         self._record = Record("", offset, offset, False)  # place and mark of that record
@@ -68,7 +68,7 @@ class LineAssembler:
         return bool(self._parts)
 
     def feed(self, data: bytes) -> list[Record]:
-        """Take the next octets of the file; return the records that are complete now."""
+        """Take the next bytes of the file; return the records that are complete now."""
         first, newline, rest = data.partition(b"\n")
         self._keep(first)
         if not newline:

@@ -20,11 +20,12 @@ import trio
 from levada.framework import Actor, blocking, handles
 from levada.transports.private_files import make_private_folder, private
 
+from .folders import sync_folder
 from .unit import Unit
 
 __all__ = ["SpoolSink"]
 
-_OLD = 3600.0  # seconds since the last octet was written after which nobody is writing any more
+_OLD = 3600.0  # seconds since the last byte was written after which nobody is writing any more
 
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
@@ -73,7 +74,7 @@ class SpoolSink(Actor[Unit]):
         except BaseException:
             hidden.unlink(missing_ok=True)
             raise
-        _sync(self.folder)
+        sync_folder(self.folder)
         return name
 
 
@@ -93,13 +94,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list):
         return [_finite(item) for item in value]
     return value
-
-
-def _sync(folder: Path) -> None:
-    """Let a rename in the folder survive a loss of power; a folder cannot be opened everywhere."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -43,9 +43,9 @@ class TailConfig:
     save: float = attrs.field(default=1.0, validator=_positive)
     """Seconds between writes of the registry; lines acknowledged since the last write are sent again if the process is killed."""
     rotate_wait: float = attrs.field(default=5.0, validator=_positive)
-    """Seconds without a new octet after which a file that no pattern names any more (renamed, unlinked) is let go."""
+    """Seconds without a new byte after which a file that no pattern names any more (renamed, unlinked) is let go."""
     close_inactive: float = attrs.field(default=300.0, validator=_positive)
-    """Seconds without a new octet after which any file is let go, until its size changes; `rotate_wait` while others wait for a place."""
+    """Seconds without a new byte after which any file is let go, until its size changes; `rotate_wait` while others wait for a place."""
     max_files: int = attrs.field(default=256, validator=_size)
     """Files open at a time; more wait."""
     multiline: re.Pattern[str] | None = attrs.field(default=None, converter=_pattern)
@@ -53,15 +53,15 @@ class TailConfig:
     multiline_timeout: float = attrs.field(default=5.0, validator=_positive)
     """Seconds that a record waits for more lines."""
     max_record: int = attrs.field(default=1 << 20, validator=_size)
-    """Octets of a record of several lines; further lines are left out and the event is marked."""
+    """Bytes of a record of several lines; further lines are left out and the event is marked."""
     max_line: int = attrs.field(default=1 << 20, validator=[*_size, v.le(8 << 20)])
-    """Octets of one line; the rest of it is left out and the event is marked."""
+    """Bytes of one line; the rest of it is left out and the event is marked."""
     read_size: int = attrs.field(default=128 * 1024, validator=_size)
-    """Octets read at a time."""
+    """Bytes read at a time."""
     max_lines: int = attrs.field(default=8192, validator=_size)
     """Records of one file that are read and not acknowledged."""
     max_octets: int = attrs.field(default=16 << 20, validator=_size)
-    """Octets of such records, with 256 for each; a single batch may be larger."""
+    """Bytes of such records, with 256 for each; a single batch may be larger."""
     drain_timeout: float = attrs.field(default=10.0, validator=v.ge(0))
     """Seconds that lines under way have to be acknowledged at the end."""
     host: str = attrs.field(factory=socket.gethostname, validator=v.instance_of(str))
@@ -84,7 +84,7 @@ class TailStatus:
     """Lines or records that lost a part, see `TailConfig.max_line` and `max_record`."""
     octets_acked: int
     octets_behind: int
-    """Octets of files that are not acknowledged: of those being read, those that wait for a place, and, at the end, those that were let go."""
+    """Bytes of files that are not acknowledged: of those being read, those that wait for a place, and, at the end, those that were let go."""
     replacements: int
     """Files truncated or written over."""
     failures: int

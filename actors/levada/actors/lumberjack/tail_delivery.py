@@ -26,7 +26,7 @@ Key = tuple[int, int]
 """Device and inode of a file."""
 
 _BATCH = 1024  # lines in one call of `deliver`
-_LINE_COST = 256  # octets that a line costs beside its text
+_LINE_COST = 256  # bytes that a line costs beside its text
 
 
 @attrs.define

@@ -37,13 +37,13 @@ class Look:
     data: bytes
     """New bytes, up to the limit of the call."""
     size: int
-    """Octets of the file."""
+    """Bytes of the file."""
     replaced: bool = False
     """The file was truncated or written over: the bytes read before are no longer there."""
     head: bytes = b""
-    """The first octets, up to `HEAD`."""
+    """The first bytes, up to `HEAD`."""
     before: bytes = b""
-    """Up to `TAIL` octets before `data`."""
+    """Up to `TAIL` bytes before `data`."""
 
 
 class OpenFile:
@@ -62,7 +62,7 @@ class OpenFile:
         status = os.fstat(self._descriptor)
         self.device, self.inode, self.size = status.st_dev, status.st_ino, status.st_size
         self.position = 0
-        """Octets read so far."""
+        """Bytes read so far."""
         self._head = b""
         self._tail = b""
 
@@ -75,7 +75,7 @@ class OpenFile:
         return entry.describes(self._descriptor, self.size)
 
     def head(self) -> bytes:
-        """Return the first octets, up to `HEAD`."""
+        """Return the first bytes, up to `HEAD`."""
         return os.pread(self._descriptor, HEAD, 0)
 
     def go_to(self, position: int) -> None:
@@ -85,7 +85,7 @@ class OpenFile:
         self._tail = os.pread(self._descriptor, TAIL, max(0, position - TAIL))[: min(TAIL, position)]
 
     def end_of_lines(self, most: int) -> int:
-        """Return where the last whole line ends, looked for in the last `most` octets; if there is none, the size."""
+        """Return where the last whole line ends, looked for in the last `most` bytes; if there is none, the size."""
         start = max(0, self.size - most)
         last = os.pread(self._descriptor, self.size - start, start).rfind(b"\n")
         if last < 0:

@@ -2,7 +2,7 @@
 
 ::
 
-    send, deliver --> SendQueue --window--> _Connection (actor) --octets--> reader
+    send, deliver --> SendQueue --window--> _Connection (actor) --bytes--> reader
                           ^                        |
                           +---- unacked windows ---+  when the connection is lost
 
@@ -52,7 +52,7 @@ __all__ = ["Writer", "WriterStatistics", "connect"]
 logger = logging.getLogger("levada.actors.lumberjack.writer")
 
 _UNYIELDED = 64  # sends without a wait after which others get their turn; a checkpoint costs as much as two sends
-_SLICE = 64 * 1024  # octets handed to the carrier at a time, so that its progress is seen (LJ-53)
+_SLICE = 64 * 1024  # bytes handed to the carrier at a time, so that its progress is seen (LJ-53)
 
 
 @attrs.frozen(kw_only=True)

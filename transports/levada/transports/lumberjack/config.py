@@ -39,7 +39,7 @@ class ReaderConfig:
     partial_ack_every: int | None = attrs.field(default=None, validator=v.optional(_size))
     """Version 2 only: hand on, and ack, the events of a window in parts of so many; ``None``: whole windows (LJ-19)."""
     idle_ack: float = attrs.field(default=1.0, validator=_seconds)
-    """Seconds without octets after which the events of an unfinished window are a unit of their own (LJ-18)."""
+    """Seconds without bytes after which the events of an unfinished window are a unit of their own (LJ-18)."""
     keepalive: float = attrs.field(default=3.0, validator=_seconds)
     """Seconds between acks of 0 while the sink works; version 2 only (LJ-20)."""
     commit_timeout: float | None = attrs.field(default=60.0, validator=_maybe_seconds)
@@ -52,7 +52,7 @@ class ReaderConfig:
     # ------------------------------------------------------------ clocks
 
     idle_timeout: float | None = attrs.field(default=60.0, validator=_maybe_seconds)
-    """Seconds without octets either way, and with nothing unacked, after which a connection is closed; ``None``: never (LJ-29)."""
+    """Seconds without bytes either way, and with nothing unacked, after which a connection is closed; ``None``: never (LJ-29)."""
     frame_timeout: float = attrs.field(default=30.0, validator=_seconds)
     """Seconds for one frame, and one second more for each 256 KiB that it announces (LJ-29)."""
     send_timeout: float = attrs.field(default=30.0, validator=_seconds)
@@ -63,20 +63,20 @@ class ReaderConfig:
     # ------------------------------------------------------------ limits
 
     max_frame: int = attrs.field(default=10 * 2**20, validator=_size)
-    """Octets of one D or J frame (LJ-36)."""
+    """Bytes of one D or J frame (LJ-36)."""
     max_pairs: int = attrs.field(default=4_096, validator=_size)
     """Pairs of one D frame (LJ-37)."""
     max_key: int = attrs.field(default=64 * 1024, validator=_size)
-    """Octets of one key (LJ-38)."""
+    """Bytes of one key (LJ-38)."""
     max_envelope: int = attrs.field(default=32 * 2**20, validator=_size)
-    """Octets of one envelope as it is sent (LJ-40)."""
+    """Bytes of one envelope as it is sent (LJ-40)."""
     max_unpacked: int = attrs.field(default=64 * 2**20, validator=_size)
-    """Octets that one envelope may unpack to, those inside it included (LJ-41)."""
+    """Bytes that one envelope may unpack to, those inside it included (LJ-41)."""
     max_windows: int = attrs.field(default=1_024, validator=_count)
-    """Windows that one envelope may announce or fill, beside one for each ten octets of it as it is sent: no more than plain octets
+    """Windows that one envelope may announce or fill, beside one for each ten bytes of it as it is sent: no more than plain bytes
     could ask of the sink (LJ-41a)."""
     max_cost: int = attrs.field(default=64 * 2**20, validator=_size)
-    """Cost of the events that one connection holds before it hands them on as a slice: four times their octets, 256 for each event
+    """Cost of the events that one connection holds before it hands them on as a slice: four times their bytes, 256 for each event
     and 128 for each pair; for JSON also 72 for each comma and each list, 256 for each object and 128 for each field, counted before
     it is parsed. JSON that alone costs more is refused (LJ-42)."""
     max_depth: int = attrs.field(default=2, validator=_size)
@@ -84,11 +84,11 @@ class ReaderConfig:
     max_json_depth: int = attrs.field(default=500, validator=_size)
     """Arrays and objects one in another (LJ-12)."""
     send_buffer: int = attrs.field(default=64 * 1024, validator=_size)
-    """Octets of acks that may wait for a peer that does not read them (LJ-27)."""
+    """Bytes of acks that may wait for a peer that does not read them (LJ-27)."""
     max_connections: int = attrs.field(default=1_024, validator=_size)
     """Peers of one listener; one more is closed at once and counted (LJ-43)."""
     max_inflight_bytes: int = attrs.field(default=256 * 2**20, validator=_size)
-    """Octets and costs that all connections of one listener hold; above it the newest connections are not read (LJ-42b)."""
+    """Bytes and costs that all connections of one listener hold; above it the newest connections are not read (LJ-42b)."""
 
 
 @attrs.frozen(kw_only=True)
@@ -105,13 +105,13 @@ class WriterConfig:
     window: int = attrs.field(default=1_024, validator=[_size, v.le(MAX_SEQUENCE)])
     """Events in a window; nothing more is sent than is acked and this (LJ-50, LJ-51)."""
     max_bytes: int = attrs.field(default=2**20, validator=_size)
-    """Octets of frames, before packing, after which a window is sent although it has room (LJ-51)."""
+    """Bytes of frames, before packing, after which a window is sent although it has room (LJ-51)."""
     linger: float = attrs.field(default=0.2, validator=v.ge(0))
     """Seconds that a window waits for more events (LJ-51)."""
     pipelining: int | None = attrs.field(default=None, validator=v.optional(_size))
     """Windows in flight; ``None``: 2 in version 2, 1 in version 1 (LJ-50)."""
     compression: int = attrs.field(default=3, validator=v.in_(range(10)))
-    """Level of zlib; 0 sends plain, and below 200 octets so does any level (LJ-34)."""
+    """Level of zlib; 0 sends plain, and below 200 bytes so does any level (LJ-34)."""
     max_frame: int = attrs.field(default=10 * 2**20, validator=_size)
     """Bytes of one event's frame; `send` rejects a larger event (LJ-59)."""
     ack_timeout: float = attrs.field(default=30.0, validator=_seconds)

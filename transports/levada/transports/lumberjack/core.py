@@ -23,14 +23,14 @@ from collections import deque
 from collections.abc import Mapping
 from enum import Enum, auto
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Any
 
 import attrs
 
 from levada.framework.errors import LocalProtocolError, RemoteProtocolError
 from levada.transports.lumberjack.config import ReaderConfig
 from levada.transports.lumberjack.envelope import Unpacker
-from levada.transports.lumberjack.events import Finished, PeerClosed, ReaderEvent, Refused, UnitReady
+from levada.transports.lumberjack.events import EndReason, Finished, PeerClosed, ReaderEvent, Refused, UnitReady
 from levada.transports.lumberjack.frames import encode_ack
 from levada.transports.lumberjack.parser import EVENT_COST, FrameParser, Stop
 from levada.transports.lumberjack.state import READER_TRANSITIONS, ReaderInput, ReaderState
@@ -41,11 +41,10 @@ _IMPLICIT_WINDOW = 1024  # LJ-22
 _ANNOUNCED_PER_SECOND = 256 * 1024  # LJ-29
 _UNBOUNDED = 2**63
 _WHEN = itemgetter(0)
-_SMALLEST = 10  # octets of an event without anything, and so of a window of its own
-_WINDOWS = 1024  # W frames in one step; one takes longer than the six octets of other frames
-_LINE = (
-    1024  # answers that may stand in line behind a unit at the sink; a writer that asks for more (LJ-21) is not read
-)
+_SMALLEST = 10  # bytes of an event without anything, and so of a window of its own
+_WINDOWS = 1024  # W frames in one step; one takes longer than the six bytes of other frames
+# Answers that may stand in line behind a unit at the sink; a writer that asks for more (LJ-21) is not read.
+_LINE = 1024
 
 
 class _Phase(Enum):
@@ -89,9 +88,9 @@ class ReaderCore:
     def __init__(self, config: ReaderConfig, *, now: float) -> None:
         self.state = ReaderState.OPEN
         self.version: int | None = None
-        """Fixed by the first octet (LJ-3); ``None`` before it."""
+        """Fixed by the first byte (LJ-3); ``None`` before it."""
         self.large = False
-        """Whether the next `work` takes long, as it builds an event of very many octets."""
+        """Whether the next `work` takes long, as it builds an event of very many bytes."""
         self.units = 0
         """Units and slices made."""
         self.events = 0
@@ -111,7 +110,7 @@ class ReaderCore:
         # Input, and what it is in the midst of.
         self._parser = FrameParser(1, config)
         self._input: deque[bytes] = deque()
-        self._ended = False  # no more octets will come
+        self._ended = False  # no more bytes will come
         self._lost = False  # and nothing can be sent
         self._envelope: Unpacker | None = None
         self._phase = _Phase.BUILD
@@ -138,7 +137,7 @@ class ReaderCore:
         # Clocks.
         self._now = now
         self._reading_since: float | None = None
-        self._silence = 0.0  # seconds in reads without octets from the writer
+        self._silence = 0.0  # seconds in reads without bytes from the writer
         self._quiet = 0.0  # the same, either way
         self._frame = 0  # offset of the unfinished frame
         self._frame_time = 0.0  # seconds in reads since it began
@@ -172,7 +171,7 @@ class ReaderCore:
 
     @property
     def held(self) -> int:
-        """Octets, and costs of events, that this connection holds (LJ-42b)."""
+        """Bytes, and costs of events, that this connection holds (LJ-42b)."""
         return (
             self._open_cost
             + self._held_cost
@@ -211,7 +210,7 @@ class ReaderCore:
         """Take bytes from the writer, and process the first of them; `work` processes the rest.
 
         Args:
-            data: any number of bytes, cut anywhere; ``b""`` is the end of the writer's direction.
+            data: cut anywhere; ``b""`` is the end of the writer's direction.
             now: the time.
         """
         if self.state is not ReaderState.OPEN or self._ended:
@@ -354,7 +353,7 @@ class ReaderCore:
         if not self._windows_left:
             limit = self._config.max_windows
             raise RemoteProtocolError(
-                f"an envelope of {len(self._payload)} octets with more than {limit + len(self._payload) // _SMALLEST} windows"
+                f"an envelope of {len(self._payload)} bytes with more than {limit + len(self._payload) // _SMALLEST} windows"
                 " (raise max_windows)",
                 rule="LJ-41a",
             )
@@ -598,13 +597,7 @@ class ReaderCore:
         return self.take_events()
 
     def _finish(self, what: ReaderInput) -> None:
-        reason: Literal["peer_closed", "refused", "idle", "drained", "sink_failed", "closed", "lost"]
-        if what is ReaderInput.SINK_FAILED:
-            reason = "sink_failed"
-        elif what is ReaderInput.CLOSE:
-            reason = "closed"
-        else:
-            reason = _REASONS[self.state]
+        reason = _REASONS.get(what) or _REASONS[self.state]
         self._move(what)
         self._alive_at = self._grace_ends = None
         self._events.append(Finished(reason, self.unacked))
@@ -700,7 +693,9 @@ class _Clock(Enum):
     IDLE = auto()
 
 
-_REASONS: Mapping[ReaderState, Literal["peer_closed", "refused", "idle", "drained", "lost"]] = {
+_REASONS: Mapping[ReaderInput | ReaderState, EndReason] = {
+    ReaderInput.SINK_FAILED: "sink_failed",
+    ReaderInput.CLOSE: "closed",
     ReaderState.OPEN: "idle",
     ReaderState.HALF_CLOSED: "peer_closed",
     ReaderState.REFUSING: "refused",

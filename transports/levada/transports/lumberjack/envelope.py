@@ -11,10 +11,9 @@ from levada.transports.lumberjack.parser import FrameParser, Stop
 
 __all__ = ["STEP", "Unpacker"]
 
-STEP = 64 * 1024  # octets unpacked at a time (LJ-35)
-_PIECE = (
-    16 * 1024
-)  # octets given to zlib at a time: it copies what it could not take at each step, so all at once would be quadratic
+STEP = 64 * 1024  # bytes unpacked at a time (LJ-35)
+# Bytes given to zlib at a time: it copies what it could not take at each step, so all at once would be quadratic.
+_PIECE = 16 * 1024
 
 
 class _Layer:
@@ -48,7 +47,7 @@ class Unpacker:
 
     @property
     def unpacked(self) -> int:
-        """Octets unpacked so far."""
+        """Bytes unpacked so far."""
         return self._unpacked
 
     @property
@@ -94,14 +93,14 @@ class Unpacker:
         if not layer.inflater.eof:
             return False
         if layer.inflater.unused_data or layer.at < len(layer.payload):
-            raise RemoteProtocolError("octets after the end of the zlib stream of an envelope", rule="LJ-30")
+            raise RemoteProtocolError("bytes after the end of the zlib stream of an envelope", rule="LJ-30")
         return True
 
     def unpack(self) -> None:
-        """Unpack up to `STEP` octets for the next `parse`.
+        """Unpack up to `STEP` bytes for the next `parse`.
 
         Raises:
-            RemoteProtocolError: no zlib stream, a wrong checksum, a stream cut short, or too many octets.
+            RemoteProtocolError: no zlib stream, a wrong checksum, a stream cut short, or too many bytes.
         """
         layer = self._layers[-1]
         data = b""
@@ -120,7 +119,7 @@ class Unpacker:
         self._unpacked += len(data)
         if self._unpacked > self._config.max_unpacked:
             raise RemoteProtocolError(
-                f"an envelope of more than {self._config.max_unpacked} octets unpacked (raise max_unpacked)",
+                f"an envelope of more than {self._config.max_unpacked} bytes unpacked (raise max_unpacked)",
                 rule="LJ-41",
             )
         layer.parser.feed(data)

@@ -17,6 +17,6 @@ class EventRejected(LocalProtocolError, ValueError):
     """An event that no window can hold: it cannot be encoded, or is larger than a frame may be (LJ-59). Nothing was queued."""
 
     size: int = 0
-    """Octets of its frame; 0 if it could not be encoded at all."""
+    """Bytes of its frame; 0 if it could not be encoded at all."""
     limit: int = 0
-    """Octets that a frame may have."""
+    """Bytes that a frame may have."""

@@ -25,6 +25,8 @@ __all__ = [
 
 # ---------------------------------------------------------------- both sides
 
+EndReason = Literal["peer_closed", "refused", "idle", "drained", "sink_failed", "closed", "lost"]
+
 
 @attrs.frozen
 class PeerClosed:
@@ -43,14 +45,14 @@ class Refused:
     error: RemoteProtocolError
     """Which rule, and where."""
     head: bytes
-    """The first octets of the frame at fault, 32 at most, for the log line."""
+    """The first bytes of the frame at fault, 32 at most, for the log line."""
 
 
 @attrs.frozen
 class Finished:
     """This side is done with the connection: send what `data_to_send` still gives, then close as LJ-28a says."""
 
-    reason: Literal["peer_closed", "refused", "idle", "drained", "sink_failed", "closed", "lost"]
+    reason: EndReason
     """Why a reader has: the writer ended and has its acks; it broke a rule; nothing came for long; `ReaderCore.drain`;
     `ReaderCore.sink_failed`; `ReaderCore.close`; the carrier failed and no unit waits for its commit any more. A writer has
     ``"drained"`` and ``"closed"`` only; its other ends are `PeerClosed`, `Refused` and `AckTimedOut`."""
@@ -74,7 +76,7 @@ class UnitReady:
     """Counts the units of this connection from 1."""
     events: list[dict[str, Any]]
     """What the writer sent: D as text to text, J as JSON. Text that was not UTF-8 holds surrogate escapes: encoding it with
-    ``errors="surrogateescape"`` gives the octets back (LJ-7)."""
+    ``errors="surrogateescape"`` gives the bytes back (LJ-7)."""
     count: int
     """Events as windows count them; an array in a J frame of version 1 is one event and several items (LJ-11)."""
     sequence: int
@@ -98,7 +100,7 @@ class Batch:
     """Encoded events that travel in one window; made by `SendQueue.next_batch`. Equal only to itself."""
 
     bodies: list[bytes]
-    """Frames without their first six octets (version, type and number), oldest first; those acked are taken out."""
+    """Frames without their first six bytes (version, type and number), oldest first; those acked are taken out."""
     tokens: list[Any]
     """What the sender gave along with each event, in the same order."""
     age: tuple[int, ...] = ()
@@ -108,7 +110,7 @@ class Batch:
 
     @property
     def size(self) -> int:
-        """Octets of its frames."""
+        """Bytes of its frames."""
         return sum(map(len, self.bodies)) + 6 * len(self.bodies)
 
 

@@ -8,10 +8,10 @@ from typing import Any, Final, NoReturn
 
 __all__ = ["FIELD_COST", "OBJECT_COST", "OCTET_COST", "exact_cost", "parse_json", "structure_cost"]
 
-# LJ-42: what octets of text, and what stands between values, take in memory at most.
-OCTET_COST: Final = 4  # one character beyond U+FFFF makes all characters of its string four octets wide
+# LJ-42: what bytes of text, and what stands between values, take in memory at most.
+OCTET_COST: Final = 4  # one character beyond U+FFFF makes all characters of its string four bytes wide
 _VALUE = 72  # for each comma and each bracket that opens
-OBJECT_COST: Final = 256  # the most that one octet brings
+OBJECT_COST: Final = 256  # the most that one byte brings
 _PAIR = 128
 FIELD_COST: Final = _PAIR + _VALUE  # its colon and its comma
 _CHUNK = 64 * 1024
@@ -48,7 +48,7 @@ def parse_json(octets: bytes, max_depth: int) -> Any:
     if len(text) > 2 * max_depth and text.count("{") + text.count("[") > max_depth:
         _check_depth(octets, max_depth)
     try:
-        # `decode` looks for white space around the value by two regular expressions: 2.4 instead of 2.0 us for 400 octets.
+        # `decode` looks for white space around the value by two regular expressions: 2.4 instead of 2.0 us for 400 bytes.
         value, end = _scan(text, 0)
         if end == len(text):
             return value
@@ -60,7 +60,7 @@ def parse_json(octets: bytes, max_depth: int) -> Any:
 
 
 def structure_cost(octets: bytes) -> int:
-    """Return what values take that stand in JSON, beside the octets of their text, as if none of it were inside strings (LJ-42)."""
+    """Return what values take that stand in JSON, beside the bytes of their text, as if none of it were inside strings (LJ-42)."""
     structure = octets.translate(None, _NOT_STRUCTURE)
     return (
         _VALUE * len(structure)

@@ -28,18 +28,18 @@ from levada.transports.lumberjack.json_text import (
 
 __all__ = ["EVENT_COST", "PAIR_COST", "FrameParser", "Stop"]
 
-EVENT_COST = 256  # LJ-42: what an event takes beside its octets
+EVENT_COST = 256  # LJ-42: what an event takes beside its bytes
 PAIR_COST = 128
-_LARGE = 64 * 1024  # octets of a J frame from which on it is a step of its own: at worst 160 ns an octet
-_SMALL = 1024  # octets of a J frame that is parsed first, and priced then by what it turned out to be
+_LARGE = 64 * 1024  # bytes of a J frame from which on it is a step of its own: at worst 160 ns a byte
+_SMALL = 1024  # bytes of a J frame that is parsed first, and priced then by what it turned out to be
 _FLAT_COST = EVENT_COST + OBJECT_COST
 _SMALL_COST = EVENT_COST + _SMALL * (OBJECT_COST + OCTET_COST)  # whatever they are
-_PIECE = 4 * 1024  # octets; smaller pieces of an unfinished item are joined as they come
+_PIECE = 4 * 1024  # bytes; smaller pieces of an unfinished item are joined as they come
 _HEAD = struct.Struct(">2sI")
 _EVENT_HEAD = struct.Struct(">2sII")
 _U32 = struct.Struct(">I")
 _A, _C, _D, _J, _W = b"ACDJW"
-_KEYS = 256  # texts of keys that are remembered, of up to _KEY octets each
+_KEYS = 256  # texts of keys that are remembered, of up to _KEY bytes each
 _KEY = 64
 
 
@@ -68,33 +68,13 @@ class FrameParser:
         depth: envelopes that these frames are in.
     """
 
+    # fmt: off
     __slots__ = (
-        "_at",
-        "_base",
-        "_config",
-        "_data",
-        "_depth",
-        "_fields",
-        "_item_cost",
-        "_items",
-        "_keys",
-        "_left",
-        "_need",
-        "_number",
-        "_pairs",
-        "_rate",
-        "_tail",
-        "_tail_size",
-        "_types",
-        "_used",
-        "_version",
-        "_warned",
-        "cost",
-        "count",
-        "payload",
-        "sequence",
-        "window",
+        "_at", "_base", "_config", "_data", "_depth", "_fields", "_item_cost", "_items", "_keys", "_left", "_need",
+        "_number", "_pairs", "_rate", "_tail", "_tail_size", "_types", "_used", "_version", "_warned", "cost", "count",
+        "payload", "sequence", "window",
     )
+    # fmt: on
 
     def __init__(self, version: int, config: ReaderConfig, *, depth: int = 0) -> None:
         self._version = version
@@ -103,18 +83,18 @@ class FrameParser:
         self._types = (b"1D" if version == 1 else b"none", b"%dJ" % version)
         self._data = b""
         self._at = 0
-        self._base = 0  # octets before `_data`
+        self._base = 0  # bytes before `_data`
         # An unfinished item. It is joined once: of fifty buffers that grew to 9 MiB side by side, the heap kept 700 MB of holes.
         self._tail: list[bytes | bytearray] = []
         self._tail_size = 0
-        self._need = 1  # octets that it needs
+        self._need = 1  # bytes that it needs
         self._left = -1  # pairs of an unfinished D frame; -1 at its header
         self._number = 0
         self._pairs = 0
-        self._used = 0  # octets of it that are done with
+        self._used = 0  # bytes of it that are done with
         self._fields: dict[str, str] = {}
         self._keys: dict[bytes, str] = {}
-        self._rate = 0.0  # cost of an octet of JSON in the rest of `_data`; 0 if it is not known yet
+        self._rate = 0.0  # cost of a byte of JSON in the rest of `_data`; 0 if it is not known yet
         self._items: list[Any] = []  # of an array in version 1, the last one first, that are still to be handed on
         self._item_cost = 0
         self._warned = False  # `LARGE` was returned for the next frame
@@ -136,17 +116,17 @@ class FrameParser:
 
     @property
     def has_data(self) -> bool:
-        """Whether `parse` can go on without more octets."""
+        """Whether `parse` can go on without more bytes."""
         return self._at < len(self._data) or bool(self._items)
 
     @property
     def announced(self) -> int:
-        """Octets that the unfinished frame has announced so far."""
+        """Bytes that the unfinished frame has announced so far."""
         return self._used + self._need
 
     @property
     def held(self) -> int:
-        """Octets and costs kept for an unfinished frame."""
+        """Bytes and costs kept for an unfinished frame."""
         pairs = OCTET_COST * self._used + PAIR_COST * len(self._fields)
         # Items of an array are values already; what their events cost is due when these are made.
         items = (self._item_cost - EVENT_COST) * len(self._items)
@@ -154,16 +134,16 @@ class FrameParser:
 
     @property
     def frame_offset(self) -> int:
-        """Octets before the unfinished, or next, frame."""
+        """Bytes before the unfinished, or next, frame."""
         return self._base + self._at - self._used
 
     def head(self) -> bytes:
-        """Return what there is of the first 32 octets at the place where `parse` stopped."""
+        """Return what there is of the first 32 bytes at the place where `parse` stopped."""
         start = max(0, self._at - self._used)
         return self._data[start : start + 32] or b"".join(self._tail[:1])[:32]
 
     def feed(self, data: bytes) -> None:
-        """Give octets, after `parse` has asked for them."""
+        """Give bytes, after `parse` has asked for them."""
         if self._tail:
             last = self._tail[-1]
             if len(data) >= _PIECE:
@@ -256,7 +236,7 @@ class FrameParser:
                                 value = self._bad_json(data[at + 10 : frame_end], str(error), at)
                             if small:
                                 # The collector does not track a dict of texts and numbers alone: 0.05 us, where a scan of 400
-                                # octets takes 0.35. CPython from 3.14 on tracks all, and scans.
+                                # bytes takes 0.35. CPython from 3.14 on tracks all, and scans.
                                 if not is_tracked(value) and isinstance(value, dict):
                                     out.append(value)
                                     cost += _FLAT_COST + OCTET_COST * length + FIELD_COST * len(value)
@@ -401,7 +381,7 @@ class FrameParser:
 
     def _price(self, at: int, end: int) -> int:
         """Return an upper bound for the cost of a J frame; if it exceeds the limit, count exactly."""
-        # One scan for it and all that follow in `data`, not one for each: 0.35 instead of 0.85 us for an event of 400 octets.
+        # One scan for it and all that follow in `data`, not one for each: 0.35 instead of 0.85 us for an event of 400 bytes.
         if not self._rate:
             rest = self._data[at:]
             self._rate = OCTET_COST + structure_cost(rest) / len(rest)

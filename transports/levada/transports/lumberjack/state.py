@@ -13,7 +13,7 @@ class ReaderState(Enum):
     """Where a reader's connection is."""
 
     OPEN = auto()
-    """Octets are taken."""
+    """Bytes are taken."""
     HALF_CLOSED = auto()
     """The writer has ended its direction; units wait for their commit and are acked (LJ-28)."""
     REFUSING = auto()

@@ -16,7 +16,7 @@ import zlib
 from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from levada.framework.errors import LocalProtocolError, RemoteProtocolError
 from levada.transports.lumberjack.config import WriterConfig
@@ -24,6 +24,7 @@ from levada.transports.lumberjack.events import (
     AckTimedOut,
     Batch,
     BatchDone,
+    EndReason,
     EventsAcked,
     Finished,
     KeepaliveReceived,
@@ -37,13 +38,13 @@ from levada.transports.lumberjack.state import WRITER_TRANSITIONS, WriterInput, 
 __all__ = ["SendQueue", "WriterCore"]
 
 _HEAD = struct.Struct(">2sI")
-_PLAIN_BELOW = 200  # LJ-34: octets of frames that are not worth an envelope
+_PLAIN_BELOW = 200  # LJ-34: bytes of frames that are not worth an envelope
 _STUCK_AFTER = 5  # LJ-59
 _MODULUS = 2**32
 
 
 class _InFlight:
-    """A batch on the wire: how many of its events there were, and where its octets end among all that were queued."""
+    """A batch on the wire: how many of its events there were, and where its bytes end among all that were queued."""
 
     __slots__ = ("batch", "ends", "number", "size")
 
@@ -76,8 +77,8 @@ class WriterCore:
         self._in = bytearray()
         self._offset = 0
         self._out: list[bytes] = []
-        self._queued = 0  # octets ever queued
-        self._taken = 0  # octets of them that the carrier has
+        self._queued = 0  # bytes ever queued
+        self._taken = 0  # bytes of them that the carrier has
         self._flights: deque[_InFlight] = deque()
         self._unacked = 0
         self._next = first_sequence % _MODULUS
@@ -114,19 +115,17 @@ class WriterCore:
             raise LocalProtocolError(f"{count} events, between 1 and {self.room} may be sent now", rule="LJ-50")
         if not self._flights:
             self._clock = now
-        out: list[bytes] = []
+        window = b""
         if self._stream:
             if not self._announced:
                 self._announced = True
-                out.append(encode_window(self._config.version, self._config.window))
+                window = encode_window(self._config.version, self._config.window)
             first, self._next = self._next, (self._next + count) % _MODULUS
         else:
-            out.append(encode_window(self._config.version, count))
-            first = 1
-        out.append(self._pack(batch.bodies, first))
-        for part in out:
-            self._queued += len(part)
-        self._out += out
+            window, first = encode_window(self._config.version, count), 1
+        frames = self._pack(batch.bodies, first)
+        self._queued += len(window) + len(frames)
+        self._out += (window, frames) if window else (frames,)
         self._flights.append(_InFlight(batch, self._queued))
         self._unacked += count
 
@@ -161,14 +160,7 @@ class WriterCore:
     # ------------------------------------------------------------ acks
 
     def receive_data(self, data: bytes | bytearray, now: float) -> list[WriterEvent]:
-        """Take bytes from the reader.
-
-        Args:
-            data: any number of bytes, cut anywhere; ``b""`` is the end of the stream.
-            now: the time.
-
-        Source: LJ-2, LJ-4 to LJ-6, LJ-52.
-        """
+        """Take bytes from the reader (LJ-2, LJ-4 to LJ-6, LJ-52)."""
         if self.state is WriterState.CLOSED:
             return []
         if not data:
@@ -283,14 +275,13 @@ class WriterCore:
         """
         if self.state is not WriterState.CLOSED:
             raise LocalProtocolError("unacked() before the end: close() first", rule="LJ-55")
-        for flight in self._flights:
-            flight.batch.failures += flight.number == 0
-        batches = [flight.batch for flight in self._flights]
-        self._flights.clear()
+        flights, self._flights = self._flights, deque()
         self._unacked = 0
-        return batches
+        for flight in flights:
+            flight.batch.failures += flight.number == 0
+        return [flight.batch for flight in flights]
 
-    def _finish(self, what: WriterInput, reason: Literal["drained", "closed"]) -> Finished:
+    def _finish(self, what: WriterInput, reason: EndReason) -> Finished:
         self._move(what)
         return Finished(reason, self._unacked)
 
@@ -318,7 +309,7 @@ class SendQueue:
         self._events = 0
         self._octets = 0
         self.full = False
-        """Whether a sender has to wait: `WriterConfig.queue` windows of events, or of octets, are here."""
+        """Whether a sender has to wait: `WriterConfig.queue` windows of events, or of bytes, are here."""
         self.dropped = 0
         """Events that a full queue dropped."""
         self.rejected = 0

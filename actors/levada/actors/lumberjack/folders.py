@@ -1,4 +1,4 @@
-"""One process at a time in a folder."""
+"""Folders that survive crashes: one process at a time in them, files replaced as a whole, renames that last."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ try:
 except ModuleNotFoundError:  # not a POSIX system: nobody is kept out there
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["locked_folder"]
+__all__ = ["locked_folder", "replace_file", "sync_folder"]
 
 
 @contextmanager
@@ -45,3 +45,23 @@ def locked_folder(folder: str | os.PathLike[str], what: str, user: str) -> Itera
         yield path
     finally:
         os.close(lock)
+
+
+def replace_file(path: Path, octets: bytes) -> None:
+    """Put `octets` in the place of a file, whole or not at all; they are on the disk when this returns, the name after `sync_folder`."""
+    beside = path.with_suffix(".new")
+    with open(beside, "wb", opener=private) as file:
+        file.write(octets)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def sync_folder(folder: Path) -> None:
+    """Let renames in the folder survive a loss of power; a folder cannot be opened everywhere."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
