@@ -32,6 +32,7 @@ from levada.framework import (
     message,
     restart,
 )
+from levada.framework.embedding import adopt
 from levada.framework.errors import (
     ActorError,
     ActorStopped,
@@ -572,3 +573,34 @@ def test_each_outcome_is_documented() -> None:
     assert prefixes
     for prefix in prefixes:
         assert any(name.startswith(prefix) for name in here), prefix
+
+
+async def test_those_adopted_that_hang_have_one_time_together(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """300 would take 10 minutes one after another; the child that was started first ends last, in its own time."""
+    ends: list[tuple[str, float]] = []
+
+    class Parent(Actor[Any]):
+        def started(self) -> None:
+            self.spawn(lambda: First("first"))
+            for _ in range(300):
+                child = Hangs()
+                assert adopt(self, child)
+                child.ref.tell(Do())
+            self.spawn(lambda: First("last"))
+
+    class First(Actor[Any]):
+        name: str
+
+        def stopping(self, reason: Reason) -> None:
+            ends.append((self.name, trio.current_time() - start))
+
+    start = trio.current_time()
+    async with ActorSystem("hung", stop_timeout=2.0) as system:
+        parent = system.spawn(Parent, name="parent")
+        await wait_all_tasks_blocked()
+        parent.stop()
+        await parent.terminated()
+    assert ends == [("last", 0.0), ("first", 2.0)]
+    assert caplog.messages == ["300 children of /parent did not stop in 2 s: killed"]

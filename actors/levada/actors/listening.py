@@ -15,7 +15,8 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import trio
 
 from levada.framework import Actor, ActorSystem, Reason, Ref
-from levada.framework.errors import ActorStopped, CarrierError, ConfigurationError, LevadaError
+from levada.framework.embedding import adopt
+from levada.framework.errors import CarrierError, ConfigurationError, LevadaError
 from levada.transports.carriers import ByteStream, Incoming, Listener, MessageStream
 
 from .driver import Driver
@@ -121,12 +122,10 @@ class Acceptor(Actor[Any], Generic[C]):
         connection = self.make(accepted)
         if isinstance(connection, Driver):
             connection.acceptor = self
-        try:
-            ref = self.spawn(lambda: connection)
-        except ActorStopped:  # the listener is ending
+        if adopt(self, connection):
+            connection.ref.on_stopped(lambda: self._left(connection, place))
+        else:  # this listener is ending
             refuse(accepted)
-            return
-        ref.on_stopped(lambda: self._left(connection, place))
 
     def _left(self, connection: Actor[Any], place: object) -> None:
         self._places.release_on_behalf_of(place)

@@ -64,10 +64,18 @@ class Pool:
             raise ActorStopped("the parent has ended")
         made: Any = kind
         child = made(self._parent)
-        if not adopt(self._parent, child):
-            raise ActorStopped("the parent is ending")
+        self.adopt(child)
         child.own = local_ref(child)
         return child
+
+    def adopt(self, child: Actor[Any]) -> None:
+        """Make an actor a child of the same parent; it is not kept.
+
+        Raises:
+            ActorStopped: the parent is ending.
+        """
+        if self._parent is None or not adopt(self._parent, child):
+            raise ActorStopped("the parent is ending")
 
     def put(self, child: Pooled) -> None:
         """Keep a child that has become idle, or let it end."""

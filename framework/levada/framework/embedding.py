@@ -74,6 +74,7 @@ __all__ = [
 def adopt(parent: Actor[Any], child: Actor[Any]) -> bool:
     """Make an actor object a child of `parent`, with an unbounded mailbox and no supervision; its `Actor.started` runs soon, if it has one.
 
+    When the parent ends, the children it adopted are stopped together: all of them have ``stop_timeout`` seconds, not each.
     Costs 1.5 µs, where `Actor.spawn` with a function that returns the object costs 2.5.
 
     Returns:
@@ -82,7 +83,7 @@ def adopt(parent: Actor[Any], child: Actor[Any]) -> bool:
     cell: LocalRef = parent._cell
     if cell.phase is not RUNNING:
         return False
-    cell._scheduler.system.install(cell, child, type(child), (), None, None, "stop")
+    cell._scheduler.system.install(cell, child, type(child), (), None, None, "stop", True)
     return True
 
 

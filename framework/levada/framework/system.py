@@ -399,6 +399,7 @@ class ActorSystem:
         name: str | None,
         mailbox: MailboxPolicy | None,
         supervise: Supervision,
+        adopted: bool = False,
     ) -> Cell:
         """Make an actor object the actor of a new cell below `parent`, which is running."""
         family = parent._extras
@@ -420,7 +421,7 @@ class ActorSystem:
         else:
             cell = make_cell(self.scheduler, actor, parent, name, number, mailbox or unbounded(), strict=self._strict)
         actor._cell = cell
-        family.children[cell] = None
+        family.children[cell] = adopted
         if name is not None:
             assert family.names is not None
             family.names[name] = cell

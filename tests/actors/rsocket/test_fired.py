@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from time import perf_counter
 from typing import Any
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
-from levada.actors.rsocket import ApplicationError, Payload, Request
+from levada.actors.rsocket import ApplicationError, Payload, Request, connect, serve
 from levada.actors.rsocket.fired import TURN, Fired
+from levada.framework import ActorSystem
 from levada.transports.rsocket import ErrorCode
 from levada.transports.rsocket.events import Interaction, RequestReceived
 from levada.transports.rsocket.frames import ErrorFrame, FrameType, RequestFrame
@@ -200,3 +203,53 @@ async def test_an_answer_that_nobody_wants_is_closed() -> None:
         await peer.fire_and_forget(b"")
         await wait_all_tasks_blocked()
         assert log == ["closed"]
+
+
+async def test_handlers_that_never_end_hold_the_end_up_once(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On 3 connections 300 each; one after another they would take 75 minutes."""
+
+    async def handler(_: Request) -> None:
+        await trio.sleep_forever()
+
+    async with ActorSystem(shutdown=math.inf) as system, AsyncExitStack() as connections:
+        async with serve(system, "rsocket+memory://desk", handler) as listener:
+            peers = [await connections.enter_async_context(connect(system, listener.url)) for _ in range(3)]
+            for peer in peers:
+                for _ in range(300):
+                    await peer.fire_and_forget(b"")
+            await wait_all_tasks_blocked()
+            assert [each.statistics().requests_received for each in listener.peers] == [300] * 3
+            serving = listener.peers[0]
+            peers[0].abort()
+            await serving.terminated()
+            before = system.statistics().actors
+            await trio.sleep(6.0)
+            assert before - system.statistics().actors == 302  # with both ends of the connection
+            start = trio.current_time()
+        assert trio.current_time() - start == 5.0
+    assert trio.current_time() - start == 5.0
+    assert len([text for text in caplog.messages if text.startswith("300 children of")]) == 3
+
+
+async def test_answers_that_take_their_time_to_end_take_it_together(autojump_clock: MockClock) -> None:
+    async def handler(_: Request) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(4)
+
+    async with (
+        ActorSystem(shutdown=math.inf) as system,
+        serve(system, "rsocket+memory://desk", handler) as listener,
+        trio.open_nursery() as nursery,
+        connect(system, listener.url) as peer,
+    ):
+        for _ in range(300):
+            nursery.start_soon(peer.request_response, b"")
+        await wait_all_tasks_blocked()
+        start = trio.current_time()
+        nursery.cancel_scope.cancel()
+    assert trio.current_time() - start == 4.0

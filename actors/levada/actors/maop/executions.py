@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Coroutine
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,7 +17,7 @@ import attrs
 import trio
 
 from levada.actors.pool import Pool, Pooled
-from levada.framework import Actor, Reason, Ref, handles
+from levada.framework import Reason, Ref, handles
 from levada.framework.errors import ActorStopped, CarrierError, DecodeError, LocalProtocolError
 from levada.transports.maop import ErrorCode, Event, MaopCore, OperationCancelled, Received
 
@@ -55,10 +55,6 @@ class Executing(Protocol):
         """Whether the connection's actor is ending, and all its children with it."""
         ...
 
-    def spawn(self, factory: Callable[[], Actor[Any]]) -> Ref[Any]:
-        """Start a child of the connection."""
-        ...
-
     def turn(self) -> None:
         """Read and write soon."""
         ...
@@ -92,7 +88,8 @@ class ActorCode:
     def __init__(self, connection: Executing, handler: Handler) -> None:
         made: Any = handler.execute
         self._actor: OperationActor = made()
-        self._ref: Ref[Any] = connection.spawn(lambda: self._actor)
+        connection.idle.adopt(self._actor)
+        self._ref: Ref[Any] = self._actor.ref
 
     async def _ask(self, message: Any) -> Any:
         try:

@@ -103,6 +103,7 @@ class System(Protocol):
         name: str | None,
         mailbox: Any,
         supervise: Any,
+        adopted: bool = False,
     ) -> Cell:
         """Make an actor object the actor of a new cell below `parent`."""
         ...

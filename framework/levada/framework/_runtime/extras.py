@@ -33,7 +33,8 @@ class Extras:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.children: dict[Cell, None] | None = None
+        self.children: dict[Cell, bool] | None = None
+        """Whether each was adopted: these are stopped together."""
         self.ending: Ending | None = None
         self.failure: BaseException | None = None
         """What the actor object failed with, traceback and all, until it is known whether the parent is to fail with it."""

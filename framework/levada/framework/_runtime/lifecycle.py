@@ -3,7 +3,8 @@
 An ending has four steps, each of which may have to wait for something, so each is a call that goes on from where the last one left off:
 
 1. *pause* (`_begin`): no message is handled any more; timers end, stashed messages go back.
-2. *children* (`_stop_children`): stopped one by one, last started first, each with a deadline; all at once when killed.
+2. *children* (`_stop_children`): stopped one by one, last started first, each with a deadline; those its parent drives (`adopt`) together, with
+   one deadline; all at once when killed.
 3. *close* (`_close`): the hook (`stopping`, or `restarting` before a new start), then the actor's own tasks, then its contexts.
 4. *conclude*: the next incarnation of the object (`_revive`), or the end (`_terminate`): undelivered messages, asks, watchers, links, parent.
 
@@ -73,7 +74,7 @@ class Ending:
 
     __slots__ = (
         "cancel", "closed", "concluded", "delay", "escalate", "final", "graceful", "message", "planned", "reason",
-        "restart",
+        "restart", "together",
     )  # fmt: skip
 
     def __init__(self, reason: Reason, *, final: bool = False, cancel: bool = False, graceful: bool = False) -> None:
@@ -90,6 +91,8 @@ class Ending:
         self.message: Any = None
         self.planned = False
         """Whether it has been decided whether to restart."""
+        self.together = 0
+        """Children that are being stopped together and have not ended."""
         self.closed = False
         """Whether step 3 has begun."""
         self.concluded = False
@@ -407,7 +410,7 @@ class Lifecycle:
             group.add(_restarted_together(strategy, parent, cell))
 
     def _stop_children(self, cell: Cell) -> None:
-        """Stop the last child, or all at once if there is no time; then go on to step 3."""
+        """Stop the last child, those that end together, or all at once if there is no time; then go on to step 3."""
         extras = cell._extras
         if cell.phase is not PAUSED or extras is None or extras.ending is None or extras.ending.closed:
             return
@@ -422,15 +425,39 @@ class Lifecycle:
                 self._signal(self.request_now, child, CANCELLED if ending.reason == CANCELLED else KILLED, True, True)
         else:
             # As `next(reversed(…))`, which would step over all that were deleted before it: 100,000 children took 6 s.
-            child, _ = extras.children.popitem()
-            extras.children[child] = None
-            if ending.graceful and child.phase is RUNNING and (child._extras is None or child._extras.ending is None):
-                child.admit(Stop(SHUTDOWN, final=True))
-            else:
-                self._signal(self.request_now, child, SHUTDOWN, False, True)
+            child, adopted = extras.children.popitem()
+            extras.children[child] = adopted
+            group = [child]
+            if adopted:  # a peer may have caused 10,000 of them, whose handlers never end
+                group = [each for each in reversed(list(extras.children)) if extras.children[each]]
+                ending.together = len(group)
+            for child in group:
+                if (
+                    ending.graceful
+                    and child.phase is RUNNING
+                    and (child._extras is None or child._extras.ending is None)
+                ):
+                    child.admit(Stop(SHUTDOWN, final=True))
+                else:
+                    self._signal(self.request_now, child, SHUTDOWN, False, True)
             extras.stop_timer = self._system.heap.after(
-                self._system.stop_timeout, functools.partial(self._signal, self._out_of_time, child, None)
+                self._system.stop_timeout, functools.partial(self._signal, self._children_out_of_time, group)
             )
+
+    def _children_out_of_time(self, group: list[Cell]) -> None:
+        """Kill the children that were to end together and have not; one line in the log is for all of them."""
+        late = [child for child in group if child.phase is not STOPPED]
+        if len(late) > 1:
+            parent = late[0]._parent
+            assert parent is not None
+            seconds, extra = self._system.stop_timeout, {"actor": parent.path}
+            logger.warning(
+                "%d children of %s did not stop in %g s: killed", len(late), parent.path, seconds, extra=extra
+            )
+            for child in late:
+                self.request_now(child, KILLED, True, True)
+        elif late:
+            self._out_of_time(late[0], None)
 
     def _out_of_time(self, cell: Cell, ending: Ending | None) -> None:
         """Kill an actor that does not end; for good, unless it is only this `ending` that lasts too long."""
@@ -444,15 +471,19 @@ class Lifecycle:
         extras = parent._extras
         assert extras is not None
         assert extras.children is not None
-        extras.children.pop(child, None)
+        adopted = extras.children.pop(child, False)
         if child._name is not None and extras.names is not None:
             extras.names.pop(child._name, None)
         group = extras.group
         if group is not None and child in group.members:
             del group.members[child]
             self._signal(self._regroup, parent, group)
-        if parent.phase is PAUSED and extras.ending is not None and (not extras.children or not extras.ending.cancel):
-            self._signal(self._stop_children, parent)
+        ending = extras.ending
+        if parent.phase is PAUSED and ending is not None:
+            if adopted and ending.together:
+                ending.together -= 1
+            if not extras.children or not (ending.cancel or ending.together):
+                self._signal(self._stop_children, parent)
 
     def _close(self, cell: Cell) -> None:
         extras = cell.make_extras()
