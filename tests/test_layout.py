@@ -19,7 +19,6 @@ PROTOCOLS = ("aqueduct", "lumberjack", "maop", "reactivesocket", "rsocket")
 RUNTIME = "levada.framework._runtime"
 CIRCLES_UNDER_WORK = {
     "levada.actors.aqueduct": 8,
-    "levada.actors.rsocket": 7,
 }
 """Packages whose circles are being taken apart, and the largest one of each; to become empty."""
 FRAMEWORK = "framework/levada/framework"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import attrs
 import pytest
 import trio
 
+from levada.actors import rsocket
+from levada.actors.rsocket import ConnectedPeer, Listener, Peer
 from levada.actors.rsocket.connection import Connection
 from levada.transports.carriers import TlsConfig
 from levada.transports.carriers.websocket import WebSocketConfig
@@ -61,40 +63,66 @@ class Tables(trio.abc.Instrument):
     """Compares the two tables of each connection whenever a task has made a step."""
 
     def __init__(self) -> None:
-        self.connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self.entries: list[Listener | Peer] = []
+        self.left_out: list[ConnectedPeer] = []
         self.differences: list[str] = []
-        self.steps = 0
         self._runs: set[trio.lowlevel.TrioToken] = set()
 
-    def watch(self, connection: Connection) -> None:
-        self.connections.add(connection)
+    def watch(self, entry: Listener | Peer) -> None:
         token = trio.lowlevel.current_trio_token()
         if token not in self._runs:
             self._runs.add(token)
             trio.lowlevel.add_instrument(self)
+        self.entries.append(entry)
 
-    def leave_out(self, connection: Connection) -> None:
+    def leave_out(self, peer: ConnectedPeer) -> None:
         """For a test that uses the core beneath a connection: then only the core has the stream."""
-        self.connections.discard(connection)
+        self.left_out.append(peer)
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        self.steps += 1
-        for connection in self.connections:
-            ids = connection.unmatched()
-            if ids and len(self.differences) < 3:
-                self.differences.append(f"{connection!r}, streams {sorted(ids)[:9]}, after a step of {task.name}")
+        for entry in self.entries:
+            for peer in entry.peers if isinstance(entry, Listener) else [entry]:
+                if isinstance(peer, ConnectedPeer) and peer not in self.left_out and peer.connected:
+                    ids = below(peer).unmatched()
+                    if ids and len(self.differences) < 3:
+                        self.differences.append(f"{peer!r}, streams {sorted(ids)[:9]}, after a step of {task.name}")
+
+
+_checked: list[Tables] = []
 
 
 @pytest.fixture(autouse=True)
-def tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tables]:
-    """What is checked in each test of this folder."""
-    tables = Tables()
-    begin = Connection.__attrs_post_init__
+def tables() -> Iterator[Tables]:
+    """What is checked in each test of this folder, of the listeners and peers that it gets from here."""
+    _checked.append(Tables())
+    yield _checked[-1]
+    assert _checked.pop().differences == []
 
-    def begun(self: Connection) -> None:
-        begin(self)
-        tables.watch(self)
 
-    monkeypatch.setattr(Connection, "__attrs_post_init__", begun)
-    yield tables
-    assert tables.differences == []
+def below(peer: Peer) -> Connection:
+    """The connection of a peer, for tests of what a peer does not show."""
+    assert isinstance(peer, ConnectedPeer)
+    assert isinstance(peer._connection, Connection)
+    return peer._connection
+
+
+Entry = TypeVar("Entry", bound="Listener | Peer")
+Settings = ParamSpec("Settings")
+
+
+def watched(
+    enter: Callable[Settings, AbstractAsyncContextManager[Entry]],
+) -> Callable[Settings, AbstractAsyncContextManager[Entry]]:
+    @asynccontextmanager
+    async def entered(*arguments: Settings.args, **settings: Settings.kwargs) -> AsyncIterator[Entry]:
+        async with enter(*arguments, **settings) as entry:
+            _checked[-1].watch(entry)
+            try:
+                yield entry
+            finally:
+                _checked[-1].entries.remove(entry)
+
+    return entered
+
+
+connect, serve = watched(rsocket.connect), watched(rsocket.serve)

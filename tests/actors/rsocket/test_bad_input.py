@@ -21,8 +21,6 @@ from levada.actors.rsocket import (
     Request,
     ServerConfig,
     SetupRejected,
-    connect,
-    serve,
 )
 from levada.actors.rsocket.encoding import ROUTING
 from levada.framework import ActorSystem, Receiver, Sender
@@ -32,6 +30,8 @@ from levada.transports.reactivesocket.frames import Frame as OldFrame
 from levada.transports.reactivesocket.frames import FrameType as OldType
 from levada.transports.rsocket.extensions import Authentication
 from levada.transports.rsocket.frames import HEADER, FrameType, SetupFrame
+
+from .conftest import connect, serve
 
 both_dialects = pytest.mark.parametrize("dialect", ["rsocket", "reactivesocket"])
 

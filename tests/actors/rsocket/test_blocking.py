@@ -26,7 +26,6 @@ from levada.actors.rsocket import (
     RequestRejected,
     ServerConfig,
     SetupRejected,
-    serve,
 )
 from levada.actors.rsocket.blocking import BlockingPeer, RequestTimeout, connect
 from levada.framework import ActorSystem, Asks, message
@@ -39,7 +38,7 @@ from levada.framework.errors import (
 )
 from levada.transports.carriers import TcpConfig
 
-from .conftest import CarrierSettings
+from .conftest import CarrierSettings, serve
 
 pytestmark = pytest.mark.loopback
 

@@ -18,19 +18,18 @@ from levada.actors.rsocket import (
     Request,
     ServerConfig,
     balanced,
-    connect,
-    serve,
 )
 from levada.framework import ActorSystem
 from levada.framework.errors import ReceiverClosed
 from levada.transports.carriers import MemoryConfig
 
+from .conftest import below, connect, serve
 from .test_requests import pair
 
 
 def hold(peer: ConnectedPeer) -> Any:
     """Let nothing more through; what is sent piles up."""
-    wire: Any = peer._connection.carrier
+    wire: Any = below(peer).carrier
     wire.stream.link.hold()
     return wire.stream.link
 

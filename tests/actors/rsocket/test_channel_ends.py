@@ -20,13 +20,13 @@ from levada.actors.rsocket import (
     Request,
     RequestCanceled,
     ServerConfig,
-    connect,
-    serve,
 )
 from levada.actors.rsocket.blocking import connect as connect_blocking
 from levada.framework import ActorSystem, Receiver, Sender
 from levada.framework.errors import ChannelCancelled, ChannelConnectionLost, ReceiverClosed
 from levada.transports.rsocket.frames import CancelFrame, PayloadFrame
+
+from .conftest import below, connect, serve
 
 Channel = tuple[Sender[Any], Receiver[Payload]]
 
@@ -181,7 +181,7 @@ async def test_a_responder_that_is_killed_while_it_closes_its_source(dialect: st
         sender, answers = await peer.request_channel(b"")
         assert [payload async for payload in answers] == []
         await wait_all_tasks_blocked()
-        for stream in list(listener.peers[0]._connection.streams.values()):
+        for stream in list(below(listener.peers[0]).streams.values()):
             stream.ref.kill()
         assert await left(peer, listener) == (0, 0)
         with pytest.raises(ReceiverClosed):
@@ -251,7 +251,7 @@ async def test_a_killed_actor_of_a_stream_is_told() -> None:
     async with pair("rsocket", never) as (peer, listener):
         _sender, answers = await peer.request_channel(b"")
         await wait_all_tasks_blocked()
-        for stream in list(listener.peers[0]._connection.streams.values()):
+        for stream in list(below(listener.peers[0]).streams.values()):
             stream.ref.kill()
         with pytest.raises(RequestCanceled):
             await answers.receive()
@@ -320,7 +320,7 @@ async def fill(peer: ConnectedPeer) -> Channel:
 async def test_a_producer_that_is_killed_while_it_waits_for_credit(dialect: str) -> None:
     async with pair(dialect, taken_never) as (peer, listener):
         sender, answers = await fill(peer)
-        for stream in list(peer._connection.streams.values()):
+        for stream in list(below(peer).streams.values()):
             stream.ref.kill()
         with pytest.raises(ChannelConnectionLost, match="was ended"):
             await answers.receive()

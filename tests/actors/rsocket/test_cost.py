@@ -21,8 +21,6 @@ from levada.actors.rsocket import (
     Payload,
     Request,
     ServerConfig,
-    connect,
-    serve,
 )
 from levada.actors.rsocket.dialects import core_of
 from levada.framework import ActorSystem
@@ -30,6 +28,8 @@ from levada.framework.errors import CarrierError
 from levada.transports.carriers import ByteStream, dial
 from levada.transports.rsocket import RSocketCore
 from levada.transports.rsocket.reactive_streams import ReactiveStreamsCore
+
+from .conftest import below, connect, serve
 
 pytestmark = pytest.mark.ci
 MB = 1_000_000
@@ -188,7 +188,7 @@ async def attack(url: str, octets: bytes, honest: ConnectedPeer, listener: Liste
         while len(listener.peers) == 2:
             attacker = listener.peers[1]
             carrier = attacker.statistics().carrier
-            if carrier is not None and carrier.octets_received == len(octets) and not attacker._connection.unbegun:
+            if carrier is not None and carrier.octets_received == len(octets) and not below(attacker).unbegun:
                 break
             await trio.lowlevel.checkpoint()
         nursery.cancel_scope.cancel()

@@ -22,13 +22,12 @@ from levada.actors.rsocket import (
     Request,
     RequestCanceled,
     ServerConfig,
-    connect,
-    serve,
 )
 from levada.framework import ActorSystem
 from levada.framework.errors import LevadaError
 from levada.transports.carriers import MemoryConfig
 
+from .conftest import below, connect, serve
 from .test_cancellation import hold
 from .test_requests import pair
 
@@ -103,7 +102,7 @@ async def test_no_end_makes_a_dead_letter(carrier: str, end: str) -> None:
                         case "cancel":
                             scope.cancel()
                         case "kill":
-                            peer._connection.ref.kill()
+                            below(peer).ref.kill()
                     await peer.terminated()
         statistics = system.statistics()
         assert (statistics.dead_letters, statistics.actors, statistics.failures) == (0, 0, 0)

@@ -14,14 +14,14 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from levada.actors.rsocket import ApplicationError, Payload, Request, connect, serve
+from levada.actors.rsocket import ApplicationError, Payload, Request
 from levada.actors.rsocket.fired import TURN, Fired
 from levada.framework import ActorSystem
 from levada.transports.rsocket import ErrorCode
 from levada.transports.rsocket.events import Interaction, RequestReceived
 from levada.transports.rsocket.frames import ErrorFrame, FrameType, RequestFrame
 
-from .conftest import Tables
+from .conftest import Tables, below, connect, serve
 from .test_requests import pair
 
 
@@ -44,7 +44,7 @@ async def test_one_that_waits_holds_up_nobody() -> None:
         for data in (b"1", b"slow 2", b"3", b"slow 4", b"5"):
             await peer.fire_and_forget(data)
         await wait_all_tasks_blocked()
-        serving = listener.peers[0]._connection
+        serving = below(listener.peers[0])
         assert (log, serving.fire_and_forget, serving.unbegun) == ([b"1", b"3", b"5"], 2, 0)
         gate.set()
         await wait_all_tasks_blocked()
@@ -68,7 +68,7 @@ async def test_one_that_fails_is_alone(error: Exception, caplog: pytest.LogCaptu
                 await peer.fire_and_forget(data)
             await wait_all_tasks_blocked()
         assert log == [b"1", b"3", b"4"]
-        assert listener.peers[0]._connection.fire_and_forget == 0
+        assert below(listener.peers[0]).fire_and_forget == 0
         failures = int(isinstance(error, ValueError))
         assert (system.statistics().failures, len(caplog.records)) == (failures, failures)
 
@@ -84,7 +84,7 @@ async def test_what_one_sets_the_next_does_not_see() -> None:
     async with pair(handler) as (_, listener, _system):
         while not listener.peers:
             await trio.lowlevel.checkpoint()
-        fire(listener.peers[0]._connection, b"ann", b"bob", b"cat")
+        fire(below(listener.peers[0]), b"ann", b"bob", b"cat")
         await wait_all_tasks_blocked()
         assert seen == [b"nobody"] * 3
 
@@ -103,11 +103,11 @@ async def test_long_ones_share_the_turn(tables: Tables) -> None:
 
     async with pair(handler) as (peer, listener, _):
         await peer.request_response(b"0")
-        serving = listener.peers[0]._connection
+        serving = below(listener.peers[0])
         fire(serving, b"1", b"2", b"3")
-        tables.leave_out(peer._connection)
-        peer._connection.core.send_request_response(Payload(b"other"), trio.current_time())
-        serving.feed(b"".join(peer._connection.core.data_to_send(0.0)))
+        tables.leave_out(peer)
+        below(peer).core.send_request_response(Payload(b"other"), trio.current_time())
+        serving.feed(b"".join(below(peer).core.data_to_send(0.0)))
         await wait_all_tasks_blocked()
         assert log == [b"0", b"1", b"other", b"2", b"3"]
 
@@ -122,7 +122,7 @@ async def test_the_actor_is_killed_before_it_began() -> None:
     async with pair(handler) as (peer, listener, _):
         await peer.fire_and_forget(b"0")
         await wait_all_tasks_blocked()
-        serving = listener.peers[0]._connection
+        serving = below(listener.peers[0])
         (idle,) = serving.idle.of(Fired)
         fire(serving, b"1", b"2")
         idle.ref.kill()
@@ -182,7 +182,7 @@ async def test_a_listener_that_closes_waits_for_those_that_came_before_the_end(w
     octets = [frame.encode() for frame in [*frames, ErrorFrame(0, ErrorCode.CONNECTION_CLOSE)]]
     async with pair(handler) as (_, listener, _system):
         await wait_all_tasks_blocked()
-        serving = listener.peers[0]._connection
+        serving = below(listener.peers[0])
         serving.feed(b"".join(len(frame).to_bytes(3, "big") + frame for frame in octets))
         assert (serving.unbegun, listener.peers) == (20, [])
         await listener.aclose()

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from trio.testing import wait_all_tasks_blocked
 
-from levada.actors.rsocket import Payload, Request, ServerConfig, connect, serve
+from levada.actors.rsocket import Payload, Request, ServerConfig
 from levada.framework import ActorSystem
 from levada.transports.carriers import dial
 from levada.transports.carriers.memory import MemoryByteStream
 from levada.transports.rsocket import CoreConfig, RSocketCore
 from levada.transports.rsocket.events import PayloadReceived
+
+from .conftest import connect, serve
 
 MANY = 667
 UNBOUNDED = 2**31 - 1

@@ -21,13 +21,13 @@ from levada.actors.rsocket import (
     Payload,
     Request,
     ServerConfig,
-    connect,
-    serve,
 )
 from levada.framework import ActorSystem
 from levada.framework.errors import LevadaError
 from levada.transports.carriers import dial
 from levada.transports.carriers.contracts import ByteStream
+
+from .conftest import connect, serve
 
 LARGE = 1000  # octets
 

@@ -24,8 +24,6 @@ from levada.actors.rsocket import (
     ServerConfig,
     SetupRejected,
     balanced,
-    connect,
-    serve,
 )
 from levada.actors.rsocket.client import ClientConnection
 from levada.actors.rsocket.dialects import core_of
@@ -34,6 +32,8 @@ from levada.framework import Actor, ActorSystem, Ref
 from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost
 from levada.transports.carriers.memory import memory_streams
 from levada.transports.testing import FaultyNetwork
+
+from .conftest import connect, serve
 
 QUICK = Backoff(first=0.1, most=1.0, jitter=0.0)
 

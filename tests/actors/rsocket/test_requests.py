@@ -27,8 +27,6 @@ from levada.actors.rsocket import (
     RequestInvalid,
     RequestRejected,
     ServerConfig,
-    connect,
-    serve,
 )
 from levada.framework import Actor, ActorSystem, Asks, Ref, handles, message
 from levada.framework.errors import (
@@ -54,7 +52,7 @@ from levada.transports.rsocket.extensions import (
     ZipkinTracing,
 )
 
-from .conftest import Tables
+from .conftest import Tables, below, connect, serve
 
 
 @message("tests.rsocket.Quote")
@@ -163,7 +161,7 @@ async def test_a_full_carrier_holds_producers_back() -> None:
         (await peer.request_stream(b"", window=2**31 - 1)).close()
         await wait_all_tasks_blocked()
         receiver = await peer.request_stream(b"", window=2**31 - 1)
-        link = listener.peers[0]._connection.carrier.stream.link  # type: ignore[union-attr]
+        link = below(listener.peers[0]).carrier.stream.link  # type: ignore[union-attr]
         link.hold()
         produced = 0
         await wait_all_tasks_blocked()
@@ -306,7 +304,7 @@ async def test_a_request_cancelled_before_its_handler_began() -> None:
         return b""
 
     async with pair(handler) as (peer, _, _system):
-        connection = peer._connection
+        connection = below(peer)
         stream_id = connection.core.send_request_response(Payload(b"gone"), trio.current_time())
         connection.core.send_cancel(stream_id)
         connection.flush()
@@ -624,13 +622,13 @@ async def test_the_actor_of_a_request_is_ended_by_somebody() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(call)
             await wait_all_tasks_blocked()
-            (stream,) = peer._connection.streams.values()
+            (stream,) = below(peer).streams.values()
             stream.ref.kill()
         assert len(errors) == 1
         await wait_all_tasks_blocked()
         assert listener.peers[0].statistics().open_streams == 0
         receiver = await peer.request_stream(b"")
-        (stream,) = peer._connection.streams.values()
+        (stream,) = below(peer).streams.values()
         stream.ref.stop()
         with pytest.raises(ConnectionLost, match="ended"):
             await receiver.receive()
@@ -655,7 +653,7 @@ async def test_the_actor_of_an_answer_is_killed() -> None:
 
             nursery.start_soon(call)
             await wait_all_tasks_blocked()
-            (stream,) = listener.peers[0]._connection.streams.values()
+            (stream,) = below(listener.peers[0]).streams.values()
             stream.ref.kill()
         assert begun == 1
 
@@ -670,10 +668,10 @@ async def test_an_answer_that_is_killed_before_it_began(tables: Tables) -> None:
 
     async with pair(handler) as (peer, listener, _):
         await peer.request_response(b"first")
-        serving = listener.peers[0]._connection
-        tables.leave_out(peer._connection)
-        peer._connection.core.send_request_response(Payload(b"killed"), trio.current_time())
-        serving.feed(b"".join(peer._connection.core.data_to_send(0.0)))
+        serving = below(listener.peers[0])
+        tables.leave_out(peer)
+        below(peer).core.send_request_response(Payload(b"killed"), trio.current_time())
+        serving.feed(b"".join(below(peer).core.data_to_send(0.0)))
         (stream,) = serving.streams.values()
         stream.ref.kill()
         await wait_all_tasks_blocked()
@@ -712,8 +710,8 @@ async def test_answers_of_one_moment_share_a_write_and_a_lonely_one_goes_at_once
         before = writes()
         await peer.request_response(b"alone")
         assert writes() == before + 1
-        asking = peer._connection
-        tables.leave_out(asking)
+        asking = below(peer)
+        tables.leave_out(peer)
         for number in range(10):
             asking.core.send_request_response(Payload(b"%d" % number), trio.current_time())
         asking.flush()

@@ -19,13 +19,12 @@ from levada.actors.rsocket import (
     Payload,
     Request,
     ServerConfig,
-    connect,
-    serve,
 )
 from levada.framework import ActorSystem
 from levada.framework.errors import ConnectionLost
 from levada.transports.carriers import MemoryConfig
 
+from .conftest import below, connect, serve
 from .test_requests import pair
 
 CORE = CoreConfig(metadata_mime_type="text/plain", resume=True, resume_timeout=20.0)
@@ -51,7 +50,7 @@ async def handler(request: Request) -> Any:
 
 def cut(peer: ConnectedPeer) -> None:
     """Lose the carrier, with what is under way on it."""
-    wire: Any = peer._connection.carrier
+    wire: Any = below(peer).carrier
     if wire is not None:
         wire.stream.link.cut("cut by the test")
 
@@ -185,11 +184,11 @@ async def test_a_new_carrier_replaces_one_that_looks_alive(autojump_clock: MockC
         async with trio.open_nursery() as nursery:
             nursery.start_soon(call)
             await wait_all_tasks_blocked()
-            wire: Any = listener.peers[0]._connection.carrier
+            wire: Any = below(listener.peers[0]).carrier
             wire.stream.link.hold()
-            peer._connection.detach()
-            peer._connection.lost(0, "the client's side only")
-            peer._connection.reading.cancel()
+            below(peer).detach()
+            below(peer).lost(0, "the client's side only")
+            below(peer).reading.cancel()
         assert [payload.data for payload in slow] == [b"5"]
         assert peer.statistics().sessions_resumed == listener.peers[0].statistics().sessions_resumed == 1
         await wait_all_tasks_blocked()

@@ -17,16 +17,14 @@ from levada.actors.rsocket import (
     Payload,
     Request,
     ServerConfig,
-    connect,
     route,
-    serve,
 )
 from levada.framework import Actor, ActorSystem, Asks, Receiver, message
 from levada.transports.carriers import Connection, dial
 from levada.transports.rsocket import RSocketCore
 from levada.transports.rsocket.events import PayloadReceived
 
-from .conftest import CarrierSettings
+from .conftest import CarrierSettings, connect, serve
 
 DIALECTS = ["rsocket", "reactivesocket"]
 SCHEMES = ["memory", "tcp", "tls", "unix", "ws", "wss", "quic"]

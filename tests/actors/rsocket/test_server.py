@@ -25,9 +25,7 @@ from levada.actors.rsocket import (
     RequestRejected,
     ServerConfig,
     SetupRejected,
-    connect,
     route,
-    serve,
 )
 from levada.actors.rsocket.encoding import COMPOSITE
 from levada.framework import Actor, ActorSystem, Receiver
@@ -40,6 +38,7 @@ from levada.transports.rsocket.extensions import (
     SimpleAuthentication,
 )
 
+from .conftest import below, connect, serve
 from .test_requests import pair
 
 
@@ -372,7 +371,7 @@ async def test_the_octets_of_requests_in_handlers_have_a_bound() -> None:
                     nursery.cancel_scope.cancel()
                 gate.set()
         # Cancelled before a handler began: both frames come at once.
-        connection = peer._connection
+        connection = below(peer)
         for _ in range(100):
             stream_id = connection.core.send_request_response(Payload(bytes(90_000)), trio.current_time())
             connection.core.send_cancel(stream_id)
@@ -402,7 +401,7 @@ async def test_so_many_streams_and_no_more() -> None:
 async def test_a_hundred_thousand_opens_and_cancels() -> None:
     """Nothing grows with what is over."""
     async with pair(lambda request: request.payload) as (peer, listener, system):
-        connection = peer._connection
+        connection = below(peer)
         for number in range(20_000):
             stream_id = connection.core.send_request_response(Payload(b"x"), trio.current_time())
             connection.core.send_cancel(stream_id)
@@ -533,7 +532,7 @@ async def test_the_other_side_is_told_that_a_peer_is_gone(side: str) -> None:
             nursery.start_soon(call)
             await wait_all_tasks_blocked()
             gone = peer if side == "server" else client
-            wire = (client if side == "server" else peer)._connection.carrier
+            wire = below(client if side == "server" else peer).carrier
             assert wire is not None
             wire.abort()
         assert (await gone.terminated()).reason is EndReason.LOST
@@ -564,7 +563,7 @@ async def test_a_silent_peer_is_given_up(autojump_clock: MockClock) -> None:
         await peer.request_response(b"")
         await trio.sleep(60)
         assert peer.connected
-        peer._connection.carrier.stream.link.hold()  # type: ignore[union-attr]
+        below(peer).carrier.stream.link.hold()  # type: ignore[union-attr]
         end = await peer.terminated()
         assert end.reason is EndReason.TIMED_OUT
 
@@ -676,7 +675,7 @@ async def test_the_end_of_the_system_drains_connections(autojump_clock: MockCloc
 async def test_a_stopped_connection_actor_says_goodbye() -> None:
     async with pair(lambda request: request.payload) as (peer, listener, _):
         await peer.request_response(b"")
-        peer._connection.ref.stop()
+        below(peer).ref.stop()
         end = await listener.peers[0].terminated()
         assert end.reason is EndReason.CLOSED_BY_PEER
         with pytest.raises(ConnectionClosed):

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from collections.abc import Callable, Sized
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 import attrs
 import trio
 
-from levada.framework import Asks, Receiver, Sender
+from levada.actors.single import Carrier
+from levada.framework import Asks, Receiver, Ref, Sender
 from levada.transports.carriers import CarrierInfo, CarrierStatistics
 from levada.transports.rsocket import Payload
 from levada.transports.rsocket.events import ConnectionEnded, Interaction, SetupReceived
 
-from .encoding import Metadata, expected_reply, is_message
+from .encoding import Encoding, Metadata, expected_reply, is_message
 
 if TYPE_CHECKING:
-    from .connection import Connection
+    from .config import ClientConfig, ServerConfig
 
 __all__ = ["ConnectedPeer", "ConnectionStatistics", "Peer"]
 
 R = TypeVar("R")
 
+_Convert = Callable[[Payload], Any] | None
 Data = bytes | bytearray | memoryview | Payload
 
 
@@ -38,6 +41,39 @@ class ConnectionStatistics:
     """Times that the session went on on another carrier."""
     carrier: CarrierStatistics | None
     """Of the carrier now in use; ``None`` if there is none."""
+
+
+class _Requesting(Protocol):
+    """What a peer needs of its connection; `levada.actors.rsocket.connection.Connection` says what each is."""
+
+    config: ClientConfig | ServerConfig
+    encoding: Encoding
+    carrier: Carrier | None
+    info: CarrierInfo | None
+    end: ConnectionEnded | None
+    unusable: trio.Event
+    over: trio.Event
+    requests_sent: int
+    requests_received: int
+    dropped: int
+    resumptions: int
+
+    @property
+    def ref(self) -> Ref[Any]: ...
+    @property
+    def streams(self) -> Sized: ...
+    async def call(self, payload: Payload) -> Payload: ...
+    async def fire(self, payload: Payload) -> None: ...
+    async def push(self, metadata: bytes) -> None: ...
+    async def items(
+        self, kind: Interaction, payload: Payload, window: int, item_type: Any, convert: _Convert
+    ) -> Receiver[Any]: ...
+    async def open_channel(
+        self, payload: Payload, window: int, item_type: Any, convert: _Convert, encode: Callable[[Any], Payload]
+    ) -> tuple[Sender[Any], Receiver[Any]]: ...
+    async def aclose(self) -> None: ...
+    def shut(self, code: int = 0, reason: str = "") -> None: ...
+    def carrier_statistics(self) -> CarrierStatistics | None: ...
 
 
 class Peer(ABC):
@@ -58,11 +94,11 @@ class Peer(ABC):
         ConfigurationError, TypeError, ValueError: what was given cannot be sent.
     """
 
-    _chosen: Connection | None = None
+    _chosen: _Requesting | None = None
     """The connection for each request, if there is no choice."""
 
     @abstractmethod
-    async def _choose(self) -> Connection:
+    async def _choose(self) -> _Requesting:
         """Give the connection for the next request, waiting for one if that is wanted."""
 
     @overload
@@ -188,7 +224,7 @@ class Peer(ABC):
         await (await self._choose()).push(metadata)
 
 
-def _answers(connection: Connection, x: object) -> tuple[Any, Any]:
+def _answers(connection: _Requesting, x: object) -> tuple[Any, Any]:
     """Item type of the answers to `x`, and how to read each."""
     if not is_message(x):
         return Payload, None
@@ -199,14 +235,14 @@ def _answers(connection: Connection, x: object) -> tuple[Any, Any]:
 class ConnectedPeer(Peer):
     """The other side of one connection (with resumption: of one session). It does not come back once it has ended."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: _Requesting) -> None:
         self._connection = self._chosen = connection
         self.setup: SetupReceived | None = None
         """What the client said when it connected; ``None`` on the client itself."""
         self.principal: Any = None
         """What the server's `authenticate` hook made of the client's credentials."""
 
-    async def _choose(self) -> Connection:
+    async def _choose(self) -> _Requesting:
         return self._connection
 
     @property

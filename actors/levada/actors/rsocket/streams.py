@@ -11,12 +11,14 @@
 from __future__ import annotations
 
 import types
+from collections import deque
 from collections.abc import AsyncIterable, Callable, Coroutine, Generator
 from inspect import isawaitable
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import attrs
+import trio
 from outcome import Error, Value
 from trio.lowlevel import (
     Abort,
@@ -29,21 +31,36 @@ from trio.lowlevel import (
 )
 
 from levada.actors.driver import Phase
-from levada.actors.pool import Pooled
+from levada.actors.pool import Pool, Pooled
 from levada.framework import Reason, Receiver, TerminalState, handles
 from levada.framework.embedding import ChannelCore
 from levada.framework.errors import ActorStopped, ChannelError, DecodeError, LevadaError
 from levada.transports.rsocket import ErrorCode, Payload
 from levada.transports.rsocket.events import Interaction, RequestReceived, StreamFailed
+from levada.transports.rsocket.reactive_streams import ReactiveStreamsCore
 
 from .errors import RequestFailed, RequestInvalid, stream_failed
 from .flows import Inbound
 from .requests import Request
+from .routing import Responder
 
 if TYPE_CHECKING:
-    from .connection import Connection
+    from .config import ClientConfig, ServerConfig
+    from .encoding import Encoding
+    from .peers import ConnectedPeer
 
-__all__ = ["BEGIN", "Answer", "Begin", "Call", "Channel", "Items", "Stream", "before_waiting", "close_source"]
+__all__ = [
+    "BEGIN",
+    "Answer",
+    "Begin",
+    "Call",
+    "Channel",
+    "Items",
+    "Stream",
+    "_Carrying",
+    "before_waiting",
+    "close_source",
+]
 
 FLUSH_ITEMS, FLUSH_OCTETS = 32, 65_536
 """Payloads, or octets of them, that a stream produces before they are flushed although it could go on."""
@@ -84,10 +101,42 @@ class Begin:
 BEGIN = Begin()
 
 
+class _Carrying(Protocol):
+    """What streams need of their connection; `levada.actors.rsocket.connection.Connection` says what each is."""
+
+    core: ReactiveStreamsCore
+    config: ClientConfig | ServerConfig
+    encoding: Encoding
+    peer: ConnectedPeer
+    phase: Phase
+    line: trio.Lock
+    streams: dict[int, Stream]
+    idle: Pool
+    responder: Responder
+    checks_requests: bool
+    request_octets: int
+    unbegun: int
+    fired: deque[Request]
+    firing: bool
+    fire_and_forget: int
+    fire_and_forget_octets: int
+
+    @property
+    def crowded(self) -> bool: ...
+    def begun(self) -> None: ...
+    async def check(self, request: Request) -> None: ...
+    def fire_on(self) -> bool: ...
+    def flush(self) -> bool: ...
+    def flush_soon(self) -> None: ...
+    def retime(self) -> None: ...
+    async def room(self) -> None: ...
+    async def turn(self) -> None: ...
+
+
 class Stream(Pooled):
     """What all have in common: a place in the connection's table, from `occupy` to `leave`."""
 
-    connection: Connection
+    connection: _Carrying
     stream_id: int = attrs.field(default=0, init=False)
     """0 while it is idle."""
     busy: bool = attrs.field(default=False, init=False)
