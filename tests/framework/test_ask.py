@@ -25,6 +25,7 @@ from levada.framework import (
     message,
     restart,
 )
+from levada.framework._runtime.tokens import TURN
 from levada.framework.errors import ActorError, ActorStopped, AskCycle, AskTimeout, MailboxFull, NoValue
 
 
@@ -699,3 +700,19 @@ async def test_questions_taken_over_and_given_up_do_not_pile_up(system: ActorSys
         with pytest.raises(AskTimeout):
             await ref.ask(Get(), timeout=0.01)
     assert len(ref._extras.open_asks) <= 17  # type: ignore[attr-defined]
+
+
+async def test_an_asked_token_of_the_runtime_is_answered_and_the_turn_goes_on(system: ActorSystem) -> None:
+    """Only who imports the runtime's internals could ask it; what is queued behind it is handled all the same."""
+    ref: Ref[Any] = system.spawn(Gate)
+    answers: list[Any] = []
+    async with trio.open_nursery() as nursery:
+        for question in (TURN, Get()):
+            ref.tell(Tell(1))
+
+            async def ask(question: Any = question) -> None:
+                answers.append(await ref.ask(question))
+
+            nursery.start_soon(ask)
+    assert len(answers) == 2
+    assert 7 in answers

@@ -16,12 +16,14 @@ from levada.actors.rsocket import (
     ConnectedPeer,
     CoreConfig,
     Request,
+    RequestCanceled,
     ServerConfig,
     balanced,
 )
-from levada.framework import ActorSystem
+from levada.framework import Actor, ActorSystem, handles
 from levada.framework.errors import ReceiverClosed
 from levada.transports.carriers import MemoryConfig
+from levada.transports.rsocket.frames import RequestNFrame
 
 from .conftest import below, connect, serve
 from .test_requests import pair
@@ -225,3 +227,34 @@ async def test_a_handler_is_cancelled_at_each_of_its_waits() -> None:
             await wait_all_tasks_blocked()
         assert log == ["call", "item", "credit"]
         assert listener.peers[0].statistics().open_streams == 0
+
+
+async def test_credit_that_comes_after_the_cancellation_of_what_waits_for_it() -> None:
+    """In the same step, before the task that was cancelled has run: trio would refuse to wake it twice."""
+
+    async def numbers() -> AsyncIterator[bytes]:
+        for number in range(10):
+            yield b"%d" % number
+
+    async with pair(lambda _: numbers()) as (peer, listener, system):
+        answers = await peer.request_stream(b"", window=1)
+        await wait_all_tasks_blocked()
+        serving = below(listener.peers[0])
+        (stream,) = serving.streams.values()
+        credit = RequestNFrame(stream.stream_id, 5).encode()
+
+        class Credit(Actor[bytes]):
+            @handles
+            def on_bytes(self, m: bytes) -> None:
+                serving.feed(m)
+
+        after = system.spawn(Credit)
+        stream.ref.kill()  # what this leads to comes before messages, in the same turn of the same worker
+        after.tell(len(credit).to_bytes(3, "big") + credit)
+        await wait_all_tasks_blocked()
+        assert system.statistics().failures == 0
+        with pytest.raises(RequestCanceled):
+            while True:
+                await answers.receive()
+        after.stop()
+        await after.terminated()

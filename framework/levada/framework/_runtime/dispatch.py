@@ -87,7 +87,7 @@ def _on_ask(actor: Any, ask: Ask) -> Any:
     if cell._asking is ask:
         cell._asking = None
         ask.answer(result)
-    return END_TURN if result is END_TURN else None
+    return None
 
 
 async def _finish_ask(cell: Any, ask: Ask, coroutine: Any) -> None:
