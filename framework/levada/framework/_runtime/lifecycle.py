@@ -3,8 +3,8 @@
 An ending has four steps, each of which may have to wait for something, so each is a call that goes on from where the last one left off:
 
 1. *pause* (`_begin`): no message is handled any more; timers end, stashed messages go back.
-2. *children* (`_stop_children`): stopped one by one, last started first, each with a deadline; those its parent drives (`adopt`) together, with
-   one deadline; all at once when killed.
+2. *children* (`_stop_children`): stopped one by one, last started first, each with a deadline; those its parent adopted, as far as
+   no other was started between them, together with one deadline; all at once when killed.
 3. *close* (`_close`): the hook (`stopping`, or `restarting` before a new start), then the actor's own tasks, then its contexts.
 4. *conclude*: the next incarnation of the object (`_revive`), or the end (`_terminate`): undelivered messages, asks, watchers, links, parent.
 
@@ -27,6 +27,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable
+from itertools import takewhile
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -429,7 +430,7 @@ class Lifecycle:
             extras.children[child] = adopted
             group = [child]
             if adopted:  # a peer may have caused 10,000 of them, whose handlers never end
-                group = [each for each in reversed(list(extras.children)) if extras.children[each]]
+                group = list(takewhile(extras.children.__getitem__, reversed(extras.children)))
                 ending.together = len(group)
             for child in group:
                 if (
