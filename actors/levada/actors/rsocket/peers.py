@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 import attrs
 import trio
 
-from levada.actors.single import Carrier
+from levada.actors.single import SingleCarrier
 from levada.framework import Asks, Receiver, Ref, Sender
 from levada.transports.carriers import CarrierInfo, CarrierStatistics
 from levada.transports.rsocket import Payload
@@ -48,7 +48,7 @@ class _Requesting(Protocol):
 
     config: ClientConfig | ServerConfig
     encoding: Encoding
-    carrier: Carrier | None
+    carrier: SingleCarrier | None
     info: CarrierInfo | None
     end: ConnectionEnded | None
     unusable: trio.Event
