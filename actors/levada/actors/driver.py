@@ -29,7 +29,7 @@ from levada.transports.carriers import CarrierInfo
 from levada.transports.core import Core
 from levada.transports.text import printable
 
-__all__ = ["PHASES", "Driver", "Phase"]
+__all__ = ["DUE", "PHASES", "Driver", "Due", "Phase"]
 
 
 class Phase(Enum):
@@ -328,7 +328,7 @@ class Driver(Actor[Any], Generic[C]):
                 self.flush()
                 self.retime()
                 with trio.move_on_after(self.drain_time):
-                    await self.over.wait()
+                    await self._gone.wait()
         finally:
             self.shut()
         await self.ref.terminated()

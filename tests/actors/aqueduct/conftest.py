@@ -75,12 +75,13 @@ class Ends:
 
     @property
     def server(self) -> Connection:
+        connection: Connection
         (connection,) = self.listener._actor.connections
         return connection
 
     def cut(self) -> None:
         """Lose the connection."""
-        self.client._carrier.link.cut("somebody dug")  # type: ignore[union-attr]
+        self.client.carrier.link.cut("somebody dug")  # type: ignore[union-attr]
 
     def left(self) -> tuple[int, ...]:
         """Count what may be left behind, on both sides: halves, unclaimed, tombstones, records, octets, streams but the control stream."""
@@ -301,6 +302,7 @@ class Two:
 
     @property
     def server(self) -> Connection:
+        connection: Connection
         (connection,) = self.listener._actor.connections
         return connection
 
@@ -311,7 +313,7 @@ class Two:
 
     def cut(self) -> None:
         """Lose the connection."""
-        self.client._carrier.link.cut("somebody dug")  # type: ignore[union-attr]
+        self.client.carrier.link.cut("somebody dug")  # type: ignore[union-attr]
 
     def left(self) -> tuple[int, ...]:
         """Count what is left on both sides but the entrypoint: halves, records, idle ones."""

@@ -43,12 +43,16 @@ async def test_others_run_while_many_channels_are_flushed(start: Start, autojump
         await settled()
         for number, (sender, _) in enumerate(pairs):
             sender.send_nowait(number)
-        writes: list[int] = []
-        while not all(receiver._core.queue for receiver in got.many):
+
+        def written() -> int:
             statistics = ends.peer.statistics().carrier
             assert statistics is not None
-            writes.append(statistics.writes)
+            return statistics.writes
+
+        writes = [written()]
+        while not all(receiver._core.queue for receiver in got.many):
             await trio.lowlevel.checkpoint()
+            writes.append(written())
         most = max(after - before for before, after in itertools.pairwise(writes))
         assert writes[-1] - writes[0] >= channels
         assert most <= 3 * AT_ONCE

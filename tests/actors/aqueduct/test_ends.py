@@ -78,7 +78,7 @@ async def test_a_send_that_waits_for_room_raises_when_the_channel_ends(
             await settled()
             before = sent
             if end == "cut":
-                ends.client._carrier.link.cut("somebody dug")  # type: ignore[union-attr]
+                ends.client.carrier.link.cut("somebody dug")  # type: ignore[union-attr]
             else:
                 got.close()
         got.close()
@@ -165,7 +165,7 @@ async def test_a_lost_connection_ends_all_channels_on_both_sides(start: Start, a
         late, never = channel(int)
         later = await ends.peer.send(Parcel(many=[late]), receipt=True)
         await wait_all_tasks_blocked()
-        ends.client._carrier.link.cut("somebody dug")  # type: ignore[union-attr]
+        ends.client.carrier.link.cut("somebody dug")  # type: ignore[union-attr]
         await wait_all_tasks_blocked()
         assert await receiver.receive() == 1
         assert await got.receiver.receive() == 2

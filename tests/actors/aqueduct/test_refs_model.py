@@ -232,7 +232,7 @@ class Refs(ActorStateMachine):
     @rule()
     async def cut(self) -> None:
         """The connection is lost; there is a new one, with new refs of those who live."""
-        self.peer._connection._carrier.link.cut("somebody dug")  # type: ignore[union-attr]
+        self.peer._connection.carrier.link.cut("somebody dug")  # type: ignore[union-attr]
         await self.rest()
         client = self.peer._connection
         assert not client.halves.outbound

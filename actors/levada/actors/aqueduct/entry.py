@@ -8,11 +8,12 @@ from functools import partial
 from typing import Any, TypeVar
 
 from levada.actors.listening import closing
+from levada.actors.multiplexed import Carrier
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
 
 from .config import PeerConfig, dial_carrier, listen_carrier
-from .connection import Carrier, Connection
+from .connection import Connection
 from .lookup import Expose, check_expose
 from .peer import Peer
 from .raw import RawMessage
@@ -72,10 +73,10 @@ async def connect_over(
     if expose and message_type is RawMessage:
         raise ConfigurationError("a connection of RawMessage has no names to look up")
     item_type = Any if message_type is object else message_type
-    connection = Connection(config, carrier, item_type, client=True, expose=expose)
+    connection = Connection(carrier, config, item_type, client=True, expose=expose)
     root = system.spawn(lambda: connection)
     async with closing([root], connection.shut, connection.aclose):
-        await connection.ready(early=connection.early)
+        await connection.opened()
         yield Peer(connection)
 
 

@@ -85,7 +85,7 @@ class Export(HalfActor):
     def give_up(self, detail: str) -> None:
         """See `HalfActor.give_up`."""
         self.half.close()
-        self.halves.turn()
+        self.halves.flush_soon()
 
     def pump(self) -> None:
         """Give the actor what has arrived."""
@@ -111,7 +111,7 @@ class Export(HalfActor):
                     trio.lowlevel.spawn_system_task(self._pause, trio.current_time() - began)
         finally:
             self._busy = False
-        halves.turn()
+        halves.flush_soon()
 
     async def _pause(self, seconds: float) -> None:
         await let_others_run(seconds)

@@ -51,7 +51,7 @@ class Awaited:
             self._calls = None
             if self._half is not None:
                 self._half.close()
-                self._halves.turn()
+                self._halves.flush_soon()
 
     # What a message that is being packed asks of it.
 
@@ -94,7 +94,7 @@ class Awaited:
             else:
                 self._halves.received += 1
                 calls[0](delivery)
-            self._halves.turn()
+            self._halves.flush_soon()
 
     def ended(self) -> None:
         """The half is gone."""
@@ -169,7 +169,7 @@ class Promise:
                 half.finish()
         else:
             self._send(half, letter)
-        self._halves.turn()
+        self._halves.flush_soon()
 
     def _send(self, half: SenderHalf, letter: Letter) -> None:
         try:

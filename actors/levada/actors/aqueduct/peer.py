@@ -182,7 +182,9 @@ class Peer(Generic[T]):
         Cancellation:
             only the waiting ends.
         """
-        await self._connection.ready()
+        await self._connection.welcome.wait()
+        if self._connection.unwelcome is not None:
+            raise self._connection.unwelcome
 
     async def aclose(self) -> None:
         """Finish the entrypoint, wait up to `PeerConfig.drain` seconds until open channels have ended, then close.

@@ -109,7 +109,7 @@ class Refs:
         known = self._remote.get(identity.incarnation)
         if known is not None and not known.is_lost:
             half.finish()
-            self.halves.turn()
+            self.halves.flush_soon()
             return known
         ref = self._remote[identity.incarnation] = RemoteRef(self, identity, half)
         return ref

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any, TypeAlias
 
 import attrs
 import trio
 
 from levada.actors.listening import Acceptor, ListenerHandle
+from levada.actors.multiplexed import accepting
 from levada.framework import Actor, Reason, Receiver, Ref
 from levada.framework.embedding import ChannelCore, Outcome, let_others_run
 from levada.framework.errors import ConfigurationError, LevadaError
@@ -100,10 +102,19 @@ class ServerConnection(Connection):
     handler: Handler
     listener: ListenerActor
 
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self.handlers: trio.Nursery
+
+    async def run_on(self, carrier: carriers.Connection) -> None:
+        """Run the carrier; handlers that run at its end have `PeerConfig.drain` seconds."""
+        async with trio.open_nursery() as self.handlers:
+            await super().run_on(carrier)
+            self.handlers.cancel_scope.deadline = trio.current_time() + self.config.drain
+
     def serve(self) -> None:
-        """See `Connection.serve`."""
+        """Begin to take messages of the entrypoint."""
         handler = self.handler
-        self.listener.connections[self] = None
         if inspect.iscoroutinefunction(handler):
             self.entry.consume(Calls(handler, self.entry, self).pump)
             return
@@ -111,9 +122,11 @@ class ServerConnection(Connection):
         receiver.to_mailbox(handler if isinstance(handler, Ref) else self.spawn(handler, name="handler"))
 
     async def stopping(self, reason: Reason) -> None:
-        """See `Connection.stopping`."""
-        self.listener.connections.pop(self, None)
+        """Close the entrypoint first, and wait for no handler."""
         self.close_entry()
+        self.shut()
+        if self.info is not None:
+            self.handlers.cancel_scope.cancel()
         await super().stopping(reason)
 
 
@@ -143,20 +156,15 @@ class ListenerActor(Acceptor[ServerConnection]):
 
     def make(self, accepted: carriers.Incoming) -> ServerConnection:
         """See `Acceptor.make`."""
-
-        def carrier() -> AbstractAsyncContextManager[carriers.Connection]:
-            return _accepted(accepted)
-
         return ServerConnection(
-            self.config, carrier, self.item_type, handler=self.handler, listener=self, client=False, expose=self.expose
+            partial(accepting, accepted),
+            self.config,
+            self.item_type,
+            handler=self.handler,
+            listener=self,
+            client=False,
+            expose=self.expose,
         )
-
-
-@asynccontextmanager
-async def _accepted(incoming: carriers.Incoming) -> AsyncIterator[carriers.Connection]:
-    async with incoming.accept() as connection:
-        await connection.handshake()
-        yield connection
 
 
 class Listener(ListenerHandle[ListenerActor]):
