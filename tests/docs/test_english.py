@@ -31,8 +31,6 @@ HELD = {  # the rates of trees that have not been edited yet: a number here only
     ("actors", "that of"): 49,
     ("actors", "whoever"): 20,
     ("actors", "of which"): 7,
-    ("docs", "that of"): 30,
-    ("docs", "whoever"): 12,
 }
 POINTERS_HELD = {
     "framework": 3,
