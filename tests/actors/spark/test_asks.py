@@ -294,7 +294,7 @@ def test_rows_of_other_columns_are_refused(actors: Any) -> None:
 
 
 def test_a_question_without_columns_cannot_be_asked_row_by_row(actors: Any) -> None:
-    with pytest.raises(ConfigurationError, match="Count and what answers it, <class 'int'>, must be message classes"):
+    with pytest.raises(ConfigurationError, match="Count and its answer, <class 'int'>, must be message classes"):
         EachRow(None, Count)  # type: ignore[arg-type]
 
 

@@ -342,7 +342,7 @@ def test_one_buffer_may_not_be_several_columns() -> None:
     assert body is not None
     struct.pack_into("<q", head, body, 800_000)
     cut = bytes(stream[: at + 8 + length + 800_000])
-    with pytest.raises(BridgeError, match="buffers of more than the 800000 octets that there are"), costs(4 * MIB, 1.0):
+    with pytest.raises(BridgeError, match="buffers of more than the 800000 bytes that there are"), costs(4 * MIB, 1.0):
         rows_of_stream(cut)
 
 
@@ -352,7 +352,7 @@ def test_offsets_that_point_elsewhere_are_refused(offset: int) -> None:
     stream = stream_of(pa.record_batch({"text": ["abc", "def", "ghi"]}))
     good = struct.pack("<4i", 0, 3, 6, 9)
     assert stream.count(good) == 1
-    with pytest.raises(BridgeError, match="these octets are no rows"):
+    with pytest.raises(BridgeError, match="these bytes are no rows"):
         rows_of_stream(stream.replace(good, struct.pack("<4i", 0, offset, 6, 9)))
 
 

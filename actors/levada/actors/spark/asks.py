@@ -1,4 +1,4 @@
-"""Questions from Spark's executors to actors: `ask`, `ask_many`, `ask_batches`; and `EachRow`, for actors that take one row at a time.
+"""Questions from Spark's executors to actors: `ask`, `ask_many`, `ask_batches`; and `EachRow` for actors that take single rows.
 
 Example:
     >>> from levada.actors.spark.asks import RemoteActor, ask_batches
@@ -7,22 +7,22 @@ Example:
     ...     return ask_batches(scores, batches, window=8)
     >>> df.mapInArrow(scored, "score double")  # doctest: +SKIP
 
-On the actors' side: ``bridge.expose("scores", ref)``, where the actor handles `AskRows`, whole batches, or is an `EachRow` in front of
-an actor that handles single messages.
+On the actors' side: ``bridge.expose("scores", ref)``. The actor handles `AskRows`, whole batches, or is an `EachRow` in front of an actor that
+handles single messages.
 
 What to know:
 
 * **One at a time is slow**: a question and its answer cross two processes, so rows in a loop of `ask` take about 60 times as long as the same
   rows in batches. `ask_many` keeps questions under way, `ask_batches` sends a batch as one.
 * **Spark runs functions again**: a task that failed, a stage whose results were lost, a speculative copy, a micro-batch after a restart.
-  So whatever is asked from a function of a data frame is asked at least once, and handlers must not mind, whatever is said here about retries.
-  A row that carries a key of its own lets a handler tell a repetition; for results that count once, write to a mailbox.
-* **Lost connections**: a bridge that is away is waited for until the deadline. A question that was under way may have been handled: only
-  with ``idempotent=True`` is it asked again. `AskRows.request` is the same for each of these tries.
-* **Deadlines**: each question has one, counted from when it is first sent. Past it the question is withdrawn, if no handler has begun with it.
-* An exception that leaves the function fails Spark's task. Those raised here are plain values and name the actor.
+  So a function of a data frame asks at least once, even without retries here, and handlers must be idempotent.
+  If rows carry a key, a handler can recognise a repetition. For results that count once, write to a mailbox.
+* **Lost connections**: calls wait for a bridge that is away until the deadline. A question that was under way may have been handled, so it is
+  asked again only with ``idempotent=True``. `AskRows.request` is the same for each of these tries.
+* **Deadlines**: the time of a question counts from its first sending. Then it is withdrawn, unless a handler has begun with it.
+* An exception that leaves the function fails Spark's task. Exceptions raised here are plain values and name the actor.
 
-Runs in any process that has this package, without an event loop; in a bridge's own process only from threads.
+Works in any process that has this package, without an event loop; in the bridge's own process only from threads.
 """
 
 from __future__ import annotations
@@ -65,26 +65,26 @@ R = TypeVar("R")
 logger = logging.getLogger("levada.actors.spark")
 
 TIMEOUT = 30.0
-"""Seconds for an answer, unless told otherwise."""
+"""Default seconds for an answer."""
 MANY, BATCHES = 256, 8
-"""Questions under way, unless told otherwise: single ones, and batches."""
+"""Default number of questions under way: single ones, and batches."""
 MAX_OCTETS = 60 << 20
-"""Octets of a batch: a peer puts together 64 MiB at most."""
+"""Largest batch in bytes: a peer reassembles 64 MiB at most."""
 PAUSES = 0.05, 1.0
-"""Seconds before the second try after a lost connection, and the most; doubled from one to the other."""
+"""Seconds before the second try after a lost connection, and the most; each pause is twice the one before."""
 HINT_AFTER = 200
-"""Questions of one process, one at a time, after which it is told that there is a faster way."""
+"""Single questions of one process after which a warning names the faster way."""
 ROWS_A_TURN = 64
-"""Rows after which `EachRow` lets others have a turn: 0.5 ms or so."""
+"""Rows after which `EachRow` yields to other tasks: 0.5 ms or so."""
 
 
 @attrs.frozen
 class AskRows(Asks[pa.RecordBatch]):
-    """Rows of a Spark task, to be answered by a record batch of as many rows, in the same order."""
+    """Rows of a Spark task. The answer is a record batch of as many rows, in the same order."""
 
     rows: pa.RecordBatch
     request: str = ""
-    """The same each time this question is tried, and that of no other; empty if it is tried once only."""
+    """Id of this question, the same for each try; empty if it is tried only once."""
 
 
 # ---------------------------------------------------------------- on executors
@@ -92,23 +92,23 @@ class AskRows(Asks[pa.RecordBatch]):
 
 @attrs.frozen
 class RemoteActor:
-    """An actor as executors see it: what it was exposed as, and where. Plain data, for the closure of a function that Spark ships."""
+    """An actor as executors see it. Plain data, for the closure of a function that Spark ships."""
 
     name: str
     """As given to `Bridge.expose`."""
     address: str
     """`Bridge.address`."""
     token_file: str | None = None
-    """Path, or the name of a file that was shipped with the job (``spark-submit --files``). None: beside the bridge's Unix socket."""
+    """Path, or the name of a file shipped with the job (``spark-submit --files``). None: beside the bridge's Unix socket."""
 
 
 def ask(actor: RemoteActor, value: Asks[R], *, timeout: float = TIMEOUT, idempotent: bool = False) -> R:
     """Ask one question and wait for its answer. For more than a few: `ask_many`, `ask_batches`.
 
     Args:
-        actor: whom.
+        actor: the actor to ask.
         value: an instance of a message class that derives from ``Asks[R]``, defined in a module that executors have.
-        timeout: seconds for all of it.
+        timeout: seconds for the whole call.
         idempotent: whether it may be asked again when the connection is lost.
 
     Raises:
@@ -145,19 +145,10 @@ def ask_many(
     timeout: float = TIMEOUT,
     idempotent: bool = False,
 ) -> Iterator[R]:
-    """Yield the answers to many questions, in their order, with at most `window` under way.
+    """Yield the answers to many questions, in their order, with at most `window` under way. Arguments as `ask`.
 
-    Questions are taken from `values` only as fast as answers are taken here. Closed early, what is under way is withdrawn.
-
-    Args:
-        actor: whom.
-        values: see `ask`.
-        window: questions that are sent and whose answers have not been taken.
-        timeout: seconds for each, from when it is sent.
-        idempotent: see `ask`.
-
-    Raises:
-        LevadaError: as `ask`, at the answer that is missing; the ones behind it are given up.
+    Questions are taken from `values` only as fast as the caller takes answers. `timeout` is for each question, from its sending. Closing the
+    iterator withdraws the questions under way. An error, as of `ask`, comes in the place of its answer and ends the iterator.
     """
     return _windowed(_Asking(actor, _Single(actor), timeout, idempotent=idempotent), values, window)
 
@@ -170,21 +161,14 @@ def ask_batches(
     timeout: float = TIMEOUT,
     idempotent: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield an answer for each record batch, in their order: a batch of as many rows. For ``mapInArrow`` and Arrow functions.
+    """Yield an answer for each record batch, in order: a batch of as many rows. For ``mapInArrow`` and Arrow functions; else as `ask_many`.
 
-    With pandas: ``pa.RecordBatch.from_pandas(frame)`` on the way there, ``batch.to_pandas()`` on the way back.
-
-    Args:
-        actor: handles `AskRows`, itself or by an `EachRow` in front of it.
-        batches: as Spark gives them.
-        window: batches that are sent and whose answers have not been taken.
-        timeout: seconds for each, from when it is sent.
-        idempotent: see `ask`.
+    The actor handles `AskRows`, itself or through an `EachRow`. With pandas: ``pa.RecordBatch.from_pandas(frame)`` for the question,
+    ``batch.to_pandas()`` for the answer.
 
     Raises:
-        ActorFailed: also if the answer is no batch, or one of another length.
+        ActorFailed: also if the answer is no batch, or has another length.
         ConfigurationError: also if a batch is larger than `MAX_OCTETS`.
-        LevadaError: as `ask`.
     """
     return _windowed(_Asking(actor, _Batch(actor), timeout, idempotent=idempotent), batches, window)
 
@@ -209,7 +193,7 @@ def _answers(asking: _Asking, values: Iterable[Any], window: int) -> Iterator[An
 
 @attrs.define(eq=False)
 class _Question:
-    """One that is under way."""
+    """A question under way."""
 
     value: Any
     request: str
@@ -229,7 +213,7 @@ class _Question:
 
 
 _LOST = ConnectionLost, ConnectionClosed, RequestRejected
-"""After these the same question may be sent again, if it is idempotent; after the last one in any case, as it was not handled."""
+"""After these an idempotent question may be sent again; after the last one any question, because it was not handled."""
 
 
 class _Asking:
@@ -247,7 +231,7 @@ class _Asking:
         self.waiting: deque[_Question] = deque()
 
     def send(self, value: Any) -> None:
-        """Send a question; waits for room, and for a connection."""
+        """Send a question; wait for room, and for a connection."""
         request = uuid.uuid4().hex if self._idempotent else ""
         question = _Question(value, request, time.monotonic() + self._timeout)
         self._start(question)
@@ -270,7 +254,7 @@ class _Asking:
                         f"the bridge was lost while {self._actor.name} was asked, which may have handled the question "
                         f"(idempotent=True lets it be asked again): {error}"
                     ) from error
-                # All that were lost with it go together: one at a time they would take a round trip each.
+                # All lost questions go together: one at a time they would take a round trip each.
                 for each in self.waiting:
                     if each.lost:
                         self._start(each)
@@ -282,7 +266,7 @@ class _Asking:
                 return self._kind.read(question.value, answer)
 
     def close(self) -> None:
-        """Withdraw what is under way."""
+        """Withdraw the questions under way."""
         for question in self.waiting:
             if question.pending is not None:
                 question.pending.cancel()
@@ -325,7 +309,7 @@ class _Single:
 
 
 class _Batch:
-    """Questions that are record batches, each as a stream of one batch, which brings its columns."""
+    """Questions that are record batches, each sent as a stream of one batch, which has its columns."""
 
     def __init__(self, actor: RemoteActor) -> None:
         self._actor = actor
@@ -338,7 +322,7 @@ class _Batch:
         octets = sink.getvalue()
         if octets.size > MAX_OCTETS:
             raise ConfigurationError(
-                f"a batch for {self._actor.name} of {octets.size} octets, at most {MAX_OCTETS} "
+                f"a batch for {self._actor.name} of {octets.size} bytes, at most {MAX_OCTETS} "
                 "(lower spark.sql.execution.arrow.maxRecordsPerBatch)"
             )
         return peer.start_request(octets.to_pybytes(), route=self._route, metadata=_metadata(request), timeout=timeout)
@@ -361,18 +345,15 @@ def _metadata(request: str) -> list[Entry] | None:
 
 
 class EachRow(Actor[AskRows]):
-    """Makes messages of the rows of a Spark task, asks an actor one after the other, and makes a batch of the answers.
+    """Turns the rows of a Spark task into messages, asks an actor each in turn, and makes a batch of the answers.
 
-    A row on which the actor fails is the failure of its batch, and of no more. Batches are worked off one at a time; spawn several of these,
-    each exposed by a name, where the actor behind them can do more (a pool).
+    If the actor fails on a row, the batch of this row fails. Batches are processed one at a time; for a pool, spawn several `EachRow`, each
+    exposed by its own name.
 
     Args:
-        target: whom to ask.
+        target: the actor to ask.
         question: a message class of ``Asks[R]`` whose fields are the columns of the rows, by place and name; R is a message class too, whose
-            fields are the columns of the answer.
-
-    Raises:
-        ConfigurationError: `question` is no such class.
+            fields are the columns of the answer. Otherwise: `ConfigurationError`.
     """
 
     target: Ref[Any]
@@ -384,7 +365,7 @@ class EachRow(Actor[AskRows]):
             self._rows, self._answers = columns_of(self.question), columns_of(answer)
         except TypeError as error:
             raise ConfigurationError(
-                f"{self.question.__qualname__} and what answers it, {answer!r}, must be message classes: {error}"
+                f"{self.question.__qualname__} and its answer, {answer!r}, must be message classes: {error}"
             ) from error
 
     @handles

@@ -1,4 +1,4 @@
-"""The actors' end of the bridge: mailboxes that Spark reads and writes, actors that its executors may ask, subscriptions.
+"""The actors' end of the bridge: mailboxes that Spark reads and writes, actors that its executors ask, subscriptions.
 
 Example:
     >>> import tempfile
@@ -19,8 +19,8 @@ Example:
 
 A Spark job then reads it by ``spark.readStream.format("mailbox").option("address", bridge.address).option("mailbox", "readings").load()``.
 
-Who may come in: over the Unix socket, whose file and folder belong to one user, only processes of that user; anywhere only who knows the
-token, which is in a file that only that user may read. Over TLS the certificate says that this is the bridge.
+Access: a process must know the token, which is in a file that only the bridge's user may read. Over the Unix socket it must also belong to that
+user, as do the socket's file and folder. Over TLS the certificate authenticates the bridge.
 """
 
 from __future__ import annotations
@@ -131,11 +131,11 @@ LONGEST_WAIT = 3600.0  # seconds that a process may wait for rows
 MAX_PAYLOAD = 64 << 20
 """Bytes of one request."""
 MAX_SETUP = 1 << 16
-"""Bytes of what a process may send before it has been let in."""
+"""Bytes that a process may send before it is let in."""
 OPENING = 30.0
-"""Seconds that a bridge which starts again has for opening the mailboxes that it had."""
+"""Seconds that a restarted bridge has to open the mailboxes it had."""
 READ_OCTETS = 4 << 20
-"""Octets of blocks taken from the journal at a time, for one stream; a block is at least one."""
+"""Bytes of blocks taken from the journal at a time, for one stream; a block is at least one."""
 
 
 @attrs.frozen(kw_only=True)
@@ -143,30 +143,30 @@ class BridgeConfig:
     """How a bridge behaves. Immutable; derive with `attrs.evolve`."""
 
     tls: TlsConfig | None = None
-    """Certificate and key, for a bridge with a ``tls://`` URL. Its certificates, without the key, go into the token file for executors to trust."""
+    """Certificate and key, for a bridge with a ``tls://`` URL. The token file has the certificates, without the key, for executors to trust."""
     advertise: str | None = None
     """Host name or address by which executors reach the TLS listener; ``None``: the host of the URL, or of this machine if that is a wildcard."""
     allowed_uids: frozenset[int] | None = attrs.field(factory=lambda: frozenset({os.getuid()}))
-    """Users whose processes may use the Unix socket; ``None``: whoever gets at it and has the token."""
+    """Users whose processes may use the Unix socket; ``None``: any process that can open it and has the token."""
     max_connections: int = 1024
     """Processes of Spark at once."""
     max_requests: int = 1024
-    """Requests of one process at once; one more is refused before anything was done, and the process sends it again a little later."""
+    """Requests of one process at once. One more is refused before anything is done, and the process sends it again a little later."""
     max_reads: int = 64
-    """Of these, streams of rows; each has a block in hand."""
+    """Streams of rows among these requests; each holds one block."""
     max_pending_bytes: int = 64 << 20
-    """Bytes of rows and messages of one process that wait for the disk or for an actor. What would be more is refused in the same way, but for
-    a single request, which may have 64 MiB."""
+    """Bytes of rows and messages of one process that wait for the disk or for an actor. More are refused in the same way, except that a single
+    request may have 64 MiB."""
     max_total_reads: int = 320
-    """Streams of rows of all processes. A process has a quarter of what is left at most, so one that has none finds room."""
+    """Streams of rows of all processes. A process gets a quarter of the rest at most, so a new process finds room."""
     max_total_pending_bytes: int = 320 << 20
     """Bytes of rows and messages of all processes that wait; shared in the same way."""
     max_items: int = 1 << 18
     """Values in a message; see `Codec.max_items`."""
     max_staged_age: float = 6 * 3600.0
-    """Seconds after which a batch is dropped that no task has added to and no driver has delivered, as its job was killed."""
+    """Seconds after which a staged batch is dropped if no task added rows and no driver delivered it: its job was killed."""
     drain: float = 5.0
-    """Seconds that requests under way have at the end."""
+    """Seconds that pending requests get at the end."""
 
 
 @attrs.frozen(eq=False)
@@ -177,15 +177,12 @@ class Mailbox(Generic[M]):
     ref: Ref[Any]
     """The `Journal`: takes `Append`, `Read` and all its other questions."""
     columns: Columns[M] | None
-    """Of the message class; ``None`` if the mailbox was made with an Arrow schema."""
+    """Columns of the message class; ``None`` if the mailbox was made with an Arrow schema."""
 
     async def append(
         self, rows: Sequence[M] | pa.RecordBatch, *, partition: int | None = None, key: str | bytes | None = None
     ) -> Appended:
-        """Append rows; returns when they are on the disk, and waits while the journal is full.
-
-        Raises:
-            SchemaMismatch, JournalError: see `Append`.
+        """Append rows; return when they are on the disk, and wait while the journal is full. Raises as `Append` fails.
 
         Cancellation:
             the rows may have been written.
@@ -195,14 +192,14 @@ class Mailbox(Generic[M]):
 
 @attrs.frozen
 class _Clean:
-    """Time to look for batches that nobody will deliver."""
+    """Time to drop batches of jobs that were killed."""
 
 
 class _Home(Actor[_Clean]):
-    """Parent of the journals and subscriptions of a bridge; fails if one of the journals cannot be kept running."""
+    """Parent of the journals and subscriptions of a bridge; fails if a journal cannot be kept running."""
 
     max_age: float
-    """See `BridgeConfig.max_staged_age`."""
+    """`BridgeConfig.max_staged_age`."""
 
     def __attrs_post_init__(self) -> None:
         self.journals: list[Ref[Any]] = []
@@ -212,33 +209,33 @@ class _Home(Actor[_Clean]):
 
     @handles
     async def clean(self, _: _Clean) -> None:
-        """Drop what a job has left behind that was killed."""
+        """Drop the staged rows of jobs that were killed."""
         for journal in self.journals:
             try:
                 dropped = await journal.ask(DiscardOlder(self.max_age), timeout=None)
             except ActorStopped:
-                continue  # it starts again; the next time will do
+                continue  # it starts again, and is cleaned the next time
             for query, batch in dropped:
                 logger.warning("batch %d of %s was never delivered", batch, query, extra={"event": "batch_dropped"})
 
 
 class Bridge:
-    """What `serve_bridge` gives."""
+    """An open bridge. Made by `serve_bridge`."""
 
     def __init__(self, home: _Home, directory: Path, token: Token, config: BridgeConfig) -> None:
         self.directory = directory
         self.address = ""
-        """What the option ``address`` of a Spark source or sink takes: one URL or several, joined by commas."""
+        """For the option ``address`` of a Spark source or sink: one URL or several, joined by commas."""
         self.token_file = directory / "bridge.token"
-        """What the option ``tokenFile`` takes; not needed where the Unix socket is the way."""
+        """For the option ``tokenFile``; not needed with the Unix socket."""
         self._home = home
         self._secret = token.secret
         self._mailboxes: dict[str, Mailbox[Any]] = {}
         self._exposed: dict[str, Ref[Any]] = {}
         self._missing = {path.name for path in (directory / "mailboxes").glob("*")}
-        """Mailboxes that are on the disk and have not been opened."""
+        """Mailboxes on the disk that have not been opened."""
         self._named = trio.Event()
-        """Set, and made anew, when there is one more mailbox or actor."""
+        """Set, and replaced, for each new mailbox or actor."""
         self._opened_by = trio.current_time() + OPENING
         self._codec = Codec()
         self._pending = _Share("bytes", config.max_pending_bytes, config.max_total_pending_bytes)
@@ -271,17 +268,17 @@ class Bridge:
 
         Args:
             name: letters, digits, dots, dashes and underscores.
-            columns: a message class, an Arrow schema, or None for those it has; a new one gets those of `Envelope` then.
-            partitions: how many; for a mailbox that is there the number it has. None: as `config` says, or 1.
+            columns: a message class, an Arrow schema, or None for the mailbox's own, or those of `Envelope` for a new mailbox.
+            partitions: their number, which is fixed when the mailbox is made. None: as in `config`, or 1.
             config: how the journal is kept.
 
         Raises:
-            ConfigurationError: no such name can be, this bridge has it already, the journal has another number of partitions, or a new one
-                a column that Spark cannot read.
+            ConfigurationError: the name is not valid or taken, the journal has another number of partitions, or a new one has a column that
+                Spark cannot read.
             JournalError: the journal cannot be opened, see `Store.open`.
 
         Cancellation:
-            there is no such mailbox, though the files may be.
+            the bridge has no such mailbox, though its files may exist.
         """
         if not _NAME.fullmatch(name):
             raise ConfigurationError(f"a mailbox is named by letters, digits, '.', '-' and '_', not {name!r}")
@@ -295,7 +292,7 @@ class Bridge:
         schema = known.schema if known is not None else cast("pa.Schema | None", columns)
         if schema is not None and not folder.exists():
             check_for_spark(schema)
-        # What is wrong with it is the caller's to know, here and now, and not a failure of an actor later.
+        # Opened here first, so that an error reaches the caller and is not a failure of an actor later.
         opened = await trio.to_thread.run_sync(partial(Store.open, folder, schema, settings))
         opened.close()
         if known is None and opened.schema.equals(columns_of(Envelope).schema):
@@ -313,9 +310,9 @@ class Bridge:
         return made
 
     def expose(self, name: str, ref: Ref[Any]) -> None:
-        """Let executors ask an actor, by a name; see `levada.actors.spark.asks`. It takes its own messages, or `AskRows`.
+        """Let executors ask an actor by a name; see `levada.actors.spark.asks`. It takes its own messages, or `AskRows`.
 
-        A bridge that starts again lets them wait until all its mailboxes are open, so expose actors before the last one.
+        Executors of a restarted bridge wait until all its mailboxes are open, so expose actors before you open the last one.
 
         Raises:
             ConfigurationError: the name has a slash or is taken.
@@ -334,20 +331,20 @@ class Bridge:
         keyed: bool = True,
         at: Literal["first", "end"] = "first",
     ) -> Ref[Any]:
-        """Give the rows of a mailbox to an actor or to a sender, as messages of its class, from where the group has come to.
+        """Give the rows of a mailbox to an actor or to a sender, as messages of its class, from the group's offsets on.
 
-        In order within each partition. At least once: rows are noted as done with after they were handed over, some at a time.
+        In order within each partition. At least once: the group's offsets are set after rows were handed over, some at a time.
 
         Args:
-            name: of a mailbox of this bridge, with a message class.
-            target: asked, or sent, a `Delivery` for each row; an actor's row counts as done with when its handler has returned.
-            group: where to go on after an end; one subscription for each group at a time.
-            keyed: False: the target gets the bare messages, each done with as soon as it is in its mailbox.
-            at: where a group begins that was not known.
+            name: a mailbox of this bridge, with a message class.
+            target: asked, or sent, a `Delivery` for each row. An actor is done with a row when its handler has returned.
+            group: name under which the offsets are kept; one subscription for each group at a time.
+            keyed: False: the target gets the bare messages; a row is done with as soon as it is in the mailbox.
+            at: where a new group begins.
 
         Returns:
-            The subscription, to be stopped or watched. It ends by itself with its target, and fails if the target's handler does, again
-            and again, on the same row.
+            The subscription, to be stopped or watched. It ends with its target, and fails if the target's handler fails repeatedly on the
+            same row.
 
         Raises:
             UnknownName: there is no such mailbox.
@@ -363,7 +360,7 @@ class Bridge:
         self._named = trio.Event()
 
     async def _until_named(self, name: str, among: Mapping[str, object]) -> None:
-        """Wait for a name that is not there while the application still opens what was there before a new start."""
+        """Wait for a name while the application, after a restart, still opens the mailboxes it had."""
         with trio.move_on_at(self._opened_by):
             while name not in among and self._missing:
                 await self._named.wait()
@@ -407,7 +404,7 @@ class Bridge:
         raise RequestInvalid(f"no route {printable(request.route)!r}")
 
     async def _telling(self, answer: Callable[[str, Request], Awaitable[Any]], name: str, request: Request) -> Any:
-        """Let errors travel with their class and fields, while the request counts as one that waits."""
+        """Answer, with errors that keep their class and fields, while the request counts as pending."""
         size = len(request.data) + len(request.metadata or b"")
         with self._pending.counted(request.connection, size):
             try:
@@ -488,22 +485,22 @@ class Bridge:
 
 @attrs.define
 class _Share:
-    """What the connections of a bridge hold of one kind.
+    """A limited resource, shared by the connections of a bridge.
 
-    One connection holds a quarter of what is free at most. One alone so takes a fifth of all, and each of several that never let go leaves
+    One connection holds a quarter of the free rest at most. So one alone takes a fifth of all, and each of several that never let go leaves
     four fifths of what it found: ten leave a tenth.
     """
 
     _what: str
     _most: int
-    """Of one connection."""
+    """Limit of one connection."""
     _total: int
     _used: int = 0
     _held: Counter[ConnectedPeer] = attrs.field(factory=Counter)
 
     @contextmanager
     def counted(self, peer: ConnectedPeer, more: int) -> Iterator[None]:
-        """Count something of a peer while the block runs; refuse it where there would be too much, unless it is the only one."""
+        """Count `more` of a peer while the block runs; refuse if that is too much, unless it is the only one."""
         own, free = self._held[peer], self._total - self._used
         if own and own + more > self._most:
             raise RequestRejected(
@@ -531,7 +528,7 @@ def _message_of(request: Request) -> Any:
 
 
 def _made(kind: Callable[..., T], *args: Any) -> T:
-    """Make a question of what came; a value that it does not take is the peer's fault."""
+    """Make a question of a peer's values; a value that it does not take is the peer's fault."""
     try:
         return kind(*args)
     except (TypeError, ValueError) as error:
@@ -553,7 +550,7 @@ async def _require_epoch(journal: Ref[Any], wanted: str) -> None:
 
 
 async def _require_rows(journal: Ref[Any], m: ReadRows) -> None:
-    """Require that the rows are those that were there when the task was planned."""
+    """Require that the rows are still the same as when the task was planned."""
     if m.opening is not None:
         reach: Reach = await journal.ask(GetReach(m.opening), timeout=None)
         kept = reach.ends.get(m.partition, m.end)
@@ -636,22 +633,19 @@ async def serve_bridge(
     url: str | None = None,
     config: BridgeConfig | None = None,
 ) -> AsyncIterator[Bridge]:
-    """Open a bridge: entering means that it listens, leaving closes connections and then mailboxes, whose appends are written first.
+    """Open a bridge and listen. Leaving the block closes connections, then mailboxes, whose appends are written first.
 
-    Where there was a bridge before, requests for a mailbox that is not open yet wait until it is, for `OPENING` seconds at most.
+    After a restart, requests for a mailbox that is not open yet wait until it is, for `OPENING` seconds at most.
 
     Args:
         system: has been entered. It fails if a mailbox's journal cannot be kept running.
         directory: made if it is not there, and this user's alone. Holds ``bridge.socket``, ``bridge.token`` and ``mailboxes``. The token stays
-            the same as long as its file does, so that running jobs come back after a new start.
+            the same as long as its file exists, so that running jobs come back after a restart.
         url: ``tls://host:port``, for executors on other machines; with `BridgeConfig.tls`.
         config: see `BridgeConfig`.
 
-    Yields:
-        The bridge.
-
     Raises:
-        ConfigurationError: the directory is open to others, somebody listens there already, or the URL or the certificates cannot be used.
+        ConfigurationError: the directory is open to others or another bridge listens there, or the URL or the certificates cannot be used.
 
     Cancellation:
         connections are closed at once.
@@ -672,7 +666,7 @@ async def serve_bridge(
         authenticate=bridge.authenticate,
         drain=settings.drain,
         max_connections=settings.max_connections,
-        max_fire_and_forget=1,  # nothing here is asked so
+        max_fire_and_forget=1,  # no route uses it
         max_request_octets=settings.max_pending_bytes,
         codec=Codec(max_items=settings.max_items),
         core=CoreConfig(

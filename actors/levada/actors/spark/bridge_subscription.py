@@ -1,4 +1,4 @@
-"""Rows of a mailbox for an actor or a sender: what it gets, and the actor that reads for it."""
+"""Subscriptions: an actor that hands the rows of a mailbox to another actor or to a sender."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ __all__ = ["Delivery", "RowKey", "Subscription"]
 logger = logging.getLogger("levada.actors.spark")
 
 READ_OCTETS = 4 << 20
-"""Octets of blocks taken from the journal at a time; a block is at least one."""
+"""Bytes of blocks taken from the journal at a time; a block is at least one."""
 DECODED_ROWS = 512
-"""Rows made into messages at a time: 0.5 ms or so in which nobody else has a turn."""
-ATTEMPTS, PAUSE = 5, 0.2  # of a subscription at the same rows, and seconds before the second one, doubled each time
+"""Rows made into messages at a time: 0.5 ms or so in which no other task runs."""
+ATTEMPTS, PAUSE = 5, 0.2  # tries at the same rows, and seconds before the second one, doubled each time
 
 
 @message("levada.spark.RowKey", frozen=True)
 class RowKey:
-    """Tells a row from all others; the same at each delivery, so it serves to recognise a repetition.
+    """Identifies a row; the same at each delivery, so a subscriber can recognise a repetition.
 
-    Two rows have the same key only if an older copy of the journal was put in its place and went on from there: forget the keys then.
+    Two rows have the same key only if the journal was replaced by an older copy that went on from there: forget the keys then.
     """
 
     epoch: str
-    """Of the journal."""
+    """`Extent.epoch` of the journal."""
     partition: int
     offset: int
 
@@ -48,12 +48,12 @@ class RowKey:
 
 @message("levada.spark.Delivery", frozen=True)
 class Delivery(Asks[None]):
-    """A row for a subscriber. What its handler returns is ignored; once it has returned, the row is done with."""
+    """A row for a subscriber. The row is done with once its handler has returned; the result is ignored."""
 
     message: Any
     """The row, as an instance of the mailbox's class."""
     key: RowKey
-    """Rows may come again after a crash; whoever minds keeps the last key of each partition."""
+    """Rows may come again after a crash. To skip them, keep the last key of each partition."""
 
 
 class Subscription(Actor[Any]):
@@ -98,7 +98,7 @@ class Subscription(Actor[Any]):
                     try:
                         blocks: list[Block] = await journal.ask(Read(partition, start, end, READ_OCTETS), timeout=None)
                     except OffsetGone as gone:
-                        # Nothing is deleted that a group has not read: these were lost, which was accepted when the journal was opened.
+                        # Retention keeps rows that a group has not read: these were lost, and that was accepted at the opening.
                         logger.error(
                             "%s goes on behind lost rows: %s", self.ref.path, gone, extra={"event": "rows_lost"}
                         )

@@ -1,6 +1,6 @@
-"""What began a failure of Spark, in one line.
+"""The root cause of a failure of Spark, in one line.
 
-Spark and py4j say it last: behind the call that failed, the stacks of Java, and the traceback of the worker in the middle of them.
+Spark and py4j say it last: behind the failed call, the stacks of Java, and the traceback of the worker among them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from levada.transports.text import printable
 __all__ = ["explained", "root_cause"]
 
 MOST = 500
-"""Characters of the line."""
+"""Most characters of the line."""
 _PYTHON = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n|\n|[~^ ]+\n)*(?P<line>\S.*)", re.MULTILINE)
 _JAVA = re.compile(r"^\s*Caused by: (?P<line>.+)", re.MULTILINE)
 _CALL = re.compile(r"\AAn error occurred while calling .*\n:? *(?P<line>\S.*)")
@@ -20,7 +20,7 @@ _CLASS = re.compile(r"^(?:[\w$]+\.)+(?=[\w$]+: )")
 
 
 def root_cause(text: str) -> str:
-    r"""Return the line that says what went wrong first.
+    r"""Return the line that names the root cause.
 
     Example:
         >>> root_cause("An error occurred while calling o1626.start.\n: java.io.IOException: no room\n\tat java.base/java.io")
@@ -39,6 +39,6 @@ def root_cause(text: str) -> str:
 
 
 def explained(text: str) -> str:
-    """Return the text with the line that says what began it in front, unless it stands there."""
+    """Return the text with its root cause in front, unless it begins with it."""
     cause = root_cause(text)
     return text if text.startswith(cause) else f"{cause}\n{text}"

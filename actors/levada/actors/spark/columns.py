@@ -5,18 +5,18 @@ annotation                                    column
 ============================================  ==========================================================================
 int, float, str, bytes, bool                  int64, double, string, binary, bool
 datetime                                      timestamp in microseconds, UTC; a datetime without timezone is refused
-date, timedelta, UUID                         date32, duration in microseconds, binary (16 octets)
-Decimal                                       decimal128(38, 18); what does not fit exactly is refused
+date, timedelta, UUID                         date32, duration in microseconds, binary (16 bytes)
+Decimal                                       decimal128(38, 18); a value that does not fit exactly is refused
 Enum classes, Literal[...] of str or of int   string or int64: the value
-T | None                                      that of T, nullable; all others are not null
+T | None                                      as T, nullable; all others are not null
 list[T], Sequence, tuple[T, ...], set         list
 dict[K, V], Mapping                           map
 a message class                               struct; takes this very class, no subclasses
-all else that a message may hold              binary, encoded by `levada.framework.Codec`; metadata ``levada.codec`` is ``msgpack``
+any other type of a message                   binary, encoded by `levada.framework.Codec`; metadata ``levada.codec`` is ``msgpack``
 ============================================  ==========================================================================
 
-Values are checked as the codec checks them: nothing is cut off or made into text on the way.  A class that contains itself is a struct with
-an encoded field, as Arrow's types have an end.
+Values are checked as the codec checks them: nothing is cut off or turned into text.  A class that contains itself is a struct with an encoded
+field, because Arrow's types are finite.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ CODEC = b"levada.codec"
 
 _MICROSECONDS = pa.timestamp("us", tz="UTC")
 _NONE: type = types.NoneType
-_ARROW = (pa.ArrowException, TypeError, ValueError, OverflowError)  # what it says of a value that does not fit
+_ARROW = (pa.ArrowException, TypeError, ValueError, OverflowError)  # Arrow's errors for a value that does not fit
 
 
 class _Misfit(Exception):
@@ -69,9 +69,9 @@ class _Kind:
     plain: frozenset[type] = frozenset()
     """Values of exactly these types go to Arrow as they are."""
     lower: Callable[[Any], Any] | None = None
-    """Makes of any other value what Arrow takes, or raises `_Misfit`; None: any other is a misfit."""
+    """Turns any other value into one for Arrow, or raises `_Misfit`; None: any other is a misfit."""
     lift: Callable[[Any], Any] | None = None
-    """Makes a value of what Arrow gives; None: it is the value."""
+    """Turns Arrow's value into ours; None: they are the same."""
     nullable: bool = False
     metadata: dict[bytes, bytes] | None = None
 
@@ -111,7 +111,7 @@ class Columns(Generic[M]):
         """Put messages into columns.
 
         Raises:
-            SchemaMismatch: one is of another class, or a value does not fit its column; names class, field and row.
+            SchemaMismatch: a message is of another class, or a value does not fit its column; names class, field and row.
         """
         cls = self.message
         if not {cls}.issuperset(map(type, messages)):
@@ -134,7 +134,7 @@ class Columns(Generic[M]):
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def decode(self, batch: pa.RecordBatch) -> list[M]:
-        """Make messages of rows; columns that the rows do not have take their defaults, unknown ones at the end are ignored.
+        """Turn rows into messages. Missing columns get their defaults, unknown ones at the end are ignored.
 
         Raises:
             SchemaMismatch: the columns are not those of this class, or the class refuses the values.
@@ -143,7 +143,7 @@ class Columns(Generic[M]):
         for field, column in zip(self._fields, fit(batch, self.schema).columns, strict=True):
             try:
                 values = column.to_pylist()
-            except (ValueError, OverflowError) as error:  # a date of the year 20,000, a zone that is unknown here
+            except (ValueError, OverflowError) as error:  # a date of the year 20,000, an unknown zone
                 raise _mismatch(f"{field.name}: Python has no such value: {error}") from error
             columns.append(values if field.kind.lift is None else list(map(field.kind.lift, values)))
         cls: Any = self.message
@@ -161,7 +161,7 @@ def columns_of(cls: type[M]) -> Columns[M]:
 
     Raises:
         TypeError: it is no message class.
-        ConfigurationError: it has no fields, or one that cannot be kept: a handle, or what no message may hold.
+        ConfigurationError: it has no fields, or a field that cannot be kept: a handle, or a type that no message may hold.
 
     Example:
         >>> from levada.framework import message
@@ -190,7 +190,7 @@ class Envelope:
     ts: dt.datetime
     """When it was sent."""
     key: str | None = None
-    """Decides about the partition."""
+    """Chooses the partition."""
     sender: str | None = None
     """Path of the actor that sent it."""
     kind: str | None = None
@@ -204,7 +204,7 @@ class Envelope:
 class _Field:
     name: str
     alias: str
-    """What the constructor calls it."""
+    """Its name in the constructor."""
     kind: _Kind
     column: pa.Field
     by_name: bool
@@ -242,7 +242,7 @@ def _with_default_of(attribute: attrs.Attribute[Any], column: pa.Field, kind: _K
 
 def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
     array = pa.array(values, kind)
-    # Several chunks: more text than 32-bit offsets reach, which no block of a journal holds.
+    # Several chunks mean more text than 32-bit offsets reach; no block of a journal holds as much.
     if isinstance(array, pa.ChunkedArray):
         raise pa.ArrowInvalid(f"{len(values)} rows are more than one batch holds, send fewer at a time")
     return array
@@ -314,7 +314,7 @@ _SEQUENCES: dict[Any, tuple[Any, Callable[[list[Any]], Any]]] = {
 
 
 def _compile(annotation: Any, within: tuple[type, ...]) -> _Kind | None:
-    """How an annotation is kept in a column of its own type; None if only in encoded form."""
+    """Return how an annotation is kept in a column of its own type; None if only in encoded form."""
     annotation = _expand(annotation)
     origin, arguments = get_origin(annotation) or annotation, get_args(annotation)
     if getattr(origin, "attachment_kind", None) is not None:

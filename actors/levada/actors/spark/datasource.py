@@ -3,22 +3,22 @@
 ====================  ==========================================================================================================
 option                means
 ====================  ==========================================================================================================
-address               what `Bridge.address` says
+address               `Bridge.address`
 tokenFile             path of the bridge's token file, or the name of one that was shipped; not needed beside the Unix socket
 mailbox               name of the mailbox
-schema                columns to read, as Spark's DDL; some of the mailbox's, in any order. Left out: all
-group                 reading a stream: name under which the mailbox remembers what has been read, and keeps what has not
-startingOffsets       ``earliest``, ``latest``, ``group`` (where the group has come to) or JSON such as ``{"0": 17}``; a checkpoint overrides it
-maxRowsPerBatch       rows of a micro-batch at most
-maxBytesPerBatch      octets of a micro-batch at most, in whole blocks of the journal, and one for each partition at least
+schema                columns to read, as Spark's DDL; some of the mailbox's, in any order. Default: all
+group                 reading a stream: name of the group; the mailbox keeps the rows that it has not read
+startingOffsets       ``earliest``, ``latest``, ``group`` (the group's offsets) or JSON such as ``{"0": 17}``; a checkpoint overrides it
+maxRowsPerBatch       most rows of a micro-batch
+maxBytesPerBatch      most bytes of a micro-batch, in whole blocks of the journal, and at least one for each partition
 minRowsPerBatch       begin no micro-batch with fewer rows…
 maxTriggerDelay       …unless so much time has passed since the last one, such as ``500ms``, ``10s`` or ``2m`` (15m)
 failOnDataLoss        ``false``: go on behind rows that retention has deleted, instead of failing (true)
-jobId                 writing a batch: the same id again is the same batch, which is written once; left out: each is a new one
+jobId                 writing a batch: the same id again is the same batch, which is written once. Default: each is a new batch
 ====================  ==========================================================================================================
 
-Registered by `levada.actors.spark.session`, and found by Spark itself through the module ``pyspark_mailbox``. Instances travel to the
-executors by pickle, so all they hold is plain data.
+`levada.actors.spark.session` registers it, and Spark itself finds it through the module ``pyspark_mailbox``. Instances travel to the executors
+by pickle, so they hold plain data only.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class MailboxSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What ``format`` takes."""
+        """Return the name for ``format``."""
         return "mailbox"
 
     def schema(self) -> StructType | str:
-        """Return the columns of the mailbox, or what option ``schema`` says: only Spark itself can read that, and planning compares it.
+        """Return the columns of the mailbox, or option ``schema``: only Spark itself can read that, and planning compares it.
 
         Raises:
             SchemaMismatch: the mailbox has a column of a type that Spark does not have.
@@ -50,17 +50,17 @@ class MailboxSource(DataSource):
         return options.columns or columns_for(options.remote.describe().columns())
 
     def reader(self, schema: StructType) -> BatchSource:
-        """Read what is there now."""
+        """Read the rows that are there now."""
         return BatchSource(Options.read(self.options), schema)
 
     def streamReader(self, schema: StructType) -> StreamSource:  # noqa: N802 - Spark's name
-        """Read what is there, and what comes."""
+        """Read the rows that are there, and new ones as they come."""
         return StreamSource(Options.read(self.options), schema)
 
     # The names of the parameters are Spark's: it passes them by keyword in one of two places.
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
-        """Append a batch, seen by readers when the job commits."""
+        """Append a batch; readers see it when the job commits."""
         return BatchSink(Options.read(self.options), schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:  # noqa: N802 - Spark's name

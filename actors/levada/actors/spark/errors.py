@@ -27,7 +27,7 @@ class JournalError(LevadaError):
     """A journal cannot do what was asked; the subclass says why."""
 
     path: str = ""
-    """The file or directory that this is about."""
+    """The file or directory concerned."""
 
     def _line(self) -> str:
         return f"{self.path}: {self.detail}" if self.path else self.detail
@@ -40,23 +40,23 @@ class JournalLocked(JournalError):
 
 @attrs.define(eq=False, slots=False, str=False)
 class JournalBehind(JournalError):
-    """Offsets come from rows that this journal does not have: an older copy was put in its place, or rows were lost that had been read."""
+    """Offsets are of rows that this journal does not have: it was replaced by an older copy, or it lost rows that had been read."""
 
     opening: str = ""
-    """The opening of the journal that the offsets are of; empty for a checkpoint of version 0.1."""
+    """The opening of the journal in which the offsets were read; empty for a checkpoint of version 0.1."""
     partition: int = 0
     wanted: int = 0
     """The offset that was given."""
     kept: int = 0
-    """The offset up to which rows are still the same, as far as is known."""
+    """The offset up to which rows are still the same, as far as the journal knows."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class JournalDamaged(JournalError):
-    """Octets that were on the disk are gone or changed. Nothing was cut off or written over: what is left can still be copied."""
+    """Bytes that were on the disk are gone or changed. Nothing was cut off or overwritten: the rest can still be copied."""
 
     octet: int = 0
-    """Where in the file."""
+    """Position in the file."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
@@ -64,14 +64,14 @@ class JournalFull(JournalError):
     """No room: `max_bytes` is reached and nothing may be deleted yet, or the disk is full. Nothing was written."""
 
     needed: int = 0
-    """Octets that were to be added."""
+    """Bytes that were to be added."""
     limit: int = 0
-    """The bound that they would break; 0 if it was the disk that had no room."""
+    """The limit they would exceed; 0 if the disk is full."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class JournalUnwritable(JournalError):
-    """The operating system refused to write; the cause is the `OSError`. Nothing of it can be read, now or later."""
+    """The operating system refused to write; the cause is the `OSError`. Readers never see any of these rows."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
@@ -87,7 +87,7 @@ class OffsetGone(JournalError, LookupError):
 
 @attrs.define(eq=False, slots=False, str=False)
 class SchemaMismatch(JournalError, TypeError):
-    """Columns are not what they should be."""
+    """Columns, or the values in them, do not fit."""
 
     differences: tuple[str, ...] = ()
     """One line for each column that differs."""

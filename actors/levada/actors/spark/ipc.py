@@ -1,16 +1,16 @@
-"""Arrow IPC streams from the wire, judged before Arrow reads them.
+"""Arrow IPC streams from the wire, checked before Arrow reads them.
 
-Arrow believes what a stream says of itself. A few kilobytes of compressed buffers become terabytes; buffers may overlap, so that one is counted a
-thousand times; in the description of columns, which is a flatbuffer, one name may stand for a million columns; and offsets that point elsewhere are
-followed until the process dies. So a stream is taken if
+Arrow trusts a stream's description of itself. A few kilobytes of compressed buffers become terabytes. Buffers may overlap, so that one counts a
+thousand times. In the description of columns, a flatbuffer, one name may stand for a million columns. Arrow follows offsets that point elsewhere
+until the process dies. So a stream is accepted if
 
 * it is one batch, with its columns and perhaps dictionaries before it, and no buffer is compressed;
-* no part of a description is used twice (what is reached adds up to no more than its octets), and it has `MAX_HEAD` octets at most;
-* its buffers have together no more octets than there are, and it has no more than 8 rows for each octet;
+* no part of a description is used twice (all parts reached have no more bytes together than it has), and it has `MAX_HEAD` bytes at most;
+* its buffers have together no more bytes than there are, and it has no more than 8 rows for each byte;
 * all offsets and texts in it are valid.
 
-`pyarrow` says what it has read, not what it is about to read; the reader of flatbuffers below is as much as that takes. Its inputs are octets of
-anybody, so it may fail in any way that `struct` and slices do (`_MISREAD`).
+`pyarrow` tells what it has read, not what it is about to read; hence the small reader of flatbuffers below. Its input is untrusted, so it may
+fail in any way that `struct` and slices do (`_MISREAD`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .protocol import BridgeError
 __all__ = ["MAX_HEAD", "rows_of_stream"]
 
 MAX_HEAD = 1 << 18
-"""Octets of the description of columns, or of a batch."""
+"""Most bytes of the description of columns, or of a batch."""
 _MISREAD = struct.error, IndexError, ValueError, OverflowError
 _I16, _I32, _U16, _U32, _I64 = (struct.Struct(f"<{code}").unpack_from for code in "hiHIq")
 # Slots of the tables of Arrow's Message.fbs and Schema.fbs, and numbers of its unions.
@@ -36,7 +36,7 @@ _FIELD_NAME, _FIELD_TYPE_TYPE, _FIELD_TYPE, _FIELD_CHILDREN, _FIELD_PAIRS = 0, 2
 _TIMESTAMP, _TIMESTAMP_ZONE, _UNION, _UNION_IDS = 10, 1, 14, 1
 _BATCH_BUFFERS, _BATCH_COMPRESSION, _BATCH_VARIADIC = 2, 3, 4
 _DICTIONARY_DATA = 1
-_SMALLEST_TABLE = 16  # a field has 24 octets or more, and so has a pair
+_SMALLEST_TABLE = 16  # a field has 24 bytes or more, and so has a pair
 
 
 class _Table:
@@ -50,42 +50,42 @@ class _Table:
         self._slots = (_U16(octets, self._slots_at)[0] - 4) // 2
 
     def place(self, slot: int) -> int | None:
-        """Where the value of a field is; None if it has none."""
+        """Return the position of a field's value; None if it has none."""
         if slot >= self._slots:
             return None
         offset: int = _U16(self._octets, self._slots_at + 4 + 2 * slot)[0]
         return self._at + offset if offset else None
 
     def table(self, slot: int) -> _Table | None:
-        """The table that a field refers to."""
+        """Return the table that a field refers to."""
         at = self.place(slot)
         return None if at is None else _Table(self._octets, at + _U32(self._octets, at)[0])
 
     def number(self, slot: int) -> int:
-        """A field of one octet."""
+        """Return the value of a field of one byte."""
         at = self.place(slot)
         return 0 if at is None else self._octets[at]
 
     def length(self, slot: int) -> int:
-        """How many items the vector, or octets the text, of a field has."""
+        """Return the number of items of a vector, or of bytes of a text."""
         at = self.place(slot)
         return 0 if at is None else int(_U32(self._octets, at + _U32(self._octets, at)[0])[0])
 
     def items(self, slot: int, size: int) -> Iterator[int]:
-        """Where the items of a vector are."""
+        """Yield the positions of the items of a vector."""
         at = self.place(slot)
         if at is not None:
             at += _U32(self._octets, at)[0]
             yield from range(at + 4, at + 4 + size * self.length(slot), size)
 
     def tables(self, slot: int) -> Iterator[_Table]:
-        """The tables of a vector of tables."""
+        """Yield the tables of a vector of tables."""
         for at in self.items(slot, 4):
             yield _Table(self._octets, at + _U32(self._octets, at)[0])
 
 
 class _Count:
-    """Adds up what is reached from a table."""
+    """Adds up the bytes reached from a table, and refuses more than there are."""
 
     def __init__(self, octets: int) -> None:
         self._left = octets
@@ -93,7 +93,7 @@ class _Count:
     def spend(self, octets: int) -> None:
         self._left -= octets
         if self._left < 0:
-            raise BridgeError("these octets are no rows: parts of the description of their columns are used twice")
+            raise BridgeError("these bytes are no rows: parts of the description of their columns are used twice")
 
     def pairs(self, table: _Table, slot: int) -> None:
         for pair in table.tables(slot):
@@ -118,21 +118,17 @@ class _Count:
 
 
 def rows_of_stream(octets: bytes) -> pa.RecordBatch:
-    """Read what `levada.actors.spark.protocol.stream_of` wrote, without copying it.
-
-    Raises:
-        BridgeError: it is no Arrow IPC stream of one batch, or one that costs more than it has octets.
-    """
+    """Read a stream of `levada.actors.spark.protocol.stream_of` without copying it; raise `BridgeError` unless it passes the rules above."""
     buffer = pa.py_buffer(octets)
     try:
         _judge(buffer)
         with pa.ipc.open_stream(buffer) as stream:
             [batch] = stream
         if batch.num_rows > 8 * len(octets):
-            raise BridgeError(f"these octets are no rows: {len(octets)} octets say that they are {batch.num_rows} rows")
+            raise BridgeError(f"these bytes are no rows: {len(octets)} bytes say that they are {batch.num_rows} rows")
         batch.validate(full=True)  # 0.3 ms for a block of 3.6 MB
     except (pa.ArrowException, OSError, *_MISREAD) as error:
-        raise BridgeError(f"these octets are no rows: {str(error)[:200]}") from error
+        raise BridgeError(f"these bytes are no rows: {str(error)[:200]}") from error
     return batch
 
 
@@ -141,14 +137,14 @@ def _judge(stream: pa.Buffer) -> None:
     for message in pa.ipc.MessageReader.open_stream(stream):
         head = memoryview(message.metadata)
         if len(head) > MAX_HEAD:
-            raise BridgeError(f"these octets are no rows: a description of {len(head)} octets, at most {MAX_HEAD}")
+            raise BridgeError(f"these bytes are no rows: a description of {len(head)} bytes, at most {MAX_HEAD}")
         table = _Table(head, _U32(head, 0)[0])
         count = _Count(len(head))
         count.pairs(table, _MESSAGE_PAIRS)
         inner = table.table(_MESSAGE_HEADER)
         match table.number(_MESSAGE_TYPE):
             case _ if inner is None:
-                raise BridgeError("these octets are no rows: a message without a header")
+                raise BridgeError("these bytes are no rows: a message without a header")
             case 1:  # a schema
                 count.pairs(inner, _SCHEMA_PAIRS)
                 count.fields(inner, _SCHEMA_FIELDS)
@@ -158,23 +154,23 @@ def _judge(stream: pa.Buffer) -> None:
                 batches += 1
                 _judge_batch(inner, head, message.body)
             case kind:
-                raise BridgeError(f"these octets are no rows: a message of kind {kind}")
+                raise BridgeError(f"these bytes are no rows: a message of kind {kind}")
     if batches != 1:
-        raise BridgeError(f"these octets are no rows: {batches} batches, wanted one")
+        raise BridgeError(f"these bytes are no rows: {batches} batches, wanted one")
 
 
 def _judge_batch(batch: _Table | None, head: memoryview, body: pa.Buffer | None) -> None:
     if batch is None:
-        raise BridgeError("these octets are no rows: a dictionary without values")
+        raise BridgeError("these bytes are no rows: a dictionary without values")
     if batch.place(_BATCH_COMPRESSION) is not None:
-        raise BridgeError("these octets are no rows: compressed buffers are not taken")
-    # Of `RecordBatch.nbytes`, which would say it too, damaged batches are the end of the process.
+        raise BridgeError("these bytes are no rows: compressed buffers are not taken")
+    # `RecordBatch.nbytes` would tell it too, but a damaged batch makes it crash the process.
     there, used = body.size if body is not None else 0, 0
     for at in batch.items(_BATCH_BUFFERS, 16):
         size = _I64(head, at + 8)[0]
         used += size
         if size < 0 or used > there:
-            raise BridgeError(f"these octets are no rows: buffers of more than the {there} octets that there are")
+            raise BridgeError(f"these bytes are no rows: buffers of more than the {there} bytes that there are")
     buffers = batch.length(_BATCH_BUFFERS)
     if any(not 0 <= _I64(head, at)[0] <= buffers for at in batch.items(_BATCH_VARIADIC, 8)):
-        raise BridgeError("these octets are no rows: more buffers of a column than there are")
+        raise BridgeError("these bytes are no rows: more buffers of a column than there are")

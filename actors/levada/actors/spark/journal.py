@@ -1,10 +1,10 @@
-"""`Journal`: the actor that keeps a journal, and the questions that it answers.
+"""`Journal`: the actor that keeps a journal, and the questions it answers.
 
-All that writes is done by one thread at a time, in the order in which it was asked. While the disk is busy with one group of appends, those
-that come meanwhile form the next one, so many small appends share one sync, and none waits for more than two. Groups' offsets,
-retention and staging that have been asked for by then go before a group of appends: the first two are what makes room.
+One thread at a time does all the writing, in the order of the questions. Appends that come while the disk is busy form the next group, so many
+small appends share one sync, and none waits for more than two. Groups' offsets, retention and staging go before the next group of appends: the
+first two make room.
 
-When the journal is full, appends and deliveries wait, in order, and are answered when there is room again; that is how senders are held back.
+When the journal is full, appends and deliveries wait, in order, until there is room again. This holds the senders back.
 """
 
 from __future__ import annotations
@@ -63,18 +63,18 @@ T = TypeVar("T")
 logger = logging.getLogger("levada.actors.spark")
 
 GROUP_APPENDS = 4096
-"""Appends that share one sync at most."""
+"""Most appends that share one sync."""
 GROUP_OCTETS = 32 << 20
-"""Octets that share one sync at most, unless one append is larger."""
+"""Most bytes that share one sync, unless one append is larger."""
 ROW_OCTETS = 256
-"""What a message counts before it is in columns and its size known."""
+"""Assumed size of a message before it is in columns."""
 READERS = 4
 """Threads that read at a time."""
 
 
 # ---------------------------------------------------------------- questions
 
-# What is wrong is wrong where it is made: a question of the wrong types must not end the journal.
+# Types are checked where a question is made: a wrong one must not end the journal.
 _INT, _MAP = v.instance_of(int), v.instance_of((Mapping,))
 _ROWS = v.instance_of((pa.RecordBatch, Sequence))
 _NUMBER = v.and_(v.instance_of(int), v.ge(0), v.lt(1 << 63))
@@ -86,8 +86,8 @@ class Append(Asks[Appended]):
     """Append rows; answered when they are on the disk (`JournalConfig.sync`).
 
     Fails with `SchemaMismatch` if they do not fit the columns, `JournalError` if there are none or too many at once, `JournalUnwritable` if
-    the disk refuses, `JournalFull` if the journal is full and `max_waiting` others wait already. A failed one has not been written; one whose
-    asker was cancelled may have been.
+    the disk refuses, `JournalFull` if the journal is full and `max_waiting` others wait already. A failed append has written nothing. If the
+    asker is cancelled, the rows may have been written.
     """
 
     rows: pa.RecordBatch | Sequence[Any] = attrs.field(validator=_ROWS)
@@ -95,14 +95,14 @@ class Append(Asks[Appended]):
     partition: int | None = attrs.field(default=None, validator=v.optional(_INT))
     """None: by `key`."""
     key: str | bytes | None = attrs.field(default=None, validator=v.optional(v.instance_of((str, bytes))))
-    """Rows of one key are in one partition, in order. None: partitions take turns."""
+    """Rows with the same key go to the same partition, in order. None: partitions take turns."""
 
 
 @attrs.frozen
 class StageRows(Asks[int]):
-    """Put rows of a batch aside until `Deliver`; answered with the number of rows of this part up to these. Readers never see them before.
+    """Stage rows of a batch until `Deliver`; answered with the number of rows of this part so far. Readers do not see them before.
 
-    They outlive the journal's process. With `at` they may be sent again, and are there once.
+    They outlive the journal's process. With `at` they may be sent again, and are staged once.
 
     Fails with `JournalFull` if too much is staged, with `JournalError` if `at` leaves a gap, with `SchemaMismatch` and `JournalUnwritable` as
     `Append`.
@@ -111,33 +111,33 @@ class StageRows(Asks[int]):
     query: str = attrs.field(validator=_NAME)
     batch: int = attrs.field(validator=_NUMBER)
     part: int = attrs.field(validator=_NUMBER)
-    """Which part of the batch: for Spark the task's partition."""
+    """Part of the batch: for Spark the task's partition."""
     attempt: int = attrs.field(validator=_NUMBER)
-    """Which try at this part; each has rows of its own."""
+    """Try at this part; each has rows of its own."""
     rows: pa.RecordBatch | Sequence[Any] = attrs.field(validator=_ROWS)
     at: int | None = attrs.field(default=None, validator=v.optional(_INT))
-    """Rows of this part before these. None: as many as there are."""
+    """Number of rows of this part before these. None: all that are staged."""
 
 
 @attrs.frozen
 class Deliver(Asks[Delivered]):
-    """Append a batch that was staged, exactly once: asked again, also after a crash, it is answered ``already``.
+    """Append a staged batch exactly once. A second time, also after a crash, the answer is ``already``.
 
-    All that was staged for this batch is gone afterwards. Fails with `JournalError` if a winner was not staged, has other than its `rows`, or
+    Afterwards all stages of this batch are deleted. Fails with `JournalError` if a winner was not staged, has another number of `rows`, or
     the batch is larger than the journal can ever take, with `JournalUnwritable` as `Append`.
     """
 
     query: str = attrs.field(validator=_NAME)
     batch: int = attrs.field(validator=_NUMBER)
     winners: Mapping[int, int] = attrs.field(factory=dict[int, int], validator=_MAP)
-    """For each part that has rows, the attempt that counts. Part n goes to partition n modulo the number of partitions."""
+    """For each part with rows, the attempt that counts. Part n goes to partition n modulo the number of partitions."""
     rows: Mapping[int, int] = attrs.field(factory=dict[int, int], validator=_MAP)
-    """For some parts, how many rows were staged; they may be fewer after a power failure."""
+    """For some parts, the number of rows that were staged. A power failure may have lost some of them."""
 
 
 @attrs.frozen
 class DiscardStaged(Asks[int]):
-    """Drop what was staged and not delivered; answered with the number of parts dropped."""
+    """Drop staged rows that were not delivered; answered with the number of stages dropped."""
 
     query: str = attrs.field(validator=_NAME)
     batch: int = attrs.field(validator=_NUMBER)
@@ -149,49 +149,49 @@ class DiscardStaged(Asks[int]):
 
 @attrs.frozen
 class DiscardOlder(Asks[list[tuple[str, int]]]):
-    """Drop the batches that were not delivered and got no rows for so many seconds; answered with their queries and numbers."""
+    """Drop the staged batches that got no rows for `age` seconds; answered with their queries and numbers."""
 
     age: float = attrs.field(validator=v.instance_of((int, float)))
 
 
 @attrs.frozen
 class DeclareGroup(Asks[Mapping[int, int]]):
-    """Have nothing deleted that this group has not read; answered with how far it has come."""
+    """Keep all rows that this group has not read; answered with its offsets."""
 
     group: str = attrs.field(validator=_NAME)
     at: Literal["first", "end"] = attrs.field(default="first", validator=v.in_(("first", "end")))
-    """Where a group begins that was not known."""
+    """Where a new group begins."""
 
 
 @attrs.frozen
 class CommitGroup(Asks[None]):
-    """Note how far a group has come. Fails with `JournalError` for an unknown group or an offset beyond the end."""
+    """Set the offsets of a group. Fails with `JournalError` for an unknown group or an offset beyond the end."""
 
     group: str = attrs.field(validator=_NAME)
     offsets: Mapping[int, int] = attrs.field(validator=_MAP)
-    """For some partitions, the offset behind the last row done with."""
+    """For some partitions, the offset behind the last row the group has done with."""
 
 
 @attrs.frozen
 class ForgetGroup(Asks[None]):
-    """Let a group hold up no retention any more."""
+    """Keep no more rows for a group."""
 
     group: str = attrs.field(validator=_NAME)
 
 
 @attrs.frozen
 class GetGroups(Asks[Mapping[str, Mapping[int, int]]]):
-    """Ask how far each group has come."""
+    """Ask for the offsets of all groups."""
 
 
 @attrs.frozen
 class GetExtent(Asks[Extent]):
-    """Ask what there is to read."""
+    """Ask for the `Extent`."""
 
 
 @attrs.frozen
 class GetReach(Asks[Reach]):
-    """Ask how far the rows that were there in an opening of the journal are still the same, as `Store.reach`."""
+    """Ask how far the rows of an earlier opening are still the same; see `Store.reach`."""
 
     opening: str | None = attrs.field(validator=v.optional(_NAME))
 
@@ -203,16 +203,16 @@ class GetSchema(Asks[pa.Schema]):
 
 @attrs.frozen
 class AwaitRows(Asks[Extent]):
-    """Ask what there is to read, to be answered when there are so many rows behind some offsets; the ask's own time-out ends the wait."""
+    """Ask for the `Extent` once there are `rows` rows behind some offsets; the ask's own time-out ends the wait."""
 
     after: Mapping[int, int] = attrs.field(validator=_MAP)
-    """For each partition, the offset from which on rows count; from the oldest one for a partition that is not named."""
+    """For each partition, the offset at which counting starts; the oldest one for a partition that is not named."""
     rows: int = attrs.field(default=1, validator=_INT)
 
 
 @attrs.frozen
 class Read(Asks[list[Block]]):
-    """Read blocks of one partition, as `Store.read`: go on at the end of the last one; an empty list means that there are no more."""
+    """Read blocks of one partition, as `Store.read`. To read on, start at the end of the last block; an empty list: there are no more."""
 
     partition: int = attrs.field(validator=_INT)
     start: int = attrs.field(validator=_INT)
@@ -222,7 +222,7 @@ class Read(Asks[list[Block]]):
 
 @attrs.frozen
 class OffsetWithin(Asks[int]):
-    """Ask at which offset `Read` with the same arguments would end."""
+    """Ask for the offset at which `Read` with the same arguments would end."""
 
     partition: int = attrs.field(validator=_INT)
     start: int = attrs.field(validator=_INT)
@@ -236,7 +236,7 @@ class JournalStatistics:
 
     store: StoreStatistics
     appends: int
-    """Appends that were answered with the place of their rows."""
+    """Appends that succeeded."""
     appends_waiting: int
     """Appends and deliveries that are not answered yet."""
     octets_waiting: int
@@ -245,7 +245,7 @@ class JournalStatistics:
     appends_refused: int
     """Because the journal was full and too many waited."""
     readers_waiting: int
-    """For rows (`AwaitRows`)."""
+    """`AwaitRows` that are not answered yet."""
 
 
 @attrs.frozen
@@ -255,7 +255,7 @@ class GetJournalStatistics(Asks[JournalStatistics]):
 
 @attrs.frozen
 class _Clean:
-    """Time to look at what may be deleted."""
+    """Time to delete rows that may go."""
 
 
 # ---------------------------------------------------------------- the actor
@@ -263,23 +263,23 @@ class _Clean:
 
 @attrs.frozen(eq=False)
 class _Job:
-    """Something for the thread that writes."""
+    """Work for the thread that writes."""
 
     run: Callable[[], Any] | None
-    """None for an append: those are done in groups."""
+    """None for an append; appends are written in groups."""
     reply: Reply[Any] | None
     append: Append | None = None
     octets: int = 0
 
     @property
     def rows(self) -> int:
-        """How many are to be appended."""
+        """Number of rows to append."""
         rows: Any = self.append.rows if self.append is not None else ()
         return rows.num_rows if isinstance(rows, pa.RecordBatch) else len(rows)
 
     @property
     def wanted(self) -> bool:
-        """Whether nobody has given it up."""
+        """Whether the asker still waits."""
         return self.reply is None or self.reply.wanted
 
     def answer(self, value: Any) -> None:
@@ -298,11 +298,11 @@ class _Part:
     """Appends that are written as one."""
 
     number: int
-    """Of the partition."""
+    """The partition."""
     jobs: list[_Job]
 
     def takes(self, job: _Job) -> bool:
-        """Whether the rows of one more can be put behind these: both are messages, and at least one."""
+        """Whether another append can join: both have messages, and at least one."""
         assert job.append is not None
         return not any(
             isinstance(rows, pa.RecordBatch) or not rows for rows in (self._rows_of(self.jobs[-1]), self._rows_of(job))
@@ -314,7 +314,7 @@ class _Part:
 
     @property
     def rows(self) -> Any:
-        """All of them: a record batch, or a list of messages."""
+        """All rows: a record batch, or a list of messages."""
         if len(self.jobs) == 1:
             return self._rows_of(self.jobs[0])
         return [row for job in self.jobs for row in self._rows_of(job)]
@@ -341,17 +341,17 @@ class Journal(
         | _Clean
     ]
 ):
-    """Keeps a journal. Supervise it: when the ledger refuses, only a new start tells what was committed, and the actor fails for that.
+    """Keeps a journal. Supervise it: if the ledger refuses, the actor fails, because only a new start tells what was committed.
 
-    Stopped in order (`Ref.stop`), it writes what was asked for, unless it is full; killed, what waits fails with `ActorStopped`.
+    On `Ref.stop` it writes all pending appends, unless it is full. When killed, pending questions fail with `ActorStopped`.
 
     Args:
         directory: made if it is not there.
-        columns: a message class (see `columns_of`), an Arrow schema, or None for the columns that are there, or those of `Envelope`.
-        config: how it is kept.
-        max_waiting: appends that wait while the journal is full.
-        max_octets: octets that wait for the disk before the next append is looked at; the mailbox fills meanwhile, so give it a bound.
-        clean_every: seconds between looks at what retention may delete, whether a full disk has room again, and whether the files are there.
+        columns: a message class (see `columns_of`), an Arrow schema, or None for the journal's own, or those of `Envelope` for a new one.
+        config: see `JournalConfig`.
+        max_waiting: most appends that wait while the journal is full.
+        max_octets: bytes that wait for the disk before the next append is taken; the mailbox fills meanwhile, so give it a bound.
+        clean_every: seconds between runs of retention, which also check for room on a full disk and for deleted files.
         clock: seconds since 1970.
 
     Raises:
@@ -404,7 +404,7 @@ class Journal(
         self.timers.every("clean", self.clean_every, _Clean())
 
     async def stopping(self, reason: Reason) -> None:
-        """Write what was asked for, as far as there is room."""
+        """Write all pending appends, as far as there is room."""
         if hasattr(self, "_store") and not isinstance(reason, Failed | Killed):
             while self._urgent or (self._waiting and not self._full):
                 await self._progress.wait()
@@ -414,7 +414,7 @@ class Journal(
     @handles
     async def append(self, m: Append) -> None:
         """Queue rows for the next group."""
-        # Not while it is full: what makes room comes by the same mailbox.
+        # Not while it is full: the questions that make room come by the same mailbox.
         while self._octets >= self.max_octets and not self._full:
             await self._progress.wait()
         self._queue(_Job(None, self._reply(), m, _octets_of(m.rows)))
@@ -445,21 +445,21 @@ class Journal(
 
     @handles
     async def stage(self, m: StageRows) -> None:
-        """Put rows aside."""
+        """Stage rows."""
         octets = _octets_of(m.rows)
-        # A full journal holds up no staging, so this wait ends.
+        # A full journal still stages, so this wait ends.
         while self._urgent and sum(job.octets for job in self._urgent) + octets > self.max_octets:
             await self._progress.wait()
         self._do_soon(self._stage, m, octets=octets)
 
     @handles
     def discard(self, m: DiscardStaged) -> None:
-        """Drop what was put aside."""
+        """Drop staged rows."""
         self._do_soon(self._store.unstage, m.query, m.batch, m.part, m.attempt)
 
     @handles
     def discard_older(self, m: DiscardOlder) -> None:
-        """Drop what was put aside and given up."""
+        """Drop staged rows that were given up."""
         self._do_soon(self._store.unstage_older, m.age)
 
     @handles
@@ -469,7 +469,7 @@ class Journal(
 
     @handles
     def commit(self, m: CommitGroup) -> None:
-        """Note how far a group has come."""
+        """Set the offsets of a group."""
         self._do_soon(self._store.commit_group, m.group, m.offsets)
 
     @handles
@@ -479,14 +479,14 @@ class Journal(
 
     @handles
     def groups(self, m: GetGroups) -> None:
-        """Say how far groups have come, behind the commits that were asked for before."""
+        """Answer with the offsets of all groups, behind the commits that were asked for before."""
         self._do_soon(self._store.groups)
 
     @handles
     def clean(self, _: _Clean) -> None:
-        """Look whether the files are still there, delete what may go, and try again if it was full."""
+        """Check that the files are still there, delete rows that may go, and try again if the journal was full."""
         if self._urgent:
-            return  # it is behind, and what is asked for goes first
+            return  # it is behind, and questions go first
         self._do_soon(self._store.look)
         if self._full or self.config.retain_time is not None or self.config.segment_time is not None:
             self._do_soon(self._store.retain)
@@ -499,13 +499,13 @@ class Journal(
 
     async def _write(self) -> None:
         while True:
-            # Those that are there now, and no more: tasks that stage block after block are never done, and would hold up appends for ever.
+            # Only the jobs that are there now: tasks that stage block after block would hold up appends for ever.
             for _ in range(len(self._urgent)):
                 job = self._urgent[0]
                 if job.wanted:
                     await self._run(job)
                 self._urgent.popleft()
-                # Whatever it was, it may have made room; but for staging, which only takes some.
+                # Any job may have made room, except staging, which takes some.
                 self._full = self._full and bool(job.octets)
                 self._tell_progress()
             if self._waiting and not self._full:
@@ -585,7 +585,7 @@ class Journal(
             self._warned = True
 
     def _require_store(self, error: Exception) -> None:
-        """Fail if the store can do no more, so that a new start finds out what is on the disk."""
+        """Fail if the store is broken, so that a new start finds out what is on the disk."""
         if self._store.broken:
             raise error
 
@@ -608,7 +608,7 @@ class Journal(
         return self._columns.encode(rows)
 
     def _append(self, jobs: list[_Job]) -> tuple[list[tuple[_Job, Appended | Exception]], Exception | None]:
-        """Write a group; answers for those that are done with, and what stopped the rest."""
+        """Write a group; return the answers of finished jobs, and the error that stopped the rest."""
         choose = self._store.choose_partition
         placed = [(job, m.partition if m.partition is not None else choose(m.key)) for job in jobs if (m := job.append)]
         try:
@@ -616,7 +616,7 @@ class Journal(
         except JournalUnwritable as error:
             return [(job, error) for job in jobs], error
         except JournalError:
-            pass  # who is at fault is found one by one
+            pass  # the wrong append is found by trying each
         answers: list[tuple[_Job, Appended | Exception]] = []
         parts: list[_Part] = []
         for job, number in placed:
@@ -636,7 +636,7 @@ class Journal(
         return answers, None
 
     def _together(self, placed: list[tuple[_Job, int]]) -> list[_Part]:
-        """Messages for one partition that follow one another as one part: a column costs 3 µs to make, for one row or for a hundred."""
+        """Join successive messages for one partition: making a column costs 3 µs, for one row or for a hundred."""
         parts: list[_Part] = []
         last: dict[int, _Part] = {}
         for job, number in placed:
@@ -707,12 +707,12 @@ class Journal(
 
     @handles
     def read(self, m: Read) -> None:
-        """Read in a thread."""
+        """Read in another thread."""
         self._read_soon(lambda: list(self._store.read(m.partition, m.start, m.end, max_bytes=m.max_bytes)))
 
     @handles
     def measure(self, m: OffsetWithin) -> None:
-        """Measure in a thread."""
+        """Measure in another thread."""
         self._read_soon(lambda: self._store.offset_within(m.partition, m.start, m.end, max_bytes=m.max_bytes))
 
     def _read_soon(self, function: Callable[[], Any]) -> None:
@@ -730,17 +730,17 @@ class Journal(
 
     @handles
     def extent(self, m: GetExtent) -> Extent:
-        """Say what there is."""
+        """Answer with the extent."""
         return self._store.extent()
 
     @handles
     def reach(self, m: GetReach) -> Reach:
-        """Say how far rows are the same."""
+        """Compare with an earlier opening."""
         return self._store.reach(m.opening)
 
     @handles
     def schema(self, m: GetSchema) -> pa.Schema:
-        """Say which columns there are."""
+        """Answer with the columns."""
         return self._store.schema
 
     @handles
@@ -765,7 +765,7 @@ class Journal(
 
     @handles
     def count(self, m: GetJournalStatistics) -> JournalStatistics:
-        """Count."""
+        """Answer with the counters."""
         return JournalStatistics(
             store=self._store.statistics(),
             appends=self._appended,
@@ -788,7 +788,7 @@ def _has_rows(extent: Extent, wanted: AwaitRows) -> bool:
 
 @asynccontextmanager
 async def _opened(opening: Callable[[], Store], writing: trio.CapacityLimiter) -> AsyncIterator[Store]:
-    # Threads cannot be interrupted. Cancelled meanwhile, it is opened and closed again; killed, it is closed behind what is being written.
+    # Threads cannot be interrupted: if this is cancelled, the store is opened and closed again; if killed, it is closed behind the current write.
     store = await trio.to_thread.run_sync(opening, limiter=writing)
     try:
         yield store

@@ -1,12 +1,12 @@
-"""The small facts of a journal, in SQLite: who has read how far, and which batches of a sink have been delivered.
+"""The ledger of a journal, in SQLite: how far each group has read, and which batches of a sink have been delivered.
 
-The ledger decides. A batch is delivered at the moment in which its line is committed here; before that its rows are in the segments, marked
-with the number of their transaction, and readers do not see them. What a crash leaves of a transaction without a line is cut off.
+The ledger decides. A batch is delivered when its line is committed here. Before that its rows are in the segments, marked with the number of
+their transaction, and readers do not see them. Rows of a transaction without a line, left by a crash, are cut off.
 
 Commits are synced (WAL, ``synchronous=FULL``): a line that was promised survives a power failure. Methods belong to one thread at a time.
 
-SQLite finds damage of its own structure only. So the table ``checks`` has, for each other table, the number of rows and the sum of their checksums,
-kept by triggers. The fact ``commits`` counts: a ledger that has lost its newest commits is behind the count in `levada.actors.spark.ends`.
+SQLite only finds damage to its own structure. So the table ``checks`` has the number of rows of each other table and the sum of their checksums,
+kept by triggers. The fact ``commits`` counts commits: a ledger that lost its newest ones is behind the count in `levada.actors.spark.ends`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from .errors import JournalDamaged, JournalError, JournalUnwritable
 __all__ = ["Delivered", "Ledger", "Reach", "ledger_errors"]
 
 KEPT = 1000
-"""Newest batches of each query whose ranges are remembered; of older ones only that they were delivered."""
+"""Batches of each query whose ranges are kept, newest first. Of an older batch the ledger knows only that it was delivered."""
 
 KEPT_OPENINGS = 4096
-"""Newest openings that are remembered."""
+"""Openings that are kept, newest first."""
 
 _FORMAT = 2
 _COLUMNS = {
@@ -77,33 +77,32 @@ def _row_sum(*values: object) -> int:
 
 @attrs.frozen
 class Delivered:
-    """What became of a batch."""
+    """The place of a batch in the journal."""
 
     already: bool
     """It had been delivered before; nothing was written now."""
     ranges: Mapping[int, tuple[int, int]]
-    """For each partition that got rows, the offset of the first and the one behind the last. Empty for a batch so old that its ranges are
-    forgotten."""
+    """For each partition that got rows, the offset of the first and the offset behind the last. Empty if the batch is too old (`KEPT`)."""
 
 
 @attrs.frozen
 class Reach:
-    """How far the rows that were there when the journal was open under some name are still the same rows."""
+    """How far the rows of an earlier opening are still the same rows."""
 
     known: bool
-    """Whether it was ever open under that name. If not, an older copy was restored; `ends` is where that copy was opened then."""
+    """Whether the history has this opening. If not, an older copy was restored; `ends` is then the end of that copy when it was opened."""
     ends: Mapping[int, int]
     """For each partition, the offset up to which rows are the same."""
 
 
 @attrs.frozen
 class _Opening:
-    """A line of the history."""
+    """One line of the history."""
 
     number: int
     name: str
     ends: Mapping[int, int]
-    """Where the partitions ended at that time."""
+    """The end of each partition at that time."""
 
 
 class Ledger:
@@ -116,7 +115,7 @@ class Ledger:
         self.format = int(facts["format"])
         """Version of the format; the first change brings an older one up to date."""
         self.journal = bytes(facts["journal"])
-        """Sixteen octets that tell this journal from all others."""
+        """Sixteen bytes that identify this journal."""
         self.partitions = int(facts["partitions"])
         self.ready = bool(facts["ready"])
         """Whether all partitions have been made."""
@@ -137,10 +136,10 @@ class Ledger:
 
     @classmethod
     def open(cls, path: Path, *, partitions: int, commits: int = 0) -> Ledger:
-        """Open the database, or make it for a new journal of so many partitions. One of an older format stays so until something is changed.
+        """Open the database, or make it for a new journal. An older format is brought up to date by the first change.
 
         Raises:
-            JournalDamaged: it is no ledger, a damaged one, or has had fewer commits than `commits`; nothing was changed.
+            JournalDamaged: this is no ledger, it is damaged, or has had fewer commits than `commits`; nothing was changed.
             JournalError: written by a later version of this format.
         """
         try:
@@ -148,9 +147,8 @@ class Ledger:
                 _verify(path, commits)
             else:
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-            os.close(
-                os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            )  # what SQLite makes beside it has its mode
+            # The files that SQLite makes beside it get its mode.
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             try:
                 connection.create_function("row_sum", -1, _row_sum, deterministic=True)
@@ -166,7 +164,7 @@ class Ledger:
             raise JournalDamaged(f"this is no ledger of a journal: {error}", path=str(path)) from error
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         self._connection.close()
 
     @contextmanager
@@ -180,7 +178,7 @@ class Ledger:
         self.commits += 1
 
     def ends(self) -> dict[int, int]:
-        """For each partition, the offset up to which it must reach: everything below was delivered, or read by a group."""
+        """Return the offset that each partition must reach: all rows below were delivered, or read by a group."""
         ends = dict(self._connection.execute("SELECT number, end FROM partitions"))
         for offsets in self._groups.values():
             for partition, offset in offsets.items():
@@ -191,25 +189,18 @@ class Ledger:
 
     @property
     def opening(self) -> str:
-        """Name of the opening of this moment; see `begin`."""
+        """Name of the current opening; see `begin`."""
         return self._openings[-1].name
 
     @property
     def begun(self) -> bool:
-        """Whether there is a history; one of format 1 has none."""
+        """Whether there is a history; a ledger of format 1 has none."""
         return bool(self._openings)
 
     def begin(self, ends: Mapping[int, int]) -> None:
-        """Add a line to the history, once all partitions are as they should be.
-
-        Args:
-            ends: for each partition, the offset behind its last row.
-
-        Raises:
-            sqlite3.Error: it cannot be written.
-        """
+        """Add a line to the history once all partitions are in order. `ends` has the offset behind the last row of each partition."""
         number = self._openings[-1].number + 1 if self._openings else 1
-        # The number comes first, so that an opening that is not known can be placed beside those that are.
+        # The number comes first, so that an unknown opening can be placed among the known ones.
         opening = _Opening(number, f"{number}-{secrets.token_hex(8)}", dict(ends))
         with self._change() as connection:
             text = json.dumps([ends[partition] for partition in range(self.partitions)])
@@ -220,7 +211,7 @@ class Ledger:
         self._openings = [*self._openings, opening][-KEPT_OPENINGS:]
 
     def add_losses(self, losses: Mapping[int, Sequence[tuple[int, int]]]) -> None:
-        """Note ranges of rows that are gone, which was accepted, for some partitions."""
+        """Note ranges of lost rows, whose loss was accepted, for some partitions."""
         with self._change() as connection:
             for partition, ranges in losses.items():
                 known = self._losses.setdefault(partition, {})
@@ -232,7 +223,7 @@ class Ledger:
                 )
 
     def losses(self, partition: int) -> dict[int, int]:
-        """Ranges of rows that are gone, which was accepted: for the offset behind each range, its first one."""
+        """Return the accepted losses of a partition: the offset behind each range, and its first offset."""
         return dict(self._losses.get(partition, {}))
 
     def reach(self, opening: str | None, now: Mapping[int, int]) -> Reach:
@@ -240,20 +231,20 @@ class Ledger:
 
         Args:
             opening: its name; None for any time before the history began.
-            now: where the partitions end.
+            now: the end of each partition.
         """
         number = 0 if opening is None else _number(opening)
         if opening is None or any(each.name == opening for each in self._openings):
             later = [each.ends for each in self._openings if each.number > number]
             return Reach(True, {partition: min(ends[partition] for ends in [*later, now]) for partition in now})
-        # The copy that was restored has been opened under this number too, or not so often; or the history is too short.
+        # The restored copy has been opened under this number too, or fewer times; or the history is too short.
         since = [each.ends for each in self._openings if each.number >= number] or [self._openings[-1].ends]
         return Reach(False, {partition: min(ends[partition] for ends in since) for partition in now})
 
     # ------------------------------------------------------------ batches of a sink
 
     def delivered(self, query: str, batch: int) -> Delivered | None:
-        """Look a batch up; None if it has not been delivered."""
+        """Look up a batch; None if it has not been delivered."""
         found = self._connection.execute(
             "SELECT batch, ranges FROM batches WHERE query = ? AND batch >= ? ORDER BY batch LIMIT 1", (query, batch)
         ).fetchone()
@@ -262,14 +253,14 @@ class Ledger:
         oldest, count = self._connection.execute(
             "SELECT min(batch), count(*) FROM batches WHERE query = ?", (query,)
         ).fetchone()
-        # Batches of a query are numbered upwards: one below all that are kept was delivered and forgotten.
+        # The numbers of a query grow: a batch below all that are kept was delivered and forgotten.
         return Delivered(already=True, ranges={}) if count >= KEPT and batch < oldest else None
 
     def deliver(self, query: str, batch: int, ranges: Mapping[int, tuple[int, int]]) -> None:
         """Commit the transaction `transaction` + 1: the rows in these ranges, which are synced, are this batch.
 
         Raises:
-            sqlite3.Error: nobody knows whether it was committed; only opening the journal again tells.
+            sqlite3.Error: it may have been committed or not; only opening the journal again tells.
         """
         with self._change() as connection:
             text = json.dumps({str(number): list(between) for number, between in ranges.items()})
@@ -288,7 +279,7 @@ class Ledger:
     # ------------------------------------------------------------ groups
 
     def groups(self) -> dict[str, dict[int, int]]:
-        """For each group, the offset behind the last row that it has done with, by partition."""
+        """For each group, the offset behind the last row it has done with, by partition."""
         return {name: dict(offsets) for name, offsets in self._groups.items()}
 
     def set_group(self, name: str, offsets: Mapping[int, int]) -> None:
@@ -301,7 +292,7 @@ class Ledger:
         self._groups.setdefault(name, {}).update(offsets)
 
     def forget_group(self, name: str) -> None:
-        """Drop a group, so that it holds up no retention any more."""
+        """Drop a group, so that it no longer holds up retention."""
         with self._change() as connection:
             connection.execute("DELETE FROM groups WHERE name = ?", (name,))
         self._groups.pop(name, None)
@@ -331,7 +322,7 @@ def _create(connection: sqlite3.Connection, partitions: int) -> None:
 
 
 def _grow(connection: sqlite3.Connection) -> None:
-    """Make format 2 of format 1."""
+    """Turn format 1 into format 2."""
     for statement in _TABLES_2:
         connection.execute(statement)
     connection.execute("UPDATE facts SET value = ? WHERE name = 'format'", (_FORMAT,))
@@ -348,16 +339,16 @@ def _check(connection: sqlite3.Connection, table: str) -> tuple[int, int]:
 
 
 def _verify(path: Path, commits: int) -> None:
-    """Require that a ledger is whole, without changing anything, as a connection that may write would do even when it is closed."""
+    """Require that a ledger is whole. Changes nothing: a connection that may write changes the file even when it is closed."""
     log = path.with_name(path.name + "-wal")
-    way = "mode=ro" if log.exists() else "mode=ro&immutable=1"  # without a log it makes an empty one otherwise
+    way = "mode=ro" if log.exists() else "mode=ro&immutable=1"  # mode=ro alone makes an empty log if there is none
     with closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?{way}", uri=True)) as connection:
         problems = [text for (text,) in connection.execute("PRAGMA integrity_check")]
         if problems != ["ok"]:
             raise JournalDamaged(f"the ledger is damaged ({problems[0]}): restore it from a copy", path=str(path))
         found = {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
         if not found and not commits:
-            return  # its maker was killed
+            return  # the process that made it was killed
         [version] = connection.execute("SELECT value FROM facts WHERE name = 'format'").fetchone() or (None,)
         if isinstance(version, int) and version > _FORMAT:
             raise JournalError(

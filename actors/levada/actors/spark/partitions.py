@@ -1,7 +1,7 @@
-"""One partition of a journal: its segments in order, of which the last is written.
+"""One partition of a journal: its segments in order. Writes go to the last one.
 
-What was written is seen by readers after `publish` only, and until then `rollback` takes it back: the segments made meanwhile go, and the one
-before is cut where it was published.
+Readers see new rows after `publish`. Until then `rollback` takes them back: it deletes the segments made meanwhile, and cuts the one before
+where it was published.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger("levada.actors.spark")
 
 @attrs.frozen
 class _Published:
-    """Where `rollback` goes back to."""
+    """The state that `rollback` restores."""
 
     segments: tuple[Segment, ...]
     size: int
@@ -43,22 +43,21 @@ class Loss:
     end: int
     """The offset behind the last one."""
     error: JournalDamaged
-    """What was found."""
 
 
 class Partition:
-    """A sequence of rows with dense offsets. Methods that write belong to one thread; `read` and `offset_within` to any."""
+    """A sequence of rows with dense offsets. Methods that write belong to one thread; any thread may `read` and call `offset_within`."""
 
     def __init__(self, folder: Path, number: int, *, journal: bytes, schema: pa.Schema, segment_bytes: int) -> None:
         self.folder = folder
         self.number = number
         self.schema = schema
         self.segments: tuple[Segment, ...] = ()
-        """Oldest first; a new tuple at each change, so that readers may keep the one they took."""
+        """Oldest first; each change makes a new tuple, so readers may keep theirs."""
         self.end = 0
         """Offset behind the last row that readers see."""
         self.synced_end = 0
-        """Offset behind the last row that is known to be on the disk."""
+        """Offset behind the last row that has been synced."""
         self._journal = journal
         self._segment_bytes = segment_bytes
         self._published = _Published((), 0, 0, 0.0, 0.0)
@@ -71,7 +70,7 @@ class Partition:
 
     @property
     def size(self) -> int:
-        """Octets of all segments."""
+        """Bytes of all segments."""
         return sum(segment.size for segment in self.segments)
 
     # ------------------------------------------------------------ opening
@@ -86,16 +85,13 @@ class Partition:
     def find(
         self, committed: int, *, first: int | None = None, end: int = 0, known: Mapping[int, int] | None = None
     ) -> list[Loss]:
-        """Look at the segments. Nothing is changed before `settle`.
+        """Examine the segments; return the rows that are gone or damaged. Nothing is changed before `settle`.
 
         Args:
             committed: number of the last transaction in the ledger.
-            first: offset of the oldest row that must be there; None: that of the oldest segment.
+            first: offset of the oldest row that must be there; None: the oldest one that is.
             end: the offset that the rows must reach.
-            known: rows that are known to be gone: for the offset behind each range, its first one.
-
-        Returns:
-            What should be there and is gone or damaged.
+            known: accepted losses: the offset behind each range, and its first offset.
 
         Raises:
             JournalDamaged: the ledger is older than the segments.
@@ -130,24 +126,21 @@ class Partition:
         return losses
 
     def _examine_sealed(self, found: list[Segment], committed: int, known: Mapping[int, int]) -> Iterator[Loss]:
-        """See to it that each segment follows the one before."""
+        """Check that each segment follows the one before."""
         for before, after in itertools.pairwise(found):
             before.end = known.get(after.first, after.first)
             if before.end == after.first and after.before not in (None, (before.first, before.size)):
                 name, size = after.before or (0, 0)
-                what = (
-                    f"the segment before it began with row {name} and had {size} octets, and is gone or has others now"
-                )
                 before.examine(committed)
                 self._damaged.add(before.path)
-                error = JournalDamaged(f"{what}: restore it", path=str(after.path))
-                yield Loss(min(before.end, after.first), after.first, error)
+                what = f"the segment before it began with row {name} and had {size} bytes, and is gone or has changed: restore it"
+                yield Loss(min(before.end, after.first), after.first, JournalDamaged(what, path=str(after.path)))
 
     def _examine_last(self, found: list[Segment], committed: int) -> Iterator[Loss]:
-        """Look where the rows end."""
+        """Find the end of the rows."""
         state: State = found[-1].examine(committed)
-        # A transaction that was not committed may have begun in a segment before, if there is nothing else in the last one. An empty
-        # one stays otherwise: its name says at which offset to go on.
+        # If the last segment has no committed rows, an uncommitted transaction may have begun in a segment before it. Otherwise an empty
+        # segment stays: its name says at which offset to go on.
         while len(found) > 1 and found[-1].end == found[-1].first:
             last, before, wanted = found[-1], found[-2], found[-2].end
             if before.examine(committed) != "uncommitted":
@@ -156,7 +149,7 @@ class Partition:
                     text = f"ends with offset {before.end}; the next segment begins with {last.first}"
                     yield Loss(before.end, wanted, JournalDamaged(text, path=str(before.path)))
                 break
-            # The later file first: if this is cut short, the same is found again next time.
+            # The later file goes first: if this is interrupted, the next start finds the same.
             self._uncommitted.append(found.pop().path)
             state = "uncommitted"
         last = found[-1]
@@ -171,18 +164,13 @@ class Partition:
 
     @property
     def newest_schema(self) -> pa.Schema | None:
-        """Columns of the last segment that `find` found; None if there is none."""
+        """Columns of the last segment, once `find` has run; None if there is no segment."""
         return self._found[-1].schema if self._found else None
 
     def settle(self, losses: Mapping[int, int]) -> int:
-        """Put in order what `find` found: cut off what is torn or was never committed, and go on behind all rows that should be there.
+        """Cut off rows that are torn or were never committed, and go on behind all rows that should be there; return the bytes cut off.
 
-        Args:
-            losses: rows that are known to be gone by now: for the offset behind each range, its first one. Damaged files are kept as
-                ``NAME.damaged``.
-
-        Returns:
-            How many bytes were cut off.
+        Damaged files are kept as ``NAME.damaged``. `losses` are the accepted ones: the offset behind each range, and its first offset.
         """
         found, cut = self._found, 0
         self._losses = dict(losses)
@@ -219,14 +207,14 @@ class Partition:
         return cut
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         for segment in self.segments:
             segment.close()
 
     # ------------------------------------------------------------ writing
 
     def _begin_at(self, first: int) -> None:
-        """Go on with this offset, which is behind the end."""
+        """Go on at this offset, which is behind the end."""
         empty = [segment for segment in self.segments[-1:] if segment.end == segment.first]
         self.segments = self.segments[: len(self.segments) - len(empty)]
         self.segments = (*self.segments, self._make_segment(first))
@@ -234,13 +222,9 @@ class Partition:
             segment.path.unlink()
 
     def write(self, messages: Sequence[Message], *, transaction: int, time: float) -> int:
-        """Put rows behind the last ones; neither synced nor seen by readers yet. A full segment gives way to a new one.
+        """Write rows behind the last ones, unsynced and unseen by readers; return the offset of the first. After an `OSError`, `rollback`.
 
-        Returns:
-            The offset of the first row.
-
-        Raises:
-            OSError: the disk does not take it; call `rollback`.
+        A full segment gives way to a new one.
         """
         first = self.segments[-1].end
         waiting: list[Message] = []
@@ -259,7 +243,7 @@ class Partition:
         return first
 
     def roll(self) -> None:
-        """Seal the last segment, which is synced, and begin a new one; it takes the place of one without rows."""
+        """Sync and seal the last segment, and begin a new one; a segment without rows is replaced."""
         last = self.segments[-1]
         self.sync()
         if last.end == last.first:
@@ -274,16 +258,16 @@ class Partition:
         )
 
     def written_file(self) -> tuple[Path, int]:
-        """Return the file that is written, and its inode."""
+        """Return the file of the last segment, and its inode."""
         return self.segments[-1].path, self.segments[-1].inode()
 
     def sync(self) -> None:
-        """Bring what was written to the disk."""
+        """Sync what was written."""
         self.segments[-1].sync()
         self.synced_end = self.segments[-1].end
 
     def publish(self) -> bool:
-        """Let readers see what was written; return whether a segment was sealed meanwhile."""
+        """Let readers see what was written; return whether a segment was sealed since the last time."""
         last = self.segments[-1]
         sealed = len(self.segments) > len(self._published.segments)
         for segment in self.segments[max(0, len(self._published.segments) - 1) :]:
@@ -293,11 +277,7 @@ class Partition:
         return sealed
 
     def rollback(self) -> None:
-        """Take back what was written since `publish`; it is so on the disk when this returns.
-
-        Raises:
-            OSError: it cannot be; only opening the journal again helps.
-        """
+        """Take back all writes since `publish`, on the disk too. After an `OSError`, only opening the journal again helps."""
         kept = self._published.segments
         if self.segments != kept:
             for segment in self.segments[len(kept) :]:
@@ -310,9 +290,9 @@ class Partition:
         self.synced_end = min(self.synced_end, self._published.end)
 
     def drop_oldest(self) -> Path:
-        """Take the oldest segment, which is not the last one, from readers; return its file, which may be deleted."""
+        """Hide the oldest segment, which is not the last one, from readers; return its file, which may be deleted."""
         oldest, *rest = self.segments
-        # Readers that look it up from now on are told that it is gone; those that have it mapped keep it.
+        # Readers that look it up from now on get `OffsetGone`; a reader that has mapped it keeps it.
         self.segments = tuple(rest)
         self._published = attrs.evolve(self._published, segments=self.segments)
         return oldest.path
@@ -320,7 +300,7 @@ class Partition:
     # ------------------------------------------------------------ reading
 
     def read(self, start: int, end: int, max_bytes: int) -> Iterator[Block]:
-        """Yield blocks from `start` on, up to `end` or what readers see, until `max_bytes`; at least one if there is a row.
+        """Yield blocks from `start` on, up to `end` or the last row that readers see, until `max_bytes`; at least one if there is a row.
 
         Raises:
             OffsetGone: `start` is older than what is kept.
@@ -344,7 +324,7 @@ class Partition:
                 return
 
     def offset_within(self, start: int, end: int, max_bytes: int) -> int:
-        """Find the offset at which `read` with the same arguments would end, without reading any row."""
+        """Find the offset at which `read` with the same arguments would end, without reading rows."""
         end, used = min(end, self.end), 0
         while start < end:
             segment, following = self._segment_of(start)
@@ -361,14 +341,14 @@ class Partition:
         return start
 
     def _index(self, segment: Segment, start: int, following: int | None) -> None:
-        """Index a segment that holds the row at `start`, or would if it had not been lost."""
+        """Index the segment that holds the row at `start`, or would hold it if it were not lost."""
         if following is not None:
             segment.index()
             if start >= segment.end:
                 raise self._gone(start, following)
 
     def _segment_of(self, offset: int) -> tuple[Segment, int | None]:
-        """The segment that holds an offset, and the offset at which the one after begins."""
+        """Return the segment that holds an offset, and the offset at which the next one begins."""
         segments = self.segments
         if offset < segments[0].first:
             raise self._gone(offset, segments[0].first)
@@ -395,20 +375,16 @@ class Partition:
         )
 
     def _vanished(self, segment: Segment, offset: int) -> JournalError:
-        """What to say of a file that was there when it was looked up."""
+        """Return the error for a file that was there when it was looked up and is gone now."""
         if offset < self.first:
             return self._gone(offset, self.first)
         return JournalDamaged(
-            f"row {offset} of partition {self.number} is gone: its file was deleted, and not by this journal. Restore it from a copy",
+            f"row {offset} of partition {self.number} is gone: another program deleted its file. Restore it from a copy",
             path=os.fspath(segment.path),
         )
 
     def check_offset(self, offset: int) -> None:
-        """Require that an offset is one between the beginning of the journal and its end.
-
-        Raises:
-            JournalError: it is not.
-        """
+        """Require that an offset is between 0 and the end; else raise `JournalError`."""
         if not isinstance(offset, int) or not 0 <= offset <= self.end:
             raise JournalError(
                 f"partition {self.number} has offsets 0 to {self.end}, not {offset!r}", path=str(self.folder)

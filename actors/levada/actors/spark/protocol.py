@@ -1,4 +1,4 @@
-"""What the bridge and Spark's processes say to each other: routes, questions, blocks of rows, errors, and the file that holds the token.
+"""The protocol of the bridge and Spark's processes: routes, questions, blocks of rows, errors, and the token file.
 
 The wire is RSocket with composite metadata; the routing extension says where a request goes:
 
@@ -7,14 +7,14 @@ route                   interaction          carries
 ======================  ===================  ==================================================================================
 ``mailbox/NAME``        request-response     one of the questions below, answered by a message
 ``mailbox/NAME/read``   request-stream       a `ReadRows`; each item is a block: an Arrow record batch message, and as metadata a `BlockHead`
-``mailbox/NAME/stage``  request-response     an Arrow IPC stream of one batch, with a `StageHead` in the metadata; answered by the rows up to these
+``mailbox/NAME/stage``  request-response     an Arrow IPC stream of one batch, with a `StageHead` in the metadata; answered by the rows so far
 ``mailbox/NAME/append`` request-response     an Arrow IPC stream of one batch, with an `AppendHead`; answered by an `AppendedRows`
 ``ask/NAME``            request-response     a message for an actor, answered by its reply
 ``ask/NAME/batch``      request-response     an Arrow IPC stream for an actor, answered by another one
-``hello``               request-response     nothing, answered by nothing: the way to learn whether one was let in
+``hello``               request-response     nothing, answered by nothing; tells a process whether it was let in
 ======================  ===================  ==================================================================================
 
-Whatever cannot be done comes back as an error with code `PROBLEM`, whose data `raised` turns into the exception that the actors' side met.
+A failure comes back as an error with code `PROBLEM`; `raised` turns its data into the exception of the actors' side.
 Payloads are data only: nothing is pickled. Both ends import this module; it starts nothing.
 """
 
@@ -82,9 +82,9 @@ PROBLEM = 0x301
 WINDOW = 8
 """Blocks that a reader, or a writer, may be ahead of the other side."""
 HEAD = "application/vnd.levada.bridge+msgpack"
-"""MIME type of the part of the metadata that says what the rows in the data are for."""
+"""MIME type of the metadata that describe the rows in the data: a `StageHead` or an `AppendHead`."""
 REQUEST_ID = "application/vnd.levada.request-id"
-"""MIME type of the part of the metadata that tells a question from others, and is the same each time it is tried."""
+"""MIME type of the metadata that identify a question; each try has the same id."""
 
 _codec = Codec()
 
@@ -94,12 +94,12 @@ _codec = Codec()
 
 @attrs.define(eq=False, slots=False, str=False)
 class BridgeError(LevadaError):
-    """The bridge, or the way to it, is not as it should be; the subclass says how."""
+    """The bridge, or the way to it, is at fault; the subclass says how."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class BridgeRefused(BridgeError, PermissionError):
-    """The bridge does not let this process in: another user's process, or a token that is not the bridge's."""
+    """The bridge does not let this process in: it has the wrong token or belongs to another user."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
@@ -107,22 +107,22 @@ class UnknownName(BridgeError, LookupError):
     """The bridge has no mailbox, or no actor, of this name."""
 
     name: str = ""
-    """The name that was asked for."""
+    """The unknown name."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class EpochChanged(BridgeError):
-    """Offsets are of another journal than the one that is there: its directory was deleted and made anew, or another one is meant."""
+    """Offsets are of another journal: its directory was deleted and made anew, or this is another mailbox."""
 
     wanted: str = ""
-    """Epoch that the offsets belong to."""
+    """Epoch of the offsets."""
     found: str = ""
     """Epoch of the journal."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class ActorFailed(ActorError):
-    """An actor that was asked failed on this question; the text is that of its exception."""
+    """An actor failed on this question; the text has its exception."""
 
 
 _CLASSES: dict[str, type[LevadaError]] = {
@@ -142,7 +142,7 @@ _PLAIN = (str, int, float, bool, type(None))
 
 
 def failed(error: LevadaError) -> RequestFailed:
-    """Make of an error what travels; `raised` undoes it at the other end."""
+    """Turn an error into one that travels; `raised` undoes it at the other end."""
     kind = next((cls.__name__ for cls in type(error).__mro__ if cls.__name__ in _CLASSES), "BridgeError")
     fields: dict[str, Any] = {}
     for attribute in attrs.fields(_CLASSES[kind]):
@@ -152,12 +152,12 @@ def failed(error: LevadaError) -> RequestFailed:
         elif isinstance(value, _PLAIN):
             fields[attribute.name] = value
     fields["detail"] = str(error) if kind == "BridgeError" else error.detail
-    # The last part ends the data with an octet that is not 0: zeros at the end of an error's data are taken for a terminator.
+    # `True` ends the data with a byte other than 0: zeros at the end of an error's data are taken for a terminator.
     return RequestFailed(str(error), code=PROBLEM, data=_codec.encode([kind, fields, True]))
 
 
 def raised(error: RequestFailed) -> LevadaError:
-    """Make of an error that came over the wire the one that the other end met, or return it as it is."""
+    """Turn an error from the wire into the exception of the other end; return any other error as it is."""
     if error.code != PROBLEM:
         return error
     try:
@@ -175,10 +175,10 @@ def raised(error: RequestFailed) -> LevadaError:
 
 @message("levada.spark.Description", frozen=True)
 class Description:
-    """What a mailbox is and holds."""
+    """Columns and extent of a mailbox."""
 
     epoch: str
-    """See `levada.actors.spark.Extent`."""
+    """As in `levada.actors.spark.Extent`, and so `opening`."""
     first: dict[int, int]
     """For each partition, the offset of the oldest row."""
     end: dict[int, int]
@@ -186,7 +186,6 @@ class Description:
     schema: bytes
     """Its columns, as an Arrow IPC message."""
     opening: str
-    """See `levada.actors.spark.Extent`."""
 
     def columns(self) -> pa.Schema:
         """Read `schema`."""
@@ -200,7 +199,7 @@ class Describe(Asks[Description]):
 
 @message("levada.spark.Compared", frozen=True)
 class Compared:
-    """See `levada.actors.spark.Reach`."""
+    """How far rows are still the same: a `levada.actors.spark.Reach` as a message."""
 
     known: bool
     ends: dict[int, int]
@@ -208,24 +207,24 @@ class Compared:
 
 @message("levada.spark.Compare", frozen=True)
 class Compare(Asks[Compared]):
-    """Ask how far the rows of an opening are still the same; see `levada.actors.spark.GetReach`."""
+    """Ask how far the rows of an opening are still the same."""
 
     opening: str | None
 
 
 @message("levada.spark.WaitForRows", frozen=True)
 class WaitForRows(Asks[Description]):
-    """Ask for a `Description`, to be answered when there are so many rows, or when the time is over."""
+    """Ask for a `Description` once there are `rows` rows, or after `seconds`."""
 
     after: dict[int, int]
-    """For each partition, the offset from which on rows count."""
+    """For each partition, the offset at which counting starts."""
     rows: int
     seconds: float
 
 
 @message("levada.spark.Measure", frozen=True)
 class Measure(Asks[int]):
-    """Ask how far so many octets reach: an offset."""
+    """Ask for the offset that `max_bytes` of rows reach."""
 
     partition: int
     start: int
@@ -235,7 +234,7 @@ class Measure(Asks[int]):
 
 @message("levada.spark.Declare", frozen=True)
 class Declare(Asks[dict[int, int]]):
-    """Declare a group; answered with how far it has come."""
+    """Declare a group; answered with its offsets."""
 
     group: str
     at_end: bool = False
@@ -243,7 +242,7 @@ class Declare(Asks[dict[int, int]]):
 
 @message("levada.spark.Commit", frozen=True)
 class Commit(Asks[None]):
-    """Note how far a group has come."""
+    """Set the offsets of a group."""
 
     group: str
     epoch: str
@@ -252,7 +251,7 @@ class Commit(Asks[None]):
 
 @message("levada.spark.DeliveredBatch", frozen=True)
 class DeliveredBatch:
-    """See `levada.actors.spark.Delivered`."""
+    """The place of a batch: a `levada.actors.spark.Delivered` as a message."""
 
     already: bool
     ranges: dict[int, list[int]]
@@ -260,19 +259,19 @@ class DeliveredBatch:
 
 @message("levada.spark.DeliverBatch", frozen=True)
 class DeliverBatch(Asks[DeliveredBatch]):
-    """Deliver a batch that was staged, once; see `levada.actors.spark.Deliver`."""
+    """Deliver a staged batch, once; see `levada.actors.spark.Deliver`."""
 
     query: str
     batch: int
     winners: dict[int, int]
     """For each part, the attempt that counts."""
     rows: dict[int, int] = attrs.field(factory=dict[int, int])
-    """For each part, how many rows were staged."""
+    """For each part, the number of staged rows."""
 
 
 @message("levada.spark.DiscardBatch", frozen=True)
 class DiscardBatch(Asks[int]):
-    """Drop what was staged; see `levada.actors.spark.DiscardStaged`."""
+    """Drop staged rows; see `levada.actors.spark.DiscardStaged`."""
 
     query: str
     batch: int
@@ -289,24 +288,24 @@ class ReadRows:
     end: int
     epoch: str
     opening: str | None = None
-    """The opening that the offsets are of; None: any."""
+    """The opening in which the offsets were read; None: any."""
 
 
 @message("levada.spark.StageHead", frozen=True)
 class StageHead:
-    """Which rows these are; see `levada.actors.spark.StageRows`."""
+    """Identifies the rows of a `levada.actors.spark.StageRows`."""
 
     query: str
     batch: int
     part: int
     attempt: int
     at: int = 0
-    """Rows of this part before these: what is sent again after a lost connection is there once."""
+    """Number of rows of this part before these: rows that are sent again after a lost connection are staged once."""
 
 
 @message("levada.spark.AppendHead", frozen=True)
 class AppendHead:
-    """Where these rows go; see `levada.actors.spark.Append`."""
+    """Where these rows go, as in `levada.actors.spark.Append`."""
 
     partition: int | None = None
     key: str | None = None
@@ -325,13 +324,13 @@ Head = StageHead | AppendHead
 
 
 def rows_payload(route: str, head: Head, batch: pa.RecordBatch) -> Payload:
-    """Make a request of rows and of what is to be done with them."""
+    """Make a request of rows and their head."""
     metadata = CompositeMetadata.of(Routing(route), Entry(HEAD, _codec.encode(head)))
     return Payload(stream_of(batch), metadata.encode())
 
 
 def stream_of(batch: pa.RecordBatch) -> bytes:
-    """Make an Arrow IPC stream of one batch, which says what its columns are; `levada.actors.spark.ipc` reads it."""
+    """Make an Arrow IPC stream of one batch and its columns; `levada.actors.spark.ipc` reads it."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
@@ -340,7 +339,7 @@ def stream_of(batch: pa.RecordBatch) -> bytes:
 
 
 def head_of(entries: CompositeMetadata) -> Head:
-    """Read what `rows_payload` wrote; `DecodeError` if it is not there."""
+    """Read the head of `rows_payload`; `DecodeError` if there is none."""
     octets = next((entry.metadata for entry in entries.entries if entry.mime_type == HEAD), b"")
     head: Head = _codec.decode(octets, StageHead | AppendHead)
     return head
@@ -357,23 +356,23 @@ class BlockHead:
     """Goes with each block of a stream of rows."""
 
     first: int
-    """Offset of the first row that was asked for."""
+    """Offset of the first row asked for."""
     rows: int
-    """Rows that were asked for."""
+    """Number of rows asked for."""
     skip: int
     """Rows of the message before them."""
     schema: bytes = b""
-    """Columns of this block and of those behind it, where they are not those of the block before; an Arrow IPC message."""
+    """Columns of this block and the following ones, as an Arrow IPC message; empty: as the block before."""
 
     def encode(self) -> bytes:
-        """Return the octets."""
+        """Return the wire format."""
         return _BLOCK_HEAD.pack(self.first, self.rows, self.skip) + self.schema
 
     @classmethod
     def decode(cls, octets: bytes) -> BlockHead:
-        """Read it; `BridgeError` if it is cut off."""
+        """Read the wire format; `BridgeError` if it is cut off."""
         if len(octets) < _BLOCK_HEAD.size:
-            raise BridgeError(f"the head of a block has {_BLOCK_HEAD.size} octets or more, got {len(octets)}")
+            raise BridgeError(f"the head of a block has {_BLOCK_HEAD.size} bytes or more, got {len(octets)}")
         first, rows, skip = _BLOCK_HEAD.unpack_from(octets)
         return cls(first, rows, skip, octets[_BLOCK_HEAD.size :])
 
@@ -382,7 +381,7 @@ class BlockHead:
 
 
 def host_id() -> str:
-    """Tell this machine, since its start, from others, so that a process knows whether a Unix socket can be the way."""
+    """Identify this machine since its start, so that a process knows whether it can use the Unix socket."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     text = boot.read_text() if boot.exists() else ""
     return hashlib.sha256(f"{platform.node()} {text}".encode()).hexdigest()[:32]
@@ -390,26 +389,26 @@ def host_id() -> str:
 
 @attrs.frozen
 class Token:
-    """What is in a token file: a secret line, a line about the machine, and for TLS whom to trust."""
+    """The content of a token file: a secret, the machine, and for TLS the certificates to trust."""
 
     secret: str = attrs.field(repr=False)
     """64 hexadecimal digits."""
     host: str
-    """`host_id` of the machine on which the bridge is."""
+    """`host_id` of the bridge's machine."""
     trust: str = ""
-    """Certificates in PEM that vouch for the bridge's; empty: those of the system do."""
+    """Certificates in PEM to trust; empty: the system's."""
 
     @classmethod
     def make(cls, *, trust: str = "") -> Token:
-        """Make a new one for a bridge on this machine."""
+        """Make a new token for a bridge on this machine."""
         return cls(secrets.token_hex(32), host_id(), trust)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Token:
-        """Read a token file; one that others may read is warned about.
+        """Read a token file; warn if others may read it.
 
         Raises:
-            ConfigurationError: there is none, or it is none. The error holds no part of it.
+            ConfigurationError: there is no such file, or it is no token file. The error holds no part of it.
         """
         try:
             text = Path(path).read_text("ascii")
@@ -423,7 +422,7 @@ class Token:
         return cls(*lines)
 
     def write(self, path: Path) -> None:
-        """Put it into a file that only its owner may read, in one step."""
+        """Write a file that only its owner may read, in one step."""
         beside = path.with_name(path.name + ".new")
         beside.unlink(missing_ok=True)
         with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
@@ -432,5 +431,5 @@ class Token:
 
 
 def names(found: Iterable[str]) -> str:
-    """Say which names there are."""
+    """List names in a text."""
     return ", ".join(sorted(found)) or "none"

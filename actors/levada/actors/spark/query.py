@@ -9,13 +9,13 @@ Example:
 
 How it works:
 
-* The end of a query is learnt by a thread in ``awaitTermination``: it costs nothing while it waits, wakes at once, and brings the exception.
-  Spark's listeners would do it too, but their queue drops events when it is full, and an actor that misses its own end hangs.
-* Progress is learnt from a ``StreamingQueryListener``, so nobody polls; it is registered only if somebody wants to be told. An event that
-  Spark's queue dropped, or that came while `BACKLOG` others waited for a slow receiver, is missed: progress is news, not a ledger.
-* All calls into the JVM are made in threads. One that is given up goes on in its thread until Spark answers; a query that comes up after its
-  actor has gone is stopped by the thread that started it.
-* What Spark raises holds Java objects, which neither travel nor outlive the JVM. So it becomes a `QueryFailed` of plain values.
+* A thread in ``awaitTermination`` waits for the end of the query: it costs nothing meanwhile, wakes at once, and gets the exception.
+  Spark's listeners also report the end, but their queue drops events when it is full, and an actor that misses its own end hangs.
+* A ``StreamingQueryListener`` reports progress, so nothing polls; it is registered only if `Query.progress` is given. An event is missed if
+  Spark's queue dropped it, or if `BACKLOG` others waited for a slow receiver: progress is news, not a ledger.
+* Threads make all calls into the JVM. A call that is given up goes on in its thread until Spark answers; if a query comes up after its actor
+  has gone, the thread that started it stops it.
+* Spark's exceptions hold Java objects, which neither travel nor outlive the JVM. So each becomes a `QueryFailed` of plain values.
 """
 
 from __future__ import annotations
@@ -77,21 +77,21 @@ T = TypeVar("T")
 logger = logging.getLogger("levada.actors.spark")
 
 BACKLOG = 64
-"""Events that wait for a receiver that does not take them; then the oldest is dropped."""
+"""Events that wait for a slow receiver; then the oldest is dropped."""
 LAST_EVENTS = 2.0
-"""Seconds to wait, after the end of a query, for what Spark's listener queue still holds."""
+"""Seconds to wait, after the end of a query, for events in Spark's listener queue."""
 THREADS = 4
-"""Of one query: the wait for its end, one for all that wait for data to be processed, two for short calls."""
+"""Threads of one query: one waits for its end, one for all `AwaitAvailable`, two make short calls."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class QueryFailed(LevadaError):
-    """A streaming query could not start, or ended with an error; `detail` is what began it, in one line, and below it Spark's own text."""
+    """A streaming query could not start, or ended with an error; `detail` has the root cause in its first line, then Spark's own text."""
 
     query: str = ""
     """Id of the query, the same after each start from one checkpoint; empty if it did not start."""
     run: str = ""
-    """Id of this start of it."""
+    """Id of this start."""
     condition: str = ""
     """Spark's name for the error, for example ``"STREAM_FAILED"``."""
 
@@ -114,7 +114,7 @@ class QueryStarted:
 
 @message("levada.spark.QueryProgress", frozen=True)
 class QueryProgress:
-    """What one micro-batch did, or that there was nothing to do."""
+    """The work of one micro-batch; no rows if there was nothing to do."""
 
     query: str
     run: str
@@ -126,11 +126,11 @@ class QueryProgress:
     rows: int
     """Rows that came from all sources."""
     arrival_rate: float | None
-    """Rows a second that came in since the batch before; None where Spark has no figure yet."""
+    """Rows a second that came in since the batch before; None if Spark has no figure yet."""
     processing_rate: float | None
-    """Rows a second that this batch worked off."""
+    """Rows a second that this batch processed."""
     seconds: float
-    """How long all of it took."""
+    """Duration of the whole batch."""
     phases: dict[str, float]
     """Seconds for each of Spark's phases: ``addBatch``, ``walCommit``, ``latestOffset``…"""
     watermark: dt.datetime | None
@@ -138,68 +138,79 @@ class QueryProgress:
     state_rows: int
     """Rows in the state of all operators."""
     state_octets: int
-    """Memory that it uses."""
+    """Memory of the state."""
     late_rows: int
     """Rows that the watermark dropped in this batch."""
 
 
 @message("levada.spark.QueryEnded", frozen=True)
 class QueryEnded:
-    """A run of a query is over: the last event of it. It may be started again."""
+    """A run of a query is over: its last event. The query may be started again."""
 
     query: str
     run: str
     error: str | None = None
-    """If it failed: what began that, in one line, and below it Spark's own text."""
+    """If it failed: the root cause in the first line, then Spark's own text."""
 
 
 QueryEvent = QueryStarted | QueryProgress | QueryEnded
-"""What those who want to be told about a query get."""
+"""The messages that `Query.progress` gets."""
 
 
 @attrs.frozen
 class GetProgress(Asks[QueryProgress | None]):
-    """Ask for the last progress of this run; None if there was none yet."""
+    """Ask for the last progress of this run; None if there is none yet."""
 
 
 @attrs.frozen
 class AwaitAvailable(Asks[None]):
-    """Ask to be answered when all that the sources had at the moment of asking has been processed and committed to the sink.
+    """Ask for an answer once all rows that the sources have now are processed and committed to the sink.
 
-    Fails with `QueryFailed` if the query does first, and with `ActorStopped` if it ends first (with ``availableNow``, wait for the end of the
-    actor instead). For tests and for the end of a program; with sources that never pause it may take for ever, so give the ask a time-out.
+    Fails with `QueryFailed` if the query fails first, and with `ActorStopped` if it ends first (with ``availableNow``, wait for the end of the
+    actor instead). For tests and for the end of a program. With sources that never pause it may take for ever, so give the ask a time-out.
     """
 
 
-@attrs.frozen
-class _Listener:
-    """Where the events of a query go. A sender in a field would end at each new start; in here it goes on until the query is over."""
+@attrs.frozen(eq=False)
+class _Outlet:
+    """The way of a query's events to their receiver. It lives as long as the query, over all its restarts; `Query.stopping` closes it.
+
+    A `Sender` in a field of an actor lives as long as that instance: the runtime ends it at each restart. So the query keeps it in here.
+    """
 
     to: Ref[QueryEvent] | Sender[QueryEvent]
+
+    async def send(self, event: QueryEvent) -> None:
+        await self.to.send(event)
+
+    def close(self) -> None:
+        if isinstance(self.to, Sender):
+            self.to.finish_nowait()
 
 
 class Query(Actor[AwaitAvailable | GetProgress]):
     """Runs a streaming query for as long as it lives.
 
-    It ends with the query: `Normal` when the query ends by itself (``availableNow``) or is stopped by somebody else, `Failed` with
-    `QueryFailed` when it fails. When the actor ends first, by `Ref.stop` or any other way, the query is stopped; for that it has the
-    ``stop_timeout`` of the system, then Spark goes on stopping it in the background. Supervised, it starts again from its checkpoint if
-    `start` sets a ``checkpointLocation``, and from the beginning if not.
+    The actor ends with the query: `Normal` when the query ends by itself (``availableNow``) or is stopped from outside, `Failed` with
+    `QueryFailed` when it fails. If the actor ends first, it stops the query and waits for that for the system's ``stop_timeout``; then Spark
+    goes on stopping it in the background. A supervised query starts again from its checkpoint if `start` sets a ``checkpointLocation``, and
+    from the beginning if not.
 
     Args:
         spark: the session.
         start: called in a thread, at each start; returns a writer, which is started, or a query that runs.
-        progress: is told `QueryStarted`, `QueryProgress` and `QueryEnded`. A `Sender` is this actor's from now on, and finished at its end.
-            What is slow to take events misses the oldest ones; one that has gone is forgotten, and the query goes on.
+        progress: is told `QueryStarted`, `QueryProgress` and `QueryEnded`. The actor owns a `Sender` and finishes it at its end.
+            A slow receiver misses the oldest events; if it has gone, the query goes on without it.
     """
 
     spark: SparkSession
     start: Callable[[SparkSession], DataStreamWriter | StreamingQuery]
     progress: Ref[QueryEvent] | Sender[QueryEvent] | None = None
-    _listener: _Listener | None = attrs.field(init=False, default=None)
+    _outlet: _Outlet | None = attrs.field(init=False, default=None)
+    """Takes over `progress`."""
     _run: _Run | None = attrs.field(init=False, default=None)
     _waiting: list[Reply[None]] = attrs.field(init=False, factory=list)
-    """For the next call of ``processAllAvailable``: one that is under way may have looked at the sources before they asked."""
+    """For the next call of ``processAllAvailable``: a call under way may have read the sources before they asked."""
     _processing: bool = attrs.field(init=False, default=False)
     _told: trio.Event = attrs.field(init=False, factory=trio.Event)
     """Set when the last event has been passed on."""
@@ -208,14 +219,11 @@ class Query(Actor[AwaitAvailable | GetProgress]):
 
     def __attrs_post_init__(self) -> None:
         if self.progress is not None:
-            self._listener, self.progress = _Listener(self.progress), None
+            self._outlet, self.progress = _Outlet(self.progress), None
 
     async def started(self) -> None:
-        """Start the query.
-
-        Cancellation: a query that comes up later all the same is stopped.
-        """
-        events = None if self._listener is None else _Events(trio.lowlevel.current_trio_token())
+        """Start the query. If this is cancelled and the query comes up later, it is stopped."""
+        events = None if self._outlet is None else _Events(trio.lowlevel.current_trio_token())
         self._run = run = _Run(self.spark, self.start, events)
         started = await self._in_thread(run.start)
         logger.info(
@@ -235,7 +243,7 @@ class Query(Actor[AwaitAvailable | GetProgress]):
 
     @handles
     def await_available(self, m: AwaitAvailable) -> None:
-        """Answer later; all that ask while a call is under way share the next one."""
+        """Answer later; questions that come while a call is under way share the next one."""
         assert self._run is not None
         self._waiting.append(self.reply_later())
         if not self._processing:
@@ -245,18 +253,18 @@ class Query(Actor[AwaitAvailable | GetProgress]):
     async def stopping(self, reason: Reason) -> None:
         """Stop the query, and pass its last events on."""
         await self._end()
-        if self._listener is not None and isinstance(self._listener.to, Sender):
-            self._listener.to.finish_nowait()
+        if self._outlet is not None:
+            self._outlet.close()
 
     async def restarting(self, error: BaseException | None, message: Any) -> None:
-        """Stop what is left of this run, and pass its last events on."""
+        """Stop the rest of this run, and pass its last events on."""
         await self._end()
 
     async def _end(self) -> None:
         run, self._ending = self._run, True
         if run is None:
             return
-        # Shielded, as nothing may keep the query from being told to stop; bounded, as Spark may take its time for it.
+        # Shielded, because the query must be told to stop; bounded, because Spark may take long.
         with trio.move_on_after(self.system.stop_timeout, shield=True):
             await self._in_thread(run.stop)
         if run.started is not None:
@@ -279,7 +287,7 @@ class Query(Actor[AwaitAvailable | GetProgress]):
                     for reply in asked:
                         reply.send(None)
                 else:
-                    # The query was stopped meanwhile: the actor ends, and they with it.
+                    # The query was stopped meanwhile: the actor ends, and these questions with it.
                     self._waiting = asked + self._waiting
                     return
         finally:
@@ -288,7 +296,7 @@ class Query(Actor[AwaitAvailable | GetProgress]):
     async def _watch(self, run: _Run) -> None:
         failure = await self._in_thread(run.wait)
         if self._ending:
-            return  # what a query raises while it is being stopped is how it was stopped
+            return  # an exception now only tells how the query was stopped
         with trio.move_on_after(LAST_EVENTS):
             await self._told.wait()
         if failure is not None:
@@ -304,14 +312,14 @@ class Query(Actor[AwaitAvailable | GetProgress]):
                 if isinstance(event, QueryEnded):
                     self._told.set()
         except (ActorStopped, ChannelError):
-            logger.debug("nobody takes the events of a query any more", extra=self._extra("receiver_gone"))
+            logger.debug("the receiver of a query's events has gone", extra=self._extra("receiver_gone"))
         finally:
             self._told.set()
 
     async def _pass_on(self, event: QueryEvent) -> None:
-        assert self._listener is not None
+        assert self._outlet is not None
         try:
-            await self._listener.to.send(event)
+            await self._outlet.send(event)
         except MailboxFull:
             logger.debug("an event of a query is dropped: the mailbox is full", extra=self._extra("event_dropped"))
 
@@ -368,18 +376,18 @@ class _Run:
     def _start_query(self) -> Any:
         spark: Any = self._spark
         if hasattr(spark, "_jsparkSession"):
-            # Spark looks data sources made in Python up in the session that is active in the thread, and this thread has none.
+            # Spark looks up Python data sources in the active session of the thread, and this thread has none.
             spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)
         made: Any = self._start(self._spark)
-        # By what it can do, not by its class: sessions over Spark Connect have classes of their own.
+        # Not by its class: sessions over Spark Connect have classes of their own.
         return made if hasattr(made, "awaitTermination") else made.start()
 
     def wait(self) -> QueryFailed | None:
-        """Wait for the end of the query; return what it ended with."""
+        """Wait for the end of the query; return its error, if any."""
         return self._attempt(self._query.awaitTermination)[1]
 
     def process(self) -> tuple[bool, QueryFailed | None]:
-        """Wait until all is processed; say whether it is, which Spark does not where the query ends meanwhile."""
+        """Wait until all is processed; return whether it is. Spark does not say so if the query ends meanwhile."""
         active, failure = self._attempt(lambda: (self._query.processAllAvailable(), self._query.isActive)[1])
         return bool(active), failure
 
@@ -398,13 +406,13 @@ class _Run:
                 logger.warning("a query did not stop in order: %s", cause, extra={"event": "query_not_stopped"})
 
     def close(self) -> None:
-        """Take the listener back."""
+        """Remove the listener."""
         events = self._events
         if events is not None:
             self._attempt(lambda: self._spark.streams.removeListener(events))
 
     def _attempt(self, call: Callable[[], T]) -> tuple[T | None, QueryFailed | None]:
-        """Call Spark; make of its exception one of plain values, which is returned, as what is raised here would hold the other one."""
+        """Call Spark; return its exception as one of plain values. Raised here, it would hold Spark's own as its context."""
         try:
             return call(), None
         except (PySparkException, Py4JError) as error:
@@ -415,9 +423,9 @@ class _Run:
 
 
 class _OneText(JStreamingQueryListener):  # type: ignore[misc]  # mypy is not shown pyspark
-    """Takes a progress from the JVM as one text.
+    """Takes a progress from the JVM as one text, in 3 ms on a busy machine.
 
-    pyspark takes it field by field, each by a call: 400 ms against 3 ms on a busy machine, and all listeners wait meanwhile.
+    pyspark takes each field by a call of its own: 400 ms, and all listeners wait meanwhile.
     """
 
     def onQueryProgress(self, jevent: Any) -> None:  # noqa: N802 - Spark's name
@@ -430,14 +438,14 @@ class _Events(StreamingQueryListener):  # type: ignore[misc]  # mypy is not show
 
     def __init__(self, token: trio.lowlevel.TrioToken) -> None:
         self.run: str | None = None
-        """Of which run; None: not known yet."""
+        """The run whose events count; None: not known yet."""
         self._token = token
         self._waiting: deque[QueryProgress | QueryEnded] = deque(maxlen=BACKLOG)
         self._some = trio.Event()
 
     @property
     def _jlistener(self) -> Any:
-        """What pyspark registers with the JVM; sessions over Spark Connect do without."""
+        """The object that pyspark registers with the JVM; sessions over Spark Connect do not use it."""
         if not hasattr(self, "_registered"):
             jvm: Any = SparkContext._jvm
             self._registered = jvm.PythonStreamingQueryListenerWrapper(_OneText(self))
@@ -473,7 +481,7 @@ class _Events(StreamingQueryListener):  # type: ignore[misc]  # mypy is not show
         try:
             self._token.run_sync_soon(self._wake, idempotent=True)
         except trio.RunFinishedError:
-            pass  # nobody is there any more
+            pass  # trio has ended
 
     def _wake(self) -> None:
         self._some.set()

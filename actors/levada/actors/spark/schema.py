@@ -1,8 +1,8 @@
-"""Columns of a journal: how two schemas differ, how one may grow out of another, and how old rows are brought to new columns.
+"""Columns of a journal: how two schemas differ, how a schema may grow, and how old rows fit new columns.
 
-A schema grows at its end only. Columns that are there keep name, place and type; a new one can be null or has a default, which travels in
-the metadata of its field (`DEFAULT`). A struct may grow in the same way, wherever it is nested. So rows that were written years ago can be
-read in the columns of today, and an old program reads new rows by leaving out what it does not know.
+A schema grows at its end only. Existing columns keep name, place and type; a new column is nullable or has a default, which travels in
+the metadata of its field (`DEFAULT`). A struct may grow in the same way, wherever it is nested. So a program can read rows that were written
+years ago in the columns of today, and an old program reads new rows without the columns it does not know.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DEFAULT = b"levada.default"
 
 
 def fingerprint(schema: pa.Schema) -> bytes:
-    """Sixteen octets that change with the name, place, type or nullability of a column; metadata does not count.
+    """Return sixteen bytes that change with the name, place, type or nullability of a column; metadata does not count.
 
     Example:
         >>> fingerprint(pa.schema([("symbol", pa.string())])).hex()
@@ -50,7 +50,7 @@ def check_schema(schema: pa.Schema) -> None:
     """Require that a journal can keep these columns.
 
     Raises:
-        ConfigurationError: there are none, two have one name, or one is of a type whose values are not all in a record batch's message.
+        ConfigurationError: there are none, two have the same name, or one has a type whose values are not all in a record batch's message.
     """
     if not len(schema):
         raise ConfigurationError("a journal has one column or more")
@@ -64,10 +64,10 @@ def check_schema(schema: pa.Schema) -> None:
 
 
 def check_for_spark(schema: pa.Schema) -> None:
-    """Require that Spark has decimals as large as these columns want: its own end finds out only when it plans a query.
+    """Require that Spark has decimals as large as these columns; Spark itself finds out only when it plans a query.
 
     Raises:
-        ConfigurationError: says which column, and what would do.
+        ConfigurationError: names the column and a type to use instead.
     """
     for field in schema:
         if any(map(pa.types.is_decimal256, _types(field.type))):
@@ -83,7 +83,7 @@ def _types(kind: pa.DataType) -> Iterator[pa.DataType]:
 
 
 def differences(wanted: pa.Schema, got: pa.Schema) -> list[str]:
-    """Say column by column how `got` is not `wanted`; empty if it is. Metadata does not count, and fewer nulls than allowed are fine.
+    """List the differences of `got` from `wanted` by column. Metadata does not count, and fewer nulls than allowed are fine.
 
     Example:
         >>> wanted = pa.schema([("symbol", pa.string()), ("bid", pa.float64())])
@@ -100,7 +100,7 @@ def _compare(path: str, wanted: list[pa.Field], got: list[pa.Field]) -> Iterator
         yield from (f"{path}{name}: there {names.count(name)} times" for name in places if names.count(name) > 1)
         return
     known = {field.name for field in wanted}
-    # Places among the columns that both have: one that is missing or too many does not make all others look displaced.
+    # Only columns that both have are compared by place, so that a missing or extra one does not make all others look displaced.
     order = [field.name for field in wanted if field.name in places]
     theirs = [field.name for field in got if field.name in known]
     for field in wanted:
@@ -124,7 +124,7 @@ def _compare(path: str, wanted: list[pa.Field], got: list[pa.Field]) -> Iterator
 def conform(batch: pa.RecordBatch, schema: pa.Schema, *, where: str = "") -> pa.RecordBatch:
     """Return `batch` with exactly this schema, without copying it.
 
-    What could be null and is not passes for what cannot, at any depth: batches that come from a data engine are nullable throughout.
+    A nullable column without nulls passes for one that is not nullable, at any depth: batches from a data engine are nullable throughout.
 
     Raises:
         SchemaMismatch: columns differ; says which and how.
@@ -150,7 +150,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, *, where: str = "") -> pa.
 
 
 def _loose(kind: pa.DataType) -> pa.DataType:
-    """The type without what it says about nulls, and about the name of a list's items."""
+    """Return the type without nullability and the names of list items."""
     if pa.types.is_struct(kind):
         return pa.struct([(field.name, _loose(field.type)) for field in kind])
     if pa.types.is_list(kind):
@@ -161,11 +161,7 @@ def _loose(kind: pa.DataType) -> pa.DataType:
 
 
 def check_growth(old: pa.Schema, new: pa.Schema, *, where: str = "") -> None:
-    """Require that rows of `old` can be read in the columns of `new`, and that nothing was taken away.
-
-    Raises:
-        SchemaMismatch: says column by column what is in the way.
-    """
+    """Require that `new` grew out of `old`; `SchemaMismatch` lists each column that prevents it."""
     problems = list(_growth("", list(old), list(new)))
     if problems:
         raise _mismatch("the columns did not grow at the end only, from those in the journal", problems, where)
@@ -203,9 +199,9 @@ def _type_growth(name: str, old: pa.DataType, new: pa.DataType) -> Iterator[str]
 
 
 def fit(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Bring rows to other columns: missing ones at the end get their defaults, or null; unknown ones at the end are left out.
+    """Fit rows to other columns: missing ones at the end get their defaults, or null; unknown ones at the end are left out.
 
-    Costs nothing if the columns are the same, and does not copy the columns that are.
+    Costs nothing if the columns are the same, and does not copy equal columns.
 
     Raises:
         SchemaMismatch: neither schema grew out of the other.
@@ -224,7 +220,7 @@ def fit(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
             problems = list(_type_growth(name, column.type, field.type))
             if problems and list(_type_growth(name, field.type, column.type)):
                 raise _mismatch("other columns", problems, "")
-            # A struct that grew or shrank: rare, and only for rows from before the change.
+            # A struct that grew or shrank: rare, only for rows from before the change.
             column = pa.array([_grown(value, field.type) for value in column.to_pylist()], field.type)
         if column.null_count and not field.nullable:
             raise _mismatch("other columns", [f"{name}: has nulls, wanted not null"], "")
@@ -243,7 +239,7 @@ def _filled(field: pa.Field, rows: int) -> pa.Array:
 
 
 def _grown(value: Any, kind: pa.DataType) -> Any:
-    """A value as Arrow gives it, with defaults for what its type has now and had not when it was written."""
+    """Return a value with defaults for the fields that its type got after it was written."""
     if value is None:
         return None
     if pa.types.is_struct(kind):
@@ -262,7 +258,7 @@ def _grown(value: Any, kind: pa.DataType) -> Any:
 
 
 def with_default(field: pa.Field, value: pa.Array) -> pa.Field:
-    """Return the field with a default for rows from before it was added: the only row of `value`."""
+    """Return the field with the only row of `value` as default, for rows from before it was added."""
     plain = pa.field("default", field.type)
     octets = pa.RecordBatch.from_arrays([value], schema=pa.schema([plain])).serialize().to_pybytes()
     return field.with_metadata({**(field.metadata or {}), DEFAULT: base64.b64encode(octets)})
@@ -277,8 +273,8 @@ def _default(field: pa.Field) -> pa.Array | None:
 
 
 def offsets(first: int, rows: int) -> pa.Array:
-    """Return the offsets of rows that lie behind one another, as a column."""
-    arange = getattr(pa, "arange", None)  # pyarrow 21 and later: 1 ns a row, against 30
+    """Return the offsets of successive rows as a column."""
+    arange = getattr(pa, "arange", None)  # pyarrow 21 and later: 1 ns a row instead of 30
     return arange(first, first + rows) if arange is not None else pa.array(range(first, first + rows), pa.int64())
 
 

@@ -1,22 +1,22 @@
 """One segment file of a journal: Arrow IPC record batch messages in checksummed blocks.
 
 On the disk
-    A header, then blocks without gaps; numbers are little-endian, header and blocks are padded with zeros to multiples of 8 octets.
+    A header, then blocks without gaps. Numbers are little-endian; header and blocks are padded with zeros to multiples of 8 bytes.
 
     header: ``levadaJ1``, version (4), partition (4), first offset (8), journal id (16), fingerprint of the schema (16), bytes of the schema
     (4), first offset (8) and size (8) of the segment before it, or zeros, crc32 of all of it (4); then the schema as an Arrow IPC message.
     Version 1 has no segment before it.
 
-    block: ``LvB1``, octets of the message (4), crc32 of the rest of the block (4), rows (4), offset of the first row (8), transaction (8), time in
-    microseconds since 1970 (8), octets of this file that were synced when this block was written (8); then the record batch as an Arrow IPC message.
+    block: ``LvB1``, bytes of the message (4), crc32 of the rest of the block (4), rows (4), offset of the first row (8), transaction (8), time in
+    microseconds since 1970 (8), bytes of this file that were synced when this block was written (8); then the record batch as an Arrow IPC message.
 
 The rules of this file
     * A segment appears under its name with a whole, synced header, by rename. A file cut short inside its header is damage.
     * Offsets are dense: a block begins where the one before ended.
-    * The tail is torn if no whole block behind the bad place says that this place had been synced. A torn tail is cut off. If one does, the
-      bad octets had been on the disk, and what comes after them may have been promised to somebody: that is `JournalDamaged`, and nothing is cut.
-    * Segments before the last are not read when a journal is opened, but each header says which segment comes before, and how long it is. Their
-      blocks are checked when they are first read.
+    * A bad block is a torn tail if no whole block behind it says that this place had been synced. A torn tail is cut off. Otherwise the
+      bad bytes had been on the disk, and the rows behind them may have been promised: that is `JournalDamaged`, and nothing is cut.
+    * Opening a journal reads the last segment only. Each header says which segment comes before it, and how long that one is. Blocks of older
+      segments are checked when they are first read.
     * One thread writes. Readers in other threads stay below an end that the writer has published, and see lists that only grow.
 """
 
@@ -43,24 +43,24 @@ _FILE = struct.Struct("<8sIIQ16s16sI")
 _BEFORE = struct.Struct("<QQ")  # from version 2 on
 _CRC = struct.Struct("<I")
 _BLOCK = struct.Struct("<4sIIIQQqQ")
-_SUMMED = struct.Struct("<IQQqQ")  # what of a block's header the checksum covers, besides the length
+_SUMMED = struct.Struct("<IQQqQ")  # the part of a block's header under the checksum, besides the length
 _MAGIC = b"levadaJ1"
 _BLOCK_MAGIC = b"LvB1"
 VERSION = 2
 MAX_SCHEMA = 1 << 24
 STRIDE = 1 << 16
-"""Octets between entries of the index in memory: 160,000 entries for 10 GiB, and at most this much to walk through."""
-_COPY_BELOW = 1 << 16  # a read this small is copied: 4 µs, a mapping costs 15 µs
+"""Bytes between entries of the index in memory: 160,000 entries for 10 GiB; a search walks through this much at most."""
+_COPY_BELOW = 1 << 16  # a read this small is copied in 4 µs; a mapping costs 15 µs
 _MANY = 512  # buffers of one writev; systems take 1024
 
 
 State = Literal["whole", "torn", "damaged", "uncommitted"]
-"""What is behind the last good block of a segment."""
+"""What follows the last good block of a segment."""
 
 
 @attrs.frozen
 class Message:
-    """A record batch as it will be written."""
+    """A record batch ready to be written."""
 
     octets: pa.Buffer
     """The Arrow IPC message."""
@@ -68,7 +68,7 @@ class Message:
 
     @property
     def size(self) -> int:
-        """Octets on the disk, header and padding included."""
+        """Bytes on the disk, header and padding included."""
         return _padded(_BLOCK.size + self.octets.size)
 
 
@@ -78,15 +78,15 @@ class Block:
 
     partition: int
     first: int
-    """Offset of the first row of this block that was asked for."""
+    """Offset of the first row asked for."""
     rows: int
-    """Rows that were asked for."""
+    """Number of rows asked for."""
     skip: int
     """Rows of the message before `first`."""
     octets: pa.Buffer
-    """The whole block as an Arrow IPC message; mostly a slice of the mapped file. Its schema is `schema`."""
+    """The whole block as an Arrow IPC message; usually a slice of the mapped file. Its schema is `schema`."""
     schema: pa.Schema
-    """Of the segment; maybe older than that of the journal, with fewer columns."""
+    """Columns of the segment; an old segment may have fewer than the journal."""
     time: float
     """When the rows were appended, in seconds since 1970."""
 
@@ -96,13 +96,13 @@ class Block:
         return self.first + self.rows
 
     def batch(self) -> pa.RecordBatch:
-        """Return the rows, without copying them, in the columns that they were written with."""
+        """Return the rows in the columns they were written with, without copying them."""
         return pa.ipc.read_record_batch(self.octets, self.schema).slice(self.skip, self.rows)
 
 
 @attrs.frozen
 class _Header:
-    """A block's header, and where it is in the file."""
+    """A block's header, and its position in the file."""
 
     at: int
     length: int
@@ -118,7 +118,7 @@ class _Header:
         return _padded(_BLOCK.size + self.length)
 
     def fits(self, octets: memoryview) -> bool:
-        """Whether the checksum is that of these octets of the message."""
+        """Whether the checksum fits these bytes of the message."""
         rest = _SUMMED.pack(self.rows, self.first, self.transaction, self.time, self.synced)
         return zlib.crc32(octets, zlib.crc32(rest, self.length)) == self.checksum
 
@@ -145,27 +145,27 @@ class Segment:
         self.before = before
         """First offset and size of the segment before this one; None if there was none, or the header does not say."""
         self.version = version
-        """Of the format."""
+        """Version of the format."""
         self.schema = schema
         self.fingerprint = fingerprint
         self.size = start
-        """Octets of the header and all whole blocks."""
+        """Bytes of the header and all whole blocks."""
         self.end = first
         """Offset behind the last row written."""
         self.synced = 0
-        """Octets that are known to be on the disk."""
+        """Bytes that have been synced."""
         self.visible = start
-        """Octets that readers may look at; see `publish`."""
+        """Bytes that readers may look at; see `publish`."""
         self.oldest = 0.0
         """When the first block was written, in seconds since 1970; 0 without blocks."""
         self.newest = 0.0
-        """The latest stamp of any block; clocks jump, so it need not be that of the last one."""
+        """The latest stamp of any block. Clocks jump, so another block than the last may have it."""
         self.last = 0.0
         """When the last block was written, or 0."""
         self.indexed = True
-        """Whether the fields above and the index are those of the file; false for a sealed segment that nobody has read yet."""
+        """Whether the fields above and the index have been read from the file; false for a sealed segment before its first read."""
         self.start = start
-        """Octets of the header."""
+        """Bytes of the header."""
         self._offsets: list[int] = []
         self._positions: list[int] = []
         self._checked = (0, 0)  # blocks between these positions have passed their checksum
@@ -185,11 +185,7 @@ class Segment:
         before: tuple[int, int] | None = None,
         durable: bool = True,
     ) -> Segment:
-        """Make a new, empty segment file, open for writing; if `durable`, it is on the disk when this returns.
-
-        Raises:
-            OSError: it cannot be made; there is no file under its name then.
-        """
+        """Make a new, empty segment file, open for writing; if `durable`, it is synced. After an `OSError` there is no file of its name."""
         text = schema.serialize().to_pybytes()
         mark = fingerprint(schema)
         head = _FILE.pack(_MAGIC, VERSION, partition, first, journal, mark, len(text))
@@ -221,7 +217,7 @@ class Segment:
 
     @classmethod
     def open(cls, path: Path, *, partition: int, journal: bytes) -> Segment:
-        """Read the header of a file; blocks are looked at later.
+        """Read the header of a file; its blocks are read later.
 
         Raises:
             JournalDamaged: the header is not whole, or this is a file of another journal or partition.
@@ -267,7 +263,7 @@ class Segment:
         return segment
 
     def open_for_writing(self) -> None:
-        """Open the file once more, to go on writing behind its last block."""
+        """Open the file again, to write behind its last block."""
         if self._descriptor < 0:
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
 
@@ -276,7 +272,7 @@ class Segment:
         return os.fstat(self._descriptor).st_ino
 
     def close(self) -> None:
-        """Let go of the file; it can still be read by its path."""
+        """Close the file; it can still be read."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -284,11 +280,7 @@ class Segment:
     # ------------------------------------------------------------ looking through
 
     def index(self) -> None:
-        """Walk over the headers of a sealed segment, whose `end` is known.
-
-        Raises:
-            JournalDamaged: blocks are missing or their headers damaged.
-        """
+        """Walk over the headers of a sealed segment, whose `end` is known; `JournalDamaged` if some are missing or damaged."""
         if self.indexed:
             return
         view = _map(self.path, 0, self.size)
@@ -312,14 +304,13 @@ class Segment:
         self.indexed = True
 
     def examine(self, committed: int) -> State:
-        """Check the whole segment; from then on it ends before what has to go, but the file is as it was.
+        """Check the whole segment and find the end of its good blocks; the file is not changed.
 
         Args:
-            committed: number of the last transaction that was committed; blocks of a later one have to go.
+            committed: number of the last transaction that was committed; blocks of a later one are not good.
 
         Returns:
-            What there is behind the end: nothing, a torn tail, a damaged block (see the rules above), or blocks of a transaction that was not
-            committed.
+            What follows the end: nothing, a torn tail, a damaged block (see the rules above), or blocks of an uncommitted transaction.
 
         Raises:
             JournalDamaged: blocks are of a later transaction than the next one.
@@ -347,14 +338,14 @@ class Segment:
         return "uncommitted" if pending else "whole"
 
     def settle(self) -> int:
-        """Open the file for writing, cut off what has to go, and sync the rest; return how many bytes were cut off."""
+        """Open the file for writing, cut it at its end, and sync the rest; return how many bytes were cut off."""
         self.open_for_writing()
         self._checked = (self.start, self.size)
         cut = os.fstat(self._descriptor).st_size - self.size
         if cut:
             self.cut_to(self.size, self.end)
         else:
-            # Whoever wrote this may have died before the sync, and it is about to be promised to readers.
+            # The writer may have died before the sync, and readers are about to see these rows.
             self.sync()
         self.publish()
         return cut
@@ -367,7 +358,7 @@ class Segment:
         self.indexed = True
 
     def _was_synced(self, view: memoryview, at: int) -> bool:
-        """Whether a whole block behind this position says that the position had been synced."""
+        """Whether a whole block behind this position says that it had been synced."""
         found = at
         octets = view.obj
         assert isinstance(octets, mmap.mmap | bytes)
@@ -382,12 +373,12 @@ class Segment:
         return False
 
     def damage(self) -> JournalDamaged:
-        """Make the error for a damaged block behind the end."""
+        """Return the error for a damaged block at the end."""
         return self._damaged(self.size, self.end)
 
     def _damaged(self, at: int, offset: int) -> JournalDamaged:
         return JournalDamaged(
-            f"the block at octet {at}, offset {offset}, is damaged: restore this file from a copy, or move the journal away",
+            f"the block at byte {at}, offset {offset}, is damaged: restore this file from a copy, or move the journal away",
             path=str(self.path),
             octet=at,
         )
@@ -395,11 +386,7 @@ class Segment:
     # ------------------------------------------------------------ writing
 
     def write(self, messages: Sequence[Message], *, transaction: int, time: float) -> None:
-        """Put blocks behind the last one; not synced.
-
-        Raises:
-            OSError: the file cannot be written; what is there of these blocks must be cut off (`cut_to`).
-        """
+        """Write blocks behind the last one, unsynced. After an `OSError` the file must be cut (`cut_to`)."""
         parts: list[bytes | pa.Buffer] = []
         headers: list[_Header] = []
         at, offset, stamp = self.size, self.end, int(time * 1e6)
@@ -427,7 +414,7 @@ class Segment:
         self.size = header.at + header.size
 
     def sync(self) -> None:
-        """Bring everything written to the disk."""
+        """Sync everything written."""
         if self.synced < self.size:
             _sync(self._descriptor)
             self.synced = self.size
@@ -437,7 +424,7 @@ class Segment:
         self.visible = self.size
 
     def cut_to(self, size: int, end: int) -> None:
-        """Forget the blocks from position `size`, offset `end`, on; it is so on the disk when this returns."""
+        """Cut off the blocks from position `size`, offset `end`, on, and sync that."""
         self.open_for_writing()
         os.ftruncate(self._descriptor, size)
         _sync(self._descriptor)
@@ -455,13 +442,12 @@ class Segment:
     # ------------------------------------------------------------ reading
 
     def read(self, start: int, end: int, max_bytes: int, used: int) -> Iterator[Block]:
-        """Yield the blocks that hold the rows from `start` up to `end` while they fit in `max_bytes`, of which some are `used`.
+        """Yield the blocks that hold the rows from `start` up to `end` while they fit in `max_bytes`, less the bytes `used` already.
 
-        Some of them are `used` already; where none are, one block is yielded however large it is. The segment is indexed, and
-        ``first <= start < end``, with `end` at most what was published.
+        If none are used, one block is yielded whatever its size. The segment is indexed, ``first <= start < end``, and `end` was published.
 
         Raises:
-            JournalDamaged: a block does not have its checksum.
+            JournalDamaged: the checksum of a block is wrong.
             FileNotFoundError: retention has deleted the file.
         """
         at = self._positions[bisect_right(self._offsets, start) - 1]
@@ -491,7 +477,7 @@ class Segment:
             at += here
 
     def _wider(self, view: memoryview, at: int, here: int, offset: int, window: int) -> int:
-        """How much to map from ``at + here`` on, where a block begins that is not wholly in `view`."""
+        """Return how much to map from ``at + here`` on, to get the whole block that begins there."""
         size = _BLOCK.size
         if here + size <= len(view):
             if view[here : here + 4] != _BLOCK_MAGIC:
@@ -510,7 +496,7 @@ class Segment:
         self._checked = (low, at + header.size) if at == high else (at, at + header.size)
 
     def offset_within(self, start: int, end: int, max_bytes: int, used: int) -> tuple[int, int]:
-        """Find how far `read` would get; return the offset, and the octets used by then."""
+        """Find the offset at which `read` would end; return it, and the bytes used by then."""
         at = self._positions[bisect_right(self._offsets, start) - 1]
         view = _map(self.path, at, self.visible)
         here = 0
@@ -528,7 +514,7 @@ class Segment:
         return start, used
 
 
-# ---------------------------------------------------------------- octets
+# ---------------------------------------------------------------- bytes
 
 
 def _padded(size: int) -> int:
@@ -536,7 +522,7 @@ def _padded(size: int) -> int:
 
 
 def _header(view: memoryview, at: int, offset: int | None) -> _Header | None:
-    """The header at a position, or None if it is none, not for `offset`, or its block is not whole."""
+    """Read the header at a position; None if there is none, it is not for `offset`, or its block is not whole."""
     if at + _BLOCK.size > len(view):
         return None
     magic, length, crc, rows, first, transaction, time, synced = _BLOCK.unpack_from(view, at)
@@ -548,7 +534,7 @@ def _header(view: memoryview, at: int, offset: int | None) -> _Header | None:
 
 
 def _map(path: Path, start: int, stop: int) -> memoryview:
-    """Map some octets of a file, or copy them if they are few. Slices may be kept: they keep the mapping."""
+    """Map some bytes of a file, or copy them if they are few. A slice keeps the mapping alive."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         if stop - start <= _COPY_BELOW:
@@ -574,7 +560,7 @@ def _write_all(descriptor: int, parts: Sequence[bytes | pa.Buffer], at: int) -> 
 
 
 def _sync(descriptor: int) -> None:
-    """Bring the content of a file, and its length, to the disk."""
+    """Sync the content and the length of a file."""
     if hasattr(os, "fdatasync"):
         os.fdatasync(descriptor)
     else:  # macOS
@@ -582,7 +568,7 @@ def _sync(descriptor: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk."""
+    """Sync the names in a folder."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

