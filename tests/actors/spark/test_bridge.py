@@ -270,7 +270,7 @@ def test_errors_arrive_as_what_they_were(actors: Actors) -> None:
     assert changed.value.wanted == "gone"
     with pytest.raises(JournalError, match="are not there"):
         list(remote(actors).read(0, 0, 1, epoch=remote(actors).describe().epoch, schema=COLUMNS.schema))
-    with pytest.raises(JournalError, match="the columns are not those of the journal"):
+    with pytest.raises(JournalError, match="the columns differ from the journal's"):
         remote(actors).append(pa.record_batch({"other": ["x"]}))
     assert read(remote(actors)) == []
 
@@ -329,7 +329,7 @@ def test_a_wrong_token_is_refused(actors: Actors, tmp_path: Path) -> None:
     actors.mailbox("lines", Line)
     other = tmp_path / "other.token"
     Token.make().write(other)
-    with pytest.raises(BridgeRefused, match="the token is not that of this bridge"):
+    with pytest.raises(BridgeRefused, match="the token belongs to another bridge"):
         RemoteMailbox(actors.bridge.address, "lines", str(other)).describe()
 
 

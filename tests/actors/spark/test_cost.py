@@ -236,7 +236,7 @@ def test_a_setup_full_of_entries_is_refused(desk: Actors) -> None:
 def test_what_is_sent_behind_a_wrong_token_is_not_kept(desk: Actors) -> None:
     with honest(desk), costs(4 * MIB, 2.0), knock(desk) as client:
         client.sendall(setup(CompositeMetadata.of(BearerAuthentication("0" * 64)).encode()))
-        assert b"the token is not that of this bridge" in closed(client)
+        assert b"the token belongs to another bridge" in closed(client)
 
 
 # ---------------------------------------------------------------- with the token: Arrow

@@ -188,7 +188,7 @@ async def test_one_bad_append_spoils_no_other(system: ActorSystem, tmp_path: Pat
     assert sorted(str(error) for error in errors) == [
         f"{tmp_path}: an append has one row or more",
         "Line.number, row 0: expected int, got str",
-        "the columns are not those of the journal: number: missing, wanted int64 not null; "
+        "the columns differ from the journal's: number: missing, wanted int64 not null; "
         "text: missing, wanted string not null; a: int64, not wanted",
     ]
 
@@ -197,7 +197,7 @@ async def test_a_journal_of_envelopes(system: ActorSystem, tmp_path: Path) -> No
     journal = system.spawn(Journal, tmp_path)
     envelope = Envelope(dt.datetime(2024, 1, 2, tzinfo=dt.UTC), key="k", value=b"v")
     await journal.ask(Append([envelope]))
-    with pytest.raises(SchemaMismatch, match="the columns are not those of the journal"):
+    with pytest.raises(SchemaMismatch, match="the columns differ from the journal's"):
         await journal.ask(Append(lines(1)))
     with pytest.raises(SchemaMismatch, match="rows are a record batch or messages"):
         await journal.ask(Append([5]))

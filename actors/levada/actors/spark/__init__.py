@@ -3,8 +3,8 @@
 Needs the extra: ``pip install 'levada[spark]'``.
 
 `serve_bridge` opens mailboxes to Spark, `session` starts a Spark session that reads and writes them by ``format("mailbox")``.
-`Journal` is the actor that keeps a journal, `Store` what it keeps on the disk, for programs without actors. `columns_of` turns message classes
-into Arrow columns; `session` starts Spark. What is guaranteed, and when, stands in ``docs/explanation/journal.md``.
+`Journal` is the actor that keeps a journal, `Store` the same on the disk, for programs without actors. `columns_of` turns message classes
+into Arrow columns. For the guarantees see ``docs/explanation/journal.md``.
 """
 
 from __future__ import annotations
@@ -64,69 +64,15 @@ if TYPE_CHECKING:
     from .store import Store
 
 __all__ = [
-    "ActorFailed",
-    "Append",
-    "Appended",
-    "AskRows",
-    "AwaitRows",
-    "Block",
-    "Bridge",
-    "BridgeConfig",
-    "BridgeError",
-    "BridgeRefused",
-    "Columns",
-    "CommitGroup",
-    "DeclareGroup",
-    "Deliver",
-    "Delivered",
-    "Delivery",
-    "DiscardStaged",
-    "EachRow",
-    "Envelope",
-    "EpochChanged",
-    "Extent",
-    "ForgetGroup",
-    "GetExtent",
-    "GetGroups",
-    "GetJournalStatistics",
-    "GetReach",
-    "GetSchema",
-    "Java",
-    "Journal",
-    "JournalBehind",
-    "JournalConfig",
-    "JournalDamaged",
-    "JournalError",
-    "JournalFull",
-    "JournalLocked",
-    "JournalStatistics",
-    "JournalUnwritable",
-    "Mailbox",
-    "Message",
-    "OffsetGone",
-    "OffsetWithin",
-    "Reach",
-    "Read",
-    "RemoteActor",
-    "RowKey",
-    "SchemaMismatch",
-    "Stage",
-    "StageRows",
-    "Store",
-    "StoreStatistics",
-    "UnknownName",
-    "ask",
-    "ask_batches",
-    "ask_many",
-    "check_growth",
-    "columns_of",
-    "differences",
-    "find_java",
-    "fit",
-    "partition_of",
-    "serve_bridge",
-    "session",
-]
+    "ActorFailed", "Append", "Appended", "AskRows", "AwaitRows", "Block", "Bridge", "BridgeConfig", "BridgeError",
+    "BridgeRefused", "Columns", "CommitGroup", "DeclareGroup", "Deliver", "Delivered", "Delivery", "DiscardStaged",
+    "EachRow", "Envelope", "EpochChanged", "Extent", "ForgetGroup", "GetExtent", "GetGroups",
+    "GetJournalStatistics", "GetReach", "GetSchema", "Java", "Journal", "JournalBehind", "JournalConfig",
+    "JournalDamaged", "JournalError", "JournalFull", "JournalLocked", "JournalStatistics", "JournalUnwritable",
+    "Mailbox", "Message", "OffsetGone", "OffsetWithin", "Reach", "Read", "RemoteActor", "RowKey", "SchemaMismatch",
+    "Stage", "StageRows", "Store", "StoreStatistics", "UnknownName", "ask", "ask_batches", "ask_many",
+    "check_growth", "columns_of", "differences", "find_java", "fit", "partition_of", "serve_bridge", "session",
+]  # fmt: skip
 
 _MODULES = (
     "errors",
@@ -146,7 +92,7 @@ _MODULES = (
 
 
 def __getattr__(name: str) -> object:
-    """Import what is asked for: each of Spark's worker processes imports this package, and most of it is for the actors' side."""
+    """Import a name on first use: each of Spark's worker processes imports this package, and most of it is for the actors' side."""
     if name in __all__:
         for module in _MODULES:
             found: object = vars(import_module(f".{module}", __name__)).get(name)

@@ -382,7 +382,7 @@ class Bridge:
         """Let in who has the token; a hook of the servers."""
         token = credentials.token if isinstance(credentials, BearerAuthentication) else ""
         if not hmac.compare_digest(token.encode(), self._secret.encode()):
-            raise SetupRejected("the token is not that of this bridge")
+            raise SetupRejected("the token belongs to another bridge")
 
     def answer(self, request: Request) -> Any:
         """Answer a request; the handler of the servers."""
@@ -523,7 +523,7 @@ class _Share:
 
 def _message_of(request: Request) -> Any:
     if not request.holds_message:
-        raise RequestInvalid("what is asked here is a message; its MIME type is missing")
+        raise RequestInvalid("this route takes a message; its MIME type is missing")
     return request.message()
 
 

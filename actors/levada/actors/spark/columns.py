@@ -137,7 +137,7 @@ class Columns(Generic[M]):
         """Turn rows into messages. Missing columns get their defaults, unknown ones at the end are ignored.
 
         Raises:
-            SchemaMismatch: the columns are not those of this class, or the class refuses the values.
+            SchemaMismatch: the columns differ from this class, or the class refuses the values.
         """
         columns = []
         for field, column in zip(self._fields, fit(batch, self.schema).columns, strict=True):

@@ -4,7 +4,7 @@
 option                means
 ====================  ==========================================================================================================
 address               `Bridge.address`
-tokenFile             path of the bridge's token file, or the name of one that was shipped; not needed beside the Unix socket
+tokenFile             path of the bridge's token file, or the name of a shipped one; not needed beside the Unix socket
 mailbox               name of the mailbox
 schema                columns to read, as Spark's DDL; some of the mailbox's, in any order. Default: all
 group                 reading a stream: name of the group; the mailbox keeps the rows that it has not read

@@ -132,7 +132,7 @@ class Ends:
             self.sync()
 
     def sync(self) -> None:
-        """Sync what was written."""
+        """Sync the file."""
         os.fdatasync(self._descriptor)
         self._place = 1 - self._place
         self.pending = False

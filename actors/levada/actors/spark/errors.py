@@ -10,21 +10,14 @@ import attrs
 from levada.framework.errors import LevadaError
 
 __all__ = [
-    "JournalBehind",
-    "JournalDamaged",
-    "JournalError",
-    "JournalFull",
-    "JournalLocked",
-    "JournalUnwritable",
-    "OffsetGone",
-    "SchemaMismatch",
-    "refused",
-]
+    "JournalBehind", "JournalDamaged", "JournalError", "JournalFull", "JournalLocked", "JournalUnwritable",
+    "OffsetGone", "SchemaMismatch", "refused",
+]  # fmt: skip
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class JournalError(LevadaError):
-    """A journal cannot do what was asked; the subclass says why."""
+    """A journal cannot answer a question; the subclass says why."""
 
     path: str = ""
     """The file or directory concerned."""
@@ -43,7 +36,7 @@ class JournalBehind(JournalError):
     """Offsets are of rows that this journal does not have: it was replaced by an older copy, or it lost rows that had been read."""
 
     opening: str = ""
-    """The opening of the journal in which the offsets were read; empty for a checkpoint of version 0.1."""
+    """The opening of the journal at which the offsets were read; empty for a checkpoint of version 0.1."""
     partition: int = 0
     wanted: int = 0
     """The offset that was given."""

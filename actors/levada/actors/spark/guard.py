@@ -1,4 +1,4 @@
-"""Whether a store may write: what makes it stop, and what takes back half a write."""
+"""The guard of a store: it stops all writes once the files are gone, and takes back half a write."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ class Guard:
             self._gone = ""
         elif not self._gone:
             self._gone = (
-                f"{missing[0].relative_to(self.directory)} was deleted, moved or replaced while this journal is open, and what was appended since is "
+                f"{missing[0].relative_to(self.directory)} was deleted, moved or replaced while this journal is open, and rows appended since are "
                 "lost: nothing more is written. Put the directory back, or start again"
             )
             logger.error("%s: %s", self.directory, self._gone, extra={"event": "journal_gone"})
 
 
 class Undone:
-    """Takes back what was written to partitions if the block fails."""
+    """Takes back all writes to some partitions if the block fails."""
 
     __slots__ = ("_guard", "_touched")
 
@@ -81,7 +81,7 @@ class Undone:
             for partition in self._touched:
                 partition.rollback()
         except BaseException:
-            self._guard.broken = "what was half written cannot be taken back, open the journal again"
+            self._guard.broken = "half a write cannot be taken back, open the journal again"
             raise
         if isinstance(error, FileNotFoundError):
             self._guard.look()

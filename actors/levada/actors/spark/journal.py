@@ -38,25 +38,10 @@ from .staging import Stage
 from .store import Store
 
 __all__ = [
-    "Append",
-    "AwaitRows",
-    "CommitGroup",
-    "DeclareGroup",
-    "Deliver",
-    "DiscardOlder",
-    "DiscardStaged",
-    "ForgetGroup",
-    "GetExtent",
-    "GetGroups",
-    "GetJournalStatistics",
-    "GetReach",
-    "GetSchema",
-    "Journal",
-    "JournalStatistics",
-    "OffsetWithin",
-    "Read",
-    "StageRows",
-]
+    "Append", "AwaitRows", "CommitGroup", "DeclareGroup", "Deliver", "DiscardOlder", "DiscardStaged", "ForgetGroup",
+    "GetExtent", "GetGroups", "GetJournalStatistics", "GetReach", "GetSchema", "Journal", "JournalStatistics",
+    "OffsetWithin", "Read", "StageRows",
+]  # fmt: skip
 
 T = TypeVar("T")
 

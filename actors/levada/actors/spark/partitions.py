@@ -262,12 +262,12 @@ class Partition:
         return self.segments[-1].path, self.segments[-1].inode()
 
     def sync(self) -> None:
-        """Sync what was written."""
+        """Sync all writes."""
         self.segments[-1].sync()
         self.synced_end = self.segments[-1].end
 
     def publish(self) -> bool:
-        """Let readers see what was written; return whether a segment was sealed since the last time."""
+        """Let readers see all writes; return whether a segment was sealed since the last time."""
         last = self.segments[-1]
         sealed = len(self.segments) > len(self._published.segments)
         for segment in self.segments[max(0, len(self._published.segments) - 1) :]:
@@ -303,7 +303,7 @@ class Partition:
         """Yield blocks from `start` on, up to `end` or the last row that readers see, until `max_bytes`; at least one if there is a row.
 
         Raises:
-            OffsetGone: `start` is older than what is kept.
+            OffsetGone: `start` is older than the oldest row.
             JournalDamaged: a block is damaged.
         """
         end, used = min(end, self.end), 0

@@ -43,39 +43,11 @@ from levada.transports.rsocket.extensions import CompositeMetadata, Entry, Routi
 from . import errors as journal_errors
 
 __all__ = [
-    "PROBLEM",
-    "REQUEST_ID",
-    "WINDOW",
-    "ActorFailed",
-    "AppendHead",
-    "AppendedRows",
-    "BlockHead",
-    "BridgeError",
-    "BridgeRefused",
-    "Commit",
-    "Compare",
-    "Compared",
-    "Declare",
-    "DeliverBatch",
-    "DeliveredBatch",
-    "Describe",
-    "Description",
-    "DiscardBatch",
-    "EpochChanged",
-    "Measure",
-    "ReadRows",
-    "StageHead",
-    "Token",
-    "UnknownName",
-    "WaitForRows",
-    "failed",
-    "head_of",
-    "host_id",
-    "names",
-    "raised",
-    "rows_payload",
-    "stream_of",
-]
+    "PROBLEM", "REQUEST_ID", "WINDOW", "ActorFailed", "AppendHead", "AppendedRows", "BlockHead", "BridgeError",
+    "BridgeRefused", "Commit", "Compare", "Compared", "Declare", "DeliverBatch", "DeliveredBatch", "Describe",
+    "Description", "DiscardBatch", "EpochChanged", "Measure", "ReadRows", "StageHead", "Token", "UnknownName",
+    "WaitForRows", "failed", "head_of", "host_id", "names", "raised", "rows_payload", "stream_of",
+]  # fmt: skip
 
 PROBLEM = 0x301
 """Code of an error whose data is a `LevadaError` in msgpack. Codes above 0x300 are the application's own."""
@@ -288,7 +260,7 @@ class ReadRows:
     end: int
     epoch: str
     opening: str | None = None
-    """The opening in which the offsets were read; None: any."""
+    """The opening of the offsets; None: any."""
 
 
 @message("levada.spark.StageHead", frozen=True)

@@ -62,15 +62,9 @@ from levada.transports.text import printable
 from .causes import explained
 
 __all__ = [
-    "AwaitAvailable",
-    "GetProgress",
-    "Query",
-    "QueryEnded",
-    "QueryEvent",
-    "QueryFailed",
-    "QueryProgress",
+    "AwaitAvailable", "GetProgress", "Query", "QueryEnded", "QueryEvent", "QueryFailed", "QueryProgress",
     "QueryStarted",
-]
+]  # fmt: skip
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""Recovery: when a journal is opened, what is on the disk is compared with what was promised, and what a crash left is put in order."""
+"""Recovery: compare the files of a journal with its promises when it is opened, and clean up after a crash."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Recovered:
     cut: int
     """Bytes that were cut off."""
     lost: int
-    """Rows that are gone, which is accepted."""
+    """Lost rows whose loss was accepted."""
 
 
 def recover(directory: Path, schema: pa.Schema | None, config: JournalConfig, resources: ExitStack) -> Recovered:
@@ -110,7 +110,7 @@ def _find(
     *,
     accept_loss: bool,
 ) -> tuple[dict[int, list[tuple[int, int]]], int]:
-    """Look for all that was promised; return the ranges of rows that are gone, and how many rows that is."""
+    """Check all promises; return the ranges of lost rows, and their number."""
     if isinstance(promised, Promise) and promised.journal != ledger.journal:
         text = "this record of how far the partitions reach is of another journal: restore the right one"
         promised = JournalDamaged(text, path=str(directory / "ends"))

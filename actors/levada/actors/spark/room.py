@@ -18,7 +18,7 @@ __all__ = ["Room"]
 
 
 class Room:
-    """Compares the size of all segments with what is to come."""
+    """Compares the size of all segments with the size of new rows."""
 
     def __init__(self, directory: Path, config: JournalConfig, partitions: Sequence[Partition], ledger: Ledger) -> None:
         self._directory = directory

@@ -19,17 +19,9 @@ from levada.framework.errors import ConfigurationError
 from .errors import SchemaMismatch
 
 __all__ = [
-    "DEFAULT",
-    "check_for_spark",
-    "check_growth",
-    "check_schema",
-    "conform",
-    "differences",
-    "fingerprint",
-    "fit",
-    "offsets",
-    "with_default",
-]
+    "DEFAULT", "check_for_spark", "check_growth", "check_schema", "conform", "differences", "fingerprint", "fit",
+    "offsets", "with_default",
+]  # fmt: skip
 
 DEFAULT = b"levada.default"
 """Key of the metadata of a field that holds its default: one row as an Arrow IPC message, in base64."""
@@ -145,7 +137,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, *, where: str = "") -> pa.
         fields.append(pa.field(field.name, column.type, nullable=nullable))
     problems = differences(schema, pa.schema(fields))
     if problems:
-        raise _mismatch("the columns are not those of the journal", problems, where)
+        raise _mismatch("the columns differ from the journal's", problems, where)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 

@@ -6,7 +6,7 @@ in Spark's state. Offsets are refused if they are of another journal, or of rows
 older copy, whatever the numbers say. Version 0.1 wrote no ``opening``.
 
 In the driver the reader holds only the bounds of one micro-batch. Rows go from the journal straight to the tasks, one for each partition, as
-the Arrow batches in which they were written; a task holds at most `levada.actors.spark.protocol.WINDOW` of them.
+the Arrow batches that were written; a task holds at most `levada.actors.spark.protocol.WINDOW` of them.
 """
 
 from __future__ import annotations
@@ -44,19 +44,9 @@ __all__ = ["BatchSource", "Options", "StreamSource", "columns_for"]
 logger = logging.getLogger("levada.actors.spark")
 
 _KNOWN = (
-    "address",
-    "tokenFile",
-    "mailbox",
-    "schema",
-    "group",
-    "startingOffsets",
-    "maxRowsPerBatch",
-    "maxBytesPerBatch",
-    "minRowsPerBatch",
-    "maxTriggerDelay",
-    "failOnDataLoss",
-    "jobId",
-)
+    "address", "tokenFile", "mailbox", "schema", "group", "startingOffsets", "maxRowsPerBatch", "maxBytesPerBatch",
+    "minRowsPerBatch", "maxTriggerDelay", "failOnDataLoss", "jobId",
+)  # fmt: skip
 _OF_SPARK = frozenset({"path", "checkpointlocation", "queryname", "querytablename", "recursivefilelookup"})
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")
@@ -84,7 +74,7 @@ class Options:
 
     @classmethod
     def read(cls, options: Mapping[str, str]) -> Options:
-        """Read Spark's options; `ConfigurationError` names one that is missing, unknown or cannot be read."""
+        """Read Spark's options; `ConfigurationError` names a missing, unknown or unreadable one."""
         given = {name.lower(): value for name, value in options.items()}
         if "provider" in given:
             raise ConfigurationError(
@@ -179,7 +169,7 @@ def check_columns(wanted: StructType, columns: pa.Schema) -> None:
         elif columns.field(place).nullable and not field.nullable:
             problems.append(f"{field.name}: not null, in the mailbox it may be null")
     if problems:
-        raise _mismatch("the columns wanted are not those of the mailbox", problems)
+        raise _mismatch("the wanted columns differ from the mailbox's", problems)
 
 
 def _mismatch(what: str, problems: list[str]) -> SchemaMismatch:
@@ -294,7 +284,7 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end for Trigger.AvailableNow."""
         self._last_batch = time.monotonic()
         self._accepted = set[tuple[str, str]]()
-        """Openings with lost rows that were logged, each with the opening in which the loss was found."""
+        """Openings with lost rows that were logged, each with the opening that found the loss."""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's names, here and below
         """Return the offset at which a query without checkpoint begins."""
@@ -472,7 +462,7 @@ def _behind(
     else:
         rows = ", ".join(f"row {end} of partition {number}" for number, end in sorted(ends.items()))
         what = (
-            f"this checkpoint was written when the journal was open as {opening}, of which this journal knows nothing: it is an older copy. "
+            f"this checkpoint was written when the journal was open as {opening}, and this journal has no such opening: it is an older copy. "
             f"From {rows} on it may have other rows than this query has read, which stands at {dict(wanted)}"
         )
     number = next(iter(behind or wanted), 0)

@@ -1,7 +1,7 @@
 """The journal on the disk: partitions of segments, the ledger beside them, and one writer.
 
-`Store` holds a lock on the directory. Its methods that write belong to one thread at a time. Methods that read may be called from any thread;
-they see whole appends only, and only what has been synced.
+`Store` holds a lock on the directory. Its methods that write belong to one thread at a time. Any thread may call the methods that read; they
+see only whole appends that have been synced.
 
 All guarantees rest on the order of writes:
 
@@ -12,8 +12,8 @@ All guarantees rest on the order of writes:
     retention   the record of ends, synced → files deleted
 
 After a crash at any point, the segments hold all rows that the ledger and the record of ends know. Rows behind those are either an append that was
-never answered, which stays, or a transaction without a line, which is cut off. If one of these does not hold, the disk has lost
-what it had taken; then opening raises `JournalDamaged` (`JournalConfig.accept_loss`).
+never answered, which stays, or a transaction without a line, which is cut off. Otherwise the disk has lost rows, and opening raises
+`JournalDamaged` (`JournalConfig.accept_loss`).
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class Store:
             self._octets += sum(message.size for message in messages)
 
     def _note(self, touched: Iterable[Partition]) -> None:
-        """Write into the record of ends what is on the disk now."""
+        """Bring the record of ends up to date with the disk."""
         for partition in touched:
             self._ends.set(partition.number, partition.first, min(partition.synced_end, partition.end))
         try:
