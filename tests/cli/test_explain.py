@@ -77,7 +77,7 @@ def test_composite_metadata_is_taken_apart_and_secrets_are_not_shown(
     code, lines = explain(capsys, "rsocket", str(capture))
     assert code == 0
     assert (
-        lines[1] == "REQUEST_RESPONSE stream=1 metadata=[route: 'desk', authentication: 9 octets, not shown] data=0xff"
+        lines[1] == "REQUEST_RESPONSE stream=1 metadata=[route: 'desk', authentication: 9 bytes, not shown] data=0xff"
     )
     assert "secret" not in "".join(lines)
     capture.write_bytes(framed(request.encode()))
@@ -216,7 +216,7 @@ def test_messages_of_aqueduct_show_tag_and_fields_and_headers_no_secret(
     assert explain(capsys, "aqueduct", str(capture)) == (
         1,
         [
-            "CONNECTION_CONTROL levada-codec='1' token=(11 octets, not shown)",
+            "CONNECTION_CONTROL levada-codec='1' token=(11 bytes, not shown)",
             "MESSAGE channel=2 (to server, server's) number=300 attached=[oneshot sender 13] "
             'payload=<tests.explain.Follow ["EURUSD", {"attachment": 0, "kind": "sender"}, "2026-01-02T00:00:00+00:00", {"base64": "/w=="}]>',
             "MESSAGE channel=2 (to server, server's) number=301 payload=0xc7010290",
@@ -261,7 +261,7 @@ def test_all_vectors_of_maop(capsys: pytest.CaptureFixture[str], capture: Path) 
         assert (code, len(said)) == (0, 1), vector
         lines += said
     for expected in (
-        "AUTHENTICATION bearer token=(6 octets, not shown) 'role'=(6 octets, not shown) version=1.0.0 vendor='acme'",
+        "AUTHENTICATION bearer token=(6 bytes, not shown) 'role'=(6 bytes, not shown) version=1.0.0 vendor='acme'",
         "APPROVED session=000102030405060708090a0b0c0d0e0f identifier='c-42' version=1.0.0 vendor='acme'",
         "DISAPPROVED UNAUTHORIZED retry_after=1500ms reason='denied' version=1.0.0 vendor='acme'",
         "MESSAGE msg_id=100 length=5 priority=128",
@@ -307,7 +307,7 @@ def test_a_stream_of_maop(capsys: pytest.CaptureFixture[str], capture: Path) -> 
         ("00 0064 0000000000000000 80 05", ["--idempotency"], "no operation: "),
         ("06 42 65", ["--stream0=client"], "an unfinished authentication"),
         ("06 00", ["--stream0=client"], "no authentication: the authentication type has characters"),
-        ("00 0001 00000000 0000 05 312e302e30 00 ff", ["--stream0=server"], "octets behind the end"),
+        ("00 0001 00000000 0000 05 312e302e30 00 ff", ["--stream0=server"], "bytes behind the end"),
     ],
 )
 def test_damaged_operations_of_maop(

@@ -268,8 +268,8 @@ async def echo_server(
         ),
         (
             "large",
-            {"code": 1009, "reason": "message of 6291457 octets or more, at most 6291456 (raise max_message)"},
-            (1009, "closed with code 1009: message of 6291457 octets or more, at most 6291456 (raise max_message)"),
+            {"code": 1009, "reason": "message of 6291457 bytes or more, at most 6291456 (raise max_message)"},
+            (1009, "closed with code 1009: message of 6291457 bytes or more, at most 6291456 (raise max_message)"),
         ),
         (
             "broken",

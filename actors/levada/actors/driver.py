@@ -9,8 +9,8 @@ The rules:
 * `Driver.phase` changes in `Driver._go` only, by the table `PHASES`.
 * One task, `Driver._main`, gets carriers and runs them. When it ends, so does the actor.
 * Events are applied by direct calls, in the task that caused them. Their handlers are sync and run no code of users.
-* The core keeps the time. The actor has one timer, set to `Core.next_deadline`, and it is only ever set anew to be earlier.
-* The core ends the connection, whoever asked for it: its last event reaches `Driver.ended`. Every operation has had its own end by then.
+* The core keeps the time. The actor has one timer, set to `Core.next_deadline`. It is only ever moved to an earlier time.
+* The core ends the connection, whichever side asked for it: its last event reaches `Driver.ended`. Every operation has ended by then.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ __all__ = ["DUE", "PHASES", "Driver", "Due", "Phase"]
 
 
 class Phase(Enum):
-    """Where a connection stands."""
+    """The state of a connection."""
 
     NEW = auto()
     """Its task has not begun."""
     CONNECTING = auto()
     """There is no carrier yet."""
     GREETING = auto()
-    """There is a carrier, but the peer has not let this side in, or this side not the peer."""
+    """There is a carrier, but not both sides have let each other in."""
     EARLY = auto()
     """The same, but work may begin already."""
     OPEN = auto()
@@ -168,14 +168,14 @@ class Driver(Actor[Any], Generic[C]):
         raise NotImplementedError
 
     def flush(self) -> bool:
-        """Hand what the core has queued to the carrier; return whether there was anything."""
+        """Hand the core's output to the carrier; return whether there was any."""
         raise NotImplementedError
 
     async def wind_up(self) -> None:
-        """Wait for what must be over before the actor ends; the carrier is gone."""
+        """Wait for work that must be over before the actor ends; the carrier is gone."""
 
     def release(self) -> None:
-        """Let go of everything that refers back to this actor, so that it is freed without the collector. Its task has ended."""
+        """Drop everything that refers back to this actor, so that it is freed without the garbage collector. Its task has ended."""
 
     def refuse(self) -> None:
         """Turn away the carrier that was accepted: the actor ends before its task began."""
@@ -229,13 +229,13 @@ class Driver(Actor[Any], Generic[C]):
         self.timers.cancel_all()
 
     def apply(self, events: list[Any]) -> None:
-        """Do what events mean."""
+        """Call the handlers of events."""
         table = self.events
         for event in events:
             table[type(event)](self, event)
 
     def retime(self) -> None:
-        """Set the timer to the core's deadline, if that is earlier than what it is set to."""
+        """Move the timer to the core's deadline, if that is earlier."""
         deadline = self.core.next_deadline()
         if deadline is not None and deadline < self._armed and self.end is None:
             self._armed = deadline
@@ -243,7 +243,7 @@ class Driver(Actor[Any], Generic[C]):
 
     @handles
     def on_due(self, m: Due) -> None:
-        """Let the core do what is due."""
+        """Tell the core that its deadline has passed."""
         self._armed = math.inf
         self.apply(self.core.handle_timeout(trio.current_time()))
         self.flush()
@@ -263,7 +263,7 @@ class Driver(Actor[Any], Generic[C]):
         except (CarrierError, ConfigurationError, OSError) as error:
             if self.info is None:
                 self._refusal = error
-            # A client's `opened` raises it; of a server's mistake only the log tells.
+            # A client's `opened` raises it; a server's mistake shows only in the log.
             mistaken = self.acceptor is not None and isinstance(error, ConfigurationError)
             self.log(logging.WARNING if mistaken else logging.DEBUG, "carrier_failed", "%s", error)
         finally:
@@ -276,9 +276,9 @@ class Driver(Actor[Any], Generic[C]):
         """Wait until work may begin.
 
         Raises:
-            ConnectionLost: nobody answers there, or not in this protocol.
-            ConnectionClosed: this side closed it meanwhile.
-            ConfigurationError: a URL or settings that cannot work.
+            ConnectionLost: no server answers there, or not in this protocol.
+            ConnectionClosed: this side has closed it meanwhile.
+            ConfigurationError: the URL or the settings cannot work.
         """
         await self._settled.wait()
         if self._refusal is not None:
@@ -295,7 +295,7 @@ class Driver(Actor[Any], Generic[C]):
             raise self.error()
 
     def error(self) -> CarrierError:
-        """Make the error for a call that needs the connection although it takes no new work."""
+        """Make the error for new work on a connection that takes none."""
         if self.phase is Phase.DRAINING:
             return ConnectionClosed("this side is closing the connection")
         if self.phase is Phase.CLOSED:
@@ -316,7 +316,7 @@ class Driver(Actor[Any], Generic[C]):
             self._go(Change.LOSE)
 
     async def aclose(self) -> None:
-        """Begin no new work, let open work finish within the time for it, then close. Twice is harmless.
+        """Begin no new work, let open work finish in time, then close. A second call is harmless.
 
         Cancellation:
             closed at once.
@@ -334,7 +334,7 @@ class Driver(Actor[Any], Generic[C]):
         await self.ref.terminated()
 
     def shut(self, code: int = 0, reason: str = "") -> None:
-        """Close at once: open work fails, the carrier is closed after what is queued, and the actor ends."""
+        """Close at once: open work fails, the carrier sends its queue and closes, and the actor ends."""
         if self.phase in _CARRIED:
             self._go(Change.CLOSE)
             self.apply(self.core.close(code, reason, trio.current_time()))
@@ -350,13 +350,13 @@ class Driver(Actor[Any], Generic[C]):
                 self.ref.stop(now=True)
 
     async def stopping(self, reason: Reason) -> None:
-        """Close the connection, if somebody else ends the actor, and wait for the carrier."""
+        """Close the connection if it is still open, and wait for the carrier."""
         self.shut(reason=f"its actor ended: {type(reason).__name__.lower()}")
         await self._gone.wait()
         self.release()
 
     def undelivered(self, messages: list[Any]) -> None:
-        """Ignore timers and turns that nobody needs any more."""
+        """Ignore timers and turns that came too late."""
 
     def extra(self, event: str) -> dict[str, object]:
         """Return the fields of a log record."""

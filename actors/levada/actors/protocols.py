@@ -1,7 +1,7 @@
 """The protocols of the command line, by the scheme of their URLs.
 
 A `Protocol` is a record of functions; with one, ``levada call``, ``levada serve``, ``levada explain`` and ``levada interop`` work for a
-protocol that they know nothing else about. `register` adds a record for a program. A package adds one for every program by an entry
+protocol. `register` adds a record for a program. A package adds one for every program by an entry
 point of the group ``levada.protocols`` that is named like the scheme; it is loaded when a command names the scheme, and cannot replace
 a protocol of levada. ``docs/how-to/add-a-protocol.md`` shows a whole one.
 
@@ -79,7 +79,7 @@ class Connect(Contract):
 
 
 class Call(Contract):
-    """What ``levada call`` does for a protocol that has more than requests; a module will do."""
+    """The part of ``levada call`` for a protocol that has more than requests; a module will do."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the options that other protocols do not have."""
@@ -96,10 +96,10 @@ class Call(Contract):
 
 
 class Explain(Contract):
-    """What ``levada explain`` does for a protocol; a module will do."""
+    """The part of ``levada explain`` for a protocol; a module will do."""
 
     HELP: str
-    """What a capture holds."""
+    """The contents of a capture."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add options."""
@@ -154,7 +154,7 @@ class Protocol:
     connect: Part[Connect] | None = None
     """For ``levada call``."""
     call: Part[Call] | None = None
-    """For ``levada call``, in the place of `connect`."""
+    """For ``levada call``, instead of `connect`."""
     explain: Part[Explain] | None = None
     """For ``levada explain``."""
     interop: Part[Interop] | None = None
@@ -243,7 +243,7 @@ def of_url(url: str) -> tuple[Protocol, str]:
     """Return the protocol of a URL, and the scheme of its carrier.
 
     Raises:
-        ConfigurationError: there is none, or it cannot be loaded.
+        ConfigurationError: the URL has none, or it cannot be loaded.
 
     Example:
         >>> [(protocol.scheme, carrier) for protocol, carrier in map(of_url, ["rsocket+wss://example.org", "maop://example.org"])]
@@ -255,7 +255,7 @@ def of_url(url: str) -> tuple[Protocol, str]:
     if protocol is None:
         examples = ", ".join(protocol.example for protocol in known())
         raise ConfigurationError(
-            f"no protocol for {url!r}: expected {examples}, or one that an installed package brings (entry point group levada.protocols)"
+            f"no protocol for {url!r}: expected {examples}, or a scheme of an installed package (entry point group levada.protocols)"
         )
     return protocol, carrier or protocol.carrier
 

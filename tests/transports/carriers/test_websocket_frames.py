@@ -299,7 +299,7 @@ def test_a_large_message_is_refused_by_its_header(first: int) -> None:
     end = core(client=True, max_message=1000)
     error = refused(end, frame(first, b"", masked=False, length=1001))
     assert (error.code, error.offset) == (1009, 0)
-    assert error.detail == "message of 1001 octets or more, at most 1000 (raise max_message)"
+    assert error.detail == "message of 1001 bytes or more, at most 1000 (raise max_message)"
     error = refused(core(client=True, max_message=1000), frame(first, b"", masked=False, length=2**64 - 1))
     assert error.code == 1009
     end = core(client=True, max_message=1000)
@@ -311,7 +311,7 @@ def test_the_sum_of_fragments_is_limited() -> None:
     for _ in range(10):
         assert feed(end, frame(0x02 if end._plain else 0x00, b"x" * 100, masked=False)) == []
     error = refused(end, frame(0x00, b"", masked=False, length=1))
-    assert (error.code, error.detail) == (1009, "message of 1001 octets or more, at most 1000 (raise max_message)")
+    assert (error.code, error.detail) == (1009, "message of 1001 bytes or more, at most 1000 (raise max_message)")
 
 
 def test_after_a_refusal_the_close_frame_of_the_peer_is_still_found() -> None:

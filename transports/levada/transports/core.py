@@ -17,7 +17,7 @@ only the latter. So each event is returned exactly once, and in order.
 The peer's mistakes never raise: the core queues the goodbye that the protocol has for them, and its last event says what was wrong.
 The caller's mistakes raise `LocalProtocolError` and change nothing.
 
-A core ends once. Its last event says how. After it the core ignores input, has no deadline and queues nothing new; what is queued
+A core ends once. Its last event says how. After it the core ignores input, has no deadline and queues nothing new; its queue
 may still be sent.
 
 `now` is in seconds on any clock that does not go backwards, the same clock for all calls.

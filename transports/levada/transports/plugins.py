@@ -1,7 +1,7 @@
 """Tables by URL scheme that other packages can extend.
 
 A table has entries of levada, entries that the program adds by `Plugins.register`, and entries that installed packages announce as an
-entry point. An entry point is loaded only when somebody asks for its scheme and no other entry has it; so a package that is installed
+entry point. An entry point is loaded only when a program names its scheme and no other entry has it; so a package that is installed
 costs nothing until a program names it, and cannot replace what levada has.
 """
 

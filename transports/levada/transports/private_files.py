@@ -27,7 +27,7 @@ def make_private_folder(path: Path) -> None:
 
 
 def warn_if_others_can_read(path: str | os.PathLike[str], what: str) -> None:
-    """Write a warning about a secret that any user of the machine can read; a file that is not there is somebody else's error."""
+    """Write a warning about a secret that any user of the machine can read; a missing file is another check's error."""
     if os.name != "posix":
         return
     try:

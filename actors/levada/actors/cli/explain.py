@@ -1,4 +1,4 @@
-"""``levada explain``: print what the octets of a capture mean."""
+"""``levada explain``: print what the bytes of a capture mean."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def add_parser(subparsers: Subparsers) -> None:
     """Describe the arguments."""
     parser = subparsers.add_parser(
         "explain",
-        help="print what the octets of a capture mean",
-        description="Print the frames in a capture: the octets of one direction of a connection, from its beginning or from the start of "
+        help="print what the bytes of a capture mean",
+        description="Print the frames in a capture: the bytes of one direction of a connection, from its beginning or from the start of "
         "a frame, as Wireshark's 'Follow stream' saves them ('raw').",
         epilog="Exit codes: 0 all is well-formed; 1 something in it is not; 2 a mistake.",
     )

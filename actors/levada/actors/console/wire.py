@@ -68,7 +68,7 @@ class LineReader:
             end = self._data.find(b"\n", looked)
             looked = len(self._data)
             if end > self._limit or (end < 0 and looked > self._limit):
-                raise DecodeError(f"a line of more than {self._limit} octets")
+                raise DecodeError(f"a line of more than {self._limit} bytes")
             if end >= 0:
                 line = bytes(self._data[:end])
                 del self._data[: end + 1]

@@ -85,7 +85,7 @@ def _text(frame: Frame) -> str:
 
 def _headers(headers: Headers) -> Iterator[str]:
     for key, value in headers:
-        yield f"{key}={shown(value) if key.startswith(_OWN_HEADERS) else f'({len(value)} octets, not shown)'}"
+        yield f"{key}={shown(value) if key.startswith(_OWN_HEADERS) else f'({len(value)} bytes, not shown)'}"
 
 
 def _channel(channel: int) -> str:

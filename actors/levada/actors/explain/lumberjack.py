@@ -99,6 +99,6 @@ def _envelope(packed: bytes, at: int, depth: int) -> Iterator[Line]:
         return
     yield from _frames(octets, depth)
     if not unpacker.eof:
-        yield Line(at, len(packed), f"{indent}cut off, or more than {UNPACKED:,} octets (LJ-30, LJ-41)", damaged=True)
+        yield Line(at, len(packed), f"{indent}cut off, or more than {UNPACKED:,} bytes (LJ-30, LJ-41)", damaged=True)
     elif unpacker.unused_data:
-        yield Line(at, len(packed), f"{indent}{len(unpacker.unused_data)} octets behind its end (LJ-30)", damaged=True)
+        yield Line(at, len(packed), f"{indent}{len(unpacker.unused_data)} bytes behind its end (LJ-30)", damaged=True)

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stream0",
         choices=("client", "server"),
-        help="the octets are this side's part of the authentication, on stream 0",
+        help="the bytes are this side's part of the authentication, on stream 0",
     )
     parser.add_argument(
         "--idempotency", action="store_true", help="both sides have agreed on idempotency keys behind the headers"
@@ -84,15 +84,15 @@ def _stream0(octets: bytes, *, client: bool) -> Iterator[Line]:
     length = len(octets) - len(reader.rest)
     yield Line(0, length, _greeting(reader.value))
     if reader.rest:
-        yield Line(length, len(reader.rest), "octets behind the end [MA-17, MA-26]", damaged=True)
+        yield Line(length, len(reader.rest), "bytes behind the end [MA-17, MA-26]", damaged=True)
 
 
 def _greeting(message: Authentication | Result) -> str:
     """Describe it. A pair may hold a secret, so only the capabilities are shown."""
     if isinstance(message, Authentication):
-        parts = [f"AUTHENTICATION {message.auth_type} token=({len(message.token)} octets, not shown)"]
+        parts = [f"AUTHENTICATION {message.auth_type} token=({len(message.token)} bytes, not shown)"]
         for key, value in message.pairs.items():
-            hidden = f"({len(value.encode())} octets, not shown)"
+            hidden = f"({len(value.encode())} bytes, not shown)"
             parts.append(f"{shown(key)}={shown(value) if key == CAPABILITY_PAIR else hidden}")
     elif message.session_id is not None:
         parts = [f"APPROVED session={message.session_id.hex()} identifier={shown(message.identifier)}"]

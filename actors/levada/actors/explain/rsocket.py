@@ -67,7 +67,7 @@ def _text(frame: Frame, *, composite: bool) -> str:
         elif field.name == "version":
             parts.append(f"version={value[0]}.{value[1]}")
         elif field.name == "token" and value is not None:
-            parts.append(f"token=({len(value)} octets, not shown)")
+            parts.append(f"token=({len(value)} bytes, not shown)")
         elif isinstance(value, Payload):
             parts += _payload(value, composite=composite)
         elif isinstance(value, bool):
@@ -108,7 +108,7 @@ def _entry(entry: Entry) -> str:
     if entry.mime_type == Routing.MIME_TYPE:
         return f"route: {shown(entry.metadata[1:])}"
     if entry.mime_type == Authentication.MIME_TYPE:
-        return f"authentication: {len(entry.metadata)} octets, not shown"
+        return f"authentication: {len(entry.metadata)} bytes, not shown"
     return f"{entry.mime_type}: {shown(entry.metadata)}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import trio
 
@@ -61,7 +61,7 @@ class ClientConnection(Connection):
                 if self.phase is Phase.CONNECTING:
                     raise
 
-    def _plug(self, carrier: SingleCarrier) -> None:
+    def _plug(self, carrier: SingleCarrier[Any]) -> None:
         now = trio.current_time()
         if self.phase is Phase.CONNECTING:
             core = self.core_config()

@@ -71,7 +71,7 @@ class ServerConnection(Connection):
         if self.heir is None:
             await self.over.wait()  # the session may go on on another carrier
 
-    def user(self, carrier: SingleCarrier) -> SingleDriver[Any] | None:
+    def user(self, carrier: SingleCarrier[Any]) -> SingleDriver[Any] | None:
         """Return the connection that uses a carrier; it may be the one whose session goes on there."""
         return super().user(carrier) if self.heir is None else self.heir.user(carrier)
 

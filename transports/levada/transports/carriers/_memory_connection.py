@@ -412,7 +412,7 @@ class MemoryConnection:
         self._check()
         limit = self.max_datagram_size()
         if len(data) > limit:
-            raise DatagramTooLarge(f"datagram of {len(data)} octets, at most {limit} fit", size=len(data), limit=limit)
+            raise DatagramTooLarge(f"datagram of {len(data)} bytes, at most {limit} fit", size=len(data), limit=limit)
         if self._datagrams_flying >= self.link.config.datagram_queue:
             return False
         self._flow.writes += 1

@@ -26,7 +26,7 @@ class Admission:
     Args:
         url: of the listener, for its warnings.
         limit: connections from one address; for IPv6 from one /64, because one host has that many. ``None``: no limit.
-        of: what has the limit, and the option that sets it, for the warnings.
+        of: the limited thing, and the option that sets the limit, for the warnings.
     """
 
     def __init__(

@@ -243,7 +243,7 @@ class MemoryMessageStream:
         size = int.from_bytes(buffer[:_LENGTH], "big")
         limit = self.link.config.max_message
         if size > limit and self._error is None:
-            text = f"message of {size} octets, at most {limit} (raise max_message)"
+            text = f"message of {size} bytes, at most {limit} (raise max_message)"
             self._error = ConnectionLost(text, code=MESSAGE_TOO_LARGE)
             self._bytes.abort_with(self._error)
         return _LENGTH + size - len(buffer)
@@ -474,7 +474,7 @@ async def dial(
     name = _name(url)
     listener = _listeners().get(name)
     if listener is None:
-        raise ConnectionLost(f"nobody listens at memory://{name}")
+        raise ConnectionLost(f"no listener at memory://{name}")
     config = config or listener.config
     if config.shape != listener.config.shape:
         raise ConfigurationError(f"memory://{name} takes {listener.config.shape!r}, not {config.shape!r}")

@@ -67,7 +67,7 @@ def _path(url: str) -> str:
     if parts.netloc or parts.query or parts.fragment or not path.startswith("/") or path.endswith("/"):
         raise ConfigurationError(f"expected unix:///path/to/socket, ? and # as %3F and %23, got {url!r}")
     if "\0" in path or len(os.fsencode(path)) > 107:
-        raise ConfigurationError(f"the path of a Unix socket has at most 107 octets, none of them 0: {path!r}")
+        raise ConfigurationError(f"the path of a Unix socket has at most 107 bytes, none of them 0: {path!r}")
     return path
 
 
@@ -83,7 +83,7 @@ class _UnixStream(JoinedStream):
     """A joined stream that ends cleanly with bytes unread."""
 
     async def _linger(self) -> None:
-        # The peer has all that was sent. But closing with bytes unread would reset it, so stop receiving and discard what has arrived.
+        # The peer has everything. But closing with bytes unread would reset it, so stop receiving and discard the rest.
         try:
             self._socket.shutdown(stdlib_socket.SHUT_RDWR)
             while not discard(self._socket):

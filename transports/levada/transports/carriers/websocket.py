@@ -142,7 +142,9 @@ def _split(url: str) -> SplitResult:
     if parts.scheme not in ("ws", "wss") or not parts.hostname:
         raise ConfigurationError(f"{url!r} is not of the form ws://host:port/path or wss://host:port/path")
     if parts.fragment or "@" in parts.netloc or not re.fullmatch(r"[\x21-\x7e]*", parts.path + parts.query):
-        detail = "has a fragment or a user, or octets that must be percent-encoded (RFC 6455, 3); pass credentials in headers"
+        detail = (
+            "has a fragment or a user, or bytes that must be percent-encoded (RFC 6455, 3); pass credentials in headers"
+        )
         raise ConfigurationError(f"{url!r} {detail}")
     try:
         host = parts.netloc.encode("idna")

@@ -131,7 +131,7 @@ class WebSocketCore:
         self._rest = b""  # a header that is not complete: at most 13 bytes, but all that followed an error
         self._left = 0  # bytes to come of a frame whose header is read; who gets them:
         self._foreign = False  # wsproto,
-        self._part: bytearray | None = None  # or this payload of a plain frame, or else nobody
+        self._part: bytearray | None = None  # or this payload of a plain frame, or else no reader
         self._key = b""
         self._fragments = bytearray()  # of a message that wsproto is reading
         self._plain = True  # whether a plain frame may come now: no fragmented message, not discarding
@@ -269,7 +269,7 @@ class WebSocketCore:
         self._plain = False
 
     def _refuse_size(self, size: int, at: int) -> None:
-        detail = f"message of {size} octets or more, at most {self._max_message} (raise max_message)"
+        detail = f"message of {size} bytes or more, at most {self._max_message} (raise max_message)"
         raise FrameError(detail, rule="RFC 6455 7.4.1", offset=self._offset + at, code=TOO_BIG)
 
     def _go_on(self, data: bytes, at: int, found: list[Control]) -> int:

@@ -55,7 +55,7 @@ class Head:
         if self._octets[:1] < b"!":  # a TLS hello on a plain port, say
             raise HandshakeRefused(Refusal(400, "this is not HTTP"))
         if (end if end >= len(_END) else len(self._octets)) > self._limit:
-            raise HandshakeRefused(Refusal(431, f"head of more than {self._limit} octets"))
+            raise HandshakeRefused(Refusal(431, f"head of more than {self._limit} bytes"))
         if end < len(_END):
             return None
         return bytes(self._octets[:end]), bytes(self._octets[end:])
@@ -90,7 +90,7 @@ def answer(
         raise HandshakeRefused(Refusal(400, "a line ends without a carriage return"))
     if rest:
         # RFC 6455, 4.1: a client waits for the answer. What follows the head is a body, or frames that a proxy has not seen as such.
-        raise HandshakeRefused(Refusal(400, "octets after the request"))
+        raise HandshakeRefused(Refusal(400, "bytes after the request"))
     server = H11Handshake(ConnectionType.SERVER)
     request, headers = _parse(server, head)
     keys = [value for name, value in headers if name == "sec-websocket-key"]
@@ -99,7 +99,7 @@ def answer(
     except ValueError:
         nonce = b""
     if len(keys) != 1 or len(nonce) != 16:
-        raise HandshakeRefused(Refusal(400, "one Sec-WebSocket-Key of 16 octets is needed"))
+        raise HandshakeRefused(Refusal(400, "one Sec-WebSocket-Key of 16 bytes is needed"))
     if any(name == "transfer-encoding" or (name == "content-length" and value != "0") for name, value in headers):
         raise HandshakeRefused(Refusal(400, "a request for a WebSocket has no body"))
     origin = next((value for name, value in headers if name == "origin"), None)

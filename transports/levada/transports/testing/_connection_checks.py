@@ -58,7 +58,7 @@ async def pair_on(
     await x.send_all(b"\0")
     y = await b.accept_stream()
     assert await read(y, 1) == b"\0"
-    await traits.settle()  # the credit for that octet is back, and blocked means blocked
+    await traits.settle()  # the credit for that byte is back, and blocked means blocked
     return x, y
 
 
@@ -68,7 +68,7 @@ async def until(traits: CarrierTraits, ready: Callable[[], bool]) -> None:
         if ready():
             return
         await traits.settle()
-    raise AssertionError("what was to come did not, however long the check waited")
+    raise AssertionError("nothing came, however long the check waited")
 
 
 @check
@@ -269,7 +269,7 @@ async def _notice_stop(traits: CarrierTraits, x: Stream, y: Stream) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(outcome_of, x.stopped, got)
         await traits.settle()
-        assert got == [], "nobody has stopped it yet"
+        assert got == [], "it has not been stopped yet"
         y.stop(11)
     await until(traits, lambda: len(got) == 2)
     x.on_stopped(lambda code: got.append(-code))
@@ -375,7 +375,7 @@ async def all_acked_waits_for_the_peer_on_a_stream_that_goes_on(
         await fill(traits, x)
         nursery.start_soon(outcome_of, x.all_acked, got)
         await traits.settle()
-        assert got == [], "all_acked() came back though the peer has not taken what was sent"
+        assert got == [], "all_acked() came back though the peer has not taken everything"
         a.close(1, "done")
     assert [type(outcome) for outcome in got] == [ConnectionClosed]
 

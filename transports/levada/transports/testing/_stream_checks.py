@@ -75,7 +75,7 @@ async def cancelled_receive_takes_nothing(traits: CarrierTraits, x: Channel, y: 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(receive, scope)
             await traits.settle()
-            if number % 2:  # once before the octets come, once just after
+            if number % 2:  # once before the bytes come, once just after
                 scope.cancel()
             await x.send_all(bytes([number]))
             scope.cancel()
@@ -153,7 +153,7 @@ async def flush_waits_for_the_queue_and_may_be_cancelled(traits: CarrierTraits, 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(outcome_of, x.flush, done)
         await traits.settle()
-        assert done == [], "flush() came back with octets queued"
+        assert done == [], "flush() came back with bytes queued"
         nursery.cancel_scope.cancel()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(outcome_of, x.flush, done)

@@ -19,7 +19,7 @@ from levada.transports.carriers.contracts import (
 )
 from levada.transports.testing.traits import Carrier, CarrierTraits, Factory
 
-BLOCK = 16 * 1024  # octets of one send of the checks
+BLOCK = 16 * 1024  # bytes of one send of the checks
 LOST = (ConnectionLost, StreamError)
 
 
@@ -81,7 +81,7 @@ async def streams_of(
             await here.send_all(b"\0")
             there = await b.accept_stream()
             assert await there.receive_some(1) == b"\0"
-            await traits.settle()  # the credit for that octet is back, and blocked means blocked
+            await traits.settle()  # the credit for that byte is back, and blocked means blocked
             yield a, b, here, there
         else:
             assert isinstance(a, ByteStream)
@@ -126,23 +126,23 @@ def check(body: Body) -> Body:
 
 
 def block(number: int) -> bytes:
-    """Return the block of that number: it can be recognised at each fourth octet."""
+    """Return the block of that number: it can be recognised at each fourth byte."""
     return number.to_bytes(4, "big") * (BLOCK // 4)
 
 
 async def read(y: Channel, count: int) -> bytes:
-    """Take exactly `count` octets."""
+    """Take exactly `count` bytes."""
     data = bytearray()
     while len(data) < count:
         part = await y.receive_some(count - len(data))
-        assert part, f"the end came after {len(data)} of {count} octets"
+        assert part, f"the end came after {len(data)} of {count} bytes"
         data += part
     assert len(data) == count
     return bytes(data)
 
 
 async def read_to_end(y: Channel) -> bytes:
-    """Take octets until the peer's end, or its loss."""
+    """Take bytes until the peer's end, or its loss."""
     data = bytearray()
     try:
         while part := await y.receive_some():
@@ -168,7 +168,7 @@ async def fill(traits: CarrierTraits, x: Channel, *, first: int = 0) -> int:
         while before != sent:  # on a busy machine one moment may end in the midst of it
             before = sent
             await traits.settle()
-        assert sent * BLOCK <= traits.buffered, f"{sent * BLOCK} octets were taken although nobody receives"
+        assert sent * BLOCK <= traits.buffered, f"{sent * BLOCK} bytes were taken although no task receives"
         nursery.cancel_scope.cancel()
     return sent
 

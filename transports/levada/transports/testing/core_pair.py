@@ -1,4 +1,4 @@
-"""Two protocol cores wired to each other, without I/O: a test decides what arrives, when, in which pieces, and what is lost."""
+"""Two protocol cores wired to each other, without I/O: a test decides which bytes arrive, when, in which pieces, and which are lost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ C = TypeVar("C")
 
 
 class CorePair(Generic[C]):
-    """Client and server of one protocol, the octets between them, and a clock that moves when the test says so.
+    """Client and server of one protocol, the bytes between them, and a clock that moves when the test says so.
 
     Args:
         client: the one end; `data_to_send` and `receive_data` are used, with `framed` `receive_message`.
@@ -41,11 +41,11 @@ class CorePair(Generic[C]):
                 self.octets_in_flight[to] += b"".join(data)
 
     def to_server(self, size: int | None = None) -> list[Any]:
-        """Deliver to the server up to `size` octets (framed: messages; ``None``: all) and return its events."""
+        """Deliver to the server up to `size` bytes (framed: messages; ``None``: all) and return its events."""
         return self._deliver(self.server, "server", size)
 
     def to_client(self, size: int | None = None) -> list[Any]:
-        """Deliver to the client up to `size` octets (framed: messages; ``None``: all) and return its events."""
+        """Deliver to the client up to `size` bytes (framed: messages; ``None``: all) and return its events."""
         return self._deliver(self.client, "client", size)
 
     def settle(self) -> tuple[list[Any], list[Any]]:
@@ -60,7 +60,7 @@ class CorePair(Generic[C]):
             of_client += self.to_client()
 
     def cut(self) -> None:
-        """Lose what the cores have queued and what is under way, as a carrier that breaks does."""
+        """Lose everything queued and under way, as a broken carrier does."""
         self.collect()
         for octets in self.octets_in_flight.values():
             octets.clear()

@@ -32,13 +32,13 @@ class CarrierTraits:
     buffered: int = attrs.field(default=1024 * 1024, validator=[v.instance_of(int), v.gt(0)])
     """Octets that may be under way in one direction of a stream whose receiver takes nothing: queues, windows, the kernel's buffers."""
     max_message: int | None = None
-    """Messages: octets of the largest one that is taken; ``None`` leaves the check of the limit out."""
+    """Messages: bytes of the largest one that is taken; ``None`` leaves the check of the limit out."""
     streams: int = attrs.field(default=10_000, validator=[v.instance_of(int), v.gt(0)])
     """Connections: streams opened and closed by the check that looks for growth."""
     max_open: int = attrs.field(default=1000, validator=[v.instance_of(int), v.gt(0)])
     """Connections: streams of one kind that can be open at once, at most; the check of credit opens that many."""
     datagram_queue: int = attrs.field(default=1024, validator=[v.instance_of(int), v.gt(0)])
-    """Connections: datagrams that are kept while nobody takes them, at most."""
+    """Connections: datagrams that are kept until they are taken, at most."""
     settle: Callable[[], Awaitable[None]] = trio.testing.wait_all_tasks_blocked
     """Waits until what can go on without the check has gone on. On a simulated network a virtual second of sleep, on sockets
     `wait_all_tasks_blocked` with a cushion of some milliseconds."""

@@ -1,7 +1,7 @@
 """``levada call aqueduct://…`` and ``levada serve aqueduct://…``: one message to the entrypoint, and what comes back on a sender that travels in it.
 
 The classes of the messages are not here, so a message is its tag and its fields, and what comes is shown the same way
-(`levada.actors.explain.values`). Without a tag the message is octets as they are, for peers that have no message classes.
+(`levada.actors.explain.values`). Without a tag the message is bytes as they are, for peers that have no message classes.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ async def _exchange(peer: Peer[RawMessage], payload: bytes, args: argparse.Names
 
 
 async def _ask(peer: Peer[RawMessage], payload: bytes, args: argparse.Namespace) -> None:
-    """Look an actor up, and ask or tell it, in the octets of remote refs (``docs/protocols/aqueduct-refs.md``)."""
+    """Look an actor up, and ask or tell it, in the format of remote refs (``docs/protocols/aqueduct-refs.md``)."""
     lookup = message_octets("levada.lookup", [args.lookup], AttachmentKind.ONESHOT_SENDER)
     found = await _answer(peer.entry, lookup)
     ref = found.attachments[0] if len(found.attachments) == 1 else None
@@ -154,7 +154,7 @@ def _print(message: RawMessage, args: argparse.Namespace) -> None:
         try:
             value = read_value(message.payload)
         except ValueError:
-            pass  # shown as octets
+            pass  # shown as bytes
         else:
             if isinstance(value, Tagged) and value.tag == tag_of(Unreadable):
                 raise CallFailed(f"the server could not read the message: {printable(str(value.fields[0]))}")
@@ -168,7 +168,7 @@ def message_octets(tag: str, fields: Sequence[Any], reply: AttachmentKind | None
 
     Args:
         tag: of the class.
-        fields: as of JSON. ``{"message": TAG, "fields": […]}`` is a message, ``{"base64": …}`` octets, `REPLY` the attachment.
+        fields: as of JSON. ``{"message": TAG, "fields": […]}`` is a message, ``{"base64": …}`` bytes, `REPLY` the attachment.
         reply: what the attachment is; ``None``: there is none.
 
     Raises:

@@ -16,7 +16,7 @@ from levada.framework.errors import ConfigurationError
 
 __all__ = ["add_arguments", "call"]
 
-_MOST_AS_JSON: Final = 16 * 2**20  # octets of an answer, which has to be held as a whole
+_MOST_AS_JSON: Final = 16 * 2**20  # bytes of an answer, which is held as a whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +70,7 @@ async def call(args: argparse.Namespace) -> None:
         except OperationFailed as failed:
             hint = ""
             if args.json and not failed.by_peer and failed.code == ErrorCode.CONTENT_TOO_LARGE:
-                hint = f" (--json holds {_MOST_AS_JSON >> 20} MiB at most: leave it out for the octets as they come)"
+                hint = f" (--json holds {_MOST_AS_JSON >> 20} MiB at most: leave it out for the bytes as they come)"
             raise CallFailed(f"{failed}{hint}") from None
 
 
@@ -103,7 +103,7 @@ async def _request(peer: Peer, body: Body, args: argparse.Namespace) -> None:
         if _text(decoder, text, b"", final=True) is not None:
             print(flush=True)  # a line, as of other protocols
         elif sys.stdout.isatty():
-            print(f"({total:,} octets that are no text: redirect the output, or use --json)", flush=True)
+            print(f"({total:,} bytes that are no text: redirect the output, or use --json)", flush=True)
 
 
 def _text(
