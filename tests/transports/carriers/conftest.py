@@ -1,17 +1,23 @@
-"""Certificates for the tests of TLS, made once for a run."""
+"""Certificates for the tests of TLS, made once for a run, and calls beside a test."""
 
 from __future__ import annotations
 
 import datetime
 import ipaddress
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
+import trio
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from trio.testing import wait_all_tasks_blocked
+
+from levada.framework.errors import CarrierError
 
 
 @attrs.frozen
@@ -76,5 +82,22 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="session")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """An authority that nobody trusts."""
+    """An authority without trust."""
     return make_authority(tmp_path_factory.mktemp("stranger"), "stranger")
+
+
+@asynccontextmanager
+async def in_background(call: Callable[[], Awaitable[Any]]) -> AsyncGenerator[list[Any]]:
+    """Run a call beside the block; the list gets its result, or its error."""
+    outcome: list[Any] = []
+
+    async def run() -> None:
+        try:
+            outcome.append(await call())
+        except CarrierError as error:
+            outcome.append(error)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        await wait_all_tasks_blocked()
+        yield outcome

@@ -27,7 +27,7 @@ from wsproto.events import (
     Request,
 )
 
-from levada.framework.errors import CarrierError, ConfigurationError, ConnectionClosed, ConnectionLost, IdleTimeout
+from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost, IdleTimeout
 from levada.transports.carriers.contracts import MessageStream
 from levada.transports.carriers.memory import MemoryByteStream, MemoryConfig, memory_streams
 from levada.transports.carriers.websocket import (
@@ -38,6 +38,8 @@ from levada.transports.carriers.websocket import (
 )
 from levada.transports.carriers.websocket_frames import FrameError, encode_binary
 from levada.transports.testing import CarrierCheck, CarrierTraits, carrier_checks
+
+from .conftest import in_background
 
 QUIET = WebSocketConfig(keepalive=None)
 KEY = b"\x01\x02\x03\x04"
@@ -126,23 +128,6 @@ async def against(
     ours = (lambda: open_over(near, URL, config)) if client else (lambda: accept_over(near, config))
     websocket, _ = await together(ours, shake)
     return websocket, far
-
-
-@asynccontextmanager
-async def in_background(call: Callable[[], Awaitable[Any]]) -> AsyncGenerator[list[Any]]:
-    """Run it beside the block; the list gets its result, or what it raised."""
-    outcome: list[Any] = []
-
-    async def run() -> None:
-        try:
-            outcome.append(await call())
-        except CarrierError as error:
-            outcome.append(error)
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(run)
-        await wait_all_tasks_blocked()
-        yield outcome
 
 
 # ---------------------------------------------------------------- the promises of every carrier

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection
 
-from levada.framework.errors import CarrierError, ConfigurationError, ConnectionLost, IdleTimeout
+from levada.framework.errors import ConfigurationError, ConnectionLost, IdleTimeout
 from levada.transports.carriers.memory import memory_streams
 from levada.transports.carriers.websocket import (
     Refusal,
@@ -29,25 +29,10 @@ from levada.transports.carriers.websocket import (
 from levada.transports.carriers.websocket_frames import encode_binary
 from levada.transports.carriers.websocket_handshake import refusal_octets
 
+from .conftest import in_background
+
 QUIET = WebSocketConfig(keepalive=None)
 URL = "ws://desk.example/rsocket"
-
-
-@asynccontextmanager
-async def in_background(call: Callable[[], Awaitable[Any]]) -> AsyncGenerator[list[Any]]:
-    """Run it beside the block; the list gets its result, or what it raised."""
-    outcome: list[Any] = []
-
-    async def run() -> None:
-        try:
-            outcome.append(await call())
-        except CarrierError as error:
-            outcome.append(error)
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(run)
-        await wait_all_tasks_blocked()
-        yield outcome
 
 
 # ---------------------------------------------------------------- handshake: the server

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import cast
 
 import pytest
 import trio
-from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ed25519
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost
@@ -32,6 +26,8 @@ from levada.transports.carriers.websocket import (
     open_over,
 )
 from levada.transports.testing import CarrierCheck, CarrierTraits, carrier_checks
+
+from .conftest import Authority
 
 URL = "ws://desk.example/rsocket"
 
@@ -205,26 +201,11 @@ async def test_a_query_says_nothing_to_a_listener() -> None:
 # ---------------------------------------------------------------- sockets
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A PEM file with a key and a certificate for 127.0.0.1 that has signed itself."""
-    key = ed25519.Ed25519PrivateKey.generate()
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
-    now = datetime.datetime.now(datetime.UTC)
-    builder = x509.CertificateBuilder(name, name, key.public_key(), 1 << 70, now, now + datetime.timedelta(days=1))
-    addresses = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    signed = builder.add_extension(addresses, critical=False).sign(key, None)
-    path = tmp_path_factory.mktemp("tls") / "both.pem"
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    path.write_bytes(private + signed.public_bytes(Encoding.PEM))
-    return path
-
-
 @pytest.fixture(params=["ws", "wss"])
-def socket_config(request: pytest.FixtureRequest, certificate: Path) -> tuple[str, WebSocketConfig]:
+def socket_config(request: pytest.FixtureRequest, authority: Authority) -> tuple[str, WebSocketConfig]:
     """Scheme, and settings for both sides; the kernel's buffers are small."""
     tcp = TcpConfig(send_buffer=65_536, receive_buffer=65_536)
-    tls = TlsConfig(certificate=certificate, ca=certificate, tcp=tcp)
+    tls = TlsConfig(certificate=authority.issue("desk"), ca=authority.ca, tcp=tcp)
     config = WebSocketConfig(tcp=tcp, tls=tls, subprotocols=("rsocket",), max_message=1 << 22, close_timeout=1.0)
     return str(request.param), config
 
