@@ -4,6 +4,9 @@
 - acknowledgements travel with data that leaves anyway; **pacing** in bursts of 2 ms, since event loops sleep whole milliseconds;
 - 0-RTT **marks**, refused early data sent again at once, NEW_TOKEN, stateless reset tokens, path MTU probes, each path begun afresh.
 
+``tests/transports/quic/data/overrides.json`` has the reason for each override and the lines of aioquic that it overrides; a test names the
+overrides whose lines a release changes.
+
 A frame written on the slow path (handshake, migration) gets the same delivery handler as on the fast path; otherwise its loss would never
 reach the ready set.
 """

@@ -93,10 +93,7 @@ class LeanRecovery(QuicPacketRecovery):
 
     # ---------------------------------------------------------------- acknowledgements
     def on_ack_received(self, *, ack_rangeset: RangeSet, ack_delay: float, now: float, space: QuicPacketSpace) -> None:
-        """Take an ACK frame: forget the packets, measure the round trip (RFC 9002 section 5), find losses (section 6).
-
-        Replaces lines 242 to 329 of aioquic's `recovery.py`, which look at all packets in flight.
-        """
+        """Take an ACK frame: forget the packets, measure the round trip (RFC 9002 section 5), find losses (section 6)."""
         sent = space.sent_packets
         largest = ack_rangeset[-1].stop - 1
         if largest > space.largest_acked_packet:
@@ -155,7 +152,7 @@ class LeanRecovery(QuicPacketRecovery):
     def _detect_loss(self, *, now: float, space: QuicPacketSpace) -> None:
         """Give up packets that others have overtaken, by number or time, and set the timer for the next one.
 
-        Replaces lines 443 to 480 of aioquic's `recovery.py`, which have fixed thresholds and look at all packets in flight.
+        aioquic has fixed thresholds and looks at all packets in flight.
         """
         round_trip = self._round_trip()
         patience = max(K_TIME_THRESHOLD * round_trip, round_trip + self._lateness)
