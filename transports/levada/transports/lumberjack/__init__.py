@@ -30,19 +30,10 @@ from levada.transports.lumberjack.frames import (
     encode_window,
     flatten,
 )
-from levada.transports.lumberjack.state import (
-    READER_TRANSITIONS,
-    WRITER_TRANSITIONS,
-    ReaderInput,
-    ReaderState,
-    WriterInput,
-    WriterState,
-)
+from levada.transports.lumberjack.state import ReaderState, WriterState
 from levada.transports.lumberjack.writer import SendQueue, WriterCore
 
 __all__ = [
-    "READER_TRANSITIONS",
-    "WRITER_TRANSITIONS",
     "AckTimedOut",
     "Batch",
     "BatchDone",
@@ -54,7 +45,6 @@ __all__ = [
     "ReaderConfig",
     "ReaderCore",
     "ReaderEvent",
-    "ReaderInput",
     "ReaderState",
     "Refused",
     "SendQueue",
@@ -62,7 +52,6 @@ __all__ = [
     "WriterConfig",
     "WriterCore",
     "WriterEvent",
-    "WriterInput",
     "WriterState",
     "encode_ack",
     "encode_data",

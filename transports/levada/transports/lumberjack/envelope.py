@@ -41,14 +41,10 @@ class Unpacker:
     def __init__(self, version: int, payload: memoryview, config: ReaderConfig) -> None:
         self._version = version
         self._config = config
-        self._unpacked = 0
+        self.unpacked = 0
+        """Bytes unpacked so far."""
         self._layers = [_Layer(payload, FrameParser(version, config, depth=1))]
         self.count = self.cost = self.sequence = self.window = 0  # as in `FrameParser`
-
-    @property
-    def unpacked(self) -> int:
-        """Bytes unpacked so far."""
-        return self._unpacked
 
     @property
     def held(self) -> int:
@@ -110,14 +106,14 @@ class Unpacker:
                 layer.at += len(layer.tail)
             given = len(layer.tail)
             try:
-                data = layer.inflater.decompress(layer.tail, min(STEP, self._config.max_unpacked - self._unpacked + 1))
+                data = layer.inflater.decompress(layer.tail, min(STEP, self._config.max_unpacked - self.unpacked + 1))
             except zlib.error as error:
                 raise RemoteProtocolError(f"an envelope without a zlib stream: {error}", rule="LJ-30") from None
             layer.tail = layer.inflater.unconsumed_tail
             if not given and not data and not layer.inflater.eof:
                 raise RemoteProtocolError("the zlib stream of an envelope is cut short", rule="LJ-30")
-        self._unpacked += len(data)
-        if self._unpacked > self._config.max_unpacked:
+        self.unpacked += len(data)
+        if self.unpacked > self._config.max_unpacked:
             raise RemoteProtocolError(
                 f"an envelope of more than {self._config.max_unpacked} bytes unpacked (raise max_unpacked)",
                 rule="LJ-41",

@@ -13,15 +13,7 @@ from typing import Any
 from levada.transports.lumberjack.config import WriterConfig
 from levada.transports.lumberjack.errors import EventRejected
 
-__all__ = [
-    "encode_ack",
-    "encode_data",
-    "encode_envelope",
-    "encode_event",
-    "encode_json",
-    "encode_window",
-    "flatten",
-]
+__all__ = ["encode_ack", "encode_data", "encode_envelope", "encode_event", "encode_json", "encode_window", "flatten"]
 
 _HEAD = struct.Struct(">2sI")
 _U32 = struct.Struct(">I")

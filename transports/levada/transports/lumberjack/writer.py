@@ -323,11 +323,6 @@ class SendQueue:
         """Events not acked yet, those in flight included."""
         return self._events
 
-    @property
-    def waiting(self) -> int:
-        """Events in no window now."""
-        return len(self._new) + sum(len(batch.bodies) for batch in self._again)
-
     def put(self, body: bytes, token: Any, now: float) -> Sequence[Any]:
         """Take an encoded event, see `encode_event`.
 
