@@ -27,15 +27,8 @@ from levada.transports.core import Core, StreamsInput
 from .driver import DUE, Driver, Ended
 
 __all__ = [
-    "Carrier",
-    "Ending",
-    "Multiplexed",
-    "MultiplexedCore",
-    "MultiplexedDriver",
-    "Opening",
-    "Sending",
-    "accepting",
-]
+    "Carrier", "Ending", "Multiplexed", "MultiplexedCore", "MultiplexedDriver", "Opening", "Sending", "accepting",
+]  # fmt: skip
 
 E = TypeVar("E")
 
@@ -202,8 +195,6 @@ class Multiplexed(Generic[E]):
         self.carrier, self._tasks = carrier, tasks
         tasks.start_soon(self._accept, carrier)
 
-    # ------------------------------------------------ reading
-
     async def _accept(self, carrier: carriers.Connection) -> None:
         try:
             while True:
@@ -356,8 +347,6 @@ class Multiplexed(Generic[E]):
         for line in (*self._waiting, *self._spares):
             line.clear()
 
-    # ------------------------------------------------ writing: what the core wants done, in its order
-
     def write(self, outputs: list[Any]) -> None:
         """Do what the core wants."""
         do = self.outputs
@@ -492,8 +481,6 @@ class Multiplexed(Generic[E]):
             backlog.append((do, output))
 
 
-# ---------------------------------------------------------------- the driver
-
 Carrier: TypeAlias = Callable[[], AbstractAsyncContextManager[carriers.Connection]]
 """Connects, or accepts; leaving the context closes."""
 
@@ -543,8 +530,6 @@ class MultiplexedDriver(Driver[C], Generic[C]):
         """Whether this actor is ending, and all its children with it: there may be no more of them."""
         return local_ref(self).phase is not ActorPhase.RUNNING
 
-    # ------------------------------------------------------------ the carrier
-
     async def carry(self) -> None:
         """Run the one carrier."""
         async with self.opens() as carrier:
@@ -570,8 +555,6 @@ class MultiplexedDriver(Driver[C], Generic[C]):
     def carrier_statistics(self) -> carriers.CarrierStatistics | None:
         """Return the counters of the carrier."""
         return None if self.carrier is None else self.carrier.statistics()
-
-    # ------------------------------------------------------------ turns
 
     def flush_soon(self) -> None:
         """Read and write soon, when the tasks that can run now have run."""

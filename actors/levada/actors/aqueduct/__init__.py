@@ -33,16 +33,6 @@ from .raw import RawMessage
 from .server import Handler, Listener
 
 __all__ = [
-    "AqueductConfig",
-    "ConnectionStatistics",
-    "Expose",
-    "Handler",
-    "Listener",
-    "Peer",
-    "PeerConfig",
-    "RawMessage",
-    "connect",
-    "connect_over",
-    "serve",
-    "serve_over",
-]
+    "AqueductConfig", "ConnectionStatistics", "Expose", "Handler", "Listener", "Peer", "PeerConfig", "RawMessage", "connect",
+    "connect_over", "serve", "serve_over",
+]  # fmt: skip

@@ -11,16 +11,7 @@ from typing import Any, Final
 
 import attrs
 
-from levada.framework import (
-    Cancelled,
-    Codec,
-    Failed,
-    Killed,
-    Lost,
-    Normal,
-    Reason,
-    Shutdown,
-)
+from levada.framework import Cancelled, Codec, Failed, Killed, Lost, Normal, Reason, Shutdown
 from levada.framework.errors import (
     ActorError,
     ActorStopped,
@@ -32,22 +23,9 @@ from levada.framework.errors import (
 )
 
 __all__ = [
-    "ANSWER",
-    "ASK",
-    "DOWN",
-    "EXIT",
-    "FAILURE",
-    "LINK",
-    "TELL",
-    "WATCH",
-    "Identity",
-    "encode_failure",
-    "encode_signal",
-    "error_from",
-    "head_of",
-    "read_failure",
-    "read_signal",
-]
+    "ANSWER", "ASK", "DOWN", "EXIT", "FAILURE", "LINK", "TELL", "WATCH", "Identity", "encode_failure", "encode_signal", "error_from",
+    "head_of", "read_failure", "read_signal",
+]  # fmt: skip
 
 # On the channel of a ref: a message follows the first two; the attachment 0 is the oneshot for the answer, or for the notice of the end.
 TELL: Final = b"\x92\x00"
@@ -80,9 +58,6 @@ def head_of(payload: bytes) -> bytes:
     if head is None or not payload.startswith(head):
         raise DecodeError(f"no envelope begins with {payload[:8].hex()}")
     return head
-
-
-# ---------------------------------------------------------------- who a ref is
 
 
 @attrs.frozen
@@ -131,9 +106,6 @@ class Identity:
         return cls(number, path)
 
 
-# ---------------------------------------------------------------- reasons, on oneshots for the end of an actor
-
-
 _NAMES: Final[dict[str, Reason]] = {
     "normal": Normal(),
     "shutdown": Shutdown(),
@@ -178,9 +150,6 @@ def read_signal(head: bytes, payload: bytes, actor: str) -> Reason:
     if not payload.startswith(head):
         raise DecodeError(f"expected {head.hex()}, got {payload[:8].hex()}")
     return _reason(_PLAIN.decode(payload[len(head) :]), actor)
-
-
-# ---------------------------------------------------------------- failures, on oneshots for an answer
 
 
 def _describe(error: BaseException) -> tuple[str, str]:

@@ -118,8 +118,6 @@ class Export(HalfActor):
         self._pausing = False
         self.pump()
 
-    # ------------------------------------------------ envelopes
-
     def _open(self, delivery: Delivery) -> None:
         """Do what an envelope says.
 
@@ -222,8 +220,6 @@ class Export(HalfActor):
             ref.add_tie(tie)
             cell.tie(ref)
         halves.start(tie.theirs.bound(theirs))
-
-    # ------------------------------------------------ the mailbox
 
     def _put(self, entry: Any) -> None:
         """Put a message or a question into the mailbox, or hold it until there is room."""

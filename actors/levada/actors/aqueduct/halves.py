@@ -23,25 +23,10 @@ import attrs
 from levada.framework import OneshotReceiver, OneshotSender, Reason, Receiver, Ref, Sender, Shutdown, message
 from levada.framework.channel import WINDOW
 from levada.framework.codec import AttachmentKind, Codec
-from levada.framework.embedding import (
-    LARGE,
-    ChannelCore,
-    Envelope,
-    Mode,
-    Outcome,
-    TerminalState,
-    Tracked,
-)
+from levada.framework.embedding import LARGE, ChannelCore, Envelope, Mode, Outcome, TerminalState, Tracked
 from levada.framework.errors import ChannelCancelled, ChannelError, DecodeError, HandleMoved, LocalProtocolError
 from levada.transports import aqueduct
-from levada.transports.aqueduct import (
-    Attach,
-    Delivery,
-    ReceiverHalf,
-    ReceiverState,
-    SenderHalf,
-    SenderState,
-)
+from levada.transports.aqueduct import Attach, Delivery, ReceiverHalf, ReceiverState, SenderHalf, SenderState
 from levada.transports.text import printable
 
 from .links import CreationLink, Half, HalfActor
@@ -221,9 +206,6 @@ class Halves:
         core = self.core
         live = len(core.halves) + len(core.unclaimed) + len(core.links.tombstones)
         return live + channels <= core.config.max_channels
-
-
-# ---------------------------------------------------------------- messages
 
 
 class Letter(Envelope):
@@ -448,9 +430,6 @@ def _kind(half: Half) -> AttachmentKind:
     return AttachmentKind((AttachmentKind.SENDER if sends else AttachmentKind.RECEIVER) + (2 if half.oneshot else 0))
 
 
-# ---------------------------------------------------------------- the peer receives
-
-
 class Outbound(HalfActor):
     """The place of a receiver that is at the peer: takes what is sent on the channel, as far as the window lets it."""
 
@@ -581,9 +560,6 @@ _SENDER_ENDS: Final = {
     SenderState.LOST: TerminalState.LOST,
     SenderState.CONNECTION_LOST: TerminalState.CONNECTION_LOST,
 }
-
-
-# ---------------------------------------------------------------- the peer sends
 
 
 class Inbound(HalfActor):

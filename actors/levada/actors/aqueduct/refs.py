@@ -127,9 +127,6 @@ class Refs:
         return cell if cell is not None else dead_ref(self.system, number)
 
 
-# ---------------------------------------------------------------- what goes over the channel of a ref
-
-
 class Signal:
     """An entry of a ref's channel that is not just a message to tell."""
 
@@ -330,24 +327,12 @@ class Tie(Signal):
         """The peer's side of it has ended, which it says on its own oneshot too."""
 
 
-# ---------------------------------------------------------------- the ref
-
-
 class RemoteRef(Ref[Any]):
     """An actor in another system, as a program here holds it; what a ref in a message arrives as."""
 
     __slots__ = (
-        "__weakref__",
-        "_channel",
-        "_identity",
-        "_reason",
-        "_standing",
-        "_ties",
-        "_watchers",
-        "_watching",
-        "is_lost",
-        "refs",
-    )
+        "__weakref__", "_channel", "_identity", "_reason", "_standing", "_ties", "_watchers", "_watching", "is_lost", "refs",
+    )  # fmt: skip
 
     def __init__(self, refs: Refs, identity: Identity, half: Any) -> None:
         self.refs = refs
@@ -372,8 +357,6 @@ class RemoteRef(Ref[Any]):
         self._channel.sender.on_terminated(channel_ended)
         refs.halves.core.background.add(half)
         refs.halves.start(_RefOutbound(refs.halves, self._channel, half=half))
-
-    # ------------------------------------------------------------ what users call
 
     @property
     def path(self) -> str:
@@ -496,8 +479,6 @@ class RemoteRef(Ref[Any]):
             # Collection may happen in any thread and at any moment.
             channel.end_soon(_release, channel, self._watching)
 
-    # ------------------------------------------------------------ what the runtime asks of a ref
-
     @property
     def system(self) -> ActorSystem:
         """The system on this side."""
@@ -560,8 +541,6 @@ class RemoteRef(Ref[Any]):
         for tie in self._ties.pop(cell, ()):
             tie.tell_exit(reason)
 
-    # ------------------------------------------------------------ what its own signals ask of it
-
     def add_tie(self, tie: Tie) -> None:
         """Note a link that the actor there has made."""
         self._ties.setdefault(tie.cell, []).append(tie)
@@ -607,8 +586,6 @@ class RemoteRef(Ref[Any]):
                 tie.end(reason)
         _release(self._channel, self._watching, self)
 
-    # ------------------------------------------------------------ inside
-
     def _post(self, signal: Signal) -> None:
         """Send a signal, or let it stand in line for room; raises what `encode` raises."""
         if not self._channel.offer(signal, lambda: self._try_post(signal)):
@@ -643,9 +620,6 @@ def _release(channel: ChannelCore, watching: _Watching | None, handle: object = 
         watching.down.close()
     if channel.producers and channel.sender.state is TerminalState.OPEN:
         channel.finish_producer(handle)
-
-
-# ---------------------------------------------------------------- other threads
 
 
 class _ThreadQuestion(ThreadAsk):

@@ -20,27 +20,7 @@ from .writer import Writer, WriterStatistics, connect
 from .writer_queue import EventsDropped
 
 __all__ = [
-    "Deliver",
-    "EventRejected",
-    "EventsDropped",
-    "HostConfig",
-    "LumberjackHandler",
-    "Origin",
-    "Reader",
-    "ReaderConfig",
-    "ReaderStatistics",
-    "Sink",
-    "SpoolConfig",
-    "SpoolSink",
-    "Tail",
-    "TailConfig",
-    "TailStatus",
-    "Unit",
-    "Writer",
-    "WriterConfig",
-    "WriterStatistics",
-    "connect",
-    "relay",
-    "serve",
-    "tail",
-]
+    "Deliver", "EventRejected", "EventsDropped", "HostConfig", "LumberjackHandler", "Origin", "Reader", "ReaderConfig", "ReaderStatistics",
+    "Sink", "SpoolConfig", "SpoolSink", "Tail", "TailConfig", "TailStatus", "Unit", "Writer", "WriterConfig", "WriterStatistics", "connect",
+    "relay", "serve", "tail",
+]  # fmt: skip

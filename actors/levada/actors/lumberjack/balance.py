@@ -17,12 +17,7 @@ from levada.transports.lumberjack import WriterConfig
 
 __all__ = ["HostConfig", "Rota", "Target", "targets"]
 
-_SCHEMES = {
-    "lumberjack": "tcp",
-    "lumberjack+tcp": "tcp",
-    "lumberjack+tls": "tls",
-    "lumberjack+memory": "memory",
-}
+_SCHEMES = {"lumberjack": "tcp", "lumberjack+tcp": "tcp", "lumberjack+tls": "tls", "lumberjack+memory": "memory"}
 _PORT = 5044  # LJ-1
 
 _maybe_seconds: Any = v.optional(v.and_(v.instance_of((int, float)), v.gt(0)))

@@ -20,15 +20,7 @@ from levada.actors.driver import Driver
 from levada.framework import Actor, Ref
 from levada.framework.errors import CarrierError
 from levada.transports.carriers import ByteStream
-from levada.transports.lumberjack import (
-    Finished,
-    PeerClosed,
-    ReaderCore,
-    ReaderEvent,
-    ReaderState,
-    Refused,
-    UnitReady,
-)
+from levada.transports.lumberjack import Finished, PeerClosed, ReaderCore, ReaderEvent, ReaderState, Refused, UnitReady
 
 from .load import Load
 from .turns import Share
@@ -126,8 +118,6 @@ class Connection(Driver[ReaderCore]):
         """Hold nothing of the reader's bound any more."""
         self.load.remove(self)
 
-    # ------------------------------------------------------------ reading
-
     async def _step(self) -> None:
         """Give the core new bytes, or let it continue, when it is this connection's turn (LJ-35)."""
         core, share, turns = self.core, self._share, self.load.turns
@@ -215,8 +205,6 @@ class Connection(Driver[ReaderCore]):
             else:
                 self._read.cancel()
 
-    # ------------------------------------------------------------ what the core tells
-
     def apply(self, events: list[ReaderEvent]) -> None:
         """Do what events mean, send queued acks, and wake the task."""
         table = self.events
@@ -259,12 +247,7 @@ class Connection(Driver[ReaderCore]):
         self.load.sink_failures += event.reason == "sink_failed"
         self.ended(event, event.reason)
 
-    events: ClassVar = {
-        Finished: _on_finished,
-        PeerClosed: _on_peer_closed,
-        Refused: _on_refused,
-        UnitReady: _on_unit,
-    }
+    events: ClassVar = {Finished: _on_finished, PeerClosed: _on_peer_closed, Refused: _on_refused, UnitReady: _on_unit}
 
     def pause(self) -> None:
         """Stop reading and unpacking, and hand on the open unit, so that it does not wait, too (LJ-42b)."""
@@ -274,8 +257,6 @@ class Connection(Driver[ReaderCore]):
     def resume(self) -> None:
         """Read and unpack again."""
         self._wake()
-
-    # ------------------------------------------------------------ the sink
 
     async def _ask(self, ready: UnitReady, before: trio.Event | None, asked: trio.Event) -> None:
         if before is not None:

@@ -126,8 +126,6 @@ class LumberjackHandler(logging.Handler):
         self._scope = trio.CancelScope()
         self._done = trio.Event()
 
-    # ------------------------------------------------------------ in the threads that log
-
     def event(self, record: logging.LogRecord) -> dict[str, Any]:
         """Make the event of a record; runs in the thread that logs."""
         return {
@@ -230,8 +228,6 @@ class LumberjackHandler(logging.Handler):
         """Records that are queued or sent and not acked; after `close`, those that were given up."""
         with self._changed:
             return len(self._records) + self._taken + self._unacked
-
-    # ------------------------------------------------------------ in the sender's thread
 
     def _run(self) -> None:
         async def main() -> None:

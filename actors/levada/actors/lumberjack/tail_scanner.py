@@ -93,8 +93,6 @@ class Scanner(Actor[Drain | Down]):
         if self.looked and self.shared.config.once and not self.shared.waiting:
             self.finished.set()
 
-    # ------------------------------------------------------------ the registry
-
     async def save(self) -> None:
         """Write the registry now and then."""
         while True:
@@ -114,8 +112,6 @@ class Scanner(Actor[Drain | Down]):
                 registry.dirty = True
                 self.shared.counters.save_errors += 1
                 logger.error("the registry of files cannot be written: %s", error, extra={"event": "registry_error"})
-
-    # ------------------------------------------------------------ looking for files
 
     async def look_for_files(self) -> None:
         """Look for files now and then, and start actors for them."""

@@ -102,8 +102,6 @@ class Hub:
         self._fresh_octets = 0
         self._flushing = 0
 
-    # ------------------------------------------------------------ from senders
-
     async def put(self, bodies: list[bytes], ticket: Ticket | None = None) -> None:
         """Take events, waiting for room whatever `WriterConfig.drop` says."""
         for body in bodies:
@@ -180,8 +178,6 @@ class Hub:
             self._open.discard(ticket)
             if ticket.done is not None:
                 ticket.done.set()
-
-    # ------------------------------------------------------------ from connections
 
     def take(self, core: WriterCore) -> Batch | float:
         """Return a window to send now, or the time until which there is none unless `work` wakes the connection."""

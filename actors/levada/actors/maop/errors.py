@@ -13,16 +13,9 @@ from levada.framework.errors import ActorStopped, ConnectionLost, LevadaError
 from levada.transports.maop import ErrorCode, code_name
 
 __all__ = [
-    "Disapproved",
-    "MaopError",
-    "OperationError",
-    "OperationFailed",
-    "OperationLost",
-    "OperationStopped",
-    "OperationTimeout",
-    "Refuse",
+    "Disapproved", "MaopError", "OperationError", "OperationFailed", "OperationLost", "OperationStopped", "OperationTimeout", "Refuse",
     "Refused",
-]
+]  # fmt: skip
 
 
 @attrs.define(eq=False, slots=False, str=False)

@@ -24,17 +24,8 @@ if TYPE_CHECKING:
     from .peer import Peer
 
 __all__ = [
-    "BeforeExecute",
-    "Call",
-    "Code",
-    "Execute",
-    "Handler",
-    "Handlers",
-    "OperationActor",
-    "Raised",
-    "Reply",
-    "handler_table",
-]
+    "BeforeExecute", "Call", "Code", "Execute", "Handler", "Handlers", "OperationActor", "Raised", "Reply", "handler_table",
+]  # fmt: skip
 
 T = TypeVar("T")
 
@@ -108,8 +99,6 @@ class Call:
         deadline = self.operation.deadline
         return math.inf if deadline is None or not self._ended else deadline
 
-    # ------------------------------------------------ the body
-
     async def body(self) -> bytes:
         """Return the whole body; a streaming handler waits for its end here.
 
@@ -160,8 +149,6 @@ class Call:
         if self._whole is None:
             raise LocalProtocolError("decode() needs the whole body: await call.body() first", rule="MA-113")
         return self.peer.codec.decode(self._whole, expected)
-
-    # ------------------------------------------------ what the connection gives
 
     def give(self, whole: bytes) -> None:
         """The body is here."""

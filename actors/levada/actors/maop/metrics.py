@@ -112,8 +112,6 @@ class Metrics:
         self._past_fails: Counter[int] = Counter()
         self._rates: dict[str, tuple[float, int, float]] = {}
 
-    # ------------------------------------------------ cores
-
     def add(self, core: MaopCore) -> None:
         """Read the counters of a connection from now on."""
         self._cores[core] = None
@@ -152,8 +150,6 @@ class Metrics:
             kind = "other"
         self.success_count[kind] += 1
         self.success_bytes[kind] += octets
-
-    # ------------------------------------------------ readers
 
     @property
     def ops_inflight(self) -> int:

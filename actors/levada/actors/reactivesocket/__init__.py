@@ -33,27 +33,7 @@ from levada.actors.rsocket import (
 )
 
 __all__ = [
-    "ApplicationError",
-    "Backoff",
-    "ClientConfig",
-    "ConnectedPeer",
-    "CoreConfig",
-    "Handler",
-    "LeaseGrant",
-    "Listener",
-    "NoEndpoint",
-    "Payload",
-    "Peer",
-    "ReconnectingPeer",
-    "Request",
-    "RequestCanceled",
-    "RequestFailed",
-    "RequestInvalid",
-    "RequestRejected",
-    "ServerConfig",
-    "SetupRejected",
-    "balanced",
-    "connect",
-    "route",
-    "serve",
-]
+    "ApplicationError", "Backoff", "ClientConfig", "ConnectedPeer", "CoreConfig", "Handler", "LeaseGrant", "Listener", "NoEndpoint",
+    "Payload", "Peer", "ReconnectingPeer", "Request", "RequestCanceled", "RequestFailed", "RequestInvalid", "RequestRejected",
+    "ServerConfig", "SetupRejected", "balanced", "connect", "route", "serve",
+]  # fmt: skip

@@ -168,8 +168,6 @@ class BlockingPeer:
         self._thread = threading.Thread(target=self._run, name="levada rsocket client", daemon=True)
         self._thread.start()
 
-    # ------------------------------------------------------------ requests
-
     @overload
     def request_response(
         self, x: Asks[R], *, route: str | None = None, metadata: Metadata = None, timeout: float | None = None
@@ -327,8 +325,6 @@ class BlockingPeer:
             self._write()
         return stream
 
-    # ------------------------------------------------------------ the end
-
     def close(self) -> None:
         """Close the connection; what is under way fails with `ConnectionClosed`. Twice is harmless, and so is a forked child's."""
         if self._pid != os.getpid():
@@ -358,8 +354,6 @@ class BlockingPeer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-    # ------------------------------------------------------------ with the lock held
 
     def _ready(self, until: float | None) -> None:
         """Wait for room for a request, and refuse if there is no connection that takes one."""
@@ -424,8 +418,6 @@ class BlockingPeer:
             self._write()
             self._forget_if_over(stream_id)
 
-    # ------------------------------------------------------------ what comes
-
     def _apply(self, events: list[Event]) -> None:
         for event in events:
             match event:
@@ -487,8 +479,6 @@ class BlockingPeer:
             self._streams.pop(stream_id, None)
             if self._draining:
                 self._wake()
-
-    # ------------------------------------------------------------ the thread
 
     def _run(self) -> None:
         try:

@@ -71,8 +71,6 @@ class Encoding:
     def __attrs_post_init__(self) -> None:
         self._bare = Reading(CompositeMetadata(()), "", self.data_mime_type == MESSAGES)
 
-    # ------------------------------------------------------------ requests out
-
     def request(self, x: object, route: str | None, metadata: Metadata) -> Payload:
         """Make the payload of a request.
 
@@ -129,8 +127,6 @@ class Encoding:
         more = metadata if isinstance(metadata, CompositeMetadata) else CompositeMetadata.of(*metadata)
         return front + more.encode()
 
-    # ------------------------------------------------------------ requests in
-
     def read(self, metadata: bytes | None) -> Reading:
         """Read the metadata of a request.
 
@@ -163,8 +159,6 @@ class Encoding:
                 self._read.clear()
             self._read[metadata] = reading
         return reading
-
-    # ------------------------------------------------------------ data
 
     def reply(self, value: object, *, messages: bool) -> Payload:
         """Make the payload of an answer.

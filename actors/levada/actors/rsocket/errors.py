@@ -18,16 +18,9 @@ from levada.transports.rsocket.errors import SETUP_CODES
 from levada.transports.rsocket.events import FailedBy, StreamFailed
 
 __all__ = [
-    "ApplicationError",
-    "NoEndpoint",
-    "RequestCanceled",
-    "RequestFailed",
-    "RequestInvalid",
-    "RequestRejected",
-    "SetupRejected",
-    "connection_lost",
-    "stream_failed",
-]
+    "ApplicationError", "NoEndpoint", "RequestCanceled", "RequestFailed", "RequestInvalid", "RequestRejected", "SetupRejected",
+    "connection_lost", "stream_failed",
+]  # fmt: skip
 
 
 @attrs.define(eq=False, slots=False, str=False)

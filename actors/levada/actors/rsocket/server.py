@@ -92,8 +92,6 @@ class ServerConnection(Connection):
         self.flush()
         self.retime()
 
-    # ------------------------------------------------------------ letting a client in
-
     def _on_setup(self, event: SetupReceived) -> None:
         assert isinstance(self.config, ServerConfig)
         self.peer.setup = event

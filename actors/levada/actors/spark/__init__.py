@@ -75,19 +75,8 @@ __all__ = [
 ]  # fmt: skip
 
 _MODULES = (
-    "errors",
-    "protocol",
-    "schema",
-    "asks",
-    "ledger",
-    "segments",
-    "config",
-    "extent",
-    "staging",
-    "store",
-    "journal",
-    "bridge",
-)
+    "errors", "protocol", "schema", "asks", "ledger", "segments", "config", "extent", "staging", "store", "journal", "bridge",
+)  # fmt: skip
 """Where the names above are, those first that import least."""
 
 

@@ -87,9 +87,6 @@ class AskRows(Asks[pa.RecordBatch]):
     """Id of this question, the same for each try; empty if it is tried only once."""
 
 
-# ---------------------------------------------------------------- on executors
-
-
 @attrs.frozen
 class RemoteActor:
     """An actor as executors see it. Plain data, for the closure of a function that Spark ships."""
@@ -339,9 +336,6 @@ class _Batch:
 
 def _metadata(request: str) -> list[Entry] | None:
     return [Entry(REQUEST_ID, request.encode())] if request else None
-
-
-# ---------------------------------------------------------------- beside the actor
 
 
 class EachRow(Actor[AskRows]):

@@ -265,9 +265,6 @@ def _mismatch(line: str) -> SchemaMismatch:
     return SchemaMismatch(line, differences=(line,))
 
 
-# ---------------------------------------------------------------- annotations
-
-
 def _widened(kind: type, takes: tuple[type, ...], widen: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def lower(value: Any) -> Any:
         if not isinstance(value, takes):

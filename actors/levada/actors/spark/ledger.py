@@ -185,8 +185,6 @@ class Ledger:
                 ends[partition] = max(ends[partition], offset)
         return ends
 
-    # ------------------------------------------------------------ history
-
     @property
     def opening(self) -> str:
         """Name of the current opening; see `begin`."""
@@ -241,8 +239,6 @@ class Ledger:
         since = [each.ends for each in self._openings if each.number >= number] or [self._openings[-1].ends]
         return Reach(False, {partition: min(ends[partition] for ends in since) for partition in now})
 
-    # ------------------------------------------------------------ batches of a sink
-
     def delivered(self, query: str, batch: int) -> Delivered | None:
         """Look up a batch; None if it has not been delivered."""
         found = self._connection.execute(
@@ -275,8 +271,6 @@ class Ledger:
             )
             connection.execute("UPDATE facts SET value = ? WHERE name = 'transaction'", (self.transaction + 1,))
         self.transaction += 1
-
-    # ------------------------------------------------------------ groups
 
     def groups(self) -> dict[str, dict[int, int]]:
         """For each group, the offset behind the last row it has done with, by partition."""

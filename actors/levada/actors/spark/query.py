@@ -324,9 +324,6 @@ class Query(Actor[AwaitAvailable | GetProgress]):
         return {"actor": self.ref.path, "event": event}
 
 
-# ---------------------------------------------------------------- in threads
-
-
 class _Run:
     """One run of a query. All methods block, and are called in threads."""
 

@@ -171,8 +171,6 @@ class Segment:
         self._checked = (0, 0)  # blocks between these positions have passed their checksum
         self._descriptor = -1
 
-    # ------------------------------------------------------------ opening
-
     @classmethod
     def create(
         cls,
@@ -276,8 +274,6 @@ class Segment:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-
-    # ------------------------------------------------------------ looking through
 
     def index(self) -> None:
         """Walk over the headers of a sealed segment, whose `end` is known; `JournalDamaged` if some are missing or damaged."""
@@ -383,8 +379,6 @@ class Segment:
             octet=at,
         )
 
-    # ------------------------------------------------------------ writing
-
     def write(self, messages: Sequence[Message], *, transaction: int, time: float) -> None:
         """Write blocks behind the last one, unsynced. After an `OSError` the file must be cut (`cut_to`)."""
         parts: list[bytes | pa.Buffer] = []
@@ -438,8 +432,6 @@ class Segment:
         self._checked = (low, min(high, size))
         if end == self.first:
             self.oldest = self.newest = self.last = 0.0
-
-    # ------------------------------------------------------------ reading
 
     def read(self, start: int, end: int, max_bytes: int, used: int) -> Iterator[Block]:
         """Yield the blocks that hold the rows from `start` up to `end` while they fit in `max_bytes`, less the bytes `used` already.
@@ -512,9 +504,6 @@ class Segment:
                 start = min(last, end)
             here += header.size
         return start, used
-
-
-# ---------------------------------------------------------------- bytes
 
 
 def _padded(size: int) -> int:

@@ -52,9 +52,6 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")
 
 
-# ---------------------------------------------------------------- options
-
-
 @attrs.frozen(kw_only=True)
 class Options:
     """The options of a source or a sink, read and checked; see `levada.actors.spark.datasource`."""
@@ -138,9 +135,6 @@ def _flag(text: str) -> bool:
     return text.lower() == "true"
 
 
-# ---------------------------------------------------------------- columns
-
-
 def columns_for(columns: pa.Schema) -> StructType:
     """Return Spark's columns for a mailbox; `SchemaMismatch` names those for which Spark has no type."""
     fields, problems = [], []
@@ -174,9 +168,6 @@ def check_columns(wanted: StructType, columns: pa.Schema) -> None:
 
 def _mismatch(what: str, problems: list[str]) -> SchemaMismatch:
     return SchemaMismatch(f"{what}: {'; '.join(problems)}", differences=tuple(problems))
-
-
-# ---------------------------------------------------------------- batches
 
 
 class Rows(InputPartition):
@@ -268,9 +259,6 @@ class BatchSource(DataSourceReader):
         if not isinstance(partition, Rows):  # Spark's placeholder for "no tasks"
             return iter(())
         return rows_of(self._options, self._schema, partition)
-
-
-# ---------------------------------------------------------------- streams
 
 
 class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -173,9 +173,6 @@ def _trusting(token: Token) -> ssl.SSLContext:
     return context
 
 
-# ---------------------------------------------------------------- calls
-
-
 _AWAY = ConnectionLost, ConnectionClosed, RequestRejected, ActorStopped
 """Errors while a bridge, or the journal of a mailbox, ends or starts again."""
 
@@ -252,8 +249,6 @@ class RemoteMailbox:
     name: str
     token_file: str | None = None
 
-    # ------------------------------------------------------------ questions
-
     def ask(self, question: Asks[R], *, timeout: float | None = TIMEOUT, patience: float | None = None) -> R:
         """Ask one of the questions of `levada.actors.spark.protocol`; all are idempotent.
 
@@ -280,8 +275,6 @@ class RemoteMailbox:
 
     def _call(self, use: Callable[[BlockingPeer], R], *, again: bool = True, patience: float | None = None) -> R:
         return call(self.address, self.token_file, use, again=again, patience=patience)
-
-    # ------------------------------------------------------------ reading
 
     def read(
         self, partition: int, start: int, end: int, *, epoch: str, schema: pa.Schema, opening: str | None = None
@@ -326,8 +319,6 @@ class RemoteMailbox:
                 if schema is None:
                     raise BridgeError("the first block of a stream came without its columns")
                 yield head, pa.ipc.read_record_batch(pa.py_buffer(item.data), schema).slice(head.skip, head.rows)
-
-    # ------------------------------------------------------------ writing
 
     def stage(self, head: StageHead, batches: Iterable[pa.RecordBatch], *, timeout: float = TIMEOUT) -> int:
         """Stage rows, with at most `WINDOW` blocks on their way; return how many. Goes on when a bridge that was away is back.

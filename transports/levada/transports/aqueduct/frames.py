@@ -62,7 +62,6 @@ class Incomplete(Exception):
         self.need = need
 
 
-# ---------------------------------------------------------------- ints
 _SHORT = [bytes((n,)) for n in range(0x80)]
 
 
@@ -135,7 +134,6 @@ def _decode_array(data: Octets, at: int, limit: int) -> tuple[bytes, int]:
     return bytes(data[at:end]), end
 
 
-# ---------------------------------------------------------------- header data and ranges
 def _encode_headers(headers: Headers) -> bytes:
     return b"".join(_array(key.encode("ascii")) + _array(value) for key, value in headers)
 
@@ -176,7 +174,6 @@ def _decode_ranges(data: bytes) -> tuple[int, ...]:
     return runs
 
 
-# ---------------------------------------------------------------- frames
 @attrs.frozen
 class Version:
     """Begins a client's streams until it knows that the server speaks Aqueduct."""

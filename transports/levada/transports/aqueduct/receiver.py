@@ -138,7 +138,6 @@ class ReceiverHalf:
     def __repr__(self) -> str:
         return f"<ReceiverHalf {self.id} {self.state.value}>"
 
-    # ------------------------------------------------ the application
     @property
     def oneshot(self) -> bool:
         """Whether the channel carries at most one message."""
@@ -203,7 +202,6 @@ class ReceiverHalf:
             if self.state is not _CLOSE_WAIT:
                 self._close()
 
-    # ------------------------------------------------ messages
     def process(self, number: int, attached: tuple[int, ...], payload: bytes) -> bool:
         """Process a message from a stream; False if the mailbox has no room, and nothing happened. Source: AQ-28, AQ-29."""
         if self.state is _CLOSE_WAIT:
@@ -282,7 +280,6 @@ class ReceiverHalf:
             self.stalled = []
         self.stalled.append(stream)
 
-    # ------------------------------------------------ the control stream
     def attached(self, control: Stream) -> None:
         """Note that the control stream exists. Source: section 8."""
         self.control = control
@@ -414,7 +411,6 @@ class ReceiverHalf:
         if self.stalled:
             self.core.links.later(self._resume)
 
-    # ------------------------------------------------ inside
     def _go(self, what: ReceiverInput) -> None:
         self.state = RECEIVER[self.state, what]
 

@@ -22,7 +22,6 @@ __all__ = [
 ]  # fmt: skip
 
 
-# ---------------------------------------------------------------- frames: what may come next
 class Place(enum.Enum):
     """Position in one direction of a stream, or in a datagram. Source: AQ-10."""
 
@@ -123,7 +122,6 @@ ENDS: Final[Mapping[Place, str | None]] = {
 """The rule broken if a direction finishes, or a datagram ends, in this place. Source: AQ-11, AQ-13, AQ-15."""
 
 
-# ---------------------------------------------------------------- connection
 class ConnectionState(enum.Enum):
     """How far the two sides have greeted each other. Source: AQ-15 to AQ-18, AQ-21."""
 
@@ -168,7 +166,6 @@ CONNECTION: Final[Mapping[tuple[ConnectionState, ConnectionInput], ConnectionSta
 }
 
 
-# ---------------------------------------------------------------- sender
 class Mode(enum.Enum):
     """How a message travels. Source: AQ-23."""
 
@@ -255,7 +252,6 @@ SENDER: Final[Mapping[tuple[SenderState, SenderInput], SenderState]] = {
 }
 
 
-# ---------------------------------------------------------------- receiver
 class ReceiverState(enum.Enum):
     """State of a local receiver; the last five are ends. Its mailbox outlives it. Source: section 8."""
 

@@ -30,8 +30,6 @@ class ReaderConfig:
     """What to do with a J frame that holds no JSON: refuse the connection, or hand the text on as ``{"message": text, "tags":
     ["_jsonparsefailure"]}`` (LJ-12)."""
 
-    # ------------------------------------------------------------ units and acks
-
     max_window: int = attrs.field(default=65_536, validator=_size)
     """Events after which a unit ends, however large a window the writer announced (LJ-23)."""
     max_uncommitted_units: int = attrs.field(default=2, validator=_size)
@@ -49,8 +47,6 @@ class ReaderConfig:
     close_grace: float = attrs.field(default=1.0, validator=_seconds)
     """Seconds that units before a broken rule have to be committed, and acked, before the connection is closed (LJ-46)."""
 
-    # ------------------------------------------------------------ clocks
-
     idle_timeout: float | None = attrs.field(default=60.0, validator=_maybe_seconds)
     """Seconds without bytes either way, and with nothing unacked, after which a connection is closed; ``None``: never (LJ-29)."""
     frame_timeout: float = attrs.field(default=30.0, validator=_seconds)
@@ -59,8 +55,6 @@ class ReaderConfig:
     """Seconds that a peer may leave acks unread once `send_buffer` is full (LJ-27)."""
     linger: float = attrs.field(default=2.0, validator=_seconds)
     """Seconds that what still comes is read and thrown away after a close, so that no ack is destroyed (LJ-28a)."""
-
-    # ------------------------------------------------------------ limits
 
     max_frame: int = attrs.field(default=10 * 2**20, validator=_size)
     """Bytes of one D or J frame (LJ-36)."""

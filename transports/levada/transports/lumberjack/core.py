@@ -144,8 +144,6 @@ class ReaderCore:
         self._alive_at: float | None = None
         self._grace_ends: float | None = None
 
-    # ------------------------------------------------------------ what the driver should do
-
     @property
     def wants_data(self) -> bool:
         """Whether to read: false while work is left, or enough units wait for their commit (LJ-25)."""
@@ -203,8 +201,6 @@ class ReaderCore:
         """Take the acks that are queued, in order."""
         out, self._out = self._out, []
         return out
-
-    # ------------------------------------------------------------ input
 
     def receive_data(self, data: bytes, now: float) -> list[ReaderEvent]:
         """Take bytes from the writer, and process the first of them; `work` processes the rest.
@@ -305,8 +301,6 @@ class ReaderCore:
             self._parser = FrameParser(version, self._config)
         self._parser.feed(data)
 
-    # ------------------------------------------------------------ envelopes
-
     def _parse_envelope(self, envelope: Unpacker) -> Stop | None:
         """Parse the bytes unpacked so far; returns as `Unpacker.parse` does."""
         stop: Stop | None
@@ -374,8 +368,6 @@ class ReaderCore:
         self._slice()
         self._envelope = Unpacker(self.version or 0, self._payload, self._config)
         self._phase = _Phase.SKIP
-
-    # ------------------------------------------------------------ units
 
     def _room(self) -> int:
         """Events after which something is due."""
@@ -477,8 +469,6 @@ class ReaderCore:
         self._held_cost = 0
         self._parser = FrameParser(self.version or 1, self._config)
 
-    # ------------------------------------------------------------ commits and acks
-
     def commit(self, number: int, now: float) -> None:
         """Note that the events of a unit are safe, and queue the acks that are due now, in order (LJ-17).
 
@@ -556,8 +546,6 @@ class ReaderCore:
             self._slice()
         self._advance(now)
 
-    # ------------------------------------------------------------ the end
-
     def _take_end(self) -> None:
         """End of input, and all of it is worked off (LJ-6, LJ-28)."""
         lost = self._lost
@@ -604,8 +592,6 @@ class ReaderCore:
 
     def _move(self, what: ReaderInput) -> None:
         self.state = READER_TRANSITIONS[self.state, what]
-
-    # ------------------------------------------------------------ time
 
     def reading(self, now: float) -> None:
         """Note that the driver waits for bytes from now on."""

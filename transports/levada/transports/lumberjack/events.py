@@ -9,21 +9,10 @@ import attrs
 from levada.framework.errors import RemoteProtocolError
 
 __all__ = [
-    "AckTimedOut",
-    "Batch",
-    "BatchDone",
-    "EventsAcked",
-    "Finished",
-    "KeepaliveReceived",
-    "PeerClosed",
-    "ReaderEvent",
-    "Refused",
-    "UnitReady",
-    "WriterEvent",
-]
+    "AckTimedOut", "Batch", "BatchDone", "EventsAcked", "Finished", "KeepaliveReceived", "PeerClosed", "ReaderEvent", "Refused",
+    "UnitReady", "WriterEvent",
+]  # fmt: skip
 
-
-# ---------------------------------------------------------------- both sides
 
 EndReason = Literal["peer_closed", "refused", "idle", "drained", "sink_failed", "closed", "lost"]
 
@@ -65,9 +54,6 @@ class Finished:
         return 0
 
 
-# ---------------------------------------------------------------- the reader
-
-
 @attrs.frozen
 class UnitReady:
     """Events for the sink, in order; answer with `ReaderCore.commit` when they are safe (LJ-25)."""
@@ -90,9 +76,6 @@ class UnitReady:
 
 ReaderEvent: TypeAlias = UnitReady | PeerClosed | Refused | Finished
 """What `ReaderCore` tells."""
-
-
-# ---------------------------------------------------------------- the writer
 
 
 @attrs.define(eq=False)

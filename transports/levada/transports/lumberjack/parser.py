@@ -70,10 +70,9 @@ class FrameParser:
 
     # fmt: off
     __slots__ = (
-        "_at", "_base", "_config", "_data", "_depth", "_fields", "_item_cost", "_items", "_keys", "_left", "_need",
-        "_number", "_pairs", "_rate", "_tail", "_tail_size", "_types", "_used", "_version", "_warned", "cost", "count",
-        "payload", "sequence", "window",
-    )
+        "_at", "_base", "_config", "_data", "_depth", "_fields", "_item_cost", "_items", "_keys", "_left", "_need", "_number", "_pairs",
+        "_rate", "_tail", "_tail_size", "_types", "_used", "_version", "_warned", "cost", "count", "payload", "sequence", "window",
+    )  # fmt: skip
     # fmt: on
 
     def __init__(self, version: int, config: ReaderConfig, *, depth: int = 0) -> None:

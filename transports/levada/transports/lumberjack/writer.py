@@ -157,8 +157,6 @@ class WriterCore:
             self._clock = now
         self._taken += count
 
-    # ------------------------------------------------------------ acks
-
     def receive_data(self, data: bytes | bytearray, now: float) -> list[WriterEvent]:
         """Take bytes from the reader (LJ-2, LJ-4 to LJ-6, LJ-52)."""
         if self.state is WriterState.CLOSED:
@@ -230,8 +228,6 @@ class WriterCore:
             if not batch.bodies:
                 self._flights.popleft()
                 events.append(BatchDone(batch))
-
-    # ------------------------------------------------------------ time, and the end
 
     def next_deadline(self) -> float | None:
         """Return when `handle_timeout` is due; ``None`` while nothing is in flight."""

@@ -132,7 +132,6 @@ class MaopCore(Ending):
         self._next_id = {False: 4 if client else 1, True: 2 if client else 3}
         self._credit = {False: _ENDLESS, True: _ENDLESS}
 
-    # ------------------------------------------------ what comes
     def receive_stream_data(self, stream_id: int, data: bytes, fin: bool, now: float) -> list[Event]:
         """Take bytes of a stream, cut anywhere; return the events. The core keeps views of large pieces."""
         self.now = now
@@ -283,7 +282,6 @@ class MaopCore(Ending):
             self.out.append(StopStream(stream_id, close_code(ErrorCode.CANCELLED)))
             self.streams[stream_id] = _STOPPED
 
-    # ------------------------------------------------ what operations and signals ask for
     def fail_stream(self, stream_id: int, code: int, reason: str) -> None:
         """Queue a Fail for a stream that carries no operation."""
         self.pool.fail(stream_id, code, self.reason(reason))
@@ -374,7 +372,6 @@ class MaopCore(Ending):
             self.signals.unknown(now)
         return None
 
-    # ------------------------------------------------ operations of ours
     def credit_left(self, *, unidirectional: bool) -> int:
         """Return how many more streams of a kind may be opened, according to `stream_credit`."""
         return max(0, self._credit[unidirectional] - (self._next_id[unidirectional] >> 2))
@@ -569,7 +566,6 @@ class MaopCore(Ending):
         if operation is not None:
             operation.reject(check_code(code), reason, now)
 
-    # ------------------------------------------------ bodies of either side
     def send_body(self, stream_id: int, data: Octets, now: float) -> None:
         """Send bytes of a body, after `BodyWanted` or `start_response`. Large pieces are not copied, so they must not change.
 
@@ -618,7 +614,6 @@ class MaopCore(Ending):
             return entry in self.signals.blocked
         return isinstance(entry, Incoming) and entry.spec.streaming and entry.reserved >= self.config.stream_window
 
-    # ------------------------------------------------ operations of the peer
     def proceed(self, stream_id: int, now: float) -> list[Event]:
         """Accept an operation that was offered.
 
@@ -706,7 +701,6 @@ class MaopCore(Ending):
         if operation is not None:
             operation.fail(check_code(code), reason, now)
 
-    # ------------------------------------------------ the end
     def cancel_all(self, *, signal: bool) -> None:
         """End every operation; with `signal` the peer is told of each. Source: MA-92, MA-93."""
         for entry in list(self.streams.values()):
@@ -750,7 +744,6 @@ class MaopCore(Ending):
         """End the connection because the peer broke a rule."""
         self.end(close_code(code), detail, RemoteProtocolError(detail, rule=rule), tell=True)
 
-    # ------------------------------------------------ turns
     def data_to_send(self, now: float) -> list[Output]:
         """Take the outputs. Call it once a turn, when the core has all input at hand."""
         self.now = now

@@ -103,7 +103,6 @@ class Outgoing:
         if at is not None or self.deadline is not None:
             self._core.timers.set(self, at)
 
-    # ------------------------------------------------ our body
     def send_body(self, data: Octets, now: float) -> None:
         """Write a piece of the body."""
         if self.state is not _SENDING or self.cut_off:
@@ -127,7 +126,6 @@ class Outgoing:
         self._go(_BODY_SENT)
         self.wait(now)
 
-    # ------------------------------------------------ signals
     def on_proceed(self, now: float) -> None:
         """Process a Proceed. Source: MA-47, MA-48."""
         if self.proceeded:
@@ -172,7 +170,6 @@ class Outgoing:
         """Process a Fail. Source: MA-66, MA-67."""
         self.fail(code, reason, now, by_peer=True)
 
-    # ------------------------------------------------ the peer's direction
     def receive(self, data: bytes, fin: bool, now: float) -> None:
         """Take bytes of a Response."""
         self.fin = fin
@@ -330,7 +327,6 @@ class Outgoing:
         self._core.out.append(ResetStream(self.stream_id, close_code(ErrorCode.CANCELLED)))
         self._explain(now)
 
-    # ------------------------------------------------ ends
     def fail(self, code: int, reason: str, now: float, *, by_peer: bool = False, signal: bool = False) -> None:
         """End without success."""
         core = self._core

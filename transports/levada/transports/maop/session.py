@@ -83,7 +83,6 @@ class Session(ABC):
         self._asked = self._answered = False
         self._drain_time = 0.0
 
-    # ------------------------------------------------ what the rest of the connection does
     @abstractmethod
     def end(self, code: int, reason: str, error: RemoteProtocolError | None, *, tell: bool) -> None:
         """End the connection."""
@@ -126,7 +125,6 @@ class Session(ABC):
         """Report that a stream may be read again."""
         self._events.append(StreamUnblocked(stream_id))
 
-    # ------------------------------------------------ client
     def handshake_completed(
         self, *, auth_type: str = "Bearer", token: bytes = b"", pairs: dict[str, str] | None = None, now: float
     ) -> list[Event]:
@@ -158,7 +156,6 @@ class Session(ABC):
         self.at = now + (self.config.answer_timeout if self.client else self.config.auth_timeout)
         return self.take_events()
 
-    # ------------------------------------------------ bytes before operations
     def receive_early(self, stream_id: int, data: bytes, fin: bool, now: float) -> None:
         """Take bytes while operations are not possible. Source: MA-15 to MA-18, MA-28, MA-29."""
         if stream_id == 0 and self.state in (ConnectionState.AUTHENTICATING, ConnectionState.DECIDING):
@@ -262,7 +259,6 @@ class Session(ABC):
         self.capabilities = self.config.capabilities & capabilities
         self.idempotency = bool(self.capabilities & Capability.IDEMPOTENCY)
 
-    # ------------------------------------------------ server
     def _offered(self, message: Authentication) -> None:
         self.peer = message
         self.secrets = _secrets(message.token)
@@ -365,7 +361,6 @@ class Session(ABC):
         if not self._auth_fin:
             self.stream0_at = self.now + self.config.auth_close_timeout
 
-    # ------------------------------------------------ clocks
     def stream0_overdue(self) -> None:
         """Handle a client's direction of stream 0 that is still open. Source: MA-26."""
         self.stream0_at = None

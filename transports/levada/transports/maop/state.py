@@ -19,7 +19,6 @@ __all__ = [
 ]  # fmt: skip
 
 
-# ---------------------------------------------------------------- connection
 class ConnectionState(enum.IntEnum):
     """How far a connection has come. Source: sections 3 and 11."""
 
@@ -76,7 +75,6 @@ CONNECTION: Final[Mapping[tuple[ConnectionState, ConnectionInput], ConnectionSta
 }
 
 
-# ---------------------------------------------------------------- receiver
 class ReceiverState(enum.IntEnum):
     """State of an operation that the peer began. Source: section 21."""
 
@@ -158,7 +156,6 @@ UNARMED: Final[Mapping[tuple[ReceiverState, bool], ErrorCode]] = {
 """The error for a Block or Block End, by state and whether the header announced an empty body."""
 
 
-# ---------------------------------------------------------------- initiator
 class InitiatorState(enum.IntEnum):
     """State of an operation that this side began. Source: section 21."""
 

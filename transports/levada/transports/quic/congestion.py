@@ -107,7 +107,6 @@ class Reno(QuicCongestionControl):
                 self.congestion_window += self._held_back
             self.congestion_window = max(self.congestion_window, window)
 
-    # ---------------------------------------------------------------- the algorithm
     _restored: tuple[str, ...] = ("congestion_window", "ssthresh", "cut_at", "_credit")
 
     def _is_in_slow_start(self) -> bool:

@@ -130,7 +130,6 @@ class QuicConnection:
     def __repr__(self) -> str:
         return f"<QuicConnection {'to' if self.is_client else 'from'} {self._info.peer}>"
 
-    # ---------------------------------------------------------------- facts
     @property
     def info(self) -> CarrierInfo:
         """The peer and this end; complete after `handshake`."""
@@ -178,7 +177,6 @@ class QuicConnection:
             raise self.error()
         return self._info
 
-    # ---------------------------------------------------------------- streams
     async def open_stream(self, *, unidirectional: bool = False, priority: int = 128) -> QuicStream:
         """Open a stream, waiting for the peer's credit. The peer sees it with its first byte, end or reset."""
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -222,7 +220,6 @@ class QuicConnection:
             self.mark_dirty()
         return stream
 
-    # ---------------------------------------------------------------- datagrams
     def max_datagram_size(self) -> int:
         """Bytes of the largest datagram that fits now; 0 if the peer takes none or its limit is not known yet."""
         return self.engine.datagram_room()
@@ -266,7 +263,6 @@ class QuicConnection:
             await self._datagram_readers.park()
         return self._datagrams.popleft()
 
-    # ---------------------------------------------------------------- the end
     def close(self, code: int = 0, reason: str = "") -> None:
         """Tell the peer at once that the connection is over; queued data is dropped. After the end it does nothing."""
         if self.is_over:
@@ -313,7 +309,6 @@ class QuicConnection:
     def _undelivered(self) -> bool:
         return bool(self.engine.datagrams_queued) or any(stream.undelivered for stream in self.streams.values())
 
-    # ---------------------------------------------------------------- keys and paths
     def update_keys(self) -> None:
         """Renew the keys; the carrier does this itself long before their limit."""
         self.engine.request_key_update()
@@ -326,7 +321,6 @@ class QuicConnection:
         self.engine.send_ping(_PING)
         self.mark_dirty()
 
-    # ---------------------------------------------------------------- for streams
     def mark_dirty(self) -> None:
         """Let the endpoint send for this connection, after the tasks that can run now."""
         self._endpoint.asked += 1
@@ -351,7 +345,6 @@ class QuicConnection:
         engine, config = self.engine, self._config
         return engine.unsent(stream_id) <= config.send_low and engine.total_unacked() <= config.max_unacked
 
-    # ---------------------------------------------------------------- for the endpoint
     def receive(self, data: bytes, address: Address, now: float) -> None:
         """Take a packet that was routed here."""
         self._octets_received += len(data)
@@ -436,7 +429,6 @@ class QuicConnection:
         """End it because a stateless reset arrived."""
         self.abandon(_ABANDONED)
 
-    # ---------------------------------------------------------------- what happened
     def settle(self) -> None:
         """Pass on the engine's news, and wake the tasks that can continue."""
         engine = self.engine

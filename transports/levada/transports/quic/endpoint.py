@@ -98,7 +98,6 @@ class QuicEndpoint:
         """Connections not yet forgotten, including closing ones."""
         return tuple(self._connections)
 
-    # ---------------------------------------------------------------- life
     async def __aenter__(self) -> Self:
         self._manager = plain_nursery()
         nursery: trio.Nursery = await self._manager.__aenter__()
@@ -131,7 +130,6 @@ class QuicEndpoint:
         with trio.move_on_after(self.config.linger):
             await self._deserted.wait()
 
-    # ---------------------------------------------------------------- connections
     def connect(
         self, address: Address, *, server: str, early: bool = False, config: QuicConfig | None = None
     ) -> QuicConnection:
@@ -258,7 +256,6 @@ class QuicEndpoint:
             if connection.is_client and not connection.is_over:
                 connection.change_path()
 
-    # ---------------------------------------------------------------- sending
     def add_dirty(self, connection: QuicConnection) -> None:
         """Send for a connection soon."""
         self._dirty.append(connection)
@@ -394,7 +391,6 @@ class QuicEndpoint:
         logger.error("the engine of %r failed, which ends the connection", connection, exc_info=error)
         connection.abandon(f"internal error: {error!r}")
 
-    # ---------------------------------------------------------------- receiving
     async def _receive_loop(self) -> None:
         while True:
             with trio.CancelScope() as self._receive_scope:

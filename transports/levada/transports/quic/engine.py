@@ -137,7 +137,6 @@ class PlainEngine(QuicConnection):
         self.reset_tokens_changed = False
         """Another connection id of the peer's has come into use since the last look; the plain engine does not tell."""
 
-    # ---------------------------------------------------------------- state
     @property
     def close_event(self) -> events.ConnectionTerminated | None:
         """Why the connection is ending. It is set before the event of that name, which comes only after the closing period."""
@@ -234,7 +233,6 @@ class PlainEngine(QuicConnection):
         self._crypto_streams.clear()
         self._datagrams_pending.clear()
 
-    # ---------------------------------------------------------------- streams
     def stream_credit(self, *, unidirectional: bool) -> int:
         """Return how many more streams the peer allows to be opened now."""
         limit = self._remote_max_streams_uni if unidirectional else self._remote_max_streams_bidi
@@ -299,7 +297,6 @@ class PlainEngine(QuicConnection):
         streams = self._streams
         return [stream_id for stream_id in known if stream_id not in streams]
 
-    # ---------------------------------------------------------------- datagrams
     @property
     def datagrams_queued(self) -> int:
         """Datagrams in no packet yet."""
@@ -315,7 +312,6 @@ class PlainEngine(QuicConnection):
             room -= _LONG_HEADER - 3 + len(self.host_cid)
         return min(room, peer - 3)
 
-    # ---------------------------------------------------------------- keys and paths
     def _initialize(self, peer_cid: bytes) -> None:
         # After Retry or version negotiation a client starts again: its 0-RTT data must be resent, and is no longer in flight.
         for space in self._spaces.values():
@@ -460,7 +456,6 @@ class PlainEngine(QuicConnection):
             self._key_wanted = False
             super().request_key_update()
 
-    # ---------------------------------------------------------------- only in the tuned engine
     def send_new_token(self, token: bytes) -> None:
         """Give the client a token for its next connection."""
 
@@ -482,7 +477,6 @@ def _nothing() -> None:
     pass
 
 
-# ---------------------------------------------------------------- does it fit?
 _PLAIN_NAMES = """
     _close_event _close_end _state _handshake_complete _loss _max_datagram_size _packet_number _peer_cid
     _remote_max_streams_bidi _remote_max_streams_uni _get_or_create_stream_for_send _streams

@@ -153,7 +153,6 @@ class LeanEngine(PlainEngine):
                 space.ack_at = now + self._ack_delay
         return True
 
-    # ---------------------------------------------------------------- frames
     def _frames_received(self, context: QuicReceiveContext, plain: bytes) -> bool:
         """Handle the frames of a packet; true if they require an acknowledgement."""
         buf = Buffer(data=plain)

@@ -186,7 +186,6 @@ class QuicListener:
         self._waiters.unpark_all()
         await trio.lowlevel.checkpoint()
 
-    # ---------------------------------------------------------------- decisions
     def start(
         self,
         incoming: QuicIncoming,
@@ -246,7 +245,6 @@ class QuicListener:
                 why = f"{who}: {reason.text or 'no reason given'} (code {reason.code:#x})"
                 self.admission.turn_away(connection.info.peer, why)
 
-    # ---------------------------------------------------------------- packets
     def unknown(self, data: bytes, address: Address) -> None:
         """Handle a long-header packet without a connection."""
         counters, config = self.endpoint.counters, self.endpoint.config

@@ -73,7 +73,6 @@ class TunedEngine(ReadyEngine):
         super().release()
         self._short = ShortPacketBuilder(is_client=self._is_client)  # the old one has the keys
 
-    # ---------------------------------------------------------------- frames from the peer
     def _handle_datagram_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
         super()._handle_datagram_frame(context, frame_type, buf)
         if context.epoch is _ZERO_RTT:
@@ -112,7 +111,6 @@ class TunedEngine(ReadyEngine):
             if self._mtu.size < self._max_datagram_size:
                 self._use_packet_size(self._mtu.size)
 
-    # ---------------------------------------------------------------- paths
     def _path_changed(self, *, afresh: bool) -> None:
         super()._path_changed(afresh=afresh)
         self._mtu = MtuSearch(self._mtu.base, self._mtu.ceiling)
@@ -152,7 +150,6 @@ class TunedEngine(ReadyEngine):
         super()._on_new_connection_id_delivery(delivery, connection_id)
         self._cids_unsent = self._cids_unsent or not connection_id.was_sent
 
-    # ---------------------------------------------------------------- deliveries
     def _on_stream_data(
         self, delivery: QuicDeliveryState, stream: QuicStream, start: int, stop: int, fin: bool
     ) -> None:
@@ -189,7 +186,6 @@ class TunedEngine(ReadyEngine):
             stream.receiver.on_stop_sending_delivery(delivery)
             self._ready(stream)
 
-    # ---------------------------------------------------------------- writing
     def _write_one(self, builder: QuicPacketBuilder, stream: QuicStream) -> bool:
         """Write the data of one stream; true when it has no more for now."""
         sender, stream_id = stream.sender, stream.stream_id or 0
@@ -426,7 +422,6 @@ class TunedEngine(ReadyEngine):
                     for level in self._levels.values():
                         level.pop(stream, None)
 
-    # ---------------------------------------------------------------- tokens, keys, packet size
     def send_new_token(self, token: bytes) -> None:
         """Send NEW_TOKEN."""
         self._new_token = token

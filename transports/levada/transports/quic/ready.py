@@ -75,7 +75,6 @@ class ReadyEngine(LeanEngine):
         self._owing.clear()
         self._done.clear()
 
-    # ---------------------------------------------------------------- readiness
     def _ready(self, stream: QuicStream) -> None:
         priority = self._priorities.get(stream.stream_id or 0, 128)
         level = self._levels.get(priority)
@@ -178,7 +177,6 @@ class ReadyEngine(LeanEngine):
                 self._stalled.pop(stream, None)
         self._done.clear()
 
-    # ---------------------------------------------------------------- frames from the peer
     def _handle_max_data_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
         super()._handle_max_data_frame(context, frame_type, buf)
         stalled, self._stalled = self._stalled, {}
@@ -234,7 +232,6 @@ class ReadyEngine(LeanEngine):
                     if stream.sender.is_finished:
                         self._done.append(stream)
 
-    # ---------------------------------------------------------------- windows
     def _credit(self, octets: int) -> bool:
         self._app_consumed += octets
         limit = self._local_max_data

@@ -91,7 +91,6 @@ class LeanRecovery(QuicPacketRecovery):
                 packet.in_flight = False
         self._begin_path(size)
 
-    # ---------------------------------------------------------------- acknowledgements
     def on_ack_received(self, *, ack_rangeset: RangeSet, ack_delay: float, now: float, space: QuicPacketSpace) -> None:
         """Take an ACK frame: forget the packets, measure the round trip (RFC 9002 section 5), find losses (section 6)."""
         sent = space.sent_packets
@@ -148,7 +147,6 @@ class LeanRecovery(QuicPacketRecovery):
         self._cc.on_rtt_measurement(now=now, rtt=measured)
         self._pacer.update_rate(congestion_window=self._cc.congestion_window, smoothed_rtt=self._rtt_smoothed)
 
-    # ---------------------------------------------------------------- losses
     def _detect_loss(self, *, now: float, space: QuicPacketSpace) -> None:
         """Give up packets that others have overtaken, by number or time, and set the timer for the next one.
 

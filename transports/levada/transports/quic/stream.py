@@ -69,7 +69,6 @@ class QuicStream:
     def __repr__(self) -> str:
         return f"<QuicStream {self._stream_id} of {self._connection!r}>"
 
-    # ---------------------------------------------------------------- facts
     @property
     def stream_id(self) -> int:
         """Number on the wire."""
@@ -130,7 +129,6 @@ class QuicStream:
             unsent=unsent,
         )
 
-    # ---------------------------------------------------------------- sending
     def send_nowait(self, data: Octets, *, fin: bool = False) -> None:
         """Queue without waiting, also above the watermark, and optionally finish. Errors as `send_all`."""
         self._check_sending()
@@ -249,7 +247,6 @@ class QuicStream:
         if self._send_error is not None:
             raise again(self._send_error)
 
-    # ---------------------------------------------------------------- receiving
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """Wait for bytes and take up to `max_bytes` (``None``: all that have arrived); ``b""`` is the peer's end.
 
@@ -345,7 +342,6 @@ class QuicStream:
             self._drop()
             self._wake_reader()
 
-    # ---------------------------------------------------------------- both
     async def aclose(self) -> None:
         """Finish sending and stop receiving; queued data is sent while the connection lives."""
         if not self._connection.is_over:
@@ -376,7 +372,6 @@ class QuicStream:
         else:
             await self.aclose()
 
-    # ---------------------------------------------------------------- what the connection tells
     def data_arrived(self, data: bytes, end: bool) -> None:
         """Take bytes of the peer, in order."""
         if self._receive_error is not None:
@@ -471,7 +466,6 @@ class QuicStream:
         """Whether it was finished and the peer has not acknowledged all of it."""
         return self._fin and not self._settled and self._send_error is None
 
-    # ---------------------------------------------------------------- within
     def _check_alive(self) -> None:
         if self._connection.is_over:
             raise self._connection.error()

@@ -10,12 +10,5 @@ from levada.transports.rsocket.resumption import Sessions
 from levada.transports.rsocket.state import ConnectionState
 
 __all__ = [
-    "ConnectionState",
-    "CoreConfig",
-    "ErrorCode",
-    "LeaseGrant",
-    "Payload",
-    "RSocketCore",
-    "Sessions",
-    "StreamIdsExhausted",
-]
+    "ConnectionState", "CoreConfig", "ErrorCode", "LeaseGrant", "Payload", "RSocketCore", "Sessions", "StreamIdsExhausted",
+]  # fmt: skip

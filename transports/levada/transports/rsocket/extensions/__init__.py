@@ -19,16 +19,6 @@ from levada.transports.rsocket.extensions.routing import Routing
 from levada.transports.rsocket.extensions.tracing import ZipkinTracing
 
 __all__ = [
-    "WELL_KNOWN_MIME_TYPES",
-    "AcceptableMimeTypes",
-    "Authentication",
-    "BearerAuthentication",
-    "CompositeMetadata",
-    "DataMimeType",
-    "Entry",
-    "Extension",
-    "OtherAuthentication",
-    "Routing",
-    "SimpleAuthentication",
-    "ZipkinTracing",
-]
+    "WELL_KNOWN_MIME_TYPES", "AcceptableMimeTypes", "Authentication", "BearerAuthentication", "CompositeMetadata", "DataMimeType", "Entry",
+    "Extension", "OtherAuthentication", "Routing", "SimpleAuthentication", "ZipkinTracing",
+]  # fmt: skip
