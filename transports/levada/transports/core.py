@@ -14,7 +14,7 @@ protocols: `BytesInput`, `MessagesInput` or `StreamsInput`.
 Every method that takes input returns the events it caused, after those that earlier calls left behind; `Core.take_events` returns
 only the latter. So each event is returned exactly once, and in order.
 
-The peer's mistakes never raise: the core queues the goodbye that the protocol has for them, and its last event says what was wrong.
+The peer's mistakes never raise: the core queues the goodbye that the protocol has for them, and its last event names the mistake.
 The caller's mistakes raise `LocalProtocolError` and change nothing.
 
 A core ends once. Its last event says how. After it the core ignores input, has no deadline and queues nothing new; its queue
@@ -43,7 +43,7 @@ class Core(Protocol[E, Out]):
         ...
 
     def data_to_send(self, now: float) -> list[Out]:
-        """Take what is queued.
+        """Take the queued output.
 
         For a byte stream the pieces are sent one after another; for a carrier of messages each is a message; for a carrier of
         many streams each is an action on a stream.
@@ -55,7 +55,7 @@ class Core(Protocol[E, Out]):
         ...
 
     def handle_timeout(self, now: float) -> list[E]:
-        """Do what is due. A call that is early, or one too many, does nothing."""
+        """Do what is due. A call that is early, or superfluous, does nothing."""
         ...
 
     def connection_lost(self, code: int, reason: str, now: float) -> list[E]:

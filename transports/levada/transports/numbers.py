@@ -1,4 +1,4 @@
-"""Compact sets of numbers that mostly come in order, such as those of streams and channels that have ended."""
+"""Compact sets of numbers that mostly come in order, such as the numbers of ended streams and channels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Numbers"]
 
 
 class Numbers:
-    """A set of numbers that mostly come in order, as ranges: what is complete costs nothing.
+    """A set of numbers that mostly come in order, as ranges: a complete range costs nothing.
 
     Adding at the end of a range is O(1), elsewhere O(log n) to find and a memory move to insert.
     """

@@ -395,7 +395,7 @@ class MemoryListener:
         self._accepting.unpark()
 
     async def accept(self) -> MemoryPeer:
-        """See `Listener.accept`; of the shape ``"connection"`` it is an `Incoming`."""
+        """Wait for the next peer; of the shape ``"connection"`` it is an `Incoming`."""
         while not self._backlog:
             if self._closed:
                 raise ConnectionClosed(f"this side closed the listener {self.url}")

@@ -25,7 +25,7 @@ def _milliseconds(_: object, attribute: attrs.Attribute[float], value: float) ->
 class ReactiveSocketConfig(CoreConfig):
     """How one side of a connection behaves; a plain `CoreConfig` does as well, within its limits.
 
-    What is about resumption or the version has no meaning here, and ids are always used again (RX-16).
+    Settings of resumption or the version have no meaning here, and ids are always used again (RX-16).
     """
 
     keepalive_interval: float = attrs.field(default=20.0, validator=_milliseconds)

@@ -216,7 +216,7 @@ class ConnectionCore(ReactiveStreamsCore):
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def handle_timeout(self, now: float) -> list[Event]:
-        """Do what is due: keepalive, silence of the peer, set-up and drain time-outs."""
+        """Do all that is due: keepalive, silence of the peer, set-up and drain time-outs."""
         self._now = now
         events = self.take_events()
         self._end_if_drained(events)
@@ -360,7 +360,7 @@ class ConnectionCore(ReactiveStreamsCore):
     # ---------------------------------------------------------------- leases
 
     def send_lease(self, ttl: float, n: int, now: float, metadata: bytes | None = None) -> None:
-        """Allow the peer `n` requests within `ttl` seconds, instead of what was allowed before (RX-65).
+        """Allow the peer `n` requests within `ttl` seconds, instead of the earlier allowance (RX-65).
 
         Raises:
             LocalProtocolError: SETUP was without leases, a number does not fit, not set up, ended, or too much for a frame.

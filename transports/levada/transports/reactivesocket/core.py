@@ -1,9 +1,9 @@
 """ReactiveSocket without I/O: octets and calls in, events and octets out.
 
-The methods and events are those of `levada.transports.rsocket.core.RSocketCore`, so that one set of actors drives both; what is different
+It has the methods and events of `levada.transports.rsocket.core.RSocketCore`, so that one set of actors drives both; the differences
 on the wire and in the rules is here and in `connection`, `frames` and `state`, each place with the id of its rule.  How a frame goes:
 
-* `receive_data` finds the frames (RX-3), `_receive` parses one and drops or refuses what is wrong (RX-9, RX-12), and a function of
+* `receive_data` finds the frames (RX-3), `_receive` parses one and drops or refuses wrong ones (RX-9, RX-12), and a function of
   `_HANDLERS` applies it; what makes no sense in its place is ignored (RX-99), which is each bare ``return`` there.
 * Payloads come by `_take`, whatever the interaction, and go by `send_payload`: both are about RX-58, what the C flag carries.
 * A stream lives in `_streams` from its first frame to its last; a request that waits for a lease is in `_waiting` instead.
@@ -59,7 +59,7 @@ class ReactiveSocketCore(ConnectionCore):
 
     A client's core has its SETUP queued from the start (RX-30), and without leases requests may follow at once (RX-37).
 
-    What the peer does wrong never raises: the ERROR frame is queued and the last event is `ConnectionEnded`; send what is queued, then
+    The peer's mistakes never raise: the ERROR frame is queued and the last event is `ConnectionEnded`; send the queue, then
     close the carrier.  What the caller does wrong raises `LocalProtocolError` and changes nothing.  After `ConnectionEnded` octets of the
     peer are ignored (RX-7) and requests and payloads raise.
 
@@ -94,7 +94,7 @@ class ReactiveSocketCore(ConnectionCore):
         self._highest = 0  # RX-16: all that is remembered of ended ids
 
     def statistics(self) -> CoreStatistics:
-        """Return what is held now."""
+        """Return the present counts."""
         return CoreStatistics(
             streams=len(self._streams),
             peer_streams=self._peer_streams,
@@ -335,7 +335,7 @@ class ReactiveSocketCore(ConnectionCore):
         return self._request(_FNF, payload, 0, now)
 
     def send_request_stream(self, payload: Payload, n: int, now: float) -> int:
-        """Request a stream, of which `n` payloads (0 to 2**31-1) may come until `send_request_n` (RX-52, RX-63). Errors as above."""
+        """Request a stream; `n` payloads (0 to 2**31-1) may come until `send_request_n` (RX-52, RX-63). Errors as above."""
         return self._request(_STREAM, payload, n, now)
 
     def send_request_subscription(self, payload: Payload, n: int, now: float) -> int:

@@ -117,7 +117,7 @@ def encode_setup_fields(version: int, keepalive_ms: int, lifetime_ms: int, metad
 
 
 def parse(kind: int, flags: int, octets: bytes, at: int, end: int) -> tuple[tuple[int, ...], bytes | None, bytes]:
-    """Read what is behind the header of any frame but SETUP and EXT; return fixed fields, metadata and data.
+    """Read the part behind the header of any frame but SETUP and EXT; return fixed fields, metadata and data.
 
     Raises:
         FrameError: RX-9, an unknown type, or too short for its fixed fields; RX-12, a metadata length that cannot be.

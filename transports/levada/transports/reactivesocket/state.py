@@ -1,6 +1,6 @@
 """States of a connection and of a stream, and the two tables that are all their transitions. A missing key is no transition.
 
-A connection goes through the states of RSocket, less those of resumption, which this dialect does not have (RX-60).  A stream has the
+A connection goes through the states of RSocket without resumption, which this dialect does not have (RX-60).  A stream has the
 states of RSocket too, and other transitions: here the responder's end is the end of both directions (RX-56).
 """
 

@@ -28,7 +28,7 @@ def _milliseconds(_: object, attribute: attrs.Attribute[float], value: float) ->
 
 
 def mime_type_fault(metadata_mime_type: str, data_mime_type: str) -> str:
-    """Return what is wrong with the MIME types of a SETUP; empty if they can be used (RS-42, RX-32).
+    """Return the fault of the MIME types of a SETUP; empty if they can be used (RS-42, RX-32).
 
     Names are not interpreted (RS-17), but they go into metadata entries, logs and the application's own texts.
     """

@@ -4,7 +4,7 @@
 
 * `_state` changes in `_move` only, by the table in `state.py`.
 * Octets go out through `_put` (streams) and `_put_control` (stream 0, which goes first).  With resumption `_put` also keeps the frame, and
-  while there is no carrier it does only that; so nobody else needs to know whether there is one.
+  while there is no carrier it does only that; so no other code needs to know whether there is one.
 * The end comes through `_end` only: it gives every stream its last event, then the connection its own.
 """
 
@@ -116,7 +116,7 @@ class RSocketConnection(ReactiveStreamsCore):
             self._send_setup(random_bytes)
 
     def statistics(self) -> CoreStatistics:
-        """Return what is held now."""
+        """Return the present counts."""
         return CoreStatistics(
             streams=len(self._streams),
             peer_streams=self._peer_streams,
@@ -148,7 +148,7 @@ class RSocketConnection(ReactiveStreamsCore):
         self._out.append(frame)
 
     def _put_control(self, frame: Frame, *, behind: bool = False) -> None:
-        """Queue a frame of stream 0; ERROR goes `behind` what is queued, so that nothing of it comes too late."""
+        """Queue a frame of stream 0; ERROR goes `behind` queued frames, so that none of them comes too late."""
         octets = frame.encode()
         queue = self._out if behind else self._control
         if not self._framed:
@@ -156,7 +156,7 @@ class RSocketConnection(ReactiveStreamsCore):
         queue.append(octets)
 
     def _forget_octets(self) -> None:
-        """Drop what was half read and half sent on a carrier that is gone."""
+        """Drop data half read and half sent on a carrier that is gone."""
         self._control.clear()
         self._out.clear()
         self._forget_unread()
@@ -346,7 +346,7 @@ class RSocketConnection(ReactiveStreamsCore):
         self._put_control(MetadataPushFrame(metadata))
 
     def send_lease(self, ttl: float, n: int, now: float, metadata: bytes | None = None) -> None:
-        """Allow the peer `n` requests within `ttl` seconds, instead of what was allowed before (RS-130).
+        """Allow the peer `n` requests within `ttl` seconds, instead of the earlier allowance (RS-130).
 
         Raises:
             LocalProtocolError: no leases were agreed on in SETUP, or a value is out of range.
@@ -524,7 +524,7 @@ class RSocketConnection(ReactiveStreamsCore):
                 return None
 
     def handle_timeout(self, now: float) -> list[Event]:
-        """Do what is due: keepalive, silence of the peer, set-up and drain and resume time-outs."""
+        """Do all that is due: keepalive, silence of the peer, set-up and drain and resume time-outs."""
         events = self.take_events()
         self._now = now
         deadline = self.next_deadline()

@@ -7,7 +7,7 @@ structs, without frame classes, and an item that is whole and expected is taken 
 `Stream.credit` are 0 while their direction is closed; one comparison then says whether an item may come or go.
 
 A stream's state changes in `_advance` only, by the table in `state.py`, and it is forgotten there: late frames find no stream, and are
-ignored like those of a stream that never was (RS-21, RS-120).
+ignored like frames of a stream that never was (RS-21, RS-120).
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class RSocketCore(RSocketConnection):
 
     A client's core has its SETUP queued from the start (RS-40), and requests may follow at once (RS-50).
 
-    What the peer does wrong never raises: the ERROR frame is queued and the last event is `ConnectionEnded`; send what is queued, then
+    The peer's mistakes never raise: the ERROR frame is queued and the last event is `ConnectionEnded`; send the queue, then
     close the carrier.  What the caller does wrong raises `LocalProtocolError` and changes nothing.  After `ConnectionEnded` octets of the
     peer are ignored (RS-7) and every ``send_…`` raises.
 
@@ -221,7 +221,7 @@ class RSocketCore(RSocketConnection):
             self._refuse(events, ErrorCode.REJECTED_SETUP, "too much was sent behind SETUP")
 
     def _read_tail(self, events: list[Event]) -> None:
-        """Read what was held back."""
+        """Read the data that was held back."""
         octets, messages = bytes(self._tail), self._held_messages
         self._tail.clear()
         self._held_messages, self._held_size = [], 0
@@ -564,7 +564,7 @@ class RSocketCore(RSocketConnection):
         return self._request(_FNF, payload, 1, now)
 
     def send_request_stream(self, payload: Payload, n: int, now: float) -> int:
-        """Request a stream, of which `n` payloads (1 to 2**31-1) may come until `send_request_n`.
+        """Request a stream; `n` payloads (1 to 2**31-1) may come until `send_request_n`.
 
         Raises:
             LocalProtocolError, StreamIdsExhausted: as `send_request_response`; or `n` is out of range (RS-74).

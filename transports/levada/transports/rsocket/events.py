@@ -1,6 +1,6 @@
 """What a core of RSocket or ReactiveSocket reports; both dialects report the same things.
 
-An event is a fact about the connection or about one stream, in the order in which it happened.  Events are slotted and not frozen, since
+An event is a fact about the connection or about one stream, in the order of happening.  Events are slotted and not frozen, since
 each item of a stream is one; treat them as immutable.
 
 Which events a stream has, and what they end:
@@ -212,7 +212,7 @@ class SetupAccepted:
 
 @attrs.define
 class LeaseGranted:
-    """The peer allows `n` requests within `ttl` seconds from now; replaces what was allowed before (RS-130)."""
+    """The peer allows `n` requests within `ttl` seconds from now; replaces the earlier allowance (RS-130)."""
 
     ttl: float
     n: int
@@ -228,7 +228,7 @@ class MetadataPushed:
 
 @attrs.define
 class KeepaliveReceived:
-    """The peer answered a KEEPALIVE of this side. Those of the peer are answered by the core without an event."""
+    """The peer answered a KEEPALIVE of this side. The core answers the peer's without an event."""
 
     data: bytes
     """The octets that were sent with it."""

@@ -15,7 +15,7 @@ def split(payload: Payload, first_room: int, room: int) -> Iterator[tuple[Payloa
     Metadata goes before data, and the part that ends the metadata carries the first data (RS-79).
 
     Args:
-        payload: what is to be cut.
+        payload: the payload to cut.
         first_room: octets of the first frame behind its own fields, the metadata length included.
         room: the same for those that follow.
     """
@@ -50,7 +50,7 @@ class Gathering:
         self._data = bytearray()
         self._metadata: bytearray | None = None
         self.is_request = is_request
-        """The payload is that of a request, of which the application has not heard yet (RS-84)."""
+        """The payload belongs to a request that the application has not seen yet (RS-84)."""
         self.complete = complete
         """REQUEST_CHANNEL came with C: the direction completes with this payload (RS-81)."""
 

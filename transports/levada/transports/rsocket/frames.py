@@ -104,7 +104,7 @@ def payload_at(frame: bytes, at: int, end: int, flags: int) -> Payload:
     """Read metadata and data from octets `at` to `end` of a buffer; the flags say whether there is metadata (RS-13, RS-16).
 
     Raises:
-        InvalidFrame: the metadata length exceeds what is left (RS-15).
+        InvalidFrame: the metadata length exceeds the rest of the frame (RS-15).
     """
     if not flags & METADATA:
         return Payload(frame[at:end])
@@ -178,7 +178,7 @@ class LeaseFrame:
 
 @attrs.frozen
 class KeepaliveFrame:
-    """KEEPALIVE: a sign of life, and the position up to which its sender has received."""
+    """KEEPALIVE: a sign of life, and how far its sender has received."""
 
     respond: bool
     position: int

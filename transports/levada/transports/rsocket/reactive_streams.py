@@ -1,7 +1,7 @@
-"""What RSocket and ReactiveSocket have in common: the calls by which one set of actors drives both.
+"""The calls that RSocket and ReactiveSocket share, so that one set of actors drives both.
 
 Both are one connection with many Reactive Streams: requests, and payloads as far as the other side has granted credit.
-The dialects differ in frames and rules, so each has its own core; the calls, the events and what is counted are the same.
+The dialects differ in frames and rules, so each has its own core; the calls, the events and the counters are the same.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[E
         return events
 
     def data_to_send(self, now: float) -> list[bytes]:
-        """Take what is queued: pieces to join for a byte stream, else one frame for each message. Frames of stream 0 go first."""
+        """Take the queued output: pieces to join for a byte stream, else one frame for each message. Frames of stream 0 go first."""
         out, self._out = self._out, []
         if self._control:
             out = self._control + out
@@ -110,7 +110,7 @@ class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[E
 
     @abstractmethod
     def statistics(self) -> CoreStatistics:
-        """Return what is held now."""
+        """Return the present counts."""
 
     @abstractmethod
     def touch(self, now: float) -> None:
@@ -186,7 +186,7 @@ class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[E
 
     @abstractmethod
     def send_lease(self, ttl: float, n: int, now: float, metadata: bytes | None = None) -> None:
-        """Allow the peer `n` requests within `ttl` seconds, instead of what was allowed before."""
+        """Allow the peer `n` requests within `ttl` seconds, instead of the earlier allowance."""
 
     @abstractmethod
     def send_keepalive(self, data: bytes = b"") -> None:

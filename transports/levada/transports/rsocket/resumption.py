@@ -103,7 +103,7 @@ class Replay:
         return list(self._frames)
 
     def drop_all(self) -> None:
-        """Keep nothing of what was sent so far."""
+        """Keep nothing of the frames sent so far."""
         while self._frames:
             self._drop(self._frames.popleft())
 

@@ -23,7 +23,7 @@ class StreamState(IntEnum):
     RECEIVING = 2
     """Only the peer may send payloads."""
     ENDED = 3
-    """Forgotten: later frames are those of an unknown stream."""
+    """Forgotten: later frames count as frames of an unknown stream."""
 
 
 class StreamInput(IntEnum):

@@ -1,4 +1,4 @@
-"""The checks of every kind of stream and of byte streams, those of a connection too."""
+"""The checks of every kind of stream and of byte streams, also of a connection's."""
 
 from __future__ import annotations
 

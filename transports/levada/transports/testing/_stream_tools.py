@@ -236,6 +236,6 @@ async def outcome_of(call: Callable[[], Awaitable[object]], into: list[object]) 
 
 
 async def read_on(y: Channel) -> None:
-    """Take what has arrived; the loss comes after it."""
+    """Take the bytes that have arrived; the loss comes after them."""
     while await y.receive_some():
         pass

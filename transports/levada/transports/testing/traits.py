@@ -28,11 +28,11 @@ class CarrierTraits:
     half_close: bool = True
     """Byte streams: whether `send_eof` exists; else it must raise `NotImplementedError`."""
     tells_loss: bool = True
-    """Whether a peer that aborts can be told from one that closes."""
+    """Whether an abort can be told from a close."""
     buffered: int = attrs.field(default=1024 * 1024, validator=[v.instance_of(int), v.gt(0)])
     """Octets that may be under way in one direction of a stream whose receiver takes nothing: queues, windows, the kernel's buffers."""
     max_message: int | None = None
-    """Messages: bytes of the largest one that is taken; ``None`` leaves the check of the limit out."""
+    """Messages: bytes of the largest one; ``None`` leaves the check of the limit out."""
     streams: int = attrs.field(default=10_000, validator=[v.instance_of(int), v.gt(0)])
     """Connections: streams opened and closed by the check that looks for growth."""
     max_open: int = attrs.field(default=1000, validator=[v.instance_of(int), v.gt(0)])

@@ -93,7 +93,7 @@ class SimpleAuthentication(Authentication):
 
 @attrs.frozen
 class BearerAuthentication(Authentication):
-    """A token: whoever bears it is let in."""
+    """A token: its bearer is let in."""
 
     token: str = attrs.field(validator=_check_text, repr=False)
     """Not shown by ``repr``."""
@@ -108,7 +108,7 @@ class OtherAuthentication(Authentication):
     """Credentials of a type that these classes do not know, kept as they came."""
 
     type: str | int
-    """Name of the type, or an id other than those of ``simple`` and ``bearer``."""
+    """Name of the type, or an id other than the ids of ``simple`` and ``bearer``."""
     credentials: bytes = attrs.field(repr=False)
     """Not shown by ``repr``."""
 

@@ -60,7 +60,7 @@ def _entries(entries: Iterable[Entry]) -> tuple[Entry, ...]:
 class CompositeMetadata:
     """Pieces of metadata in their order; the same kind may come several times.
 
-    Entries of unknown kinds are kept, so what was read can be sent on whole.
+    Entries of unknown kinds are kept, so metadata can be sent on whole.
 
     Example:
         >>> from levada.transports.rsocket.extensions import BearerAuthentication, CompositeMetadata, Routing
@@ -94,7 +94,7 @@ class CompositeMetadata:
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """Read all entries; what is in them is read by `first` and `all`.
+        """Read all entries; `first` and `all` read their contents.
 
         Raises:
             DecodeError: the last entry is cut off, a MIME type is not ASCII, or there are more than `MAX_ENTRIES`.

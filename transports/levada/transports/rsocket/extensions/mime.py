@@ -39,7 +39,7 @@ _KNOWN = 0x80  # EXT-1: this bit of the first octet says that the rest of it is 
 
 
 def check_name(name: str | int, known: Container[int], what: str) -> None:
-    """Refuse what has no encoding: a name that is not 1 to 128 characters of ASCII, or an id with a name or above 127.
+    """Refuse types without an encoding: a name that is not 1 to 128 characters of ASCII, or an id with a name or above 127.
 
     Raises:
         TypeError: neither a name nor an id.
