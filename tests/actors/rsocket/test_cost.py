@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import attrs
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from levada.actors.rsocket import (
     COMPOSITE,
@@ -20,13 +21,16 @@ from levada.actors.rsocket import (
     Listener,
     Payload,
     Request,
+    RequestCanceled,
     ServerConfig,
 )
 from levada.actors.rsocket.dialects import core_of
 from levada.framework import ActorSystem
-from levada.framework.errors import CarrierError
+from levada.framework.errors import CarrierError, ChannelError
 from levada.transports.carriers import ByteStream, dial
 from levada.transports.rsocket import RSocketCore
+from levada.transports.rsocket.events import Interaction
+from levada.transports.rsocket.frames import FrameType, PayloadFrame, RequestFrame
 from levada.transports.rsocket.reactive_streams import ReactiveStreamsCore
 
 from .conftest import below, connect, serve
@@ -339,3 +343,77 @@ async def test_websocket_frames_of_one_octet_cost_little() -> None:
         await stream.aclose()
         nursery.cancel_scope.cancel()
     assert (waited < 1.0, spent < 5.0) == (True, True), (waited, spent)
+
+
+async def test_payloads_of_channels_have_a_bound_in_bytes() -> None:
+    """20 channels want 62 MB more than 1 MiB: they end, and the one that was there goes on."""
+    go_on = trio.Event()
+    taken = 0
+
+    async def slow(request: Request) -> bytes:
+        nonlocal taken
+        if request.kind is Interaction.REQUEST_CHANNEL:
+            await go_on.wait()
+            async for payload in request.payloads:
+                taken += len(payload.data)
+        return b""
+
+    async with (
+        ActorSystem() as system,
+        serve(system, "rsocket+memory://desk", slow, config=ServerConfig(max_request_octets=1 << 20)) as listener,
+        connect(system, listener.url) as peer,
+        trio.open_nursery() as nursery,
+    ):
+        ends: list[str] = []
+
+        async def send(count: int) -> None:
+            sender, receiver = await peer.request_channel(b"")
+            try:
+                for _ in range(count):
+                    await sender.send(Payload(bytes(100_000)))
+                await sender.finish()
+            except ChannelError:
+                pass
+            try:
+                async for _ in receiver:
+                    pass
+                ends.append("answered")
+            except RequestCanceled as error:
+                ends.append("canceled" if "1048576 (max_request_octets)" in str(error) else str(error))
+
+        nursery.start_soon(send, 5)
+        await wait_all_tasks_blocked(0.01)
+        serving = below(listener.peers[0])
+        assert serving.request_octets == 500_000
+        for _ in range(20):
+            nursery.start_soon(send, 31)
+        while len(ends) < 20:
+            await trio.lowlevel.checkpoint()
+            assert serving.request_octets <= 1 << 20
+        assert (set(ends), serving.request_octets) == ({"canceled"}, 500_000)
+        await peer.request_response(b"honest")
+        go_on.set()
+        while len(ends) < 21:
+            await trio.lowlevel.checkpoint()
+        assert (ends[-1], taken, serving.request_octets) == ("answered", 500_000, 0)
+
+
+def test_fragments_of_one_byte_cost_little() -> None:
+    """A payload of 100,000 bytes is 1 MB on the wire, and no more than a byte for each is kept."""
+    core = RSocketCore(CORE, client=False, framed=True, now=0.0, random_bytes=bytes)
+    client = RSocketCore(CORE, client=True, framed=True, now=0.0, random_bytes=bytes)
+    (setup,) = client.data_to_send(0.0)
+    core.receive_message(setup, 0.0)
+    core.accept_setup(0.0)
+    request = RequestFrame(type=FrameType.REQUEST_RESPONSE, stream_id=1, payload=Payload(b"x"), follows=True)
+    part = PayloadFrame(stream_id=1, payload=Payload(b"x"), next=True, follows=True).encode()
+    core.receive_message(request.encode(), 0.0)
+    tracemalloc.start()
+    try:
+        began = process_time()
+        for _ in range(100_000):
+            assert core.receive_message(part, 0.0) == []
+        most, spent = tracemalloc.get_traced_memory()[1], process_time() - began
+    finally:
+        tracemalloc.stop()
+    assert (most < MB, spent < 5.0) == (True, True), (most / MB, spent)

@@ -74,8 +74,9 @@ class _SideConfig:
     max_fire_and_forget_octets: int = attrs.field(default=64 * 1024 * 1024, validator=_COUNT)
     """Octets of such requests, data and metadata; one more is dropped, too, unless it is the only one."""
     max_request_octets: int = attrs.field(default=64 * 1024 * 1024, validator=_COUNT)
-    """Octets of data and metadata in requests of the peer whose handlers have not ended; one more request is answered by REJECTED, unless
-    it is the only one. Requests of up to 4 KiB do not count: `CoreConfig.max_streams` bounds them. Nor do those without an answer."""
+    """Bytes of data and metadata in requests of the peer whose handlers have not ended, and in payloads of channels that wait for their
+    handlers. One more request is answered by REJECTED, a channel with one more payload by CANCELED, unless it is the only one. Up to
+    4 KiB do not count: `CoreConfig.max_streams` and `window` bound them. Nor do requests without an answer."""
     lease: Lease | None = None
     """Requests of either side need a lease of the other; this is what this side gives (section 10 of the rules)."""
     metadata_pushed: Callable[[ConnectedPeer, bytes], Awaitable[None]] | None = None

@@ -60,7 +60,7 @@ from .fired import Fired
 from .peers import ConnectedPeer
 from .requests import Request
 from .routing import Handler, Responder, Routes, make_responder
-from .streams import BEGIN, Answer, Call, Channel, Items, Stream
+from .streams import BEGIN, SMALL, Answer, Call, Channel, Items, Stream
 
 __all__ = ["Connection"]
 
@@ -70,7 +70,6 @@ MAX_IDLE = 256  # actors without a stream that are kept, of each class: 0.1 MB
 CHECKPOINT = 64  # fire-and-forget requests from one checkpoint to the next
 JOINED = 4096  # bytes of the largest request that may wait for others
 JOIN_WITHIN = 100e-6  # seconds between fire-and-forget requests; a flush costs 2 us and 10 in the kernel, a joined one less than 1
-SMALL = 4096  # bytes of a request that are not counted: counting costs time, and 4,096 streams with so many hold 16 MiB
 PUSHES, PUSHED = 64, 1 << 20  # METADATA_PUSHes that wait for the hook, and bytes of them; one may be larger
 
 
@@ -192,8 +191,8 @@ class Connection(SingleDriver[ReactiveStreamsCore]):
             return
         data, metadata = event.payload.data, event.payload.metadata
         octets = len(data) if metadata is None else len(data) + len(metadata)
-        if octets > SMALL and self.request_octets and self.request_octets + octets > self.config.max_request_octets:
-            text = f"requests of {self.request_octets} octets are held, at most {self.config.max_request_octets}"
+        if octets > SMALL and not self.has_room(octets):
+            text = f"requests of {self.request_octets} bytes are held, at most {self.config.max_request_octets}"
             self._reject(event.stream_id, text)
             return
         try:
@@ -210,6 +209,14 @@ class Connection(SingleDriver[ReactiveStreamsCore]):
     def _reject(self, stream_id: int, text: str) -> None:
         if self.core.has_stream(stream_id):  # a CANCEL may have come with the request
             self.core.send_error(stream_id, ErrorCode.REJECTED, text.encode())
+
+    def has_room(self, octets: int) -> bool:
+        """Whether so many bytes more may be held for handlers; the only request may be as large as it likes."""
+        return not self.request_octets or self.request_octets + octets <= self.config.max_request_octets
+
+    def unhold(self, octets: int) -> None:
+        """So many bytes are held for handlers no more."""
+        self.request_octets -= octets
 
     def fire_on(self) -> bool:
         """Have an actor take up the fire-and-forget requests that are queued; false if there is none to be had any more."""

@@ -19,7 +19,7 @@ from levada.framework import TerminalState
 from levada.framework.embedding import LARGE, ChannelCore, Envelope, Half, Outcome
 from levada.framework.errors import ChannelError, ConnectionLost, LevadaError
 
-__all__ = ["Decoded", "Inbound", "again"]
+__all__ = ["Arrived", "Inbound", "again"]
 
 
 def again(error: LevadaError) -> LevadaError:
@@ -46,26 +46,32 @@ class _EndedBy(Half):
         return failure
 
 
-class Decoded(Envelope):
-    """A payload that is decoded when the application takes it, so that its errors are raised there."""
+class Arrived(Envelope):
+    """A payload that is decoded when the application takes it, so that its errors are raised there, or whose size counts until then."""
 
-    __slots__ = ("_decode", "_payload")
+    __slots__ = ("_payload", "_settled", "decode")
 
-    def __init__(self, payload: Any, decode: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, payload: Any, decode: Callable[[Any], Any] | None, settled: Callable[[], object] | None = None
+    ) -> None:
         self._payload = payload
-        self._decode = decode
+        self._settled = settled
+        self.decode = decode
 
     @property
     def large(self) -> bool:
-        """See `Envelope.large`."""
-        return len(self._payload.data) > LARGE
+        """Whether decoding takes so long that other tasks should run first."""
+        return self.decode is not None and len(self._payload.data) > LARGE
 
     def open(self) -> Any:
-        """See `Envelope.open`."""
-        return self._decode(self._payload)
+        """Decode the payload."""
+        return self._payload if self.decode is None else self.decode(self._payload)
 
     def settle(self, outcome: Outcome) -> None:
-        """See `Envelope.settle`; nobody waits for it."""
+        """Say that the payload is held no more."""
+        settled, self._settled = self._settled, None
+        if settled is not None:
+            settled()
 
 
 class Inbound(ChannelCore):
@@ -93,17 +99,20 @@ class Inbound(ChannelCore):
         """From now on the receiver gets ``convert(payload)``, of what is queued too; its errors are raised where the payload is taken."""
         self._convert = convert
         for at, payload in enumerate(self.queue):
-            self.queue[at] = Decoded(payload, convert)
+            if isinstance(payload, Arrived):
+                payload.decode = convert
+            else:
+                self.queue[at] = Arrived(payload, convert)
 
     def took(self, entry: Any) -> Any:
         """Count what the receiver takes; see `ChannelCore.took`."""
         self._count()
         return super().took(entry)
 
-    def put(self, entry: Any) -> None:
-        """Hand over a payload; one that goes straight to a waiting task is taken at once."""
-        if self._convert is not None:
-            entry = Decoded(entry, self._convert)
+    def put(self, entry: Any, settled: Callable[[], object] | None = None) -> None:
+        """Hand over a payload; one that goes straight to a waiting task is taken at once. `settled` is called when it is taken or dropped."""
+        if self._convert is not None or settled is not None:
+            entry = Arrived(entry, self._convert, settled)
         if self.takers:
             reschedule(self.takers.popitem(last=False)[0], Value(entry))
             self._count()

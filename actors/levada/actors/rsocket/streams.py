@@ -65,6 +65,7 @@ __all__ = [
 FLUSH_ITEMS, FLUSH_OCTETS = 32, 65_536
 """Payloads, or octets of them, that a stream produces before they are flushed although it could go on."""
 
+SMALL = 4096  # bytes of a payload that are not counted: counting costs time, and 4,096 streams with so many hold 16 MiB
 EMPTY = Payload(b"")
 
 # Members of an enum under names of this module, which cost a tenth of an attribute of it.
@@ -126,6 +127,8 @@ class _Carrying(Protocol):
     def begun(self) -> None: ...
     async def check(self, request: Request) -> None: ...
     def fire_on(self) -> bool: ...
+    def has_room(self, octets: int) -> bool: ...
+    def unhold(self, octets: int) -> None: ...
     def flush(self) -> bool: ...
     def flush_soon(self) -> None: ...
     def retime(self) -> None: ...
@@ -502,9 +505,23 @@ class Answer(_Producing):
             self.connection.flush_soon()
 
     def received(self, payload: Payload, complete: bool) -> None:
-        """See `Stream.received`: a further payload of a channel."""
-        if self.inbound is not None:
-            self.inbound.put(payload)
+        """Take a further payload of a channel; small ones are not counted, `max_request_octets` bounds the others."""
+        inbound, octets = self.inbound, payload.size
+        if inbound is not None:
+            connection = self.connection
+            if octets <= SMALL:
+                inbound.put(payload)
+            elif connection.has_room(octets):
+                connection.request_octets += octets
+                inbound.put(payload, lambda: connection.unhold(octets))
+            else:
+                most = connection.config.max_request_octets
+                text = f"requests of {connection.request_octets} bytes are held, at most {most} (max_request_octets)"
+                self._fail(ErrorCode.CANCELED, text.encode())
+                self._take_no_more()  # the answers were complete before
+                inbound.end(TerminalState.CANCELLED)
+                self.cancelled()
+                return
         if complete:
             self.completed()
 
@@ -544,7 +561,7 @@ class Answer(_Producing):
 
     def _release(self) -> None:
         """Count the octets of the request no more."""
-        self.connection.request_octets -= self.held
+        self.connection.unhold(self.held)
         self.held = 0
 
     @handles
