@@ -28,9 +28,8 @@ HELD = {  # the rates of trees that have not been edited yet: a number here only
     ("transports", "that of"): 40,
     ("transports", "whoever"): 10,
     ("transports", "of which"): 7,
-    ("actors", "that of"): 49,
-    ("actors", "whoever"): 20,
-    ("actors", "of which"): 7,
+    ("actors", "that of"): 23,
+    ("actors", "whoever"): 13,
 }
 POINTERS_HELD = {
     "framework": 3,

@@ -145,7 +145,7 @@ class BridgeConfig:
     tls: TlsConfig | None = None
     """Certificate and key, for a bridge with a ``tls://`` URL. The token file has the certificates, without the key, for executors to trust."""
     advertise: str | None = None
-    """Host name or address by which executors reach the TLS listener; ``None``: the host of the URL, or of this machine if that is a wildcard."""
+    """Host name or address of the TLS listener for executors; ``None``: the host of the URL, or of this machine if that is a wildcard."""
     allowed_uids: frozenset[int] | None = attrs.field(factory=lambda: frozenset({os.getuid()}))
     """Users whose processes may use the Unix socket; ``None``: any process that can open it and has the token."""
     max_connections: int = 1024
@@ -268,7 +268,7 @@ class Bridge:
 
         Args:
             name: letters, digits, dots, dashes and underscores.
-            columns: a message class, an Arrow schema, or None for the mailbox's own, or those of `Envelope` for a new mailbox.
+            columns: a message class, an Arrow schema, or None for the mailbox's own, or `Envelope`'s for a new mailbox.
             partitions: their number, which is fixed when the mailbox is made. None: as in `config`, or 1.
             config: how the journal is kept.
 

@@ -332,7 +332,7 @@ class Journal(
 
     Args:
         directory: made if it is not there.
-        columns: a message class (see `columns_of`), an Arrow schema, or None for the journal's own, or those of `Envelope` for a new one.
+        columns: a message class (see `columns_of`), an Arrow schema, or None for the journal's own, or `Envelope`'s for a new one.
         config: see `JournalConfig`.
         max_waiting: most appends that wait while the journal is full.
         max_octets: bytes that wait for the disk before the next append is taken; the mailbox fills meanwhile, so give it a bound.
@@ -570,7 +570,7 @@ class Journal(
             self._warned = True
 
     def _require_store(self, error: Exception) -> None:
-        """Fail if the store is broken, so that a new start finds out what is on the disk."""
+        """Fail if the store is broken, so that a new start reads the state from the disk."""
         if self._store.broken:
             raise error
 

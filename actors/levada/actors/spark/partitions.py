@@ -89,7 +89,7 @@ class Partition:
 
         Args:
             committed: number of the last transaction in the ledger.
-            first: offset of the oldest row that must be there; None: the oldest one that is.
+            first: offset of the oldest row that must be there; None: any.
             end: the offset that the rows must reach.
             known: accepted losses: the offset behind each range, and its first offset.
 

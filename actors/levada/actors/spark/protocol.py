@@ -114,7 +114,7 @@ _PLAIN = (str, int, float, bool, type(None))
 
 
 def failed(error: LevadaError) -> RequestFailed:
-    """Turn an error into one that travels; `raised` undoes it at the other end."""
+    """Turn an error into data for the wire; `raised` undoes it at the other end."""
     kind = next((cls.__name__ for cls in type(error).__mro__ if cls.__name__ in _CLASSES), "BridgeError")
     fields: dict[str, Any] = {}
     for attribute in attrs.fields(_CLASSES[kind]):

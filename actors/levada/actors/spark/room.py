@@ -48,11 +48,7 @@ class Room:
     def prefix(
         self, parts: list[tuple[int, pa.RecordBatch]]
     ) -> tuple[list[tuple[int, pa.RecordBatch]], dict[int, list[Message]]]:
-        """Return as many of the first parts as there is room for, and their messages.
-
-        Raises:
-            JournalFull: there is no room for the first one.
-        """
+        """Return the first parts that there is room for, and their messages; `JournalFull` if there is none for the first."""
         packed: dict[int, list[Message]] = {}
         for count, (number, batch) in enumerate(parts):
             messages = list(pack([batch], self._config))
@@ -64,12 +60,7 @@ class Room:
         return parts, packed
 
     def require_for_batch(self, size: int, more: int) -> None:
-        """Require room for `more` bytes of a batch that has `size` with them.
-
-        Raises:
-            JournalFull: there is none now.
-            JournalError: there will never be.
-        """
+        """Require room for `more` bytes of a batch that has `size` with them; `JournalFull` if there is none now, `JournalError` if never."""
         config = self._config
         most = config.max_bytes - (config.retain_bytes or 0) - config.partitions * config.segment_size
         if size > most:

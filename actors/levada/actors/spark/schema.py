@@ -58,8 +58,7 @@ def check_schema(schema: pa.Schema) -> None:
 def check_for_spark(schema: pa.Schema) -> None:
     """Require that Spark has decimals as large as these columns; Spark itself finds out only when it plans a query.
 
-    Raises:
-        ConfigurationError: names the column and a type to use instead.
+    The `ConfigurationError` names the column and a type to use instead.
     """
     for field in schema:
         if any(map(pa.types.is_decimal256, _types(field.type))):
@@ -116,7 +115,7 @@ def _compare(path: str, wanted: list[pa.Field], got: list[pa.Field]) -> Iterator
 def conform(batch: pa.RecordBatch, schema: pa.Schema, *, where: str = "") -> pa.RecordBatch:
     """Return `batch` with exactly this schema, without copying it.
 
-    A nullable column without nulls passes for one that is not nullable, at any depth: batches from a data engine are nullable throughout.
+    A nullable column without nulls passes where nulls are not allowed, at any depth: batches from a data engine are nullable throughout.
 
     Raises:
         SchemaMismatch: columns differ; says which and how.

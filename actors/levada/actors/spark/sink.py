@@ -163,11 +163,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         self._tasks = _Tasks(options.remote, schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        """Stage the rows of one task.
-
-        Raises:
-            BridgeError: Spark does not say which micro-batch this is.
-        """
+        """Stage the rows of one task; `BridgeError` if Spark does not say which micro-batch this is."""
         context = TaskContext.get()
         query = context and context.getLocalProperty("sql.streaming.queryId")
         batch = context and context.getLocalProperty("streaming.sql.batchId")

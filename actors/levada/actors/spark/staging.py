@@ -133,11 +133,7 @@ class Stage:
 
     @classmethod
     def recover(cls, staging: Staging, path: Path) -> Stage:
-        """Open a file that an earlier process made.
-
-        Raises:
-            JournalError: it is of no use any more; the text says why.
-        """
+        """Open a file of an earlier process; a `JournalError` says why it is of no use any more."""
         segment = Segment.open(path, partition=0, journal=staging.journal)
         try:
             version, query, batch, part, attempt = json.loads((segment.schema.metadata or {}).get(_STAGE, b"[]"))

@@ -86,7 +86,7 @@ class Store:
 
         Args:
             directory: made if it is not there.
-            schema: columns; it may have grown since the last time. None: the journal's own, or those of `Envelope` for a new journal.
+            schema: columns; it may have grown since the last time. None: the journal's own, or `Envelope`'s for a new journal.
             config: None: the defaults.
             clock: seconds since 1970.
 
@@ -379,11 +379,7 @@ class Store:
         self.retain()
 
     def retain(self) -> int:
-        """Seal segments that are old enough, delete what may go; return how many were deleted.
-
-        Raises:
-            JournalUnwritable: a file cannot be made or deleted.
-        """
+        """Seal old segments, delete those that may go; return how many were deleted. Raises `JournalUnwritable` if the disk refuses."""
         self._guard.require_usable()
         now, deleted = self._clock.now(), 0
         try:
