@@ -135,7 +135,7 @@ def test_rows_whose_file_was_deleted_are_not_said_to_have_been_deleted_by_retent
         oldest, second = segments(tmp_path)[:2]
         oldest.unlink()
         with pytest.raises(
-            JournalDamaged, match="row 0 of partition 0 is gone: its file was deleted, and not by this"
+            JournalDamaged, match="row 0 of partition 0 is gone: another program deleted its file"
         ) as caught:
             numbers(store, 0)
         assert caught.value.path == str(oldest)
@@ -160,7 +160,7 @@ async def test_the_actor_goes_on_to_say_so_and_makes_no_new_journal(
         for _ in range(3):
             with pytest.raises(JournalUnwritable, match="was deleted, moved or replaced"):
                 await journal.ask(Append(rows(3)), timeout=None)
-        with pytest.raises(JournalDamaged, match="its file was deleted"):
+        with pytest.raises(JournalDamaged, match="another program deleted its file"):
             await journal.ask(Read(0, 0), timeout=None)
         assert (await journal.ask(GetExtent(), timeout=None)).epoch == epoch
     assert not directory.exists()

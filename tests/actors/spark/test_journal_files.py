@@ -302,7 +302,7 @@ def test_a_changed_octet_before_the_tail_is_damage_and_nothing_is_cut(tmp_path: 
         block, end = (sizes[0], sizes[1]) if octet < sizes[1] else (sizes[1], sizes[2])
         if not whole[octet:end].strip(b"\0"):  # padding, or a zero at the end of a column: nobody looks at the former
             continue
-        with pytest.raises(JournalDamaged, match=f"the block at octet {block}, offset") as caught:
+        with pytest.raises(JournalDamaged, match=f"the block at byte {block}, offset") as caught:
             Store.open(tmp_path, SCHEMA)
         assert caught.value.octet == block
         assert path.read_bytes() == changed
@@ -325,7 +325,7 @@ def test_a_damaged_segment_in_the_middle_is_named_when_it_is_read(tmp_path: Path
     files[1].write_bytes(octets)
     with Store.open(tmp_path, SCHEMA, SMALL) as store:
         assert numbers(store, 0, 0, first) == list(range(first))
-        with pytest.raises(JournalDamaged, match=r"the block at octet \d+, offset \d+, is damaged: restore") as caught:
+        with pytest.raises(JournalDamaged, match=r"the block at byte \d+, offset \d+, is damaged: restore") as caught:
             numbers(store)
         assert caught.value.path == str(files[1])
         after = int(files[2].stem)
