@@ -152,7 +152,7 @@ class Driver(Actor[Any], Generic[C]):
         """Set when the connection is over."""
         self._reason = ""
         self._settled = trio.Event()
-        self._refusal: LevadaError | OSError | None = None
+        self.refusal: LevadaError | OSError | None = None
         """Why work could never begin."""
         self._carrying = trio.CancelScope()
         self._gone = trio.Event()
@@ -171,6 +171,14 @@ class Driver(Actor[Any], Generic[C]):
         """Hand the core's output to the carrier; return whether there was any."""
         raise NotImplementedError
 
+    def time_out(self, now: float) -> list[Any]:
+        """Let the core do what is due."""
+        return self.core.handle_timeout(now)
+
+    def drain(self, now: float) -> list[Any]:
+        """Let the core begin no new work."""
+        return self.core.drain(now)
+
     async def wind_up(self) -> None:
         """Wait for work that must be over before the actor ends; the carrier is gone."""
 
@@ -183,8 +191,8 @@ class Driver(Actor[Any], Generic[C]):
     def _go(self, change: Change) -> None:
         phase = self.phase = PHASES[self.phase, change]
         if phase not in _BEFORE:
-            if phase in _ENDED and self._refusal is None and not self._settled.is_set():
-                self._refusal = self.error()
+            if phase in _ENDED and self.refusal is None and not self._settled.is_set():
+                self.refusal = self.error()
             self._settled.set()
             if phase not in _USABLE:
                 self.unusable.set()
@@ -225,7 +233,7 @@ class Driver(Actor[Any], Generic[C]):
         self.end, self._reason = event, printable(reason)
         if self.phase not in _ENDED:
             self._go(Change.CLOSE if self.phase is Phase.DRAINING else Change.LOSE)
-        self.log(logging.INFO, "ended", "ended: %s, code %s", self._reason or "no reason given", event.code)
+        self.log_end(event)
         self.timers.cancel_all()
 
     def apply(self, events: list[Any]) -> None:
@@ -245,7 +253,7 @@ class Driver(Actor[Any], Generic[C]):
     def on_due(self, m: Due) -> None:
         """Tell the core that its deadline has passed."""
         self._armed = math.inf
-        self.apply(self.core.handle_timeout(trio.current_time()))
+        self.apply(self.time_out(trio.current_time()))
         self.flush()
         self.retime()
 
@@ -262,7 +270,7 @@ class Driver(Actor[Any], Generic[C]):
                 await self.carry()
         except (CarrierError, ConfigurationError, OSError) as error:
             if self.info is None:
-                self._refusal = error
+                self.refusal = error
             # A client's `opened` raises it; a server's mistake shows only in the log.
             mistaken = self.acceptor is not None and isinstance(error, ConfigurationError)
             self.log(logging.WARNING if mistaken else logging.DEBUG, "carrier_failed", "%s", error)
@@ -281,8 +289,8 @@ class Driver(Actor[Any], Generic[C]):
             ConfigurationError: the URL or the settings cannot work.
         """
         await self._settled.wait()
-        if self._refusal is not None:
-            raise self._refusal
+        if self.refusal is not None:
+            raise self.refusal
 
     def check_open(self) -> None:
         """Refuse new work that could not be done.
@@ -324,7 +332,7 @@ class Driver(Actor[Any], Generic[C]):
         try:
             if self.phase in _CARRIED:
                 self._go(Change.DRAIN)
-                self.apply(self.core.drain(trio.current_time()))
+                self.apply(self.drain(trio.current_time()))
                 self.flush()
                 self.retime()
                 with trio.move_on_after(self.drain_time):
@@ -361,6 +369,10 @@ class Driver(Actor[Any], Generic[C]):
     def extra(self, event: str) -> dict[str, object]:
         """Return the fields of a log record."""
         return {"protocol": self.protocol, "actor": self.ref.path, "event": event}
+
+    def log_end(self, event: Any) -> None:
+        """Log how the connection ended."""
+        self.log(logging.INFO, "ended", "ended: %s, code %s", self._reason or "no reason given", event.code)
 
     def log(self, level: int, event: str, text: str, *arguments: object) -> None:
         """Log a line about this connection, under the protocol's logger."""

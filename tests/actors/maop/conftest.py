@@ -61,6 +61,7 @@ class Ends:
 
     @property
     def server(self) -> Connection:
+        connection: Connection
         (connection,) = self.listener._actor.connections
         return connection
 

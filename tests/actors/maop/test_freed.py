@@ -74,7 +74,7 @@ async def a_connection_that_is_lost(ends: Ends) -> None:
         for msg_id in (102, 103) * 3:
             nursery.start_soon(quiet, lambda msg_id=msg_id: ends.peer.request(msg_id, BODY))
         await trio.sleep(0.5)
-        carrier = ends.server.streams.carrier  # type: ignore[union-attr]
+        carrier = ends.server.streams.carrier
         carrier.close(0x10B, "that is all")  # type: ignore[union-attr]
 
 

@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 import attrs
 import trio
 
-from levada.actors.driver import Due, Phase
+from levada.actors.driver import Phase
 from levada.actors.multiplexed import Multiplexed, MultiplexedDriver
 from levada.actors.pool import Pool
-from levada.framework import Lost, handles
+from levada.framework import Lost
 from levada.framework.channel import WINDOW, Receiver, Sender, channel
 from levada.framework.embedding import ChannelCore, Outcome, TerminalState
 from levada.framework.errors import CarrierError, DatagramTooLarge
@@ -133,14 +133,13 @@ class Connection(MultiplexedDriver[AqueductCore]):
 
     # ------------------------------------------------------------ turns
 
-    @handles
-    def on_due(self, m: Due) -> None:
+    def time_out(self, now: float) -> list[Any]:
         """Tell the core what it must know of the path, which may have changed, and let it do what is due."""
         carrier = self.streams.carrier
         if carrier is not None:
             self.core.datagram_limit = carrier.max_datagram_size()
             self.core.round_trip = carrier.round_trip()
-        super().on_due(m)
+        return super().time_out(now)
 
     def outputs(self) -> list[Any]:
         """Take what the core wants done."""

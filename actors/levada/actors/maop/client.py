@@ -6,9 +6,11 @@ from typing import Any
 
 import trio
 
+from levada.actors.multiplexed import Carrier
 from levada.framework import Actor
+from levada.transports import carriers
 
-from .connection import Carrier, Connection
+from .connection import Connection
 from .registry import BINDING_PAIR
 from .shared import Shared
 
@@ -23,8 +25,8 @@ class ClientConnection(Connection):
     pairs: dict[str, str]
     bind: bool
 
-    def begin(self) -> None:
-        """See `Connection.begin`."""
+    async def begin(self, carrier: carriers.Connection) -> None:
+        """The handshake is complete: tell the core."""
         pairs = self.pairs
         binding = None if self.info is None else self.info.channel_binding
         if self.bind and binding is not None:
@@ -47,7 +49,7 @@ class ClientActor(Actor[Any]):
     bind: bool
 
     def __attrs_post_init__(self) -> None:
-        self.connection = ClientConnection(self.shared, self.carrier, self.token, self.auth_type, self.pairs, self.bind)
+        self.connection = ClientConnection(self.carrier, self.shared, self.token, self.auth_type, self.pairs, self.bind)
 
     def started(self) -> None:
         """See `Actor.started`."""

@@ -49,10 +49,10 @@ class Signalling(Protocol):
     """The connection, as far as its control streams need it."""
 
     core: MaopCore
-    streams: Streams | None
+    streams: Streams
     starved: bool
 
-    def turn(self) -> None:
+    def flush_soon(self) -> None:
         """Read and write soon."""
         ...
 
@@ -92,7 +92,7 @@ class ControlPool(Actor[Crowded | Starved | Last]):
 
     async def _wait_for_room(self, stream_id: int) -> None:
         connection = self.connection
-        stream = connection.streams.get(stream_id) if connection.streams is not None else None
+        stream = connection.streams.get(stream_id)
         try:
             if stream is not None:
                 await stream.send_all(b"")
@@ -102,7 +102,7 @@ class ControlPool(Actor[Crowded | Starved | Last]):
         finally:
             self._waits.discard(stream_id)
         connection.core.set_control_writable(stream_id, True)
-        connection.turn()
+        connection.flush_soon()
 
     @handles
     def on_starved(self, m: Starved) -> None:
@@ -120,7 +120,7 @@ class ControlPool(Actor[Crowded | Starved | Last]):
         finally:
             self._waits.discard(STARVED)
         connection.starved = False
-        connection.turn()
+        connection.flush_soon()
 
     @handles
     def on_last(self, m: Last) -> None:
@@ -131,7 +131,7 @@ class ControlPool(Actor[Crowded | Starved | Last]):
 
     async def _wait_for_last(self) -> None:
         connection = self.connection
-        while connection.core.state in ENDING and connection.streams is not None:
+        while connection.core.state in ENDING and connection.streams.carrier is not None:
             await connection.streams.all_acked()
             await trio.lowlevel.checkpoint()
             connection.acknowledged()

@@ -7,12 +7,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 
 from levada.actors.listening import closing
+from levada.actors.multiplexed import Carrier
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
 
 from .client import ClientActor
 from .config import MAX_TOKEN, PeerConfig, carrier_url, dial_carrier, fit_carrier, listen_carrier
-from .connection import Carrier
 from .handlers import Handlers, handler_table
 from .limiter import Limiter
 from .peer import Peer
@@ -109,7 +109,7 @@ async def connect_over(
     client = ClientActor(shared, carrier, token, auth_type, dict(pairs or {}), bind)
     root = system.spawn(lambda: client)
     async with closing([root], lambda: client.connection.shut(), client.connection.aclose):
-        await client.connection.ready()
+        await client.connection.opened()
         yield client.connection.peer
 
 

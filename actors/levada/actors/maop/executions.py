@@ -40,7 +40,7 @@ class Executing(Protocol):
     core: MaopCore
     config: PeerConfig
     shared: Shared
-    log: Log
+    records: Log
     idle: Pool
     executions: dict[int, Execution]
     unbegun: int
@@ -51,11 +51,11 @@ class Executing(Protocol):
         ...
 
     @property
-    def is_ending(self) -> bool:
+    def ending(self) -> bool:
         """Whether the connection's actor is ending, and all its children with it."""
         ...
 
-    def turn(self) -> None:
+    def flush_soon(self) -> None:
         """Read and write soon."""
         ...
 
@@ -249,7 +249,7 @@ class Execution(Pooled):
                 if self.code is not None:
                     await self.code.undo(self.call, self.reason)
             except Exception as error:  # noqa: BLE001 - whatever a handler raises ends here
-                self.connection.log.failed("on_cancel", self.operation, error)
+                self.connection.records.failed("on_cancel", self.operation, error)
 
     def _rest(self) -> None:
         self.code = None
@@ -265,7 +265,7 @@ class Execution(Pooled):
         except Refuse as refusal:
             self._refuse(refusal.code, refusal.retry_after)
         except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes a code
-            connection.log.failed("before_execute", operation, error)
+            connection.records.failed("before_execute", operation, error)
             self._refuse(ErrorCode.EXECUTION_ERROR, None)
             in_order = False
         else:
@@ -289,7 +289,7 @@ class Execution(Pooled):
             self.code.close()
         if connection.executions.pop(self.operation.stream_id, None) is not None:
             self._ended()
-        connection.turn()
+        connection.flush_soon()
 
     async def _work(self, code: Code) -> bool:
         """Execute the operation, and say how that went; false if the code has failed."""
@@ -308,7 +308,7 @@ class Execution(Pooled):
         except DecodeError as error:
             self._fail(ErrorCode.INVALID_FORMAT, str(error))
         except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes a code
-            audit = connection.log.failed("execute", operation, error)
+            audit = connection.records.failed("execute", operation, error)
             self._fail(ErrorCode.EXECUTION_ERROR, f"the handler failed [{audit}]")
             return False
         else:
@@ -324,13 +324,13 @@ class Execution(Pooled):
         except LocalProtocolError:  # a code that is reserved
             core.fail(stream_id, ErrorCode.UNKNOWN_ERROR, reason, now=trio.current_time())
         self._over()
-        self.connection.log.step("failed", self.operation, code=code)
+        self.connection.records.step("failed", self.operation, code=code)
 
     # ------------------------------------------------ ended by somebody else
 
     def _give_up(self) -> None:
         """This actor ends, and its operation, if it has not been cancelled, with it."""
-        if not self.reason and self.connection.is_ending:
+        if not self.reason and self.connection.ending:
             self.connection.shut()
         if not self.reason:
             self._fail(ErrorCode.CANCELLED, "the handler was ended")

@@ -43,7 +43,7 @@ class Calling(Protocol):
     tasks: trio.Nursery
 
     @property
-    def is_ending(self) -> bool:
+    def ending(self) -> bool:
         """Whether the connection's actor is ending, and all its children with it."""
         ...
 
@@ -52,7 +52,7 @@ class Calling(Protocol):
         """Whether operations may begin."""
         ...
 
-    def turn(self) -> None:
+    def flush_soon(self) -> None:
         """Read and write soon."""
         ...
 
@@ -60,7 +60,7 @@ class Calling(Protocol):
         """Close at once."""
         ...
 
-    def over_error(self) -> CarrierError:
+    def error(self) -> CarrierError:
         """Return the error that using the connection raises when it is over."""
         ...
 
@@ -123,7 +123,7 @@ class Operation(Pooled):
         connection = self.connection
         if connection.operations.pop(self.stream_id, None) is not None and connection.end is None:
             connection.core.cancel(self.stream_id, now=trio.current_time())
-            connection.turn()
+            connection.flush_soon()
 
     def stopping(self, reason: Reason) -> None:
         """See `Actor.stopping`: the operation, if it is not over, ends with this actor."""
@@ -131,7 +131,7 @@ class Operation(Pooled):
         connection.idle.forget(self)
         self.fit = False
         if self.busy and self.outcome is None:
-            if connection.is_ending:
+            if connection.ending:
                 connection.shut()
             if self.outcome is None:
                 self._cancel()
@@ -199,7 +199,7 @@ class Operation(Pooled):
                         await connection.room(stream_id)
                 if not self._is_cut_off():
                     core.end_body(stream_id, now=trio.current_time())
-                    connection.turn()
+                    connection.flush_soon()
             except CarrierError:
                 pass  # the core has heard of it, or will
             finally:
@@ -322,5 +322,5 @@ class CreditQueue:
         if connection.is_open:
             return
         while (waiting := self._queue.pop(trio.current_time())) is not None:
-            waiting.error = connection.over_error()
+            waiting.error = connection.error()
             waiting.event.set()

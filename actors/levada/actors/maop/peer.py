@@ -309,14 +309,14 @@ class Peer:
             raise self._reject(done, ErrorCode.RESPONSE_CONSUME, str(error)) from error
         if connection.end is None:
             connection.core.consumed(done.stream_id, now=trio.current_time())
-            connection.turn()
+            connection.flush_soon()
         return value
 
     def _reject(self, done: Completed, code: int, reason: str) -> OperationFailed:
         connection = self._connection
         if connection.end is None:
             connection.core.reject(done.stream_id, code, reason, now=trio.current_time())
-            connection.turn()
+            connection.flush_soon()
         return OperationFailed(reason, code=code)
 
     @asynccontextmanager
@@ -402,7 +402,7 @@ class Peer:
         connection = self._connection
         await trio.lowlevel.checkpoint_if_cancelled()
         if not connection.is_open:
-            raise connection.over_error()
+            raise connection.error()
         return await connection.credit[request].begin(connection, begin, priority)
 
     async def _perform(self, begin: Callable[[], int], source: Source, priority: int, *, request: bool) -> Completed:
@@ -443,7 +443,6 @@ class Peer:
         connection = self._connection
         core, streams = connection.core, connection.streams
         statistic = core.statistic
-        carrier = None if streams is None or streams.carrier is None else streams.carrier
         return ConnectionStatistics(
             operations=core.operations,
             opened=statistic.opened,
@@ -457,9 +456,9 @@ class Peer:
             block_octets=statistic.block_octets,
             control_backlog=core.pool.backlog,
             late_signals=core.signals.late,
-            streams=0 if streams is None else len(streams),
+            streams=len(streams),
             turns=connection.turns,
-            carrier=None if carrier is None else carrier.statistics(),
+            carrier=connection.carrier_statistics(),
         )
 
     async def aclose(self, reason: str = "") -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 import trio
 
 from levada.actors.listening import Acceptor, ListenerHandle
+from levada.actors.multiplexed import accepting
 from levada.framework import Reason, Ref
 from levada.framework.errors import ActorStopped, ConfigurationError, LevadaError
 from levada.transports import carriers
@@ -60,8 +62,8 @@ class ServerConnection(Connection):
         self._authenticator: Ref[Any] | None = None
         self._share: Share | None = None
 
-    def begin(self) -> None:
-        """See `Connection.begin`."""
+    async def begin(self, carrier: carriers.Connection) -> None:
+        """The handshake is complete: tell the core."""
         self.feed(self.core.handshake_completed(now=trio.current_time()))
 
     def _on_authentication(self, event: AuthenticationReceived) -> None:
@@ -78,8 +80,8 @@ class ServerConnection(Connection):
         if self._authenticator is not None:
             self._authenticator.kill()  # the time for it is over
 
-    _events: ClassVar = {
-        **Connection._events,
+    events: ClassVar = {
+        **Connection.events,
         AuthenticationReceived: _on_authentication,
         DisapprovedEvent: _on_disapproved,
     }
@@ -95,9 +97,7 @@ class ServerConnection(Connection):
         registry = self.shared.registry
         share = self._share = registry.enter(answer.tenant or answer.identifier or "", answer, core)
         self.identity = answer
-        assert self.streams is not None
         self.streams.limit(share.rate)
-        self.listener.connections[self] = None
         try:
             events = core.approve_client(
                 answer.identifier,
@@ -112,8 +112,7 @@ class ServerConnection(Connection):
         self.feed(events)
 
     async def stopping(self, reason: Reason) -> None:
-        """See `Connection.stopping`."""
-        self.listener.connections.pop(self, None)
+        """Leave the share of the client, too."""
         await super().stopping(reason)
         if self._share is not None:
             self._share.leave(self.core)
@@ -166,18 +165,7 @@ class ListenerActor(Acceptor[ServerConnection]):
 
     def make(self, accepted: carriers.Incoming) -> ServerConnection:
         """See `Acceptor.make`."""
-
-        def carrier() -> AbstractAsyncContextManager[carriers.Connection]:
-            return _accepted(accepted)
-
-        return ServerConnection(self.shared, carrier, self)
-
-
-@asynccontextmanager
-async def _accepted(incoming: carriers.Incoming) -> AsyncIterator[carriers.Connection]:
-    async with incoming.accept() as connection:
-        await connection.handshake()
-        yield connection
+        return ServerConnection(partial(accepting, accepted), self.shared, self)
 
 
 class Listener(ListenerHandle[ListenerActor]):
