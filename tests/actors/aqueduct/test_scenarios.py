@@ -126,7 +126,8 @@ class Forest:
                 serve(system, "aqueduct+memory://forest", keeper.function(), config=config) as listener,
             ):
                 try:
-                    while self.sent < self.messages:
+                    # The first connection may live for all the messages; `look` compares a later one with it.
+                    while self.sent < self.messages or self.connections < 2:
                         await self.connection(system, listener, keeper.got, config)
                         self.look(system)
                         self.say(
@@ -188,7 +189,6 @@ async def test_i5_i13_nothing_leaks(autojump_clock: MockClock, pytestconfig: pyt
     forest = Forest(2024, 10_000 if pytestconfig.getoption("--profile") == "fast" else 60_000)
     await forest.grow()
     assert forest.channels > forest.sent // 100
-    assert forest.connections > 1
 
 
 @pytest.mark.soak
