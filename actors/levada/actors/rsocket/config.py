@@ -66,13 +66,13 @@ class _SideConfig:
     window: int = attrs.field(default=32, validator=_COUNT)
     """Payloads of a stream or channel that the peer may be ahead of whoever takes them; half a window is granted at a time."""
     high_water: int = attrs.field(default=256 * 1024, validator=_COUNT)
-    """Octets queued on the carrier above which requests and streams wait before they send more."""
+    """Bytes queued on the carrier above which requests and streams wait before they send more."""
     drain: float = attrs.field(default=5.0, validator=v.ge(0.0))
     """Seconds that open streams have to end when this side closes."""
     max_fire_and_forget: int = attrs.field(default=10_000, validator=_COUNT)
     """Fire-and-forget requests of the peer that may be queued or in their handlers at once; one more is dropped and counted."""
     max_fire_and_forget_octets: int = attrs.field(default=64 * 1024 * 1024, validator=_COUNT)
-    """Octets of such requests, data and metadata; one more is dropped, too, unless it is the only one."""
+    """Bytes of such requests, data and metadata; one more is dropped, too, unless it is the only one."""
     max_request_octets: int = attrs.field(default=64 * 1024 * 1024, validator=_COUNT)
     """Bytes of data and metadata in requests of the peer whose handlers have not ended, and in payloads of channels that wait for their
     handlers. One more request is answered by REJECTED, a channel with one more payload by CANCELED, unless it is the only one. Up to
@@ -105,5 +105,5 @@ class ServerConfig(_SideConfig):
     max_sessions: int = attrs.field(default=1_000, validator=_COUNT)
     """Sessions that can be resumed, those without a carrier included; a SETUP that asks for one more is refused."""
     max_session_octets: int = attrs.field(default=256 * 1024 * 1024, validator=_COUNT)
-    """Octets of sent frames that all these sessions keep, and 48 for each frame. Beyond it the session that keeps the most loses what it
+    """Bytes of sent frames that all these sessions keep, and 48 for each frame. Beyond it the session that keeps the most loses what it
     keeps, and cannot be resumed if its peer has not all of it."""

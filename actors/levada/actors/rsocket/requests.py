@@ -85,12 +85,12 @@ class Request:
 
     @property
     def data(self) -> bytes:
-        """Octets of the data."""
+        """Bytes of the data."""
         return self.payload.data
 
     @property
     def metadata(self) -> bytes | None:
-        """Octets of the metadata; ``None`` if there are none."""
+        """Bytes of the metadata; ``None`` if there are none."""
         return self.payload.metadata
 
     @property

@@ -63,7 +63,7 @@ __all__ = [
 ]
 
 FLUSH_ITEMS, FLUSH_OCTETS = 32, 65_536
-"""Payloads, or octets of them, that a stream produces before they are flushed although it could go on."""
+"""Payloads, or bytes of them, that a stream produces before they are flushed although it could go on."""
 
 SMALL = 4096  # bytes of a payload that are not counted: counting costs time, and 4,096 streams with so many hold 16 MiB
 EMPTY = Payload(b"")
@@ -465,7 +465,7 @@ class Answer(_Producing):
     answered: bool = attrs.field(default=False, init=False)
     """Whether this direction is over."""
     held: int = attrs.field(default=0, init=False)
-    """Octets of the request that the connection has counted."""
+    """Bytes of the request that the connection has counted."""
 
     def take(self, event: RequestReceived) -> None:
         """Take up a request; what there is to do is done in this actor's turn."""
@@ -560,7 +560,7 @@ class Answer(_Producing):
         self._release()
 
     def _release(self) -> None:
-        """Count the octets of the request no more."""
+        """Count the bytes of the request no more."""
         self.connection.unhold(self.held)
         self.held = 0
 
