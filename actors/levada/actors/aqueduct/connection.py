@@ -131,8 +131,6 @@ class Connection(MultiplexedDriver[AqueductCore]):
         schema = () if self.config.schema == "off" else schema_header(self.item_type)
         return (CODEC, *schema, *self.config.headers)
 
-    # ------------------------------------------------------------ turns
-
     def time_out(self, now: float) -> list[Any]:
         """Tell the core what it must know of the path, which may have changed, and let it do what is due."""
         carrier = self.streams.carrier
@@ -145,8 +143,6 @@ class Connection(MultiplexedDriver[AqueductCore]):
         """Take what the core wants done."""
         outputs: list[Any] = self.core.data_to_send(trio.current_time(), AT_ONCE)
         return outputs
-
-    # ------------------------------------------------------------ what the core says
 
     def ends(self, event: ConnectionEnded) -> None:
         """Say how the connection ended to all that end with it."""
@@ -250,8 +246,6 @@ class Connection(MultiplexedDriver[AqueductCore]):
         Writable: _on_writable,
     }
 
-    # ------------------------------------------------------------ what the core wants done
-
     def _do_datagram(self, output: DatagramData) -> None:
         try:
             if self.carrier is not None and not self.carrier.send_datagram_nowait(output.data):
@@ -272,8 +266,6 @@ class Connection(MultiplexedDriver[AqueductCore]):
         else:
             carrier.close(output.code, output.reason)
 
-    # ------------------------------------------------------------ what comes
-
     async def _receive_datagrams(self, carrier: carriers.Connection) -> None:
         try:
             while True:
@@ -281,8 +273,6 @@ class Connection(MultiplexedDriver[AqueductCore]):
                 self.feed(self.core.receive_datagram(data, trio.current_time()))
         except CarrierError:
             pass
-
-    # ------------------------------------------------------------ beginning and end
 
     def started(self) -> None:
         """Answer lookups, if there are names for it, and begin."""

@@ -21,11 +21,7 @@ import trio
 from levada.actors.multiplexed import MultiplexedDriver
 from levada.actors.pool import Pool
 from levada.framework import Ref, restart
-from levada.framework.errors import (
-    ActorStopped,
-    CarrierError,
-    ConnectionClosed,
-)
+from levada.framework.errors import ActorStopped, CarrierError, ConnectionClosed
 from levada.transports import carriers
 from levada.transports.maop import (
     Approved,
@@ -133,8 +129,6 @@ class Connection(MultiplexedDriver[MaopCore]):
             self._peer = weakref.ref(peer)
         return peer
 
-    # ------------------------------------------------------------ turns
-
     def outputs(self) -> list[Any]:
         """Tell the core of the streams there may be, take what it wants done, and tell the control pool what is to wait for."""
         core = self.core
@@ -152,8 +146,6 @@ class Connection(MultiplexedDriver[MaopCore]):
         """The peer has all signals, as `ControlPool` has found out. Source: MA-92, MA-93."""
         self.apply(self.core.control_acknowledged(now=trio.current_time()))
         self.flush()
-
-    # ------------------------------------------------------------ what the core says
 
     def _on_outcome(self, event: Outcome) -> None:
         stream_id = event.stream_id
@@ -318,8 +310,6 @@ class Connection(MultiplexedDriver[MaopCore]):
         StreamUnblocked: _on_unblocked,
     }
 
-    # ------------------------------------------------------------ operations of this side
-
     @property
     def is_open(self) -> bool:
         """Whether operations may begin."""
@@ -360,8 +350,6 @@ class Connection(MultiplexedDriver[MaopCore]):
         if operation.stream_id in streams.held and operation.held < self.config.core.stream_window // 2:
             streams.resume(operation.stream_id)
 
-    # ------------------------------------------------------------ operations of the peer
-
     def consumed(self, stream_id: int, octets: int) -> None:
         """A handler has taken octets of a streamed body."""
         self.feed(self.core.body_consumed(stream_id, octets, now=trio.current_time()))
@@ -375,8 +363,6 @@ class Connection(MultiplexedDriver[MaopCore]):
         if self.records.verbose:
             self.apply(self.core.take_events())  # its last steps
             self.records.step("done", operation, octets)
-
-    # ------------------------------------------------------------ beginning and end
 
     def started(self) -> None:
         """Begin, with what needs the actor's path."""

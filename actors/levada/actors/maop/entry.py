@@ -114,12 +114,7 @@ async def connect_over(
 
 
 def serve(
-    system: ActorSystem,
-    url: str,
-    handlers: Handlers,
-    *,
-    authenticate: Authenticate,
-    config: PeerConfig | None = None,
+    system: ActorSystem, url: str, handlers: Handlers, *, authenticate: Authenticate, config: PeerConfig | None = None
 ) -> AbstractAsyncContextManager[Listener]:
     """Serve clients; entering the block means bound and listening, `Listener.url` holds the real port.
 

@@ -162,8 +162,6 @@ class Execution(Pooled):
         self.call = Call(operation, self.connection.peer, consumed)
         self.busy, self.reason, self.working = True, "", False
 
-    # ------------------------------------------------ what the core says
-
     def offered(self) -> None:
         """Decide whether it may begin."""
         self._submit()
@@ -196,8 +194,6 @@ class Execution(Pooled):
             metrics = self.connection.shared.metrics
             metrics.streaming_open -= 1
             metrics.streaming_duration_ms.observe(1000 * (trio.current_time() - self.operation.approved_at))
-
-    # ------------------------------------------------ at work
 
     def begin(self) -> None:
         """See `levada.actors.maop.limiter.Job`."""
@@ -326,8 +322,6 @@ class Execution(Pooled):
         self._over()
         self.connection.records.step("failed", self.operation, code=code)
 
-    # ------------------------------------------------ ended by somebody else
-
     def _give_up(self) -> None:
         """This actor ends, and its operation, if it has not been cancelled, with it."""
         if not self.reason and self.connection.ending:
@@ -351,8 +345,6 @@ class Execution(Pooled):
             if message is BEGIN:
                 self.connection.unbegun -= 1
                 self.connection.shared.limiter.done()
-
-    # ------------------------------------------------ the answer
 
     async def _answer(self, value: Any) -> int:
         """Respond; return the octets of the body. Source: MA-65, MA-96 to MA-99a."""

@@ -94,8 +94,6 @@ class Peer:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    # ------------------------------------------------ facts
-
     @property
     def identity(self) -> Identity:
         """What `authenticate` said of this client; on a client's side nothing is said of the server."""
@@ -154,8 +152,6 @@ class Peer:
     def is_over(self) -> bool:
         """Whether the connection has ended."""
         return self._connection.end is not None
-
-    # ------------------------------------------------ operations
 
     async def message(
         self,
@@ -386,17 +382,10 @@ class Peer:
 
         def begin() -> int:
             return self._connection.core.send_request(
-                1,
-                payload,
-                timeout_ms=timeout_ms,
-                priority=priority,
-                max_response=None,
-                now=trio.current_time(),
+                1, payload, timeout_ms=timeout_ms, priority=priority, max_response=None, now=trio.current_time()
             )
 
         return check_test(plan, await self._perform(begin, quick_source(payload, self.codec), priority, request=True))
-
-    # ------------------------------------------------ how
 
     async def _begin(self, begin: Callable[[], int], priority: int, *, request: bool) -> Operation:
         connection = self._connection
@@ -435,8 +424,6 @@ class Peer:
                     raise
                 await trio.sleep(retry.delay(attempt, error, _LOT))
         return await perform()
-
-    # ------------------------------------------------ the end
 
     def statistics(self) -> ConnectionStatistics:
         """Return the counters as they are now."""

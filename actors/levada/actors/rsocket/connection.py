@@ -145,8 +145,6 @@ class Connection(SingleDriver[ReactiveStreamsCore]):
         """
         return self.streams.keys() ^ self.core.stream_ids() if self.info is not None else set()
 
-    # ------------------------------------------------------------ what the core reports
-
     def _on_payload(self, event: PayloadReceived) -> None:
         stream = self.streams.get(event.stream_id)
         if stream is not None:
@@ -276,8 +274,6 @@ class Connection(SingleDriver[ReactiveStreamsCore]):
         self.idle.limit = 0
         self.ended(event, f"{event.reason.value}: {event.text}" if event.text else event.reason.value)
 
-    # ------------------------------------------------------------ requests of this side
-
     def error(self) -> CarrierError:
         """Make the error for a request that the connection does not take any more."""
         end = self.end
@@ -330,12 +326,7 @@ class Connection(SingleDriver[ReactiveStreamsCore]):
         self._fired = now
 
     async def items(
-        self,
-        kind: Interaction,
-        payload: Payload,
-        window: int,
-        item_type: Any,
-        convert: Callable[[Payload], Any] | None,
+        self, kind: Interaction, payload: Payload, window: int, item_type: Any, convert: Callable[[Payload], Any] | None
     ) -> Receiver[Any]:
         """Open a request-stream, or a subscription."""
         await self.ready()
@@ -389,8 +380,6 @@ class Connection(SingleDriver[ReactiveStreamsCore]):
         self.core.send_metadata_push(metadata)
         self.flush()
 
-    # ------------------------------------------------------------ leases
-
     def first_lease(self) -> None:
         """Let the policy give a lease; one that is always the same the core has given already."""
         self.leases = True
@@ -422,8 +411,6 @@ class Connection(SingleDriver[ReactiveStreamsCore]):
         if lease is None:
             return config
         return attrs.evolve(config, lease=lease if isinstance(lease, LeaseGrant) else LeaseGrant())
-
-    # ------------------------------------------------------------ beginning and end
 
     def established(self, data_mime_type: str, metadata_mime_type: str) -> None:
         """Know the MIME types, start the handler's actor if it has one, and grant the first lease."""

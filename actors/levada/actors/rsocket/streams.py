@@ -50,17 +50,8 @@ if TYPE_CHECKING:
     from .peers import ConnectedPeer
 
 __all__ = [
-    "BEGIN",
-    "Answer",
-    "Begin",
-    "Call",
-    "Channel",
-    "Items",
-    "Stream",
-    "_Carrying",
-    "before_waiting",
-    "close_source",
-]
+    "BEGIN", "Answer", "Begin", "Call", "Channel", "Items", "Stream", "_Carrying", "before_waiting", "close_source",
+]  # fmt: skip
 
 FLUSH_ITEMS, FLUSH_OCTETS = 32, 65_536
 """Payloads, or bytes of them, that a stream produces before they are flushed although it could go on."""
@@ -201,9 +192,6 @@ class Stream(Pooled):
     def stopped_by(self, reason: Reason) -> ActorStopped:
         """Make the error for those who wait for this stream."""
         return ActorStopped(f"the actor of stream {self.stream_id} was ended", actor=self.ref.path, reason=reason)
-
-
-# ---------------------------------------------------------------- requesters
 
 
 class Call(Stream):
@@ -450,9 +438,6 @@ class Channel(Items, _Producing):
         self._refuse()
         if self.inbound is None:
             self.leave()
-
-
-# ---------------------------------------------------------------- responders
 
 
 class Answer(_Producing):

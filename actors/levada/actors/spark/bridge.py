@@ -241,8 +241,6 @@ class Bridge:
         self._pending = _Share("bytes", config.max_pending_bytes, config.max_total_pending_bytes)
         self._reads = _Share("streams of rows", config.max_reads, config.max_total_reads)
 
-    # ------------------------------------------------------------ for the application
-
     @overload
     async def mailbox(
         self, name: str, columns: type[M], *, partitions: int | None = None, config: JournalConfig | None = None
@@ -375,8 +373,6 @@ class Bridge:
             what = "is open, though it is on the disk" if name in self._missing else "here"
             raise UnknownName(f"no mailbox {name!r} {what}; there are: {names(self._mailboxes)}", name)
         return found
-
-    # ------------------------------------------------------------ for Spark's processes
 
     async def authenticate(self, credentials: Authentication | None, _: object) -> None:
         """Let in who has the token; a hook of the servers."""
@@ -535,9 +531,6 @@ def _made(kind: Callable[..., T], *args: Any) -> T:
         raise BridgeError(f"no such question: {error.args[0]}") from error
 
 
-# ---------------------------------------------------------------- questions of a mailbox
-
-
 async def _require_epoch(journal: Ref[Any], wanted: str) -> None:
     extent: Extent = await journal.ask(GetExtent(), timeout=None)
     if extent.epoch != wanted:
@@ -620,9 +613,6 @@ _ANSWERS: dict[type, Callable[[Ref[Any], Any], Awaitable[Any]]] = {
     DeliverBatch: _deliver,
     DiscardBatch: _discard,
 }
-
-
-# ---------------------------------------------------------------- serving
 
 
 @asynccontextmanager

@@ -57,8 +57,6 @@ READERS = 4
 """Threads that read at a time."""
 
 
-# ---------------------------------------------------------------- questions
-
 # Types are checked where a question is made: a wrong one must not end the journal.
 _INT, _MAP = v.instance_of(int), v.instance_of((Mapping,))
 _ROWS = v.instance_of((pa.RecordBatch, Sequence))
@@ -243,9 +241,6 @@ class _Clean:
     """Time to delete rows that may go."""
 
 
-# ---------------------------------------------------------------- the actor
-
-
 @attrs.frozen(eq=False)
 class _Job:
     """Work for the thread that writes."""
@@ -367,8 +362,6 @@ class Journal(
     clean_every: float = attrs.field(default=1.0, kw_only=True)
     clock: Callable[[], float] = attrs.field(default=time.time, kw_only=True)
 
-    # ------------------------------------------------------------ life
-
     async def started(self) -> None:
         """Open the journal and start the task that writes."""
         self._columns: Columns[Any] | None = columns_of(self.columns) if isinstance(self.columns, type) else None
@@ -393,8 +386,6 @@ class Journal(
         if hasattr(self, "_store") and not isinstance(reason, Failed | Killed):
             while self._urgent or (self._waiting and not self._full):
                 await self._progress.wait()
-
-    # ------------------------------------------------------------ what writes
 
     @handles
     async def append(self, m: Append) -> None:
@@ -479,8 +470,6 @@ class Journal(
     def _do_soon(self, function: Callable[..., Any], *args: Any, octets: int = 0) -> None:
         self._urgent.append(_Job(functools.partial(function, *args), self._reply(), None, octets))
         self._wake.set()
-
-    # ------------------------------------------------------------ the task that writes
 
     async def _write(self) -> None:
         while True:
@@ -576,8 +565,6 @@ class Journal(
 
     async def _in_thread(self, function: Callable[[], T]) -> T:
         return await trio.to_thread.run_sync(function, limiter=self._writing)
-
-    # ------------------------------------------------------------ in the thread that writes
 
     def _batch(self, rows: pa.RecordBatch | Sequence[Any]) -> pa.RecordBatch:
         if isinstance(rows, pa.RecordBatch):
@@ -687,8 +674,6 @@ class Journal(
                     "meanwhile, or lost by a power failure",
                     path=str(self.directory),
                 )
-
-    # ------------------------------------------------------------ what reads
 
     @handles
     def read(self, m: Read) -> None:

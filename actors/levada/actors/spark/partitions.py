@@ -73,8 +73,6 @@ class Partition:
         """Bytes of all segments."""
         return sum(segment.size for segment in self.segments)
 
-    # ------------------------------------------------------------ opening
-
     def create(self) -> None:
         """Make the folder and an empty segment, unless they are there already."""
         self.folder.mkdir(mode=0o700, exist_ok=True)
@@ -211,8 +209,6 @@ class Partition:
         for segment in self.segments:
             segment.close()
 
-    # ------------------------------------------------------------ writing
-
     def _begin_at(self, first: int) -> None:
         """Go on at this offset, which is behind the end."""
         empty = [segment for segment in self.segments[-1:] if segment.end == segment.first]
@@ -296,8 +292,6 @@ class Partition:
         self.segments = tuple(rest)
         self._published = attrs.evolve(self._published, segments=self.segments)
         return oldest.path
-
-    # ------------------------------------------------------------ reading
 
     def read(self, start: int, end: int, max_bytes: int) -> Iterator[Block]:
         """Yield blocks from `start` on, up to `end` or the last row that readers see, until `max_bytes`; at least one if there is a row.

@@ -61,9 +61,6 @@ REQUEST_ID = "application/vnd.levada.request-id"
 _codec = Codec()
 
 
-# ---------------------------------------------------------------- errors
-
-
 @attrs.define(eq=False, slots=False, str=False)
 class BridgeError(LevadaError):
     """The bridge, or the way to it, is at fault; the subclass says how."""
@@ -140,9 +137,6 @@ def raised(error: RequestFailed) -> LevadaError:
         return _CLASSES[kind](**values)
     except (framework_errors.DecodeError, KeyError, TypeError, ValueError, AttributeError):
         return BridgeError(f"an error that this version cannot read: {error.data[:200]!r}")
-
-
-# ---------------------------------------------------------------- questions
 
 
 @message("levada.spark.Description", frozen=True)
@@ -317,9 +311,6 @@ def head_of(entries: CompositeMetadata) -> Head:
     return head
 
 
-# ---------------------------------------------------------------- blocks
-
-
 _BLOCK_HEAD = struct.Struct(">QII")
 
 
@@ -347,9 +338,6 @@ class BlockHead:
             raise BridgeError(f"the head of a block has {_BLOCK_HEAD.size} bytes or more, got {len(octets)}")
         first, rows, skip = _BLOCK_HEAD.unpack_from(octets)
         return cls(first, rows, skip, octets[_BLOCK_HEAD.size :])
-
-
-# ---------------------------------------------------------------- the token
 
 
 def host_id() -> str:

@@ -47,9 +47,6 @@ class Staged(WriterCommitMessage):
     rows: int
 
 
-# ---------------------------------------------------------------- columns
-
-
 def fitting(batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
     """Fit rows to the columns of the mailbox, by name; missing ones get their defaults. `SchemaMismatch`: a column must not have nulls."""
     arrays, fields = [], []
@@ -104,9 +101,6 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
         # A struct with nullable fields here and not there: only the values tell, row by row.
         return pa.array(column.to_pylist(), kind)
-
-
-# ---------------------------------------------------------------- writing
 
 
 class _Tasks:

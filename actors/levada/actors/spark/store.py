@@ -71,8 +71,6 @@ class Store:
         self._delivered = self._repeated = self._deleted = 0
         self._cut, self._lost = found.cut, found.lost
 
-    # ------------------------------------------------------------ opening and closing
-
     @classmethod
     def open(
         cls,
@@ -130,8 +128,6 @@ class Store:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    # ------------------------------------------------------------ appending
 
     def choose_partition(self, key: str | bytes | None = None) -> int:
         """Choose the partition of the key, or without a key the next one in turn."""
@@ -254,8 +250,6 @@ class Store:
             partition.sync()
             self._syncs += 1
 
-    # ------------------------------------------------------------ delivering batches of a sink
-
     def deliver(self, query: str, batch: int, parts: Iterable[tuple[int, Message]]) -> Delivered:
         """Append a batch exactly once. Readers see all of it or nothing; a batch that was delivered before is not written again.
 
@@ -323,8 +317,6 @@ class Store:
     def unstage_older(self, age: float) -> list[tuple[str, int]]:
         """Delete the staged batches that got no rows for `age` seconds; return their queries and numbers."""
         return self._staging.drop_older(age)
-
-    # ------------------------------------------------------------ groups and retention
 
     def groups(self) -> dict[str, dict[int, int]]:
         """Return the offset of each group in each partition."""
@@ -396,8 +388,6 @@ class Store:
         finally:
             self._deleted += deleted
         return deleted
-
-    # ------------------------------------------------------------ reading
 
     @property
     def epoch(self) -> str:
@@ -477,8 +467,6 @@ class Store:
             rows_lost=self._lost,
             octets_staged=self._staging.octets,
         )
-
-    # ------------------------------------------------------------ checks
 
     def _partition(self, number: int) -> Partition:
         if not isinstance(number, int) or not 0 <= number < len(self._partitions):

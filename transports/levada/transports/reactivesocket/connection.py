@@ -99,8 +99,6 @@ class ConnectionCore(ReactiveStreamsCore):
     def _end_streams(self, code: int, text: str, events: list[Event]) -> None:
         """Tell all streams that the connection is over, and forget them."""
 
-    # ---------------------------------------------------------------- octets
-
     @property
     def missing(self) -> int:
         """Octets that a frame lacks whose beginning has come; 0 if there is none, or on a framed carrier."""
@@ -202,8 +200,6 @@ class ConnectionCore(ReactiveStreamsCore):
         frames = super().data_to_send(now)
         return [frame[4:] for frame in frames] if self._framed else frames
 
-    # ---------------------------------------------------------------- time
-
     def next_deadline(self) -> float | None:
         """Return when `handle_timeout` is due; in the past if something is due at once (a drained connection ends so)."""
         if self._state is _ENDED:
@@ -265,8 +261,6 @@ class ConnectionCore(ReactiveStreamsCore):
             self._control.append(f.encode(f.KEEPALIVE, 0, data=data))  # RX-81
         else:
             events.append(KeepaliveReceived(data))
-
-    # ---------------------------------------------------------------- set-up
 
     def _send_setup(self) -> None:
         config = self._config
@@ -357,8 +351,6 @@ class ConnectionCore(ReactiveStreamsCore):
             self._enter(ConnectionInput.ACCEPT)
             events.append(SetupAccepted())
 
-    # ---------------------------------------------------------------- leases
-
     def send_lease(self, ttl: float, n: int, now: float, metadata: bytes | None = None) -> None:
         """Allow the peer `n` requests within `ttl` seconds, instead of the earlier allowance (RX-65).
 
@@ -393,8 +385,6 @@ class ConnectionCore(ReactiveStreamsCore):
             self._send_first_lease()
         self._lease_came()
 
-    # ---------------------------------------------------------------- metadata and extensions
-
     def send_metadata_push(self, metadata: bytes) -> None:
         """Send metadata of the connection as a whole; needs neither lease nor credit (RX-66).
 
@@ -419,8 +409,6 @@ class ConnectionCore(ReactiveStreamsCore):
         if stream_id:
             raise LocalProtocolError(f"an EXT frame has no stream id, got {stream_id}", rule="RX-20")
         self._control.append(f.encode(f.EXT, extended_type, f.IGNORE if ignorable else 0, data=data))
-
-    # ---------------------------------------------------------------- the end
 
     def drain(self, now: float) -> list[Event]:
         """Take no new requests either way; the connection ends with its last stream.

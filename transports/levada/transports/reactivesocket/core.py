@@ -105,8 +105,6 @@ class ReactiveSocketCore(ConnectionCore):
             octets_kept=0,
         )
 
-    # ---------------------------------------------------------------- one frame
-
     def _receive(
         self, kind: int, flags: int, stream_id: int, octets: bytes, at: int, end: int, events: list[Event]
     ) -> None:
@@ -317,8 +315,6 @@ class ReactiveSocketCore(ConnectionCore):
         self._move(stream, stream_id, StreamInput.ERROR)
         return None
 
-    # ---------------------------------------------------------------- requests
-
     def send_request_response(self, payload: Payload, now: float) -> int:
         """Request one answer and return the stream's id (RX-50).
 
@@ -387,8 +383,6 @@ class ReactiveSocketCore(ConnectionCore):
         while self._waiting and self._held.take(self._now):
             stream_id, waiting = self._waiting.popitem(last=False)
             self._open(stream_id, waiting.kind, waiting.payload, waiting.n, waiting.complete)
-
-    # ---------------------------------------------------------------- streams
 
     def send_request_n(self, stream_id: int, n: int) -> None:
         """Let the peer send `n` payloads more; ignored if it has completed or the stream is over.
@@ -475,11 +469,7 @@ class ReactiveSocketCore(ConnectionCore):
         return LocalProtocolError(f"no credit on stream {stream_id} (wait for CreditGranted)", rule="RX-62")
 
     def send_error(
-        self,
-        stream_id: int,
-        code: int = ErrorCode.APPLICATION_ERROR,
-        data: bytes = b"",
-        metadata: bytes | None = None,
+        self, stream_id: int, code: int = ErrorCode.APPLICATION_ERROR, data: bytes = b"", metadata: bytes | None = None
     ) -> None:
         """End a stream in both directions by an error of this side; a requester can only cancel (RX-57).
 
@@ -560,8 +550,6 @@ class ReactiveSocketCore(ConnectionCore):
                 self._peer_streams -= 1
             if stream.gathering is not None:
                 self._gathered -= len(stream.gathering)
-
-    # ---------------------------------------------------------------- the end
 
     def _refuse_waiting(self, events: list[Event]) -> None:
         for stream_id in self._waiting:

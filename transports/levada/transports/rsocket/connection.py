@@ -130,8 +130,6 @@ class RSocketConnection(ReactiveStreamsCore):
     def _move(self, cause: ConnectionInput) -> None:
         self._state = CONNECTION[self._state, cause]
 
-    # ---------------------------------------------------------------- octets out
-
     def _put(self, frame: bytes) -> None:
         """Queue a frame of a stream, whole and without length field."""
         replay = self._replay
@@ -165,8 +163,6 @@ class RSocketConnection(ReactiveStreamsCore):
         self._tail.clear()
         self._held_messages.clear()
         self._held_size = self._need = 0
-
-    # ---------------------------------------------------------------- the end
 
     def _end(
         self,
@@ -223,8 +219,6 @@ class RSocketConnection(ReactiveStreamsCore):
     def _require(self, *states: ConnectionState) -> None:
         if self._state not in states:
             raise LocalProtocolError(f"not possible while the connection is {self._state.value}")
-
-    # ---------------------------------------------------------------- set-up
 
     def _send_setup(self, random_bytes: Callable[[int], bytes]) -> None:
         config = self._config
@@ -336,8 +330,6 @@ class RSocketConnection(ReactiveStreamsCore):
         self._was_accepted = True
         events.append(SetupAccepted())
 
-    # ---------------------------------------------------------------- calls of the caller
-
     def send_metadata_push(self, metadata: bytes) -> None:
         """Send metadata of the connection as a whole; needs neither lease nor credit (RS-26)."""
         self._require(*_LIVE)
@@ -423,8 +415,6 @@ class RSocketConnection(ReactiveStreamsCore):
             self._end(events, EndReason.CLOSED, code or ErrorCode.CONNECTION_CLOSE, reason, tell=True)
         return events
 
-    # ---------------------------------------------------------------- frames of stream 0
-
     def _connection_frame(self, frame: Frame, events: list[Event]) -> None:
         """Act on a frame of a connection that is set up; what makes no sense here is ignored (RS-113)."""
         match frame:
@@ -465,8 +455,6 @@ class RSocketConnection(ReactiveStreamsCore):
             # RS-29: codes of streams, and unknown ones, count as CONNECTION_ERROR here.
             self._end(events, EndReason.FAILED_BY_PEER, frame.code, text)
 
-    # ---------------------------------------------------------------- leases
-
     def _on_lease(self, frame: LeaseFrame, events: list[Event]) -> None:
         if not self._leasing:
             return  # RS-135
@@ -486,8 +474,6 @@ class RSocketConnection(ReactiveStreamsCore):
 
     def _release_waiting(self, now: float) -> None:
         raise NotImplementedError
-
-    # ---------------------------------------------------------------- keepalive and time
 
     def _position(self) -> int:
         return 0 if self._replay is None else self._received
@@ -559,8 +545,6 @@ class RSocketConnection(ReactiveStreamsCore):
             self._end(
                 events, EndReason.TIMED_OUT, ErrorCode.CONNECTION_ERROR, "nothing heard for the lifetime", tell=True
             )
-
-    # ---------------------------------------------------------------- carriers come and go
 
     def connection_lost(self, code: int, reason: str, now: float) -> list[Event]:
         """The carrier is gone: ends the connection, or suspends the session (RS-71, RS-102)."""

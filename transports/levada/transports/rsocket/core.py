@@ -90,12 +90,7 @@ _SMALLEST: Final = HEADER.size  # RS-5
 
 _DEAF: Final = (ConnectionState.ENDED, ConnectionState.SUSPENDED)
 _HELD_BACK: Final = (ConnectionState.DECIDING, ConnectionState.HANDED_OVER)
-_REQUESTING: Final = (
-    _OPEN,
-    _OPENING,
-    ConnectionState.SUSPENDED,
-    _RESUMING,
-)
+_REQUESTING: Final = (_OPEN, _OPENING, ConnectionState.SUSPENDED, _RESUMING)
 _NO_STREAMS: Final[dict[int, Stream]] = {}
 
 
@@ -141,8 +136,6 @@ class RSocketCore(RSocketConnection):
         self._max_sent = LARGEST_SENT if config.fragment_size is None else self._fragment
         # RS-5. Before a client is let in, a frame has no more than all that it may send by then.
         self._max_taken = config.max_frame_size if client else min(config.max_frame_size, config.max_setup_backlog)
-
-    # ---------------------------------------------------------------- octets in
 
     @property
     def missing(self) -> int:
@@ -329,8 +322,6 @@ class RSocketCore(RSocketConnection):
     def _invalid(self, word: int, error: InvalidFrame, events: list[Event]) -> None:
         if not word & IGNORE:  # RS-11, RS-12, RS-15
             self._fail(events, error.rule, error.detail)
-
-    # ---------------------------------------------------------------- frames of streams
 
     def _on_request(self, stream_id: int, word: int, data: bytes, at: int, end: int, events: list[Event]) -> None:
         kind = _KINDS[word >> 10]
@@ -541,8 +532,6 @@ class RSocketCore(RSocketConnection):
             self._gathered -= len(stream.gathering)
             stream.gathering = None
 
-    # ---------------------------------------------------------------- requests
-
     def send_request_response(self, payload: Payload, now: float) -> int:
         """Request one answer and return the stream's id.
 
@@ -636,8 +625,6 @@ class RSocketCore(RSocketConnection):
         while self._waiting and self._allowed.take(now):
             stream_id, waiting = self._waiting.popitem(last=False)
             self._start(stream_id, waiting.kind, waiting.payload, waiting.n, waiting.complete)
-
-    # ---------------------------------------------------------------- streams
 
     def send_request_n(self, stream_id: int, n: int) -> None:
         """Let the peer send `n` payloads more; ignored if it has completed or the stream is over.
@@ -744,8 +731,6 @@ class RSocketCore(RSocketConnection):
         elif stream.state is not _SENDING:
             self._put(CancelFrame(stream_id).encode())
             self._advance(stream_id, stream, StreamInput.SEND_STOP)
-
-    # ---------------------------------------------------------------- octets out
 
     def _put_payload(self, stream_id: int, word: int, fixed: bytes, payload: Payload) -> None:
         """Queue a REQUEST_* or PAYLOAD, in fragments if it is too large for a frame (RS-78)."""

@@ -30,31 +30,11 @@ if TYPE_CHECKING:
     from levada.transports.rsocket.core import RSocketCore
 
 __all__ = [
-    "ConnectionDraining",
-    "ConnectionEnded",
-    "CreditGranted",
-    "EndReason",
-    "Event",
-    "ExtensionReceived",
-    "FailedBy",
-    "Interaction",
-    "KeepaliveReceived",
-    "LeaseGranted",
-    "MetadataPushed",
-    "PayloadReceived",
-    "PeerFellSilent",
-    "RequestReceived",
-    "ResumeReceived",
-    "SendingStopped",
-    "SessionResumed",
-    "SessionSuspended",
-    "SetupAccepted",
-    "SetupReceived",
-    "StreamCancelled",
-    "StreamCompleted",
-    "StreamFailed",
-    "error_text",
-]
+    "ConnectionDraining", "ConnectionEnded", "CreditGranted", "EndReason", "Event", "ExtensionReceived", "FailedBy", "Interaction",
+    "KeepaliveReceived", "LeaseGranted", "MetadataPushed", "PayloadReceived", "PeerFellSilent", "RequestReceived", "ResumeReceived",
+    "SendingStopped", "SessionResumed", "SessionSuspended", "SetupAccepted", "SetupReceived", "StreamCancelled", "StreamCompleted",
+    "StreamFailed", "error_text",
+]  # fmt: skip
 
 
 def error_text(data: bytes) -> str:
@@ -103,9 +83,6 @@ class EndReason(Enum):
     """The carrier ended, and there is no resumption."""
     TIMED_OUT = "timed out"
     """The peer was silent for too long, sent no first frame, or the session was not resumed in time."""
-
-
-# ---------------------------------------------------------------- streams
 
 
 @attrs.define
@@ -179,9 +156,6 @@ class CreditGranted:
 
     stream_id: int
     n: int
-
-
-# ---------------------------------------------------------------- connection
 
 
 @attrs.define

@@ -20,36 +20,11 @@ from levada.transports.rsocket.errors import InvalidFrame
 from levada.transports.rsocket.payload import Payload
 
 __all__ = [
-    "COMPLETE",
-    "FOLLOWS",
-    "HEADER",
-    "IGNORE",
-    "LEASE",
-    "METADATA",
-    "NEXT",
-    "PREFIXED_HEADER",
-    "RESPOND",
-    "RESUME",
-    "U32",
-    "CancelFrame",
-    "ErrorFrame",
-    "ExtensionFrame",
-    "Frame",
-    "FrameType",
-    "KeepaliveFrame",
-    "LeaseFrame",
-    "MetadataPushFrame",
-    "PayloadFrame",
-    "RequestFrame",
-    "RequestNFrame",
-    "ResumeFrame",
-    "ResumeOkFrame",
-    "SetupFrame",
-    "UnknownFrame",
-    "decode",
-    "metadata_length",
+    "COMPLETE", "FOLLOWS", "HEADER", "IGNORE", "LEASE", "METADATA", "NEXT", "PREFIXED_HEADER", "RESPOND", "RESUME", "U32", "CancelFrame",
+    "ErrorFrame", "ExtensionFrame", "Frame", "FrameType", "KeepaliveFrame", "LeaseFrame", "MetadataPushFrame", "PayloadFrame",
+    "RequestFrame", "RequestNFrame", "ResumeFrame", "ResumeOkFrame", "SetupFrame", "UnknownFrame", "decode", "metadata_length",
     "payload_at",
-]
+]  # fmt: skip
 
 
 class FrameType(IntEnum):

@@ -116,8 +116,6 @@ class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[E
     def touch(self, now: float) -> None:
         """Do not judge the peer by its silence until now: this side has not been reading."""
 
-    # ---------------------------------------------------------------- set-up and resumption
-
     @abstractmethod
     def accept_setup(self, now: float) -> None:
         """Server: accept the client, after `SetupReceived`; `take_events` has what it sent in the meantime."""
@@ -133,8 +131,6 @@ class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[E
     @abstractmethod
     def resume_on(self, carrier: Self, now: float) -> None:
         """Server: take over the carrier of the core that reported `ResumeReceived`, and what came on it; that core is done."""
-
-    # ---------------------------------------------------------------- requests
 
     @abstractmethod
     def send_request_response(self, payload: Payload, now: float) -> int:
@@ -156,8 +152,6 @@ class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[E
     def send_request_channel(self, payload: Payload, n: int, now: float, *, complete: bool = False) -> int:
         """Open a channel with its first payload; `complete`: there will be no other one."""
 
-    # ---------------------------------------------------------------- streams
-
     @abstractmethod
     def send_request_n(self, stream_id: int, n: int) -> None:
         """Let the peer send `n` payloads more; ignored if it has completed or the stream is over."""
@@ -177,8 +171,6 @@ class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[E
     @abstractmethod
     def send_cancel(self, stream_id: int) -> None:
         """Requester: end the stream. Responder of a channel: take no further payloads. Harmless if it is over."""
-
-    # ---------------------------------------------------------------- the connection as a whole
 
     @abstractmethod
     def send_metadata_push(self, metadata: bytes) -> None:
