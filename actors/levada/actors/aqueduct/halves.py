@@ -227,7 +227,7 @@ class Letter(Envelope):
         """Channels that travel with it; empty from when it has left, as the core knows of them then."""
 
     def settle(self, outcome: Outcome) -> None:
-        """See `Envelope.settle`."""
+        """Report the outcome of the message, once."""
         if outcome is not _PROCESSED:
             self.halves.undelivered += 1
         if self.tracked is not None:
@@ -295,11 +295,11 @@ class Arrival(Envelope):
 
     @property
     def large(self) -> bool:
-        """See `Envelope.large`."""
+        """Whether decoding may take long, so that others run before the next message."""
         return len(self.delivery.payload) > LARGE
 
     def open(self) -> Any:
-        """See `Envelope.open`.
+        """Decode the message and attach its handles; see `Envelope.open`.
 
         Raises:
             DecodeError: the octets are no such message, or use an attachment wrongly; everything attached is given up.
@@ -325,7 +325,7 @@ class Arrival(Envelope):
         return message
 
     def settle(self, outcome: Outcome) -> None:
-        """See `Envelope.settle`."""
+        """Report the outcome of the message, once."""
         if self.delivery.release():
             self.halves.flush_soon()
         if outcome is not _PROCESSED:
@@ -441,7 +441,7 @@ class Outbound(HalfActor):
         self.halves.outbound[self.half] = self
 
     def start(self) -> None:
-        """See `Record.start`."""
+        """Begin; the message that the half travels in has been sent, or opened."""
         gone = self.half.ended
         if not gone:
             self.begin()
@@ -579,7 +579,7 @@ class Inbound(HalfActor):
         self.halves.inbound[self.half] = self
 
     def start(self) -> None:
-        """See `Record.start`."""
+        """Begin; the message that the half travels in has been sent, or opened."""
         gone = self.half.ended
         if not gone:
             self.begin()

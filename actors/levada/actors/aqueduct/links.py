@@ -75,7 +75,7 @@ class HalfActor(Actor[Any]):
             release(self)
 
     def stopping(self, reason: Reason) -> None:
-        """See `Actor.stopping`: the half is gone, or somebody else ends the actor."""
+        """End the half, unless it is gone already."""
         if not (self.half.ended or self.halves.connection.ending):
             self.give_up(f"the actor of its half was ended ({type(reason).__name__.lower()})")
 

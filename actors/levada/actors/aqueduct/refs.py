@@ -284,11 +284,11 @@ class Tie(Signal):
         """To hear of the end of the actor there."""
 
     def encode(self, refs: Refs, packing: Packing) -> bytes:
-        """See `Signal.encode`."""
+        """Return the bytes, and put attached handles into the packing."""
         return refs.codec.encode([envelopes.LINK[1], self.cell, self.theirs, self.ours], attachments=packing)
 
     def failed(self, error: BaseException | None) -> None:
-        """See `Signal.failed`."""
+        """Note that the signal cannot be sent any more."""
         self.end(Failed(error) if error is not None else self.ref.reason)
 
     def tell_exit(self, reason: Reason) -> None:
@@ -360,7 +360,7 @@ class RemoteRef(Ref[Any]):
 
     @property
     def path(self) -> str:
-        """See `Ref.path`."""
+        """The path of the actor in its own system."""
         return self._identity.path
 
     @property
@@ -370,7 +370,7 @@ class RemoteRef(Ref[Any]):
 
     @property
     def incarnation(self) -> int:
-        """See `Ref.incarnation`."""
+        """The number of the actor in its own system."""
         return self._identity.incarnation
 
     @property
@@ -379,7 +379,7 @@ class RemoteRef(Ref[Any]):
         return self._reason is None
 
     def tell(self, message: Any) -> None:
-        """See `Ref.tell`.
+        """Send a message to the actor without waiting; see `Ref.tell`.
 
         Raises:
             MailboxFull: the window of the channel to its system is full: the actor, or the network, is slower than those who tell.
@@ -399,7 +399,7 @@ class RemoteRef(Ref[Any]):
         )
 
     async def send(self, message: Any) -> None:
-        """See `Ref.send`; waits while the window of the channel to its system is full.
+        """Send a message; wait while the window of the channel to its system is full. See `Ref.send`.
 
         Raises:
             TypeError, ValueError, LevadaError: the message cannot travel; its handles are still here.
@@ -415,7 +415,7 @@ class RemoteRef(Ref[Any]):
         raise self.stopped(message)
 
     async def ask(self, message: Any, *, timeout: float | None = DEFAULT_TIMEOUT) -> Any:
-        """See `Ref.ask`. A circle of asks over two systems is not seen: it ends by its timeouts.
+        """Ask the actor and wait for its answer; see `Ref.ask`. A circle of asks over two systems is not seen: it ends by its timeouts.
 
         Raises:
             TypeError, ValueError, LevadaError: the question cannot travel; its handles are still here.
@@ -448,7 +448,7 @@ class RemoteRef(Ref[Any]):
         self._refuse("killed")
 
     async def terminated(self) -> Reason:
-        """See `Ref.terminated`."""
+        """Wait for the end of the actor and return its reason."""
         ended = trio.Event()
         key = object()
         self.add_watcher(key, lambda _: ended.set())
@@ -461,11 +461,11 @@ class RemoteRef(Ref[Any]):
 
     @property
     def from_thread(self) -> FromThread[Any]:
-        """See `Ref.from_thread`."""
+        """The calls for other threads."""
         return _RemoteFromThread(self)
 
     def on_stopped(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """See `Ref.on_stopped`."""
+        """Call a function when the actor has ended; see `Ref.on_stopped`."""
         key = object()
         self.add_watcher(key, lambda _: callback())
         return lambda: self.forget_watcher(key)

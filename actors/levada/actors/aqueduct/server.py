@@ -143,19 +143,19 @@ class ListenerActor(Acceptor[ServerConnection]):
 
     @property
     def max_connections(self) -> int:
-        """See `Acceptor.max_connections`."""
+        """The most connections at a time, as configured."""
         return self.config.max_connections
 
     def listening(self) -> AbstractAsyncContextManager[carriers.Listener[carriers.Incoming]]:
-        """See `Acceptor.listening`."""
+        """Listen at the carrier of the URL."""
         return self.listens()
 
     def url_of(self, carrier_url: str) -> str:
-        """See `Acceptor.url_of`."""
+        """Turn the carrier's URL, with the real port, into the protocol's."""
         return f"aqueduct+{carrier_url}".replace("aqueduct+quic:", "aqueduct:")
 
     def make(self, accepted: carriers.Incoming) -> ServerConnection:
-        """See `Acceptor.make`."""
+        """Make the connection of an accepted carrier."""
         return ServerConnection(
             partial(accepting, accepted),
             self.config,

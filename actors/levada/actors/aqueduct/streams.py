@@ -37,7 +37,7 @@ class StreamActor(Pooled):
     """-1 while it is idle."""
 
     def stopping(self, reason: Reason) -> None:
-        """See `Actor.stopping`: somebody else ends it, if it does not rest."""
+        """Give the stream up, if it is in use."""
         connection, stream_id = self.connection, self.stream_id
         if stream_id < 0:
             connection.idle.forget(self)

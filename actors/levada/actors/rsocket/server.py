@@ -177,19 +177,19 @@ class ListenerActor(Acceptor[ServerConnection]):
 
     @property
     def max_connections(self) -> int:
-        """See `Acceptor.max_connections`."""
+        """The most connections at a time, as configured."""
         return self.config.max_connections
 
     def listening(self) -> AbstractAsyncContextManager[carriers.Listener[Accepted]]:
-        """See `Acceptor.listening`."""
+        """Listen at the carrier of the URL."""
         return listen_single(self.carrier_url, self.config.carrier, alpn=ALPN)
 
     def url_of(self, carrier_url: str) -> str:
-        """See `Acceptor.url_of`."""
+        """Turn the carrier's URL, with the real port, into the protocol's."""
         return f"{self.scheme}+{carrier_url}"
 
     def make(self, accepted: Accepted) -> ServerConnection:
-        """See `Acceptor.make`."""
+        """Make the connection of an accepted carrier."""
         return ServerConnection(self.config, self.handler, self.dialect, accepted, self)
 
 
