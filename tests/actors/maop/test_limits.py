@@ -29,8 +29,8 @@ from levada.actors.maop import (
     RetryPolicy,
     connect,
 )
+from levada.actors.maop.identities import Registry
 from levada.actors.maop.limiter import Limiter
-from levada.actors.maop.registry import Registry
 from levada.framework import ActorSystem
 from levada.transports import carriers
 from levada.transports.carriers import MemoryConfig

@@ -35,9 +35,9 @@ from .errors import (
     Refused,
 )
 from .handlers import Call, Handler, Handlers, OperationActor, Reply
+from .identities import Authentication, Denied, Identity
 from .metrics import Family, Histogram, Metrics
 from .peer import ConnectionStatistics, Done, Peer, ReplyStream
-from .registry import Authentication, Denied, Identity
 from .server import Authenticate, Listener
 
 __all__ = [

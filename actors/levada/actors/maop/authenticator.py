@@ -13,7 +13,7 @@ import attrs
 
 from levada.framework import Actor, Reason, Ref, handles
 
-from .registry import Authentication, Denied, Identity
+from .identities import Authentication, Denied, Identity
 
 if TYPE_CHECKING:
     from .server import ServerConnection

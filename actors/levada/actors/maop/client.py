@@ -11,7 +11,7 @@ from levada.framework import Actor
 from levada.transports import carriers
 
 from .connection import Connection
-from .registry import BINDING_PAIR
+from .identities import BINDING_PAIR
 from .shared import Shared
 
 __all__ = ["ClientActor", "ClientConnection"]

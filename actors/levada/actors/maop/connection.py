@@ -55,10 +55,10 @@ from .config import PeerConfig
 from .control import ENDING, LAST, STARVED, ControlPool, Crowded, Last, Starved
 from .errors import Disapproved
 from .executions import Execution
+from .identities import Identity
 from .log import MAX_TEXT, Log
 from .operations import Begin, CreditQueue, Operation, Outcome
 from .peer import Peer
-from .registry import Identity
 from .shared import Shared
 from .streams import Streams
 

@@ -14,9 +14,9 @@ from levada.framework.errors import ConfigurationError
 from .client import ClientActor
 from .config import MAX_TOKEN, PeerConfig, carrier_url, dial_carrier, fit_carrier, listen_carrier
 from .handlers import Handlers, handler_table
+from .identities import Registry
 from .limiter import Limiter
 from .peer import Peer
-from .registry import Registry
 from .server import Authenticate, Listener, ListenerActor, ListenerContext, check_authenticate
 from .shared import Shared
 

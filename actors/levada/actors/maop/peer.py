@@ -20,9 +20,9 @@ from .bodies import MESSAGE_TYPE, Body, Source, make_source, quick_source
 from .config import RetryPolicy
 from .errors import MaopError, OperationFailed
 from .handlers import Reply
+from .identities import Identity
 from .metrics import Metrics
 from .operations import Operation
-from .registry import Identity
 
 if TYPE_CHECKING:
     from .connection import Connection

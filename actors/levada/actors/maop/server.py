@@ -21,9 +21,9 @@ from levada.transports.maop import Disapproved as DisapprovedEvent
 
 from .authenticator import DECIDE, Authenticator
 from .connection import Connection
+from .identities import Authentication, Denied, Identity, Share
 from .metrics import Metrics
 from .peer import Peer
-from .registry import Authentication, Denied, Identity, Share
 from .shared import Shared
 
 __all__ = ["Authenticate", "Listener", "ListenerActor", "ServerConnection", "check_authenticate"]

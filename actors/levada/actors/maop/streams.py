@@ -25,7 +25,7 @@ from levada.transports.maop import (
     StreamData,
 )
 
-from .registry import Rate
+from .identities import Rate
 
 __all__ = ["Streams"]
 
