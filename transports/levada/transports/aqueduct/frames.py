@@ -305,17 +305,9 @@ class ClosedChannelLost:
 
 
 Frame: TypeAlias = (
-    Version
-    | ConnectionControl
-    | ChannelControl
-    | Message
-    | SentUnreliable
-    | AckReliable
-    | AckNackUnreliable
-    | FinishSender
-    | CloseReceiver
-    | ClosedChannelLost
-)
+    Version | ConnectionControl | ChannelControl | Message | SentUnreliable | AckReliable | AckNackUnreliable | FinishSender |
+    CloseReceiver | ClosedChannelLost
+)  # fmt: skip
 
 
 def decode_message(data: Octets, at: int, max_message: int) -> tuple[int, int, tuple[int, ...], bytes, int]:

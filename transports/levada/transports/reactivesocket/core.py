@@ -42,12 +42,9 @@ from levada.transports.rsocket.streams import PendingRequest, Stream, StreamIds,
 __all__ = ["ReactiveSocketCore"]
 
 _ANSWER, _FNF, _STREAM, _CHANNEL, _SUBSCRIPTION = (
-    Interaction.REQUEST_RESPONSE,
-    Interaction.FIRE_AND_FORGET,
-    Interaction.REQUEST_STREAM,
-    Interaction.REQUEST_CHANNEL,
+    Interaction.REQUEST_RESPONSE, Interaction.FIRE_AND_FORGET, Interaction.REQUEST_STREAM, Interaction.REQUEST_CHANNEL,
     Interaction.REQUEST_SUBSCRIPTION,
-)
+)  # fmt: skip
 _BOTH, _SENDING, _RECEIVING = StreamState.BOTH, StreamState.SENDING, StreamState.RECEIVING
 # By `Interaction`, whose numbers are the places here: an enum's hash costs more than all the rest of a look-up.
 _FRAME_OF: Final = (f.REQUEST_RESPONSE, f.REQUEST_FNF, f.REQUEST_STREAM, f.REQUEST_CHANNEL, f.REQUEST_SUB)

@@ -278,23 +278,7 @@ class ConnectionEnded:
 
 
 Event = (
-    RequestReceived
-    | PayloadReceived
-    | StreamCompleted
-    | StreamFailed
-    | StreamCancelled
-    | SendingStopped
-    | CreditGranted
-    | SetupReceived
-    | SetupAccepted
-    | LeaseGranted
-    | MetadataPushed
-    | KeepaliveReceived
-    | ExtensionReceived
-    | PeerFellSilent
-    | ConnectionDraining
-    | SessionSuspended
-    | ResumeReceived
-    | SessionResumed
-    | ConnectionEnded
-)
+    RequestReceived | PayloadReceived | StreamCompleted | StreamFailed | StreamCancelled | SendingStopped | CreditGranted |
+    SetupReceived | SetupAccepted | LeaseGranted | MetadataPushed | KeepaliveReceived | ExtensionReceived | PeerFellSilent |
+    ConnectionDraining | SessionSuspended | ResumeReceived | SessionResumed | ConnectionEnded
+)  # fmt: skip

@@ -321,20 +321,9 @@ class UnknownFrame:
 
 
 Frame = (
-    SetupFrame
-    | LeaseFrame
-    | KeepaliveFrame
-    | RequestFrame
-    | RequestNFrame
-    | CancelFrame
-    | PayloadFrame
-    | ErrorFrame
-    | MetadataPushFrame
-    | ResumeFrame
-    | ResumeOkFrame
-    | ExtensionFrame
-    | UnknownFrame
-)
+    SetupFrame | LeaseFrame | KeepaliveFrame | RequestFrame | RequestNFrame | CancelFrame | PayloadFrame | ErrorFrame |
+    MetadataPushFrame | ResumeFrame | ResumeOkFrame | ExtensionFrame | UnknownFrame
+)  # fmt: skip
 
 
 def decode(frame: bytes) -> Frame:
