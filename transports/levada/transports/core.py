@@ -55,7 +55,7 @@ class Core(Protocol[E, Out]):
         ...
 
     def handle_timeout(self, now: float) -> list[E]:
-        """Do what is due. A call that is early, or superfluous, does nothing."""
+        """Do the work that is due. A call too early or too often does nothing."""
         ...
 
     def connection_lost(self, code: int, reason: str, now: float) -> list[E]:

@@ -8,7 +8,7 @@ __all__ = ["Numbers"]
 
 
 class Numbers:
-    """A set of numbers that mostly come in order, as ranges: a complete range costs nothing.
+    """A set of numbers that mostly come in order, as ranges: a complete run costs nothing.
 
     Adding at the end of a range is O(1), elsewhere O(log n) to find and a memory move to insert.
     """

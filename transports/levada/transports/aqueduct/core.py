@@ -2,7 +2,7 @@
 
 The owner works in turns:
 
-1. Pass in what has arrived: `receive_stream_data`, `stream_reset`, `stream_stopped`, `receive_datagram`, `handle_timeout`. Use the halves:
+1. Pass in the input: `receive_stream_data`, `stream_reset`, `stream_stopped`, `receive_datagram`, `handle_timeout`. Use the halves:
    `SenderHalf.send`, `ReceiverHalf.take` and so on.
 2. Act on the events. Each input returns them; calls to halves leave theirs for `take_events`.
 3. Once a turn, call `data_to_send(now)`, carry out the outputs, and sleep until `next_deadline`.
@@ -540,7 +540,7 @@ class AqueductCore:
         return state is ConnectionState.HANDSHAKE or kind not in _GREETINGS
 
     def _release(self) -> None:
-        """Process what was held back, in the order of each stream."""
+        """Process the held input, in the order of each stream."""
         waiting, self._waiting = self._waiting, {}
         for stream in waiting:
             self.unblock(stream)

@@ -132,7 +132,7 @@ class ResetStream:
     stream_id: int
     """Number of the stream."""
     code: int
-    """The reason, a `ResetCode`."""
+    """A `ResetCode`."""
 
 
 @attrs.frozen
@@ -142,7 +142,7 @@ class StopStream:
     stream_id: int
     """Number of the stream."""
     code: int
-    """The reason, a `ResetCode`."""
+    """A `ResetCode`."""
 
 
 @attrs.frozen
@@ -166,7 +166,7 @@ class CloseConnection:
     """Close the QUIC connection. The last output."""
 
     code: int
-    """The reason, a `CloseCode`."""
+    """A `CloseCode`."""
     reason: str = attrs.field(converter=printable)
     """Text for people; it contains the id of a broken rule."""
     drain: float = 0.0

@@ -31,6 +31,7 @@ class Linked(Protocol):
 
     def take_acked_links(self) -> list[int]:
         """Take the channels attached to acked messages of a sender that was not reachable."""
+        ...
 
     def lose(self) -> None:
         """The peer's application will never get the other half."""

@@ -427,7 +427,7 @@ class SenderHalf:
         return end
 
     def _acked(self, numbers: Iterable[int], tokens: list[object]) -> bool:
-        """Settle messages as processed; False at the first one that was settled before."""
+        """Settle messages as processed; False at the first message settled before."""
         inflight, links = self._inflight, self.links
         for number in numbers:
             record = inflight.pop(number, None)

@@ -30,6 +30,7 @@ class DueSender(Protocol):
     @property
     def ended(self) -> bool:
         """Whether the half has ended."""
+        ...
 
     def declare(self) -> None:
         """Tell the peer how many datagrams were sent."""

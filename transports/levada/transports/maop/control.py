@@ -47,12 +47,15 @@ class Signalling(Protocol):
     @property
     def signals(self) -> Signals:
         """The limits on the peer's signals."""
+        ...
 
     def credit_left(self, *, unidirectional: bool) -> int:
         """Return how many more streams of a kind may be opened."""
+        ...
 
     def take_stream_id(self, *, unidirectional: bool) -> int:
         """Number a new stream of ours."""
+        ...
 
     def keep_control(self, control: ControlIn) -> None:
         """Note that a stream carries signals from now on."""
@@ -62,9 +65,11 @@ class Signalling(Protocol):
 
     def is_control(self, control: ControlIn) -> bool:
         """Whether a stream still carries signals."""
+        ...
 
     def target(self, stream_id: int, now: float) -> Sent | None:
         """Find our operation that a signal is about."""
+        ...
 
     def on_done(self, stream_id: int, start_ms: int, time_ms: int, now: float) -> None:
         """Process a Done."""

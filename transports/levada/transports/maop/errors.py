@@ -52,7 +52,7 @@ class ErrorCode(enum.IntEnum):
     EXECUTION_ERROR = 17
     """The handler failed."""
     RESPONSE_MISMATCH = 18
-    """The Response is not what was asked for."""
+    """The Response is not of the requested kind."""
     RESPONSE_CONSUME = 19
     """The requester failed to process the Response."""
     UNKNOWN_ERROR = 49

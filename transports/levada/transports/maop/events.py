@@ -67,7 +67,7 @@ class Disapproved:
     """The server refused the client; the connection ends soon."""
 
     code: int
-    """The reason, an `ErrorCode`."""
+    """An `ErrorCode`."""
     retry_after: float | None
     """Seconds until another attempt makes sense; None without a hint."""
     reason: str = attrs.field(converter=printable)
@@ -105,7 +105,7 @@ class Audited:
     stream_id: int
     """Number of the stream."""
     code: int
-    """The reason, an `ErrorCode`."""
+    """An `ErrorCode`."""
     detail: str = attrs.field(converter=printable)
     """Description."""
 
@@ -215,7 +215,7 @@ class OperationCancelled:
     stream_id: int
     """Number of its stream."""
     code: int
-    """The reason, an `ErrorCode`."""
+    """An `ErrorCode`."""
     reason: str = attrs.field(converter=printable)
     """Text for the log."""
 
@@ -227,7 +227,7 @@ class ResponseRejected:
     stream_id: int
     """Number of its stream."""
     code: int
-    """The reason, an `ErrorCode`."""
+    """An `ErrorCode`."""
     reason: str = attrs.field(converter=printable)
     """Text for people."""
 
@@ -305,7 +305,7 @@ class Refused:
     stream_id: int
     """Number of its stream."""
     code: int
-    """The reason, an `ErrorCode`."""
+    """An `ErrorCode`."""
     retry_after: float | None
     """Seconds until a retry on a new stream makes sense; None without a hint."""
 
@@ -317,7 +317,7 @@ class Failed:
     stream_id: int
     """Number of its stream."""
     code: int
-    """The reason, an `ErrorCode`."""
+    """An `ErrorCode`."""
     reason: str = attrs.field(converter=printable)
     """Text for people."""
     by_peer: bool

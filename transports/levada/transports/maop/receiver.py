@@ -62,6 +62,7 @@ class ReceivingSide(Side, Protocol):
     @property
     def gate(self) -> Approvals:
         """The gate that decides whether the operation may begin."""
+        ...
 
 
 class Incoming(Received):
@@ -514,7 +515,7 @@ class Incoming(Received):
         self._digest = blake2b(self.response_msg_id.to_bytes(2, "big"), digest_size=16)
 
     def repeats(self, stored: StoredDone | StoredResponse) -> bool:
-        """Whether the whole request equals the one that was answered then."""
+        """Whether the whole request equals the request answered then."""
         return self._digest.digest() == stored.digest
 
     def _keep(self, payload: bytes | None, start_ms: int, time_ms: int, now: float) -> None:

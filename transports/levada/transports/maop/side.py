@@ -40,6 +40,7 @@ class Side(Protocol):
 
     def reason(self, text: str) -> bytes:
         """Make a reason fit for the wire."""
+        ...
 
     def mark_stopped(self, stream_id: int) -> None:
         """Record for `retire` that STOP_SENDING was sent."""

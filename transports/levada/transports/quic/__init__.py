@@ -11,7 +11,7 @@ async with dial("quic://localhost:4433", QuicConfig(ca="ca.pem")) as connection:
     await stream.send_all(b"hello")
 ```
 
-``docs/reference/quic.md`` says what is supported and what is not.
+``docs/reference/quic.md`` lists the supported and unsupported features.
 """
 
 from .config import ClientSessions, QuicConfig, TicketStore

@@ -52,7 +52,7 @@ class TicketStore:
             self._tickets.popitem(last=False)
 
     def take(self, label: bytes) -> SessionTicket | None:
-        """Remove and return the ticket with this label, if there is one that is not too old."""
+        """Remove and return the ticket with this label, unless it is missing or too old."""
         until, ticket = self._tickets.pop(label, (0.0, None))
         return ticket if ticket is not None and until > self._clock() else None
 

@@ -39,12 +39,15 @@ class DatagramPort(Protocol):
     @property
     def address(self) -> Address:
         """The local address."""
+        ...
 
     async def receive(self) -> Sequence[tuple[bytes, Address]]:
         """Wait for datagrams and take them, a burst at most; raise `trio.ClosedResourceError` if the port was closed."""
+        ...
 
     def send(self, datagrams: Sequence[tuple[bytes, Address]]) -> int:
         """Send without waiting; return how many were accepted. The rest should wait for `writable`."""
+        ...
 
     async def writable(self) -> None:
         """Wait until more can be sent."""
