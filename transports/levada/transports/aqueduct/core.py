@@ -137,7 +137,6 @@ class AqueductCore:
         """Number of the connection control stream, once it has one. Source: AQ-15."""
         return None if self._control is None else self._control.id
 
-    # ------------------------------------------------ what comes
     def handshake_completed(self, max_datagram: int, *, early_data_accepted: bool | None = None) -> list[Event]:
         """Note that the QUIC handshake is complete.
 
@@ -222,7 +221,6 @@ class AqueductCore:
         self._end(code, reason, None, tell=False)
         return self.take_events()
 
-    # ------------------------------------------------ what the owner asks for
     def accept(self, headers: Headers = ()) -> None:
         """Answer the client, now or later. Data it has sent since its headers is processed now.
 
@@ -324,7 +322,6 @@ class AqueductCore:
             self._end(CloseCode.ORDERLY, "", None, tell=True)
         return self._finish_turn()
 
-    # ------------------------------------------------ what halves ask for
     def emit(self, event: Event) -> None:
         """Tell the owner."""
         self._events.append(event)
@@ -403,7 +400,6 @@ class AqueductCore:
             if self._excess is not None:
                 self._fail(self._excess)
 
-    # ------------------------------------------------ reading
     def _stream(self, stream_id: int) -> Stream | None:
         """Find a stream. An unknown stream of the peer's is new; an unknown stream of ours has ended."""
         stream = self.streams.table.get(stream_id)
@@ -677,7 +673,6 @@ class AqueductCore:
             stream.reset(ResetCode.LOST)
         stream.check()
 
-    # ------------------------------------------------ channels
     def _channels(self) -> int:
         return len(self.halves) + len(self.unclaimed) + len(self.links.tombstones)
 
@@ -731,7 +726,6 @@ class AqueductCore:
         if len(record) > self.config.max_ranges:
             self._excess = LimitExceeded(f"{len(record)} holes in the record of channels", rule="AQ-31")
 
-    # ------------------------------------------------ the end
     def _go(self, what: ConnectionInput) -> None:
         self.state = CONNECTION[self.state, what]
 

@@ -22,7 +22,6 @@ __all__ = [
 ]  # fmt: skip
 
 
-# ---------------------------------------------------------------- events
 @attrs.frozen
 class HeadersReceived:
     """The peer's ConnectionControl came. A server answers with `AqueductCore.accept`; a client may now use channels."""
@@ -100,7 +99,6 @@ class ConnectionEnded:
 Event: TypeAlias = HeadersReceived | Readable | Writable | Settled | Reached | Ended | StreamUnblocked | ConnectionEnded
 
 
-# ---------------------------------------------------------------- outputs
 @attrs.frozen
 class OpenStream:
     """Open a stream. QUIC gives the streams of one kind these ids if they are opened in this order."""

@@ -80,7 +80,6 @@ class SenderHalf:
     def __repr__(self) -> str:
         return f"<SenderHalf {self.id} {self.state.value}>"
 
-    # ------------------------------------------------ the application
     @property
     def oneshot(self) -> bool:
         """Whether the channel carries at most one message."""
@@ -222,7 +221,6 @@ class SenderHalf:
         else:
             self._cancel(ResetCode.LOST)
 
-    # ------------------------------------------------ the control stream
     def attached(self, control: Stream) -> None:
         """Note that the control stream exists. Source: section 8."""
         self.control = control
@@ -330,7 +328,6 @@ class SenderHalf:
         self.links = None
         self._gone(ResetCode.LOST)
 
-    # ------------------------------------------------ inside
     def _go(self, what: SenderInput) -> None:
         self.state = SENDER[self.state, what]
 

@@ -27,7 +27,6 @@ Octets: TypeAlias = bytes | memoryview
 """A piece of a body; large ones are views of the input."""
 
 
-# ---------------------------------------------------------------- the connection
 @attrs.define
 class AuthenticationReceived:
     """Server: a client authenticates, with valid format, limits and version. Answer with `approve_client` or `disapprove_client`."""
@@ -153,7 +152,6 @@ class Stepped:
     """Bytes of the body so far; of a Response the announced length, None if undefined."""
 
 
-# ---------------------------------------------------------------- operations of the peer
 class Received:
     """The peer's operation, for the application to read. Only the core changes it. Source: MA-114."""
 
@@ -232,7 +230,6 @@ class ResponseRejected:
     """Text for people."""
 
 
-# ---------------------------------------------------------------- bodies, either way
 @attrs.define
 class BodyReceived:
     """A piece of a streamed body; call `body_consumed` when it is used."""
@@ -253,7 +250,6 @@ class BodyEnded:
     """Its size in bytes."""
 
 
-# ---------------------------------------------------------------- operations of our own
 @attrs.define
 class BodyWanted:
     """The peer said Proceed: call `send_body` and `end_body`."""
@@ -327,31 +323,12 @@ class Failed:
 
 
 Event: TypeAlias = (
-    AuthenticationReceived
-    | Approved
-    | Disapproved
-    | Draining
-    | ConnectionEnded
-    | Audited
-    | StreamUnblocked
-    | RoomWanted
-    | Begun
-    | Stepped
-    | OperationOffered
-    | Execute
-    | OperationCancelled
-    | ResponseRejected
-    | BodyReceived
-    | BodyEnded
-    | BodyWanted
-    | ResponseStarted
-    | Completed
-    | Refused
-    | Failed
-)
+    AuthenticationReceived | Approved | Disapproved | Draining | ConnectionEnded | Audited | StreamUnblocked | RoomWanted | Begun |
+    Stepped | OperationOffered | Execute | OperationCancelled | ResponseRejected | BodyReceived | BodyEnded | BodyWanted |
+    ResponseStarted | Completed | Refused | Failed
+)  # fmt: skip
 
 
-# ---------------------------------------------------------------- outputs
 @attrs.define
 class OpenStream:
     """Open a stream. QUIC gives the streams of one kind these ids if they are opened in this order."""

@@ -117,7 +117,6 @@ class Incoming(Received):
     def _go(self, what: ReceiverInput) -> None:
         self.state = RECEIVER[self.state, what]
 
-    # ------------------------------------------------ bytes of the initiator
     def receive(self, data: bytes, fin: bool, now: float) -> None:
         """Take bytes of the initiator's direction."""
         self.fin = fin
@@ -258,7 +257,6 @@ class Incoming(Received):
         """Note that the initiator does not want the Response. Source: section 21."""
         self.abort(ErrorCode.CANCELLED, "the initiator wants no Response", now, signal=self.executing)
 
-    # ------------------------------------------------ the gate's decision
     def approved(self, now: float) -> None:
         """Continue after all checks have passed."""
         core = self._core
@@ -288,7 +286,6 @@ class Incoming(Received):
         core.statistic.refused[code] += 1
         self._abandon(code, now)
 
-    # ------------------------------------------------ execution
     def _complete(self, body: BodyReader, now: float) -> None:
         self._go(_COMPLETE)
         self._body = None
@@ -508,7 +505,6 @@ class Incoming(Received):
         core.unacked[self.stream_id] = now + core.config.response_ack_timeout
         self._retire(now)
 
-    # ------------------------------------------------ repetitions
     def take_digest(self) -> None:
         """Begin the digest of the request; the body is added as it arrives. Source: MA-123."""
         # 16 bytes: keys belong to one identity, so a collision would only deceive the identity that made it.
@@ -539,7 +535,6 @@ class Incoming(Received):
         self.told = False
         self.abort(code, reason, now)
 
-    # ------------------------------------------------ ends
     def abort(self, code: int, reason: str, now: float, *, signal: bool = True) -> None:
         """End without success; the application is told if it knows the operation."""
         core = self._core
