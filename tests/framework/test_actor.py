@@ -387,7 +387,7 @@ def define_bad_behaviour() -> None:
         (define_sync_run, "Bad.run must be async: it is the actor's own loop"),
         (
             define_run_with_handlers,
-            "Bad has both run() and handlers; who should take the messages? Keep one",
+            "Bad has both run() and handlers; keep one of them",
         ),
         (define_function_of_two, "bad must take one message, not 2 parameters"),
         (define_function_of_missing, "bad: cannot resolve the annotation 'Missing' (name 'Missing' is not defined)"),

@@ -191,7 +191,9 @@ def test_a_handler_that_yields_is_refused() -> None:
             def do(self, m: Do) -> Iterator[int]:
                 yield 1
 
-    wanted = "yields: nobody would run the generator; return or await instead, and send several values by a channel"
+    wanted = (
+        "yields, but the runtime does not run generators; return or await instead, and send several values by a channel"
+    )
     assert refused(plain) == f"Yields.do {wanted}"
     assert refused(asynchronous) == f"Yields.do {wanted}"
     assert refused(behaviour) == f"Mood.do {wanted}"

@@ -434,7 +434,7 @@ async def test_strict_a_flood_of_tells_is_found(strict_system: ActorSystem, monk
         ref.tell(Item(n))
     with pytest.raises(ActorError) as caught:
         ref.tell(Item(100))
-    assert str(caught.value) == "100 tells (the last to /takes) and nobody had a turn; use send()"
+    assert str(caught.value) == "100 tells (the last to /takes) and no actor had a turn; use send()"
     await wait_all_tasks_blocked()
     for n in range(99):
         ref.tell(Item(n))

@@ -1,4 +1,4 @@
-"""The router whose routees take messages when they are free. `levada.framework.router` has the theory.
+"""The router whose routees pull messages. `levada.framework.router` has the theory.
 
 Private fields used here: ``Cell._batch``, ``Cell._box``, ``Cell._handled``, ``Cell._idle``, ``Cell._scheduler``.
 """
@@ -25,11 +25,11 @@ __all__ = ["PullRouter"]
 
 
 class PullRouter(RouterBase):
-    """Lets its routees take messages, see `pull`. Sleeps; its inbox does the work."""
+    """Lets its routees take messages, see `pull`. It sleeps; its inbox does the work."""
 
     @property
     def _inbox(self) -> _PullInbox:
-        inbox: _PullInbox = self._bound().make_extras().inbox  # which holds this router, so it is no field
+        inbox: _PullInbox = self._bound().make_extras().inbox  # not a field: the inbox refers to this router
         return inbox
 
     def check(self, ref: Ref[Any]) -> None:
@@ -56,7 +56,7 @@ class PullRouter(RouterBase):
 
 
 class Pull(Take):
-    """In a routee's mailbox: take the router's oldest message here. One for each router and routee, or none while it is free."""
+    """In a routee's mailbox: take the router's oldest message here. A busy routee has one for each router, a free one none."""
 
     __slots__ = ("_inbox", "_message", "_routee")
 
@@ -74,21 +74,17 @@ class Pull(Take):
 
 
 class _PullInbox(Inbox[Any]):
-    """The router's mailbox as its routees see it.
-
-    The cell counts as idle all the time, so that each message is announced by a call of `append`.
-    """
+    """The router's mailbox. The cell always counts as idle, so that each message leads to a call of `append`."""
 
     def __init__(self, cell: Cell, router: PullRouter) -> None:
         super().__init__(cell)
         self._router = router
         self._pulls: dict[Cell, Pull] = {}
-        """Of each routee."""
+        """The `Pull` of each routee."""
         self._free: deque[Cell] = deque()
         """Routees without a `Pull` in their mailbox."""
 
-    # Called by whoever sends.
-
+    # Senders call the next two.
     def wake(self, cell: Cell) -> None:
         if get_ident() != self.thread:
             raise cell.wrong_thread_error("tell")
@@ -101,7 +97,7 @@ class _PullInbox(Inbox[Any]):
         if box:
             kind = type(box[-1])
             if kind is Resize:
-                # More hands are wanted now, not when the few there are have come to it.
+                # At once: more routees are wanted now, not when the few there are reach this message.
                 self._resize(box.pop().size)
                 return
             if kind is Stop and not self._pulls:
@@ -111,10 +107,9 @@ class _PullInbox(Inbox[Any]):
                 return
         self._offer()
 
-    # Called by the router.
-
+    # The router calls the next four.
     async def run(self) -> None:
-        """Sleep until somebody asks for the end."""
+        """Sleep until the router is asked to end."""
         self._cell._idle = True
         try:
             if not self._pulls:
@@ -136,13 +131,13 @@ class _PullInbox(Inbox[Any]):
             self._offer()
 
     def remove(self, routee: Any) -> None:
-        """Let a routee take no more; what it has begun with it may finish."""
+        """Let a routee take no more messages; it may finish the current one."""
         if self._pulls.pop(routee, None) is None:
             return
         if routee in self._free:
             self._free.remove(routee)
         elif self._cell.depth():
-            self._offer()  # it may have been about to take what another one can have
+            self._offer()  # it may have been about to take a message that another routee can take
         if not self._pulls:
             self._look_for_stop()
 
@@ -150,11 +145,9 @@ class _PullInbox(Inbox[Any]):
         self._ended = True
         super().wake(self._cell)
 
-    # Called by a routee.
-
     @enable_ki_protection
     def take(self, routee: Cell, pull: Pull) -> Any:
-        """Give the oldest message to a routee that has nothing else to do."""
+        """Return the oldest message, for a routee in its turn."""
         if self._ended or self._pulls.get(routee) is not pull:
             return TURN
         cell = self._cell
@@ -184,7 +177,7 @@ class _PullInbox(Inbox[Any]):
                 routee.admit(pull)
                 return entry
             elif kind in RUNTIME_ENTRIES:
-                cell._handled += 1  # it takes itself out again
+                cell._handled += 1  # it uncounts itself
                 RUNTIME_ENTRIES[kind](self._router, entry)
             else:
                 cell._handled += 1
@@ -194,7 +187,7 @@ class _PullInbox(Inbox[Any]):
         return TURN
 
     def _offer(self) -> None:
-        """Let a routee look that is free, if possible one that is not about to start again."""
+        """Let a free routee look for a message, if possible one that is not about to restart."""
         free = self._free
         if free and not self._ended:
             for _ in range(len(free)):
@@ -205,7 +198,7 @@ class _PullInbox(Inbox[Any]):
             routee.admit(self._pulls[routee])
 
     def _look_for_stop(self) -> None:
-        """Without routees nobody would ever come to the stop that may be queued."""
+        """Find a queued stop: without routees nothing else would reach it."""
         for entry in (*self._cell._batch, *self._cell._box):
             if type(entry) is Stop:
                 self._see_stop(entry)
@@ -213,7 +206,7 @@ class _PullInbox(Inbox[Any]):
     def _resize(self, size: int) -> None:
         try:
             self._router.source.resize(self._router, size)
-        except Exception as error:  # noqa: BLE001 - from the factory: the router's failure, not that of whoever runs now
+        except Exception as error:  # noqa: BLE001 - from the factory: the router fails, not the actor that runs now
             host = self._cell.make_extras().host
             self._router.system.lifecycle.task_failed(self._cell, host, error)
 

@@ -1,4 +1,4 @@
-"""Who the routees of a router are, and what all kinds of routers have in common. `levada.framework.router` has the theory.
+"""The routees of a router, and the common base of all routers. `levada.framework.router` has the theory.
 
 Private fields used here: ``Cell._actor``, ``Actor._bound``.
 """
@@ -27,9 +27,9 @@ __all__ = ["GroupMembers", "PoolChildren", "Resize", "RouterBase"]
 
 @message("levada.Resize")
 class Resize:
-    """Tell a pool how many routees it shall have; in its turn, but at once with `pull`.
+    """Change the number of a pool's routees: in its turn, or at once with `pull`.
 
-    New ones take the lowest free places. Those in the highest places leave: they handle what they have, then stop.
+    New routees take the lowest free places. The ones in the highest places leave: they handle their messages, then stop.
     """
 
     size: int = attrs.field(validator=[attrs.validators.instance_of(int), attrs.validators.ge(1)])
@@ -53,7 +53,7 @@ class PoolChildren:
         self._mailbox = mailbox
         self._supervise: Supervision = supervise
         self._places: dict[Ref[Any], int] = {}
-        """Of all children, those that are on their way out too."""
+        """The places of all children, including those that are leaving."""
         self._routees: dict[Ref[Any], None] = {}
 
     def begin(self, router: RouterBase) -> None:
@@ -86,7 +86,7 @@ class PoolChildren:
             del self._routees[ref]
             router.remove(ref)
             if not self._routees:
-                # Behind the escalation that this end may cause: the router's failure is the weightier news.
+                # Behind the escalation that this end may cause, because a failure of the router is the more severe reason.
                 signal = router.system.scheduler.signal
                 signal(signal, self._emptied, router)
 
@@ -94,12 +94,12 @@ class PoolChildren:
         cell = router._bound()
         ending = cell.ending
         if not self._routees and cell._actor is router and cell.phase is RUNNING and ending is None:
-            # Not `request`, which would come to it later: a new start that is on its way by then would be called off.
+            # Not `request`, which runs later: it would call off a restart that is on its way by then.
             router.system.lifecycle.request_now(cell, NORMAL, False, False)
 
 
 class GroupMembers:
-    """Routees that join and leave a topic. Subscribed itself, not by the router's ref: what it hears is true at once."""
+    """Routees that join and leave a topic. It subscribes itself, not the router's ref, so changes take effect at once."""
 
     is_alive = True
 
@@ -119,8 +119,7 @@ class GroupMembers:
     def resize(self, router: RouterBase, size: int) -> None:
         router.unhandled(Resize(size))
 
-    # What `Groups` asks of a subscriber.
-
+    # `Groups` calls the next four of a subscriber.
     def check(self, ref: Ref[Any]) -> None:
         self._router.check(ref)
 
@@ -131,14 +130,14 @@ class GroupMembers:
             self._router.remove(event.ref)
 
     def add_watcher(self, key: Hashable, ended: Callable[[Reason], None]) -> None:
-        """It ends with its router, and unsubscribes then."""
+        """Do nothing: it unsubscribes when its router ends."""
 
     def forget_watcher(self, key: Hashable) -> None:
-        """See `add_watcher`."""
+        """Do nothing: no watcher is kept."""
 
 
 class RouterBase(Actor[Any]):
-    """What all routers have: routees that come and go."""
+    """The base of all routers: routees that come and go."""
 
     source: PoolChildren | GroupMembers
 
@@ -156,26 +155,22 @@ class RouterBase(Actor[Any]):
         """Get ready for routees."""
 
     def check(self, ref: Ref[Any]) -> None:
-        """Refuse a member that this router cannot route to.
-
-        Raises:
-            ConfigurationError: `ref` cannot be a routee.
-        """
+        """Raise `ConfigurationError` if `ref` cannot be a routee of this router."""
 
     def add(self, ref: Ref[Any], label: str) -> None:
-        """Route to this one too from now on."""
+        """Route to `ref` too from now on."""
         raise NotImplementedError
 
     def remove(self, ref: Ref[Any]) -> None:
-        """Route to this one no more."""
+        """Stop routing to `ref`."""
         raise NotImplementedError
 
     def watch_end(self, ref: Any, ended: Callable[[], None]) -> None:
-        """Call `ended` when a child has ended, in that very turn."""
+        """Call `ended` when a child has ended, in the same turn."""
         ref.add_watcher((self, ref), lambda _: ended())
 
     def refuse(self, entry: Any, error: Exception, why: str) -> None:
-        """Give up a message or a question that no routee takes."""
+        """Fail a question, or make a message a dead letter, because no routee takes it."""
         if isinstance(entry, Ask):
             entry.fail(error)
         else:

@@ -1,4 +1,4 @@
-"""The octets of the codec: packing, unpacking, attachments, and how a misfit finds its path. `levada.framework.codec` has the theory."""
+"""The codec's wire format: packing, unpacking, attachments, and the paths of errors. `levada.framework.codec` has the theory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NAMES.maxstring = NAMES.maxother = 60
 
 
 class AttachmentKind(IntEnum):
-    """What a handle is to whoever gets the message; the octet on the wire."""
+    """The kind of a handle, from the view of the message's receiver; the byte on the wire."""
 
     SENDER = 0
     """The receiver of the message may send."""
@@ -51,40 +51,35 @@ _HANDLES: dict[Any, AttachmentKind] = {kind.name.lower(): kind for kind in Attac
 
 
 class Attachable(Protocol):
-    """A handle that can be sent inside a message.
-
-    Its class says so by one class attribute. If the class is generic, ``Handle[T]`` in an annotation gives the item type.
-    """
+    """A handle that can be sent inside a message. If its class is generic, ``Handle[T]`` in an annotation gives the item type."""
 
     attachment_kind: ClassVar[str]
-    """The name of an `AttachmentKind` in lower case; not ``"returned_ref"``, which only `Attachments.attach` can tell."""
+    """The name of an `AttachmentKind` in lower case; not ``"returned_ref"``, which only `Attachments.attach` returns."""
 
 
 class Attachments(Protocol):
     """Takes the handles of one message while it is encoded."""
 
     def attach(self, handle: Any, /) -> tuple[AttachmentKind, int] | tuple[AttachmentKind, int, bytes]:
-        """Take a handle; return what goes on the wire for it: its kind and its number; for a `REF` also octets that say who it is.
+        """Take a handle; return its kind and number for the wire; for a `REF` also bytes that identify the actor.
 
         Any error (`HandleMoved`, for example) ends the encoding and reaches the caller of `Codec.encode` unchanged.
         """
         ...
 
     def rollback(self) -> None:
-        """Encoding failed: give every handle taken so far back to its owner, as if it had never been taken."""
-        ...
+        """Give every handle taken so far back to its owner, because the encoding failed."""
 
 
 Detach = Callable[..., Any]
-"""Called with number, kind and item type (as annotated) of an attachment, and, if there are any, the octets that say who a `REF` is;
-returns the handle.
+"""Returns the handle for an attachment's number, kind and item type (as annotated); for a `REF` perhaps also the bytes that identify it.
 
 `ValueError`, `LookupError` or a `LevadaError` from it becomes the `DecodeError` of the message.
 """
 
 
 def kind_of(cls: type) -> AttachmentKind | None:
-    """What the handles of an `Attachable` class are; None for all other classes."""
+    """Return the kind of an `Attachable` class; None for other classes."""
     return _HANDLES.get(getattr(cls, "attachment_kind", None))
 
 
@@ -104,7 +99,7 @@ class Pairs(list[tuple[Any, Any]]):
 
 
 def new_packer() -> msgpack.Packer:
-    # A packer is not to be shared by threads; making one costs 0.1 µs.
+    # Threads cannot share a packer; making one costs 0.1 µs.
     return msgpack.Packer(datetime=True)
 
 
@@ -132,7 +127,7 @@ def unpack(data: bytes) -> Any:
 
 
 def _scan(data: bytes) -> None:
-    """Find out whether a value is complete, without making anything of it."""
+    """Raise `ValueError` unless the data is one complete value, without building it."""
     scanner = msgpack.Unpacker(max_buffer_size=len(data))
     scanner.feed(data)
     scanner.skip()
@@ -163,7 +158,7 @@ class Row:
             raise _malformed(error) from error
 
     def fields(self, shapes: Iterable[Shape]) -> Iterator[Any]:
-        """Unpack what is behind the tag, as far as there are shapes for it; a container where none can be is refused before it is made."""
+        """Unpack the items after the tag, as many as there are shapes; refuse a misplaced container before it is built."""
         for _, shape in zip(range(self.size - 1), shapes, strict=False):
             refuse_container(self._payload[self._unpacker.tell()], shape)
             try:
@@ -186,7 +181,7 @@ _KINDS: list[Any] = [
     *[int] * 0x20,
 ]
 PLAIN_KINDS: list[Any] = [NotImplemented if kind in (list, Pairs, tuple) else kind for kind in _KINDS]
-"""The same for what need not be made into anything else; for the others something that is no type."""
+"""The same for types that need no conversion; for the others a value that is not a type."""
 # Octets that a value takes, where the one that it begins with says so; of containers and messages only the header is meant.
 _SIZES = [
     *[1] * 0xA0,
@@ -210,13 +205,13 @@ def is_container(octet: int) -> bool:
 
 
 def refuse_container(octet: int, shape: Shape) -> None:
-    """Refuse a list or a map where none can be, by the octet that it begins with."""
+    """Refuse a misplaced list or map, by its first byte."""
     if is_container(octet) and shape.wire_kinds and _KINDS[octet] not in shape.wire_kinds:
         raise Misfit(f"expected {shape.name}, got {got(_KINDS[octet]())}")
 
 
 def has_at_most(data: bytes, most: int) -> bool:
-    """Whether the octets of a message are no more values than that, found out before one is made; see `Codec.max_items`."""
+    """Whether a message has at most so many values, before any is built; see `Codec.max_items`."""
     # Most are known to be few by counting the octets that a container may begin with, 2 ns each; else each value is looked at, for 0.1 µs,
     # until there are too many.
     if len(data) <= most and len(data) + 7 * (len(data) - len(data.translate(None, _HEAVY))) <= most:
@@ -298,9 +293,8 @@ class Out:
                     misfit.path = step + misfit.path
                     raise
             if isinstance(plain, int):
-                raise Misfit(
-                    f"expected an int from -2**63 to 2**64-1, got one of {plain.bit_length()} bits", ValueError
-                ) from error
+                what = f"expected an int from -2**63 to 2**64-1, got one of {plain.bit_length()} bits"
+                raise Misfit(what, ValueError) from error
             raise Misfit(str(error), ValueError) from error
 
     def attach(self, handle: Any) -> Any:
@@ -348,7 +342,7 @@ class In:
 
 
 def read_attachment(payload: bytes) -> tuple[AttachmentKind, int, bytes]:
-    """Kind, number, and what follows, which is empty but for a `REF`."""
+    """Return the kind, the number, and the remaining bytes, which only a `REF` may have."""
     number = 0
     for size, octet in enumerate(payload[1:11], 1):
         number |= (octet & 0x7F) << 7 * (size - 1)
@@ -364,7 +358,7 @@ def read_attachment(payload: bytes) -> tuple[AttachmentKind, int, bytes]:
 
 
 def wire_key(wire: Any) -> Any:
-    """What a union tells its members apart by: the type that msgpack gave, or "message", or the kind of an attachment."""
+    """Return the key by which a union chooses its member: msgpack's type, "message", or the kind of an attachment."""
     if type(wire) is not tuple:
         return type(wire)
     if wire[0] == EXT_MESSAGE:

@@ -63,7 +63,7 @@ Ts = TypeVarTuple("Ts")
 
 @attrs.frozen
 class ReceiveTimeout:
-    """Nothing was handled for as long as `Actor.set_receive_timeout` said."""
+    """The actor handled nothing for the time that `Actor.set_receive_timeout` set."""
 
     seconds: float
 
@@ -75,10 +75,9 @@ class Actor(Generic[M]):
     ``class Counter(Actor[Add | Get])`` gives refs typed by the union, and the definition fails if a handler is missing.
     Without the brackets the refs take anything.
 
-    Fields are constructor arguments (by `attrs`); at a restart the factory given to `spawn` makes a new object, so state
-    starts over.  `ref`, `system` and everything that needs them can be used from `started` on, not in ``__init__``.
-
-    All of it belongs to the system's thread; other threads use `Ref.from_thread`.
+    Fields are constructor arguments (by `attrs`). A restart calls the factory given to `spawn` for a new object, so state starts over.
+    `ref`, `system` and everything that needs them work from `started` on, not in ``__init__``.
+    An actor belongs to the system's thread; other threads use `Ref.from_thread`.
     """
 
     __slots__ = ("_cell",)
@@ -86,13 +85,13 @@ class Actor(Generic[M]):
     _cell: Any  # a Cell; set by spawn
 
     trap_exits = False
-    """Whether the end of a linked actor arrives as an `Exit` message instead of ending this one."""
+    """Whether this actor gets an `Exit` message when a linked actor ends, instead of ending too."""
     accept_remote_links = False
-    """Whether an actor in another system may link to this one; an exit signal from there then ends it, as one from here does."""
+    """Whether an actor in another system may link to this one. Its exit signals then end this actor, as local ones do."""
     strategy = one_for_one()
-    """Which children start again together, see `one_for_all`."""
+    """Which children restart together, see `one_for_all`."""
     stash_limit = 1000
-    """Messages that `stash` holds at most."""
+    """The most messages that `stash` holds."""
 
     _table: ClassVar[dict[Any, Any]] = {}
     _is_loop: ClassVar[bool] = False
@@ -117,9 +116,7 @@ class Actor(Generic[M]):
         if inspect.isfunction(run) and not inspect.iscoroutinefunction(run):
             raise ConfigurationError(f"{cls.__name__}.run must be async: it is the actor's own loop")
         if cls._is_loop and len(cls._table) > len(RUNTIME_ENTRIES) + 1:
-            raise ConfigurationError(
-                f"{cls.__name__} has both run() and handlers; who should take the messages? Keep one"
-            )
+            raise ConfigurationError(f"{cls.__name__} has both run() and handlers; keep one of them")
         if inspect.iscoroutinefunction(cls.undelivered):
             raise ConfigurationError(f"{cls.__name__}.undelivered must not be async: the actor has ended")
         cls._has_start = cls._is_loop or cls.started is not Actor.started
@@ -147,25 +144,25 @@ class Actor(Generic[M]):
                     )
 
     def started(self) -> Awaitable[None] | None:
-        """Run first, before any message, in each incarnation; may be async. A failure here is a failure of the actor."""
+        """Run before any message, in each incarnation; may be async. If it raises, the actor fails."""
         return None
 
     def stopping(self, reason: Reason) -> Awaitable[None] | None:
-        """Run at the end, when all children have stopped, before the actor's tasks and contexts are closed; may be async.
+        """Run when all children have stopped, before the actor's tasks and contexts are closed; may be async, cannot spawn.
 
-        Shielded from cancellation for ``stop_timeout`` seconds (a setting of the system). Cannot spawn.
+        Shielded from cancellation for ``stop_timeout`` seconds (a setting of the system).
         """
         return None
 
     def restarting(self, error: BaseException | None, message: Any) -> Awaitable[None] | None:
-        """Run instead of `stopping` when a new object will take over; `message` is what was being handled, and is dropped."""
+        """Run instead of `stopping` before a restart. `message` was being handled, and is dropped."""
         return None
 
     def undelivered(self, messages: list[Any]) -> None:
-        """Take what was in the mailbox when the actor ended; without this method they become dead letters."""
+        """Take the messages that were in the mailbox when the actor ended. By default they become dead letters."""
 
     def unhandled(self, message: Any) -> Any:
-        """Take a message of a class without handler; as it stands: publish `Unhandled`, let an ask fail, and log a warning of a tell."""
+        """Take a message without a handler. By default: publish `Unhandled`; fail an ask, log a warning for a tell."""
         cell = self._cell
         self.system.counters.unhandled += 1
         self.system.events.publish(Unhandled(message, cell))
@@ -187,7 +184,7 @@ class Actor(Generic[M]):
         return cell
 
     def _here(self) -> Cell:
-        """Return the cell, for a change that only the system's thread may make."""
+        """Return the cell; raise unless this is the system's thread."""
         cell = self._bound()
         cell.check_thread("change of")
         return cell
@@ -211,7 +208,6 @@ class Actor(Generic[M]):
         mailbox: MailboxPolicy | None = None,
         supervise: Supervision = "stop",
     ) -> Ref[T]: ...
-
     @overload
     def spawn(
         self,
@@ -221,7 +217,6 @@ class Actor(Generic[M]):
         mailbox: MailboxPolicy | None = None,
         supervise: Supervision = "stop",
     ) -> Ref[T]: ...
-
     def spawn(  # type: ignore[misc]  # mypy does not take Any for *Ts
         self,
         factory: Callable[..., Any],
@@ -230,7 +225,7 @@ class Actor(Generic[M]):
         mailbox: MailboxPolicy | None = None,
         supervise: Supervision = "stop",
     ) -> Ref[Any]:
-        """Start a child; it ends before this actor does. Arguments and errors as for `ActorSystem.spawn`."""
+        """Start a child, which ends before this actor does. Arguments and errors are the same as for `ActorSystem.spawn`."""
         ref: Ref[Any] = self.system.spawn_below(self._bound(), factory, args, name, mailbox, supervise)
         return ref
 
@@ -244,10 +239,8 @@ class Actor(Generic[M]):
     def watch(self, target: Any, tag: Any = None) -> None:
         """Get one `Down` message when `target` ends, at once if it has; watching again with the same tag changes nothing.
 
-        The `Down` of an actor overtakes what is in the mailbox; that of a handle does not, so it comes behind the last message
-        of a channel that feeds this mailbox.
-
-        Watches outlive a restart, like the ref.  A handle that is watched is held, so it cannot be forgotten by mistake.
+        The `Down` of an actor overtakes queued messages. The `Down` of a handle does not: it comes behind the last message of a
+        channel that feeds this mailbox.  Watches survive a restart.  The watch keeps a handle alive.
 
         Args:
             target: a `Ref`, or a `Sender` or `Receiver` of a channel.
@@ -266,11 +259,11 @@ class Actor(Generic[M]):
 
         def ended(reason: Any) -> None:
             if watched.pop(key, None) is not None:
-                # Looked up now and not before: the cell may be a dead one by then.
+                # Looked up now, because the cell may have changed to a dead one.
                 put = cell.put_first if isinstance(target, Ref) else cell.admit
                 put(Down(target, reason, tag))
 
-        watched[key] = lambda: None  # until it is known how to take the watch back; the target may have ended already
+        watched[key] = lambda: None  # a placeholder: the target may call `ended` before we know how to undo the watch
         forget: Callable[[], None]
         if isinstance(target, Ref):
             target.add_watcher((cell, tag), ended)  # type: ignore[attr-defined]
@@ -285,17 +278,17 @@ class Actor(Generic[M]):
             watched[key] = forget
 
     def unwatch(self, target: Any, tag: Any = None) -> None:
-        """Take a watch back; a `Down` that is in the mailbox already stays there."""
+        """Undo `watch`; a `Down` that is already in the mailbox stays there."""
         watched = self._here().make_extras().watched
         forget = watched.pop((target, tag), None) if watched is not None else None
         if forget is not None:
             forget()
 
     def link(self, target: Any) -> None:
-        """Tie this actor's fate to that of `target`, both ways; if it has ended, the signal comes at once.
+        """Let this actor and `target` end together; if `target` has ended, its exit signal comes at once.
 
-        With a channel handle: what ends the channel from the other side, or loses it (``Lost``), ends this actor; the end of this actor,
-        unless it is `Normal`, cancels the sender or closes the receiver.
+        With a channel handle: if the other side ends the channel, or it is lost (``Lost``), this actor ends. If this actor ends, other
+        than as `Normal`, the sender is cancelled or the receiver closed.
 
         Args:
             target: a `Ref`, or a `Sender` or `Receiver` of a channel. An actor in another system has to ``accept_remote_links``.
@@ -310,7 +303,7 @@ class Actor(Generic[M]):
             ChannelLink(cell, target).tie()
 
     def unlink(self, target: Any) -> None:
-        """Untie; harmless if there is no link."""
+        """Undo `link`; does nothing if there is no link."""
         cell = self._here()
         if isinstance(target, Ref):
             cell.unlink(target)
@@ -320,22 +313,21 @@ class Actor(Generic[M]):
                 link.cut()
 
     def stop(self) -> None:
-        """End this actor after the running handler, as `Normal`; what is queued is handed to `undelivered`."""
-        cell = self._here()
-        cell.system.lifecycle.request(cell, NORMAL)
+        """End this actor after the running handler, as `Normal`. Queued messages go to `undelivered`."""
+        self.system.lifecycle.request(self._here(), NORMAL)
 
     def become(self, behaviour: type[Behaviour] | None) -> None:
-        """Handle messages by another set of handlers from the next message on; ``None``: by the actor's own again."""
+        """Switch to another set of handlers from the next message on; ``None`` switches back to the actor's own."""
         cell = self._here()
         cell._table = behaviour._table if behaviour is not None else type(self)._table
         if cell._batch:
             cell._batch.append(TURN)
 
     def reply_later(self) -> Reply[Any]:
-        """Take over the answer to the ask that is being handled; what the handler returns is then ignored.
+        """Answer the current ask later. The handler's return value is then ignored.
 
         Raises:
-            ActorError: the running message is not an ask, or its answer was taken over already.
+            ActorError: the current message is not an ask, or `reply_later` was called for it before.
         """
         cell = self._here()
         question = cell._asking
@@ -348,10 +340,10 @@ class Actor(Generic[M]):
         return Reply(question, extras.open_asks)
 
     def stash(self, message: Any) -> None:
-        """Put the message that is being handled aside, to be handled after `unstash_all`; an ask stays an ask.
+        """Put the current message aside until `unstash_all`; an ask stays an ask.
 
         Raises:
-            MailboxFull: `stash_limit` messages are there already.
+            MailboxFull: the stash holds `stash_limit` messages.
         """
         cell = self._here()
         extras = cell.make_extras()
@@ -372,19 +364,16 @@ class Actor(Generic[M]):
             extras.stash.append(message)
 
     def unstash_all(self) -> None:
-        """Put everything stashed before all that is in the mailbox, in the order in which it came."""
+        """Put the stashed messages in front of the mailbox, in the order in which they came."""
         cell = self._here()
         extras = cell.make_extras()
         if extras.stash:
             cell.put_back(extras.stash)
             extras.stash = None
-            cell._batch.append(TURN)  # they may be meant for the handlers just taken on
+            cell._batch.append(TURN)  # `become` may have run in this same handler; a new turn sees its table
 
     def _find_handler(self, kind: type, table: dict[Any, Any]) -> Callable[[Any, Any], Any]:
-        handler = find_handler(kind, table)
-        if handler is None:
-            handler = type(self).unhandled
-        return cast("Callable[[Any, Any], Any]", handler)
+        return cast("Callable[[Any, Any], Any]", find_handler(kind, table) or type(self).unhandled)
 
     @property
     def timers(self) -> Timers:
@@ -395,9 +384,9 @@ class Actor(Generic[M]):
         return extras.timers
 
     def set_receive_timeout(self, seconds: float | None) -> None:
-        """Get a `ReceiveTimeout` message whenever nothing was handled for `seconds`; ``None``: no more.
+        """Get a `ReceiveTimeout` message whenever the actor handled nothing for `seconds`; ``None`` switches it off.
 
-        For actors with handlers; a loop puts `trio.move_on_after` around its ``receive``.
+        For actors with handlers. A loop puts `trio.move_on_after` around its ``receive``.
         """
         if seconds is not None and not seconds > 0:
             raise ConfigurationError(f"a receive timeout is more than 0 seconds, not {seconds!r}")
@@ -408,7 +397,7 @@ class Actor(Generic[M]):
             extras.receive_timer = None
         if seconds is not None:
             if cell.context is None:
-                # Turns in a context of its own are the only ones whose time the scheduler notes.
+                # The scheduler notes the time of a turn only if the actor has its own context.
                 cell.context = self.system.scheduler.base_context()
             extras.touched = trio.current_time()
             look = functools.partial(_look_at_receive_timeout, cell, seconds)
@@ -421,14 +410,14 @@ class Actor(Generic[M]):
         return extras.host
 
     def start_soon(self, function: Callable[[*Ts], Awaitable[object]], *args: *Ts, name: object = None) -> None:
-        """Run a task in this actor's own nursery: it ends with the actor, and its failure is the actor's failure."""
+        """Run a task in this actor's nursery. It ends with the actor; if it fails, the actor fails."""
         self._host().start_soon(function, args, name)
 
     async def enter(self, context: AbstractAsyncContextManager[T]) -> T:
-        """Enter a context that is left when this actor ends or starts over, last entered first.
+        """Enter a context; leave it when this actor ends or restarts, last entered first.
 
         Cancellation:
-            the context has been left again, or was never entered.
+            the context was left again, or never entered.
         """
         return cast("T", await self._host().enter(context))
 
@@ -439,12 +428,12 @@ class Actor(Generic[M]):
         *,
         failed: Callable[[Exception], Any] | None = None,
     ) -> None:
-        """Run `function` as a task and tell this actor ``wrap(result)``; messages are handled meanwhile.
+        """Run `function` as a task and tell this actor ``wrap(result)``. The actor handles messages meanwhile.
 
         Args:
             function: an async function without parameters (`functools.partial` for arguments).
             wrap: makes the message.
-            failed: makes the message for an exception; without it the exception is a failure of the actor.
+            failed: makes the message for an exception; without it the actor fails.
         """
         self.start_soon(self._pipe, function, wrap, failed, name=function)
 
@@ -459,21 +448,20 @@ class Actor(Generic[M]):
 
     @property
     def mailbox(self) -> Inbox[M]:
-        """Where the loop of an actor with ``run`` takes its messages from: ``async for message in self.mailbox``.
+        """The mailbox, for the loop of an actor with ``run``: ``async for message in self.mailbox``.
 
         Raises:
             ActorError: the actor has handlers; they take the messages.
         """
         if not self._is_loop:
-            raise ActorError(
-                f"{self._bound().path} has handlers, not a loop: they take its messages", actor=self._bound().path
-            )
+            path = self._bound().path
+            raise ActorError(f"{path} has handlers, not a loop: they take its messages", actor=path)
         inbox = self._bound().make_extras().inbox
         assert inbox is not None
         return cast("Inbox[M]", inbox)
 
     def _start(self) -> Any:
-        """Begin an incarnation: the hook, then the loop if there is one."""
+        """Start an incarnation: call the hook, then the loop if there is one."""
         if self._is_loop:
             cell = self._cell
             inbox = cell.make_extras().inbox = Inbox(cell)
@@ -483,7 +471,7 @@ class Actor(Generic[M]):
 
     async def _run_loop(self, inbox: Inbox[M]) -> None:
         try:
-            # A loop that ends without ever waiting is still seen to end (`Lifecycle.waited`).
+            # The checkpoint makes the loop a waiting handler, so `Lifecycle.waited` sees its end in any case.
             await trio.lowlevel.checkpoint()
             waiting = self.started()
             if waiting is not None:
@@ -495,19 +483,16 @@ class Actor(Generic[M]):
 
 
 def _promised(base: Any) -> list[Any]:
-    """List what a base class with brackets promises to handle: message classes, and parameters that stand for some."""
+    """List the message classes, and type parameters, that a base class with brackets promises to handle."""
     origin, arguments = get_origin(base), get_args(base)
     if origin is Actor:
-        return _classes(arguments[0])
+        return [] if arguments[0] is Any else flatten(arguments[0])
     if not (isinstance(origin, type) and issubclass(origin, Actor)):
         return []
     values = dict(zip(origin.__parameters__, arguments, strict=False))  # type: ignore[attr-defined]
     promised = [part for upper in origin.__orig_bases__ for part in _promised(upper)]  # type: ignore[attr-defined]
-    return [kind for part in promised for kind in _classes(values.get(part, part))]
-
-
-def _classes(annotation: Any) -> list[Any]:
-    return [] if annotation is Any else flatten(annotation)
+    kinds = [values.get(part, part) for part in promised]
+    return [kind for part in kinds if part is not Any for kind in flatten(part)]
 
 
 def _look_at_receive_timeout(cell: Cell, seconds: float) -> None:
@@ -547,9 +532,8 @@ def actor(function: Callable[[M], Any]) -> Callable[[], Actor[M]]:
         try:
             annotation = eval(annotation, plain.__globals__, dict(frame.f_locals))
         except Exception as error:
-            raise ConfigurationError(
-                f"{plain.__name__}: cannot resolve the annotation {annotation!r} ({error})"
-            ) from error
+            what = f"{plain.__name__}: cannot resolve the annotation {annotation!r} ({error})"
+            raise ConfigurationError(what) from error
     if annotation is None:
         annotation = object
     unprotected(plain)
@@ -568,12 +552,7 @@ def actor(function: Callable[[M], Any]) -> Callable[[], Actor[M]]:
 
         handle = handle_sync
 
-    namespace: dict[str, Any] = {
-        "handle": handles(annotation)(handle),
-        "__doc__": plain.__doc__,
-        "__module__": plain.__module__,
-    }
+    body = {"handle": handles(annotation)(handle), "__doc__": plain.__doc__, "__module__": plain.__module__}
     return cast(
-        "Callable[[], Actor[M]]",
-        types.new_class(plain.__name__, (Actor,), exec_body=lambda body: body.update(namespace)),
+        "Callable[[], Actor[M]]", types.new_class(plain.__name__, (Actor,), exec_body=lambda ns: ns.update(body))
     )

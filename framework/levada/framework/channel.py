@@ -1,27 +1,27 @@
 """Typed channels: a `Sender` and a `Receiver` with a bounded window between them, and the single-value pair `oneshot`.
 
-What holds for every channel:
+For every channel:
 
 * **Bounded.** A sender has at most `window` messages under way; then ``send`` waits and ``send_nowait`` raises.
-* **Fair.** Waiting senders are let in, and waiting receivers are served, in the order in which they began to wait.
+* **Fair.** Waiting senders and receivers are served first come, first served.
 * **Nothing half done.** A cancelled ``send`` did not send, a cancelled ``receive`` took nothing; waiting for an end changes nothing.
-* **The end is explicit.** `TerminalState` names each way to end, each has an exception of its own, and it never changes afterwards.
-  Messages that were queued before a finish or a loss can still be received; ``cancel()`` and ``close()`` discard them.
+* **The end is explicit.** `TerminalState` names each way to end, each has its own exception, and an end is final.
+  Messages queued before a finish or a loss can still be received; ``cancel()`` and ``close()`` discard them.
 * **Not every await yields.** ``send`` with room and ``receive`` with a message waiting cost no step of trio and do not notice a
-  cancellation; every 64th call on a handle is a checkpoint, so that a loop starves nobody. After a large message from a network,
-  ``receive`` lets others run for as long as decoding it took.
+  cancellation; every 64th call on a handle is a checkpoint, so that a loop does not starve other tasks. After a large message from a
+  network, ``receive`` lets other tasks run for as long as decoding it took.
 * **One thread.** A channel belongs to the thread of the trio run that made it, or that first waited on it. A call from another thread
-  raises `WrongThread`, and changes nothing, if it would wake a task, move a message on or end the channel.
-* **One owner.** A handle that is sent away inside a message is *moved* and raises `HandleMoved` from then on; the other half stays
-  and works as before, whether its counterpart is in this process or behind a network.
+  that would wake a task, move a message on or end the channel raises `WrongThread` and changes nothing.
+* **One owner.** A handle that is sent inside a message is *moved* and raises `HandleMoved` from then on; the other half stays and
+  works as before, whether its counterpart is in this process or behind a network.
 
 A handle that is collected before its channel ended gives a `ResourceWarning`: a forgotten sender cancels its channel, a forgotten
 receiver closes it, a forgotten oneshot sender finishes without a value. The other side learns of it at the next step of the trio loop.
 """
 
-# Measured on two shared cores with Python 3.11 and trio 0.35; in brackets the same with trio.open_memory_channel(256):
+# Measured on two shared cores with Python 3.11 and trio 0.35; in brackets trio.open_memory_channel(256):
 #   send_nowait + receive_nowait                                 0.22 µs  (0.37)
-#   await send, with room / await receive, with a message        0.37 / 0.28 µs, their share of the 64th call's checkpoint included
+#   await send, with room / await receive, with a message        0.37 / 0.28 µs, including their share of the 64th call's checkpoint
 #   await send + async for, between two tasks, window 256        0.72 µs  (8.8: two steps of trio for each message)
 #   send_nowait into a mailbox, by to_mailbox                    1.0 µs
 #   a channel made and finished / held                           4 µs / 1.5 kB
@@ -59,7 +59,7 @@ T_co = TypeVar("T_co", covariant=True)
 T_contra = TypeVar("T_contra", contravariant=True)
 
 WINDOW = 256
-"""Messages under way unless a sender says otherwise."""
+"""The default number of messages under way."""
 
 
 class _Handle:
@@ -71,14 +71,14 @@ class _Handle:
     """How the message codec marks a handle of this class inside a message."""
 
     _given_up: ClassVar[tuple[TerminalState, str]]
-    """How the channel ends when nobody uses this handle any more, and what its owner did with it."""
+    """How the channel ends when the owner of this handle has ended, and what the owner did with it."""
 
     def __init__(self, core: ChannelCore) -> None:
         self._core = core
         self._live = True
         """Whether messages may pass: not moved, not finished by its owner, not bound to a mailbox."""
         self._moved: str | None = None
-        """Where this handle went, if it did."""
+        """Where this handle was sent, if it was."""
         self._calls = 0
 
     @property
@@ -91,27 +91,25 @@ class _Handle:
 
     @property
     def name(self) -> str:
-        """Name of the channel, as in logs and errors."""
+        """The name of the channel, as in logs and errors."""
         return self._core.name
 
     @property
     def item_type(self) -> Any:
-        """The type that `channel` or `oneshot` was called with; from it the codec knows how to decode."""
+        """The type given to `channel` or `oneshot`; tells the codec how to decode."""
         return self._core.item_type
 
     @property
     def state(self) -> TerminalState:
-        """How this half ended, or OPEN. Not to be asked of a handle that has moved (`HandleMoved`)."""
+        """How this half ended, or OPEN. A moved handle raises `HandleMoved`."""
         self._check_here()
         return self._half.state
 
     async def terminated(self) -> TerminalState:
-        """Wait until this half has ended; how it did.
+        """Wait until this half has ended; return how. A cancellation only ends the wait.
 
         Raises:
             HandleMoved: the handle was sent away before.
-
-        Cancellation: only the waiting ends.
         """
         self._check_here()
         half = self._half
@@ -133,14 +131,14 @@ class _Handle:
         return half.state
 
     def on_terminated(self, callback: Callable[[TerminalState, ChannelError | None], None]) -> Callable[[], None]:
-        """Call ``callback(state, error)`` once when this half has ended, at once if it already has: the seam for ``Actor.watch``.
+        """Call ``callback(state, error)`` once when this half has ended, at once if it has; ``Actor.watch`` uses this.
 
         Args:
-            callback: runs inside whatever ended the channel; must be quick and raise nothing. The error is None for FINISHED, else
-                what the next use of the handle would raise.
+            callback: runs inside the call that ended the channel; must be quick and not raise. The error is None for FINISHED, otherwise
+                the error that the next use of the handle would raise.
 
         Returns:
-            A function that takes the callback out again; calling it twice or too late does nothing.
+            A function that undoes this; calling it twice or too late does nothing.
         """
         self._check_here()
         half, core = self._half, self._core
@@ -156,56 +154,54 @@ class _Handle:
             where: for the text of `HandleMoved`, for example ``"message 17 to /peer"``.
 
         Returns:
-            What the handle stood for. Messages, and tasks that already wait, stay in it.
+            The core of the channel. It keeps its messages and waiting tasks.
 
         Raises:
             HandleMoved: it was sent away before, or its messages go to a mailbox.
-            HandleNotForwardable: the other half is not here, so this one has to stay.
+            HandleNotForwardable: the other half is in another system, so this one must stay.
             ChannelError: its owner has finished, cancelled or closed it.
         """
         self._check_here()
         if not self._live:
             raise self._refusal()
         if self._other_half.away:
-            raise HandleNotForwardable(
-                f"channel {self.name}: the other half is in another system, so this one stays here; pass the messages on instead",
-                channel=self.name,
-            )
+            what = "the other half is in another system, so this one stays here; pass the messages on instead"
+            raise HandleNotForwardable(f"channel {self.name}: {what}", channel=self.name)
         self._live, self._moved = False, where
         self._half.away += 1
         return self._core
 
     def give_back(self) -> None:
-        """Undo `take_over`: the message was never sent and its carrier has not used the core."""
+        """Undo `take_over`, if the message was never sent and its carrier has not used the core."""
         self._live, self._moved = True, None
         self._half.away -= 1
 
     def drop(self, *, lost: bool) -> None:
-        """The message that this handle was in was dropped: for the channel that dropped it. Nobody is to be warned of it.
+        """Note, without a warning, that a channel dropped the message with this handle.
 
         Args:
-            lost: nobody else can have the handle, as its message was about to leave: its channel ends, like that of a message which is lost
-                in transit. Else it ends when the last one who holds the handle forgets it.
+            lost: no one else can have the handle, because the message was about to leave: end the channel as LOST, as if the message was
+                lost in transit. Otherwise the channel ends when the last reference to the handle is gone.
         """
         core = self._core
         if self._moved is None:
             core.abandoned = True
             if lost and self._live:
                 self._live, self._moved = False, "a message that was dropped"
-                # What a lost sender had sent is still there for the receiver that stayed.
+                # The receiver that stayed can still take the messages of a lost sender.
                 core.end_soon(partial(core.end, TerminalState.LOST, discard=self._half is core.receiver))
 
     @property
     def in_use(self) -> bool:
-        """Whether its owner would be missed: not moved, finished, closed or bound to a mailbox, and its half is open."""
+        """Whether the handle is not moved, finished, closed or bound to a mailbox, and its half is open."""
         return self._live and self._half.state is OPEN
 
     def disown(self, how: str, cause: BaseException | None) -> None:
-        """The actor that held this handle has ended: so does the channel, unless the handle has gone elsewhere or was finished.
+        """End the channel because the actor that held this handle has ended, unless the handle was moved or finished.
 
         Args:
-            how: the actor ended, for the error of the other side.
-            cause: what it failed with.
+            how: how the actor ended, for the other side's error.
+            cause: the error it failed with.
         """
         if self.in_use:
             state, role = self._given_up
@@ -219,7 +215,7 @@ class _Handle:
         raise NotImplementedError
 
     def _forgotten(self, consequence: str, ending: Callable[..., None], *args: object) -> None:
-        # One warning is enough when both halves are forgotten together. It comes last: where warnings are errors, it raises.
+        # If both halves are forgotten together, warn once. The warning comes last: where warnings are errors, it raises.
         core = self._core
         first, core.abandoned = not core.abandoned, True
         core.end_soon(ending, *args)
@@ -237,7 +233,7 @@ class _Handle:
 
 
 class _SendingHalf(_Handle):
-    """What `Sender` and `OneshotSender` have in common."""
+    """The common part of `Sender` and `OneshotSender`."""
 
     __slots__ = ("_waiting",)
     _given_up = TerminalState.CANCELLED, "sent"
@@ -245,7 +241,7 @@ class _SendingHalf(_Handle):
     def __init__(self, core: ChannelCore) -> None:
         super().__init__(core)
         self._waiting = 0
-        """Tasks that wait inside ``send`` on this very handle."""
+        """The number of tasks inside ``send`` on this handle."""
 
     @property
     def _half(self) -> Half:
@@ -257,12 +253,9 @@ class _SendingHalf(_Handle):
 
     @enable_ki_protection
     def finish_nowait(self) -> None:
-        """Send no more messages; what is queued is still delivered. Tasks inside ``send`` on this handle get `SenderFinished`.
+        """Send no more messages; queued ones are still delivered. Tasks inside ``send`` on this handle get `SenderFinished`.
 
-        Harmless when repeated and when the channel has ended.
-
-        Raises:
-            HandleMoved: the handle was sent away.
+        Does nothing if repeated or if the channel has ended. A moved handle raises `HandleMoved`.
         """
         self._check_here()
         if self._live and self._half.state is OPEN:
@@ -271,18 +264,18 @@ class _SendingHalf(_Handle):
             self._core.finish_producer(self if self._waiting else None)
 
     async def finish(self) -> None:
-        """Send no more messages and wait until the receiver has taken everything or was closed.
+        """Send no more messages, and wait until the receiver has taken everything or was closed.
 
-        A channel finishes when its last sender does: while other clones are open this returns at once, and only that last one learns
-        what was delivered.
+        A channel finishes with its last sender: while other clones are open this returns at once, and only the last one learns of
+        undelivered messages.
 
         Raises:
-            Undelivered: so many messages were not taken: by a receiver that was closed, or dropped by an unreliable channel.
+            Undelivered: the receiver was closed before it took all messages, or an unreliable channel dropped some.
             ChannelCancelled: this sender or a clone of it was cancelled.
             ChannelLost, ChannelConnectionLost: the other half was lost.
             HandleMoved: the handle was sent away.
 
-        Cancellation: the sender stays finished; only the waiting ends.
+        Cancellation: the sender stays finished; only the wait ends.
         """
         self.finish_nowait()
         core = self._core
@@ -293,20 +286,14 @@ class _SendingHalf(_Handle):
         if state not in (TerminalState.FINISHED, TerminalState.RECEIVER_CLOSED):
             raise core.sender.error(core.name)
         if core.undelivered:
-            raise Undelivered(
-                f"channel {core.name}: {core.undelivered} messages were not taken by the receiver ({state.value})",
-                channel=core.name,
-                count=core.undelivered,
-            )
+            what = f"channel {core.name}: {core.undelivered} messages were not taken by the receiver ({state.value})"
+            raise Undelivered(what, channel=core.name, count=core.undelivered)
 
     @enable_ki_protection
     def cancel(self) -> None:
-        """Give the channel up, clones included: what is queued is discarded, the receiver gets `ChannelCancelled`.
+        """Cancel the channel, clones included: queued messages are discarded, the receiver gets `ChannelCancelled`.
 
-        Harmless when repeated and when the channel has ended.
-
-        Raises:
-            HandleMoved: the handle was sent away.
+        Does nothing if repeated or if the channel has ended. A moved handle raises `HandleMoved`.
         """
         self._check_here()
         if self._half.state is OPEN:
@@ -335,8 +322,8 @@ class _SendingHalf(_Handle):
 class Sender(_SendingHalf, Generic[T_contra]):
     """The sending end of a channel; made by `channel` and by `clone`.
 
-    As a context manager it finishes when the block is left normally and cancels when an exception leaves it: ``with`` does not wait
-    for the receiver, ``async with`` does (see `finish`). A handle that was moved inside the block is left alone.
+    As a context manager it finishes at a normal end of the block and cancels after an exception. ``with`` does not wait for the
+    receiver, ``async with`` does (see `finish`). A handle that was moved inside the block is left alone.
     """
 
     __slots__ = ()
@@ -349,14 +336,14 @@ class Sender(_SendingHalf, Generic[T_contra]):
 
     @property
     def window(self) -> int:
-        """Messages that may be under way."""
+        """How many messages may be under way."""
         return self._core.window
 
     def ordered(self, window: int = WINDOW) -> Self:
         """Deliver all messages in the order of sending; the default.
 
         Args:
-            window: messages under way before ``send`` waits, 1 or more.
+            window: how many messages may be under way before ``send`` waits, 1 or more.
 
         Raises:
             ConfigurationError: the channel has been used, or the window is not a number above 0.
@@ -365,20 +352,11 @@ class Sender(_SendingHalf, Generic[T_contra]):
         return self._choose(Mode.ORDERED, window)
 
     def unordered(self, window: int = WINDOW) -> Self:
-        """Deliver all messages; over a network a late one does not hold up those behind it. Within a process the order is kept.
-
-        Args and errors are those of `ordered`.
-        """
+        """Deliver all messages; over a network a late one does not delay the next. Otherwise like `ordered`."""
         return self._choose(Mode.UNORDERED, window)
 
     def unreliable(self, buffer: int = WINDOW) -> Self:
-        """Never wait: a full buffer drops its oldest message, and a network may drop any.
-
-        Args:
-            buffer: messages that are kept for the receiver, 1 or more.
-
-        Errors are those of `ordered`.
-        """
+        """Never wait: a full buffer of `buffer` messages (1 or more) drops the oldest, a network may drop any. Otherwise like `ordered`."""
         return self._choose(Mode.UNRELIABLE, buffer)
 
     def _choose(self, mode: Mode, window: int) -> Self:
@@ -394,16 +372,14 @@ class Sender(_SendingHalf, Generic[T_contra]):
 
     @overload
     async def send(self, message: T_contra, *, receipt: Literal[False] = False) -> None: ...
-
     @overload
     async def send(self, message: T_contra, *, receipt: Literal[True]) -> Receipt: ...
-
     @enable_ki_protection
     async def send(self, message: T_contra, *, receipt: bool = False) -> Receipt | None:
         """Send a message, waiting for room in the window if there is none.
 
         Args:
-            receipt: return a `Receipt` that tells what became of the message.
+            receipt: return a `Receipt`, which gets the outcome of the message.
 
         Raises:
             SenderFinished: this sender was finished or cancelled.
@@ -456,7 +432,7 @@ class Sender(_SendingHalf, Generic[T_contra]):
             raise trio.WouldBlock
 
     def clone(self) -> Sender[T_contra]:
-        """Make one more sender for another producer; the channel finishes when all of them have.
+        """Make a sender for another producer; the channel finishes when all its senders have.
 
         Raises:
             ChannelError: as for `send`.
@@ -484,8 +460,8 @@ class Sender(_SendingHalf, Generic[T_contra]):
 class OneshotSender(_SendingHalf, Generic[T_contra]):
     """Sends one value; made by `oneshot`.
 
-    As a context manager (``with``) it finishes when the block is left normally, so the receiver gets `NoValue` if nothing was sent,
-    and cancels when an exception leaves it.
+    As a context manager (``with``) it finishes at a normal end of the block, so the receiver gets `NoValue` if no value was sent, and
+    cancels after an exception.
     """
 
     __slots__ = ()
@@ -493,11 +469,11 @@ class OneshotSender(_SendingHalf, Generic[T_contra]):
 
     @enable_ki_protection
     def send(self, value: T_contra) -> None:
-        """Send the value. Never waits. Whether it was taken: ``await sender.finish()``.
+        """Send the value. Never waits. ``await sender.finish()`` tells whether it was taken.
 
         Raises:
             SenderFinished: a value was sent before, or the sender was finished or cancelled.
-            ReceiverClosed, ChannelLost, ChannelConnectionLost: nobody wants it any more.
+            ReceiverClosed, ChannelLost, ChannelConnectionLost: the receiver is gone.
             HandleMoved: the handle was sent away.
         """
         if not self._live or self._half.state is not OPEN:
@@ -512,7 +488,7 @@ class OneshotSender(_SendingHalf, Generic[T_contra]):
 
 
 class _ReceivingHalf(_Handle, Generic[T_co]):
-    """What `Receiver` and `OneshotReceiver` have in common."""
+    """The common part of `Receiver` and `OneshotReceiver`."""
 
     __slots__ = ("_bound",)
     _given_up = TerminalState.RECEIVER_CLOSED, "received"
@@ -532,16 +508,16 @@ class _ReceivingHalf(_Handle, Generic[T_co]):
 
     @enable_ki_protection
     async def receive(self) -> T_co:
-        """Take the next message, waiting for one if there is none. Several tasks may wait; the one that began first is served first.
+        """Take the next message, or wait for one. Several tasks may wait; first come, first served.
 
         Raises:
-            EndOfChannel: finished, and everything was taken.
+            EndOfChannel: the channel was finished, and everything was taken.
             NoValue: a oneshot ended without a value.
-            ChannelCancelled: the sender gave up.
+            ChannelCancelled: the sender cancelled the channel.
             ChannelLost, ChannelConnectionLost: the other half was lost, and everything that had arrived was taken.
             ReceiverClosed: this receiver was closed.
             HandleMoved: the handle was sent away, or its messages go to a mailbox.
-            DecodeError: this message came over a network and cannot be decoded; the next call gives the one behind it.
+            DecodeError: this message came over a network and cannot be decoded; the next call returns the next message.
 
         Cancellation: no message was taken.
         """
@@ -568,7 +544,7 @@ class _ReceivingHalf(_Handle, Generic[T_co]):
         """Take the next message if there is one.
 
         Raises:
-            trio.WouldBlock: there is none now.
+            trio.WouldBlock: there is none.
             ChannelError, DecodeError: as for `receive`.
         """
         core = self._core
@@ -583,12 +559,9 @@ class _ReceivingHalf(_Handle, Generic[T_co]):
 
     @enable_ki_protection
     def close(self) -> None:
-        """Want no more messages: what is queued is discarded, senders get `ReceiverClosed`, and so do tasks inside ``receive`` here.
+        """Receive no more messages: queued ones are discarded; senders, and tasks inside ``receive`` here, get `ReceiverClosed`.
 
-        Harmless when repeated and when the channel has ended.
-
-        Raises:
-            HandleMoved: the handle was sent away.
+        Does nothing if repeated or if the channel has ended. A moved handle raises `HandleMoved`.
         """
         self._check_here()
         if self._half.state is OPEN:
@@ -598,23 +571,21 @@ class _ReceivingHalf(_Handle, Generic[T_co]):
 
     @overload
     def to_mailbox(self, ref: Destination[T_co]) -> None: ...
-
     @overload
     def to_mailbox(self, ref: Destination[T], wrap: Callable[[T_co], T]) -> None: ...
-
     @enable_ki_protection
     def to_mailbox(self, ref: Destination[Any], wrap: Callable[[Any], Any] | None = None) -> None:
-        """From now on put every message into an actor's mailbox, those already queued first. Returns at once and starts no task.
+        """Put every message into an actor's mailbox from now on, queued ones first. Returns at once and starts no task.
 
-        A message goes into the mailbox inside ``send``, so a hop costs no step of trio. While a bounded mailbox is full, messages stay
-        in the channel's window, and so senders wait for the actor. An actor that stops closes the receiver.
+        ``send`` puts a message straight into the mailbox, so a hop costs no step of trio. While a bounded mailbox is full, messages stay
+        in the channel's window, so senders wait for the actor. An actor that stops closes the receiver.
 
-        This handle gives no more messages itself; `close`, `state`, `terminated` and watching go on working. The end of the channel puts
-        nothing into the mailbox: an actor that wants to know watches the receiver, and its ``Down`` comes behind the last message.
+        This handle returns no more messages; `close`, `state`, `terminated` and watching still work. The end of the channel puts nothing
+        into the mailbox: an actor may watch the receiver, and its ``Down`` comes behind the last message.
 
         Args:
-            ref: an actor's ref; of its interface `Destination` is needed.
-            wrap: turns a message into the one the actor handles. Runs inside ``send`` of whoever sends: should be quick. If it raises,
+            ref: an actor's ref, or any other `Destination`.
+            wrap: turns a message into the one the actor handles. It runs inside the sender's ``send`` and should be quick. If it raises,
                 or a message cannot be decoded, the error is logged and the receiver closed.
 
         Raises:
@@ -652,10 +623,10 @@ class _ReceivingHalf(_Handle, Generic[T_co]):
 
 
 class Receiver(_ReceivingHalf[T_co]):
-    """The receiving end of a channel; made by `channel`. It has one owner, any of whose tasks may receive.
+    """The receiving end of a channel; made by `channel`. It has one owner, and any of the owner's tasks may receive.
 
-    ``async for message in receiver`` ends when the channel was finished and raises as `receive` does when it ended otherwise.
-    As a context manager (``with`` and ``async with``, which do the same) it closes when the block is left, unless it was moved inside.
+    ``async for message in receiver`` ends when the channel is finished, and raises like `receive` if it ends otherwise.
+    As a context manager (``with`` and ``async with`` do the same) it closes at the end of the block, unless it was moved inside.
     """
 
     __slots__ = ()
@@ -672,10 +643,9 @@ class Receiver(_ReceivingHalf[T_co]):
 
 
 class OneshotReceiver(_ReceivingHalf[T_co]):
-    """Receives one value; made by `oneshot`. ``value = await receiver`` does what `receive` does.
+    """Receives one value; made by `oneshot`. ``value = await receiver`` is short for `receive`.
 
-    Once the value was taken there is no other: `EndOfChannel`. As a context manager it closes when the block is left,
-    unless it was moved inside.
+    A second call raises `EndOfChannel`. As a context manager it closes at the end of the block, unless it was moved inside.
     """
 
     __slots__ = ()
@@ -693,23 +663,17 @@ class OneshotReceiver(_ReceivingHalf[T_co]):
 
 @overload
 def channel(item: type[T], *, name: str | None = None) -> tuple[Sender[T], Receiver[T]]: ...
-
-
 @overload
 def channel(item: None, *, name: str | None = None) -> tuple[Sender[None], Receiver[None]]: ...
-
-
 @overload
 def channel(item: Any, *, name: str | None = None) -> tuple[Sender[Any], Receiver[Any]]: ...
-
-
 def channel(item: Any, *, name: str | None = None) -> tuple[Sender[Any], Receiver[Any]]:
-    """Make a channel and give both its ends, local until one of them is sent away inside a message.
+    """Make a channel and return both ends. It is local until one of them is sent inside a message.
 
     Args:
-        item: the type of the messages; a union works too, and then the variables want an annotation (``Sender[A | B]``). It is not
-            checked when sending; over a network it says how to decode.
-        name: for logs and errors; otherwise the name of the type.
+        item: the type of the messages. For a union, annotate the variables (``Sender[A | B]``). ``send`` does not check it; over a
+            network it tells the codec how to decode.
+        name: for logs and errors; the default is the name of the type.
 
     Example:
         >>> sender, receiver = channel(str)
@@ -724,22 +688,16 @@ def channel(item: Any, *, name: str | None = None) -> tuple[Sender[Any], Receive
 
 @overload
 def oneshot(item: type[T], *, name: str | None = None) -> tuple[OneshotSender[T], OneshotReceiver[T]]: ...
-
-
 @overload
 def oneshot(item: None, *, name: str | None = None) -> tuple[OneshotSender[None], OneshotReceiver[None]]: ...
-
-
 @overload
 def oneshot(item: Any, *, name: str | None = None) -> tuple[OneshotSender[Any], OneshotReceiver[Any]]: ...
-
-
 def oneshot(item: Any, *, name: str | None = None) -> tuple[OneshotSender[Any], OneshotReceiver[Any]]:
     """Make a channel for one value; ``value = await receiver`` waits for it.
 
     Args:
         item: the type of the value, as for `channel`.
-        name: for logs and errors; otherwise the name of the type.
+        name: for logs and errors; the default is the name of the type.
 
     Example:
         >>> done, answer = oneshot(int)

@@ -1,11 +1,11 @@
-"""The message codec: message classes to msgpack octets and back, by their annotations.
+"""The message codec: message classes to msgpack and back, by their annotations.
 
 On the wire
-    A message is ext type 2; its payload is a msgpack array ``[tag, field, …]``, fields in definition order (those of a base class first).
+    A message is ext type 2; its payload is a msgpack array ``[tag, field, …]``, fields in definition order (base classes first).
     An attachment is ext type 1; its payload is one octet for the `AttachmentKind`, then its number as an unsigned base-128 integer, least
-    significant group first, bit 7 set on every octet but the last, the fewest octets possible, below 2**64; for a `REF`, octets may follow
-    that say who it is.
-    Ext type -1 is msgpack's timestamp. Other ext types are errors. Octets are never pickled, and the wire never makes us import anything.
+    significant group first, bit 7 set on every octet but the last, the fewest octets possible, below 2**64; for a `REF`, octets that
+    identify the actor may follow.
+    Ext type -1 is msgpack's timestamp. Other ext types are errors. Nothing is pickled, and the wire never makes us import anything.
 
 What a field may hold
     ===========================================  ====================================================================
@@ -22,23 +22,23 @@ What a field may hold
     UUID                                         bytes: the 16 octets
     a message class                              ext 2 of this class or of a registered subclass
     Sender[T] and whatever else is `Attachable`  ext 1
-    A | B                                        that of the member; members must differ on the wire (messages count as one)
+    A | B                                        as the member; members must differ on the wire (messages count as one)
     Any                                          None, bool, int, float, str, bytes, datetime, list, dict, messages, handles;
                                                  a tuple arrives as a list
     ===========================================  ====================================================================
 
 Growth
-    Fields are only ever added, at the end and with a default. Values beyond the last known field are ignored; missing ones take their defaults.
+    Add fields only at the end and with a default. Values beyond the last known field are ignored; missing fields take their defaults.
 
 How it works
-    An annotation is compiled once into a `_Shape`: two closures, `lower` (value to what msgpack packs) and `lift` (back). A nested message is
-    packed before the one around it, so one packer does for all. The first pass of everything looks only at the set of item types; it is a
-    second, slower one that finds out where a bad value sits.
+    An annotation is compiled once into a `Shape`: two closures, `lower` (value to msgpack's types) and `lift` (back). A nested message is
+    packed before the one around it, so one packer is enough. The first pass looks only at the set of item types; a second, slower pass
+    finds the place of a bad value.
 
-    Decoding trusts no length: msgpack refuses lengths beyond the end of the octets, larger payloads are first scanned for completeness
-    (else a thousand nested headers could each claim a list as long as the message), and payloads of nested messages, copied once
-    per level, have one budget for all levels. The values of a whole message are counted before the first is made; n octets are n values
-    at most, so that most messages need no counting. A large message is unpacked field by field, so that nothing behind a misfit is made.
+    Decoding trusts no length: msgpack refuses lengths beyond the end of the data, larger payloads are first scanned for completeness
+    (otherwise a thousand nested headers could each claim a list as long as the message), and payloads of nested messages, copied once
+    per level, share one budget. The values of a whole message are counted before the first is built; n bytes are at most n values, so
+    most messages need no counting. A large message is unpacked field by field, so nothing behind a misfit is built.
 
     A message inside another costs 1.2 µs to encode and 1.6 µs to decode (three plain fields; making the object is 0.2 µs of it).
 """
@@ -85,7 +85,7 @@ _TOO_MANY = "more than {} items in all, a container or a message counted as 8 (m
 
 @attrs.frozen(kw_only=True)
 class Codec:
-    """Turns values into octets and back. Immutable, has no state, may be shared by threads.
+    """Turns values into bytes and back. Immutable and stateless; threads may share it.
 
     Example:
         >>> from levada.framework.message import message
@@ -107,31 +107,32 @@ class Codec:
     """
 
     max_bytes: int = attrs.field(default=16 * 2**20, validator=[v.instance_of(int), v.ge(1)])
-    """Octets of one encoded value at most, in both directions."""
+    """The most bytes of one encoded value, in both directions."""
     max_depth: int = attrs.field(default=64, validator=[v.instance_of(int), v.ge(1), v.le(128)])
-    """Containers and messages inside one another at most, the outermost included; up to 128."""
+    """The deepest nesting of containers and messages, including the outermost; up to 128."""
     max_items: int = attrs.field(default=2**20, validator=[v.instance_of(int), v.ge(0)])
-    """Values in one message at most, at any depth and in both directions. Numbers, texts, keys and fields count 1 each; a container, a
-    nested message or an attachment counts 8. Below 1,024 octets only the items of each container are counted."""
+    """The most values in one message, at any depth and in both directions. Numbers, texts, keys and fields count 1 each; a container, a
+    nested message or an attachment counts 8. Below 1,024 bytes only the items of each container are counted."""
 
     def encode(self, value: Any, expected: Any = Any, *, attachments: Attachments | None = None) -> bytes:
         """Encode one value.
 
         Args:
             value: a message, or any value of the table in this module's docstring.
-            expected: the annotation it is encoded as: the item type of a channel, for example. It decides how a value that is not a message
-                travels (``UUID``, ``set[int]``); a message needs none.
-            attachments: takes the handles inside. Without it, a handle is an error. On success they are the caller's to send or to roll back.
+            expected: the annotation to encode as, for example the item type of a channel. It decides the encoding of values other than
+                messages (``UUID``, ``set[int]``).
+            attachments: takes the handles inside. Without it, a handle is an error. On success the caller sends them or rolls them back.
 
         Raises:
-            TypeError: a value of a type that does not fit its field or cannot travel; names the path.
-            ValueError: a value that cannot be written (an int of more than 64 bits, a datetime without timezone) or is over a limit; names the path.
-            ConfigurationError: a field of a message class is annotated with something that cannot travel or cannot be resolved.
-            LevadaError: from ``attachments.attach``. Whatever the error, handles taken before it have been given back.
+            TypeError: a value does not fit its field, or cannot travel; names the path.
+            ValueError: a value cannot be written (an int of more than 64 bits, a datetime without timezone) or is over a limit; names the
+                path.
+            ConfigurationError: the annotation of a field of a message class cannot travel or cannot be resolved.
+            LevadaError: from ``attachments.attach``. After any error, all handles have been given back.
         """
         cls = type(value)
         if cls is expected and cls in PLAIN:
-            # What msgpack has, as it is: half of the time that it takes by way of shapes.
+            # msgpack's own types need no shape, which halves the time.
             try:
                 octets = Packer(datetime=True).pack(value)
             except (ValueError, OverflowError):
@@ -180,13 +181,13 @@ class Codec:
         r"""Decode exactly one value.
 
         Args:
-            data: the octets, all of them and no more.
+            data: the whole value and nothing more.
             expected: an annotation that the value must fit. `Any` admits every message class that this process has imported.
             detach: makes handles of attachments. Without it, an attachment is an error.
 
         Raises:
-            DecodeError: the octets are not such a value; names path and cause. Handles that ``detach`` has returned by then are the caller's to drop.
-            ConfigurationError: ``expected`` itself, or a field of it if it is a message class, cannot travel or cannot be resolved.
+            DecodeError: the data is not such a value; names path and cause. The caller drops the handles that ``detach`` has returned.
+            ConfigurationError: ``expected``, or a field of it if it is a message class, cannot travel or cannot be resolved.
 
         Example:
             >>> Codec().decode(b"\x92\x01\xa3two", list[int])
@@ -234,9 +235,9 @@ class Codec:
 
 
 def schema_fingerprint(classes: Iterable[type]) -> str:
-    """Eight hex digits that change when a tag, a field name, a field's type or the order of fields changes in one of these message classes.
+    """Return eight hex digits that change with the tag or the fields (name, type, order) of any of these message classes.
 
-    The same in every run and process; the order of ``classes`` does not matter.
+    They are the same in every run and process; the order of ``classes`` does not matter.
 
     Raises:
         TypeError: one of them is not a message class.

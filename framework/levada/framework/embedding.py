@@ -1,14 +1,14 @@
-"""The seam for code that runs machines inside actors: protocol drivers, bridges, anything that answers to a network.
+"""The interface for code that runs machines inside actors: protocol drivers, bridges, anything driven by a network.
 
-Three things are here that an application does not need:
+It has three things that applications do not need:
 
-* **Children that are driven by direct calls.** A turn of a mailbox costs more than all a protocol does for one frame. `adopt` makes an actor
+* **Children driven by direct calls.** A mailbox turn costs more than all of a protocol's work for one frame. `adopt` makes an actor
   object a child without a factory, and its parent calls its methods; the child can still be watched, linked and killed like any actor.
-  `release` ends it, `signal_exit` ends it as the loss of something it was linked to.
-* **What the runtime knows of an actor**: `local_ref` gives its `LocalRef`, a `Ref` with the `ActorPhase` of the actor and some more. A driver
-  that looks often keeps it.
-* **Channels whose other half is elsewhere**: `ChannelCore` is the inside of a channel, and its module documentation says how a
-  network takes the place of either half. An `Envelope` stands in a channel for a message that is decoded only when it is received.
+  `release` ends it; `signal_exit` ends it as if something it was linked to was lost.
+* **The runtime's record of an actor**: `local_ref` returns its `LocalRef`, a `Ref` with the actor's `ActorPhase` and more. A driver
+  that uses it often keeps it.
+* **Channels whose other half is in another process**: `ChannelCore` is the core of a channel, and its module documentation says how a
+  network takes the place of either half. An `Envelope` is a channel entry for a message that is decoded only when it is received.
 
 Everything here belongs to the system's thread.
 
@@ -72,13 +72,10 @@ __all__ = [
 
 
 def adopt(parent: Actor[Any], child: Actor[Any]) -> bool:
-    """Make an actor object a child of `parent`, with an unbounded mailbox and no supervision; its `Actor.started` runs soon, if it has one.
+    """Make an actor object a child of `parent`, with an unbounded mailbox and no supervision; its `Actor.started` runs soon.
 
-    When the parent ends, the children it adopted one after another are stopped together: all of them have ``stop_timeout`` seconds, not each.
-    Costs 1.5 µs, where `Actor.spawn` with a function that returns the object costs 2.5.
-
-    Returns:
-        False, and nothing has happened, if the parent is ending.
+    When the parent ends, children adopted one after another are stopped together: they share ``stop_timeout`` seconds.
+    Costs 1.5 µs; `Actor.spawn` with a function that returns the object costs 2.5.  If the parent is ending, does nothing and returns False.
     """
     cell: LocalRef = parent._cell
     if cell.phase is not RUNNING:
@@ -88,30 +85,27 @@ def adopt(parent: Actor[Any], child: Actor[Any]) -> bool:
 
 
 def release(actor: Actor[Any], reason: Reason = NORMAL) -> None:
-    """End an actor whose hooks have nothing left to do, as its parent knows.
+    """End an actor whose hooks have nothing left to do.
 
-    An idle actor without children, tasks and contexts ends here and now, and `Actor.stopping` is not called: 2 µs, not 6 and a turn of a worker.
-    Any other ends as by `Ref.stop`, before what is queued.
+    An idle actor without children, tasks and contexts ends immediately, without `Actor.stopping`: 2 µs, not 6 and a turn of a worker.
+    Any other actor ends as by `Ref.stop`, before its queued messages.
     """
     cell: LocalRef = actor._cell
     cell._scheduler.system.lifecycle.release(cell, reason)  # `cell.system` would be one call more
 
 
 def signal_exit(actor: Actor[Any], source: Any, reason: Reason) -> None:
-    """Give an actor the exit signal of `source`, as if a link between the two had broken.
-
-    It ends for `reason`, or gets an `Exit` if it traps exits.
-    """
+    """Give an actor the exit signal of `source`, as if they were linked: it ends for `reason`, or gets an `Exit` if it traps exits."""
     cell: LocalRef = actor._cell
     cell.system.lifecycle.exit_signal(cell, source, reason)
 
 
 def local_ref(actor: Actor[Any]) -> LocalRef:
-    """Return what the runtime knows of an actor.
+    """Return the runtime's record of an actor.
 
-    Of a `LocalRef` a driver may use, besides what a `Ref` has: ``phase``, ``context`` (None unless the actor has set a ContextVar),
-    ``reason`` (why it ended), ``system``, ``accepts_links``; ``try_tell``, ``on_room`` and ``on_stopped``; and, in the place of an
-    actor of another system, ``add_watcher``, ``forget_watcher``, ``tie``, ``untie`` and ``exited``.
+    Besides the interface of `Ref` a driver may use: ``phase``, ``context`` (None unless the actor has set a ContextVar), ``reason``
+    (why it ended), ``system``, ``accepts_links``; ``try_tell``, ``on_room`` and ``on_stopped``; and, as the proxy of an actor in
+    another system, ``add_watcher``, ``forget_watcher``, ``tie``, ``untie`` and ``exited``.
 
     Raises:
         ActorError: the actor was not spawned.

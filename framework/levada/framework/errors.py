@@ -2,11 +2,11 @@
 
 The rules of this file:
 
-* **Closed** means that this program did it, **lost** that somebody else did: two classes wherever both can happen.
-* What a program may want to know is a field, never text to be parsed; the text says what was wanted, what came, what to do.
-* The text of an error is one printable line, whatever a peer has put into its fields: `LevadaError` sees to that for all of them. A
-  class that has more to say than its `detail` overrides `_line`, never ``__str__``.
-* An error holds plain values only, no refs and no tasks, so that each one survives `pickle` (executors of a data engine send them home).
+* **Closed** means that this program did it, **lost** that the peer or the network did. Where both can happen there are two classes.
+* Programs read fields and never parse text. The text says what was wanted, what came, what to do.
+* The text of an error is one printable line, even if a peer chose the contents of its fields: `LevadaError` takes care of this.
+  A class with more to say than its `detail` overrides `_line`, never ``__str__``.
+* An error holds plain values only, no refs and no tasks, so it survives `pickle` (executors of a data engine send errors home).
 * A class also derives from the built-in that fits (`TimeoutError`, `ConnectionError`, `ValueError`, `LookupError`).
 """
 
@@ -35,7 +35,7 @@ class LevadaError(Exception):
     """Root of every error that levada raises on purpose."""
 
     detail: str = ""
-    """What was wanted, what came, what to do about it; one line. Text of a peer is in it as it came: print the error, not this."""
+    """One line: what was wanted, what came, what to do. It may contain a peer's text unchanged: print the error, not this."""
 
     def __str__(self) -> str:
         return printable(self._line(), _LONGEST)
@@ -46,16 +46,16 @@ class LevadaError(Exception):
 
 @attrs.define(eq=False, slots=False, str=False)
 class ConfigurationError(LevadaError, ValueError):
-    """A value, an annotation or a combination of them that cannot work; raised where it is given, not where it hurts."""
+    """A value, an annotation or a combination of them cannot work; raised where it is given."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class WrongThread(LevadaError, RuntimeError):
-    """Something that belongs to the thread of an actor system was used in another thread; nothing was put in and nothing changed."""
+    """Another thread used something that belongs to the thread of an actor system; nothing changed."""
 
 
 def wrong_thread(what: str, cure: str = "trio.from_thread.run_sync()") -> WrongThread:
-    """Make the error for `what` was tried; `cure` is the way that works."""
+    """Make the error for the call `what`; `cure` is the call that works."""
     return WrongThread(f"{what} from a foreign thread or trio run; use {cure}")
 
 
@@ -64,7 +64,7 @@ class ProtocolError(LevadaError):
     """A rule of a wire protocol was broken."""
 
     rule: str = ""
-    """Id of the broken rule, for example ``"LJ-2"``; empty if the rule has no id."""
+    """The id of the broken rule, for example ``"LJ-2"``; empty if the rule has no id."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
@@ -77,7 +77,7 @@ class RemoteProtocolError(ProtocolError):
     """The peer broke a rule; the connection is over."""
 
     offset: int = 0
-    """Octets received before the one at fault."""
+    """The number of bytes received before the one at fault."""
 
     def _line(self) -> str:
         return f"{self.detail} [{self.rule}, octet {self.offset}]"
@@ -85,7 +85,7 @@ class RemoteProtocolError(ProtocolError):
 
 @attrs.define(eq=False, slots=False, str=False)
 class DecodeError(LevadaError, ValueError):
-    """Octets that are not a message: where in the value, and why."""
+    """These bytes are not a message: where in the value, and why."""
 
     path: str = ""
     """The place in the value, for example ``"Follow.prices[3]"``; empty for the outermost value."""
@@ -96,7 +96,7 @@ class DecodeError(LevadaError, ValueError):
 
 @attrs.define(eq=False, slots=False, str=False)
 class CarrierError(LevadaError):
-    """What moves the octets failed or has ended."""
+    """A carrier failed or has ended."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
@@ -109,8 +109,8 @@ class ConnectionLost(CarrierError, ConnectionError):
     """The peer, the network or the operating system ended the connection."""
 
     code: int | None = None
-    """The peer's code, if the carrier has codes and the peer gave one; the own one, where this side closed as the peer broke a rule;
-    the HTTP status, where a WebSocket was refused."""
+    """The peer's code, if the carrier has codes and the peer gave one; our own code if this side closed because the peer broke a rule;
+    the HTTP status if a WebSocket was refused."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
@@ -128,12 +128,12 @@ class StreamError(CarrierError):
 
 @attrs.define(eq=False, slots=False, str=False)
 class StreamWasReset(StreamError):
-    """The peer gave up sending on this stream; what it had not delivered is lost."""
+    """The peer stopped sending on this stream; data that had not arrived is lost."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class StreamWasStopped(StreamError):
-    """The peer asked for no more octets on this stream."""
+    """The peer wants no more bytes on this stream."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
@@ -141,42 +141,42 @@ class DatagramTooLarge(CarrierError, ValueError):
     """A datagram does not fit the path."""
 
     size: int = 0
-    """Octets of the datagram that was refused."""
+    """The size of the refused datagram, in bytes."""
     limit: int = 0
-    """Largest datagram that fits now, in octets."""
+    """The largest datagram that fits now, in bytes."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class ChannelError(LevadaError):
-    """A channel cannot do what was asked; the subclass says why. Errors of a channel are sticky: each later call raises the same."""
+    """A channel cannot do this; the subclass says why. Errors of a channel are sticky: each later call raises the same one."""
 
     channel: str = ""
-    """Name of the channel, as in logs."""
+    """The name of the channel, as in logs."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class EndOfChannel(ChannelError):
-    """`receive()` after the last message of a channel that was finished. Iteration just ends instead."""
+    """`receive()` was called after the last message of a finished channel. Iteration just ends instead."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class SenderFinished(ChannelError):
-    """This sender was finished or cancelled by this program; it takes no more messages."""
+    """This program finished or cancelled this sender; it takes no more messages."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class ReceiverClosed(ChannelError):
-    """The receiver was closed: by the other side, seen from a sender; by this program, seen from the receiver itself."""
+    """The receiver was closed: by the other side if a sender raises this, by this program if the receiver does."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class ChannelCancelled(ChannelError):
-    """The sender gave the channel up; messages that were on their way are discarded."""
+    """The sender cancelled the channel; queued messages are discarded."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class ChannelLost(ChannelError):
-    """The message that carried the other half was lost in transit, so nobody holds it."""
+    """The message that carried the other half was lost in transit, so no one holds that half."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
@@ -186,17 +186,17 @@ class ChannelConnectionLost(ChannelError, ConnectionLost):
 
 @attrs.define(eq=False, slots=False, str=False)
 class HandleMoved(ChannelError):
-    """This handle was sent away inside a message; the receiver of that message has it now."""
+    """This handle was sent inside a message; the receiver of the message has it now."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class HandleNotForwardable(ChannelError):
-    """This handle came from another system and cannot be sent on to a third one."""
+    """This handle came from another system and cannot be sent on to a third."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class Undelivered(ChannelError):
-    """Messages are known not to have arrived."""
+    """Some messages did not arrive."""
 
     count: int = 0
     """How many."""
@@ -204,23 +204,20 @@ class Undelivered(ChannelError):
 
 @attrs.define(eq=False, slots=False, str=False)
 class NoValue(ChannelError):
-    """A oneshot ended, or the answer to an ask was given up, without a value."""
+    """A oneshot ended without a value, or an actor gave up the answer to an ask."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class ActorError(LevadaError):
-    """An actor cannot do what was asked; the subclass says why."""
+    """An actor cannot do this; the subclass says why."""
 
     actor: str = ""
-    """Path of the actor, for example ``"/desk/prices"``."""
+    """The path of the actor, for example ``"/desk/prices"``."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class ActorStopped(ActorError):
-    """The actor has stopped, or failed while it handled this very message.
-
-    If a handler's exception was the cause, it is also the ``__cause__``.
-    """
+    """The actor has stopped, or failed on this message; a handler's exception is also the ``__cause__``."""
 
     reason: Any = None
     """Why it stopped: a `levada.framework.Reason`."""
@@ -230,17 +227,17 @@ class ActorStopped(ActorError):
 
 @attrs.define(eq=False, slots=False, str=False)
 class MailboxFull(ActorError):
-    """The mailbox has no room and its policy forbids waiting or dropping."""
+    """The mailbox is full, and its policy forbids waiting or dropping."""
 
     capacity: int = 0
-    """Messages that the mailbox holds at most."""
+    """The most messages that the mailbox holds."""
     message: Any = None
     """The message that was not taken, given back."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class AskTimeout(ActorError, TimeoutError):
-    """No answer in time. The handler may still be at work; its late answer is dropped and counted."""
+    """No answer came in time. The handler may still be running; its late answer is dropped and counted."""
 
     seconds: float = 0.0
     """The time that was allowed."""
@@ -250,10 +247,10 @@ class AskTimeout(ActorError, TimeoutError):
 
 @attrs.define(eq=False, slots=False, str=False)
 class AskCycle(ActorError):
-    """Waiting would never end: the actor waited for is itself, over one or more others, waiting for the one that asks."""
+    """A deadlock: the target already waits for the asker, directly or through other actors."""
 
     cycle: tuple[str, ...] = ()
-    """Paths of the actors in the order of waiting; the first is also the last."""
+    """The paths of the actors in the order of waiting; the first is also the last."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
@@ -266,7 +263,7 @@ class NameTaken(ActorError, LookupError):
 
 @attrs.define(eq=False, slots=False, str=False)
 class NameUnknown(ActorError, LookupError):
-    """Nobody can be found under this name: no actor has it, or the other system does not let it be looked up."""
+    """No actor has this name, or the other system does not expose it."""
 
     name: str = ""
     """The name that was asked for."""
@@ -274,10 +271,10 @@ class NameUnknown(ActorError, LookupError):
 
 @attrs.define(eq=False, slots=False, str=False)
 class RemoteFailure(ActorError):
-    """What is known here of an exception in another system: its class and its text. The exception itself stays there."""
+    """An exception in another system. Only the name of its class and its text travel."""
 
     kind: str = ""
-    """Name of its class, for example ``"KeyError"``."""
+    """The name of its class, for example ``"KeyError"``."""
 
     def _line(self) -> str:
         return f"{self.kind}: {self.detail}" if self.detail else self.kind

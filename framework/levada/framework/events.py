@@ -1,7 +1,7 @@
-"""What the runtime tells whoever wants to know: a stream of events, and messages that nobody handled.
+"""The event stream of a system, and its dead letters.
 
-An event is an instance of any class; a subscription names a class and gets its instances and those of its subclasses.
-Subscribers are ordinary refs.  An event that nobody wants is not even built where that would cost something.
+An event is an instance of any class. A subscription names a class and gets its instances, subclasses included.
+Subscribers are ordinary refs.  Where building an event would cost something, it is built only if it has a subscriber.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from .ref import Ref
 
 __all__ = [
-    "ActorFailed", "ActorRestarted", "ActorTerminated", "DeadLetter", "EventStream", "SlowHandler", "Sparingly",
+    "ActorFailed",
+    "ActorRestarted",
+    "ActorTerminated",
+    "DeadLetter",
+    "EventStream",
+    "RateLimitedLog",
+    "SlowHandler",
     "Unhandled",
 ]  # fmt: skip
 
@@ -33,9 +39,9 @@ class DeadLetter:
 
     message: Any
     to: Ref[Any]
-    """Where it was sent."""
+    """The actor that it was sent to."""
     why: str
-    """``"stopped"``, ``"mailbox full"`` or ``"no key"`` (the mailbox's own function failed); from a router also ``"no routee"``."""
+    """``"stopped"``, ``"mailbox full"`` or ``"no key"`` (the mailbox's key function failed); from a router also ``"no routee"``."""
 
 
 @attrs.frozen(eq=False)
@@ -48,21 +54,21 @@ class Unhandled:
 
 @attrs.frozen(eq=False)
 class ActorFailed:
-    """An actor raised; what follows is up to its supervision."""
+    """An actor failed; its supervision decides what follows."""
 
     ref: Ref[Any]
     error: BaseException
     message: Any
-    """What it was handling, or ``None``."""
+    """The message that it was handling, or ``None``."""
 
 
 @attrs.frozen(eq=False)
 class ActorRestarted:
-    """An actor has a new object and goes on with its mailbox."""
+    """An actor restarted: it has a new object and the same mailbox."""
 
     ref: Ref[Any]
     restarts: int
-    """How many it has had."""
+    """The number of its restarts so far."""
 
 
 @attrs.frozen(eq=False)
@@ -76,14 +82,14 @@ class ActorTerminated:
 
 @attrs.frozen(eq=False)
 class SlowHandler:
-    """Handlers of an actor held up everything else for longer than ``slow_handler`` seconds (a setting of the system)."""
+    """Handlers of an actor blocked the system for longer than ``slow_handler`` seconds (a setting of the system)."""
 
     ref: Ref[Any]
     message: type
-    """Class of the last message of the turn."""
+    """The class of the last message of the turn."""
     seconds: float
     count: int
-    """Messages handled in that time."""
+    """The number of messages handled in that time."""
 
 
 class EventStream:
@@ -93,11 +99,11 @@ class EventStream:
         self._subscribers: dict[type, dict[Ref[Any], None]] = {}
 
     def subscribe(self, event: type, ref: Ref[Any]) -> None:
-        """Tell `ref` every event of this class and of its subclasses from now on."""
+        """Tell `ref` every event of this class, subclasses included, from now on."""
         self._subscribers.setdefault(event, {})[ref] = None
 
     def unsubscribe(self, event: type, ref: Ref[Any]) -> None:
-        """Take a subscription back; harmless if there is none."""
+        """Undo `subscribe`; does nothing if there is no subscription."""
         refs = self._subscribers.get(event)
         if refs is not None:
             refs.pop(ref, None)
@@ -105,11 +111,11 @@ class EventStream:
                 del self._subscribers[event]
 
     def wants(self, event: type) -> bool:
-        """Whether anybody subscribes to this class or one above it."""
+        """Whether this class, or a base of it, has a subscriber."""
         return bool(self._subscribers) and any(base in self._subscribers for base in event.__mro__)
 
     def publish(self, event: Any) -> None:
-        """Tell all who subscribe. One who has stopped is forgotten; one whose mailbox is full misses this event."""
+        """Tell all subscribers. Stopped ones are removed; one with a full mailbox misses this event."""
         if not self._subscribers:
             return
         told: dict[Ref[Any], None] = {}
@@ -124,7 +130,7 @@ class EventStream:
                 except WrongThread:
                     raise
                 except Exception:
-                    # A key that fails. The runtime publishes in the middle of its own work, which must not suffer for it.
+                    # The mailbox's key function failed. The runtime publishes in the middle of its own work and must go on.
                     kind = type(event).__name__
                     logger.exception("%s misses %s: its mailbox refuses it", ref.path, kind, extra={"actor": ref.path})
             else:
@@ -133,17 +139,17 @@ class EventStream:
 
 
 class DeadLetters:
-    """Counts lost messages, publishes them, and logs at most ten a second of them."""
+    """Counts lost messages, publishes them, and logs at most ten a second."""
 
     def __init__(self, events: EventStream) -> None:
         self.count = 0
         self.silent = False
-        """While the system ends, letters are counted and not logged."""
+        """Set while the system ends: letters are counted and not logged."""
         self._events = events
-        self._log = Sparingly("dead letter")
+        self._log = RateLimitedLog("dead letter")
 
     def add(self, message: Any, to: Ref[Any], why: str) -> None:
-        """Count one; a dead letter about a dead letter is only counted."""
+        """Count, publish and log one. A dead letter about a dead letter is only counted."""
         self.count += 1
         if isinstance(message, DeadLetter):
             return
@@ -153,8 +159,8 @@ class DeadLetters:
             self._log.note(message, to, why)
 
 
-class Sparingly:
-    """Logs messages that reached nobody: ten a second, and how many more there were."""
+class RateLimitedLog:
+    """Logs messages that no handler took: at most ten a second, then how many more there were."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -173,8 +179,7 @@ class Sparingly:
         if self._logged < _LINES_A_SECOND:
             self._logged += 1
             kind = type(message).__name__
-            logger.warning(
-                "%s: %s to %s (%s)", self._what, kind, to.path, why, extra={"actor": to.path, "event": event}
-            )
+            extra = {"actor": to.path, "event": event}
+            logger.warning("%s: %s to %s (%s)", self._what, kind, to.path, why, extra=extra)
         else:
             self._unlogged += 1

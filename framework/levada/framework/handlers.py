@@ -1,4 +1,4 @@
-"""Handler tables: from the class of a message to the function that handles it, made when an actor class is defined."""
+"""Handler tables: from the class of a message to its handler, built when an actor class is defined."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MARK = "__levada_handles__"
 
 
 class _Marked:
-    """What `@handles` knows about a method until its class is complete."""
+    """The arguments of `@handles`, kept until the class is complete."""
 
     def __init__(self, types_: tuple[Any, ...], names: dict[str, Any]) -> None:
         self.types = types_
@@ -36,7 +36,7 @@ class _Marked:
 
 
 class _Function(Protocol):
-    """What a function has and a message class has not."""
+    """A function, as opposed to a message class."""
 
     __code__: types.CodeType
 
@@ -51,8 +51,8 @@ def handles(*message_types: Any) -> Callable[[F], F]: ...
 def handles(*message_types: Any) -> Any:
     """Mark a method as the handler of a class of messages, a union of classes, or several.
 
-    Bare ``@handles`` takes them from the annotation of the method's parameter; ``@handles(T)`` works always.  The method may be
-    sync or async; what it returns is the answer to an ask.
+    Bare ``@handles`` reads the annotation of the method's parameter; ``@handles(T)`` always works.  The method may be sync or async.
+    Its return value is the answer to an ask.
     """
     frame = sys._getframe(1)
     names: dict[str, Any] = {}
@@ -73,7 +73,7 @@ def handles(*message_types: Any) -> Any:
 
 
 def flatten(annotation: Any) -> list[type]:
-    """List the classes that an annotation stands for: the members of a union, the class of a generic alias."""
+    """List the classes in an annotation: the members of a union, the class of a generic alias."""
     if get_origin(annotation) in (Union, types.UnionType):
         return [kind for part in get_args(annotation) for kind in flatten(part)]
     if annotation is None:
@@ -116,26 +116,22 @@ def _message_types(owner: str, function: Callable[..., Any]) -> list[type]:
 
 
 def refuse_generator(function: Any, where: str) -> None:
-    """Refuse a function that yields where one is called or awaited.
-
-    Raises:
-        ConfigurationError: nobody would run what it returns.
-    """
+    """Raise `ConfigurationError` if `function` yields: the runtime would not run the generator."""
     if is_generator_function(function):
         raise ConfigurationError(
-            f"{where} yields: nobody would run the generator; return or await instead, and send several values by a channel"
+            f"{where} yields, but the runtime does not run generators; return or await instead, and send several values by a channel"
         )
 
 
 def build_table(cls: type) -> dict[Any, Any]:
-    """Collect the handlers of a class and of its bases; a subclass's handler replaces that of its base."""
+    """Collect the handlers of a class and its bases; a subclass's handler replaces its base's."""
     table: dict[Any, Any] = {}
     names: dict[Any, str] = {}
     for base in reversed(cls.__mro__):
         here: dict[Any, str] = {}
         for name, function in list(vars(base).items()):
             if not hasattr(function, _MARK):
-                # A base's handler that is overridden by name keeps its class of messages.
+                # A method that overrides a base's handler handles the same class of messages.
                 for kind, known in names.items():
                     if known == name and inspect.isfunction(function):
                         refuse_generator(function, f"{base.__name__}.{name}")
@@ -149,21 +145,21 @@ def build_table(cls: type) -> dict[Any, Any]:
                 here[kind] = name
                 table[kind] = unprotected(function)
         names.update(here)
-    # Under None: the sync handlers, which an asker may call itself.
+    # Under None: the sync handlers, which an ask may call inline.
     table[None] = {kind: handler for kind, handler in table.items() if not inspect.iscoroutinefunction(handler)}
     table.update(RUNTIME_ENTRIES)
     return table
 
 
 def unprotected(function: Any) -> Any:
-    """Let Ctrl-C interrupt code of the user, though the runtime that calls it is protected."""
+    """Let Ctrl-C interrupt the user's code, although the runtime that calls it is protected."""
     if hasattr(function, "__code__"):
         disable_ki_protection(function)
     return function
 
 
 def find_handler(kind: type, table: dict[Any, Any]) -> Any:
-    """Find the handler of a class of messages or of a class above it, and remember it in the table; ``None`` if there is none."""
+    """Return the handler of a message class or of its nearest base, and cache it in the table; ``None`` if there is none."""
     for base in kind.__mro__:
         handler = table.get(base)
         if handler is not None:
@@ -177,8 +173,8 @@ def find_handler(kind: type, table: dict[Any, Any]) -> Any:
 def blocking(function: Callable[[Any, M], R]) -> Callable[[Any, M], Awaitable[R]]:
     """Run a sync handler in a thread, at most ``blocking_threads`` (a setting of the system) at a time.
 
-    The actor handles nothing else meanwhile; the rest of the system goes on.  Write it below ``@handles``.  A thread cannot be
-    cancelled: a killed actor waits for it.
+    The actor handles nothing else meanwhile; other actors go on.  Write it below ``@handles``.  A thread cannot be cancelled: a killed
+    actor waits for it.
     """
     refuse_generator(function, function.__qualname__)
 
@@ -190,10 +186,7 @@ def blocking(function: Callable[[Any, M], R]) -> Callable[[Any, M], Awaitable[R]
 
 
 class Behaviour:
-    """A set of handlers that an actor takes on with `Actor.become`; ``self`` in them is the actor.
-
-    Derive from it and write ``@handles`` methods; there are no instances.
-    """
+    """A set of handlers for `Actor.become`: derive and write ``@handles`` methods. ``self`` is the actor; there are no instances."""
 
     _table: ClassVar[dict[Any, Any]]
 

@@ -1,7 +1,7 @@
-"""Why actors end, and who is told: reasons, exit signals over links, `Down` notices over monitors.
+"""Why actors end, and who learns of it: reasons, exit signals over links, `Down` notices over monitors.
 
-A **link** ties two fates: when one end stops for any reason but `Normal`, the other stops for the same reason, unless it
-has ``trap_exits = True``; then it gets an `Exit` message (for `Normal` too).  A **monitor** is one-way: the watcher gets one
+A **link** works both ways: when one actor stops for any reason but `Normal`, the other stops for the same reason. If the other has
+``trap_exits = True`` it gets an `Exit` message instead (for `Normal` too).  A **monitor** is one-way: the watcher gets one
 `Down` message and nothing else happens.  Both fire when a ref ends for good; a restart keeps the ref and is not an end.
 """
 
@@ -21,7 +21,7 @@ class Normal:
 
 @attrs.frozen
 class Shutdown:
-    """Somebody asked the actor to stop: `Ref.stop`, its parent, or the system."""
+    """The actor was asked to stop: by `Ref.stop`, its parent, or the system."""
 
 
 @attrs.frozen
@@ -39,7 +39,7 @@ class Failed:
     """A handler, a hook or a background task of the actor raised."""
 
     error: BaseException
-    """What it raised; a group stays a group."""
+    """The exception; a group stays a group."""
 
 
 @attrs.frozen
@@ -62,10 +62,7 @@ CANCELLED = Cancelled()
 
 
 def more_severe(first: Reason, second: Reason) -> Reason:
-    """Choose the more severe of two reasons: an error, then a request to end, then a lost peer, then a normal end.
-
-    Of two equals the first one wins.
-    """
+    """Return the more severe reason (error, request to end, lost peer, normal end); if both are equal, the first."""
     return second if _SEVERITY[type(second)] > _SEVERITY[type(first)] else first
 
 
@@ -74,9 +71,9 @@ class Exit:
     """A linked actor or channel ended; delivered to actors with ``trap_exits = True``."""
 
     ref: Any
-    """What ended: the `Ref` of an actor, or a channel's `Sender` or `Receiver`."""
+    """The `Ref` of the actor, or the channel's `Sender` or `Receiver`."""
     reason: Reason
-    """Why."""
+    """Why it ended."""
 
 
 @attrs.frozen(eq=False)
@@ -84,8 +81,8 @@ class Down:
     """A watched actor or channel ended; one for each watch, at once if it had ended already."""
 
     ref: Any
-    """What ended: a `Ref`, or a channel's `Sender` or `Receiver`."""
+    """The `Ref` of the actor, or the channel's `Sender` or `Receiver`."""
     reason: Any
     """A `Reason`; for a channel the `ChannelError`, or ``None`` if it was finished in order."""
     tag: Any = None
-    """What was given to `Actor.watch`."""
+    """The tag given to `Actor.watch`."""

@@ -26,7 +26,7 @@ M = TypeVar("M")
 
 
 class Inbox(Generic[M]):
-    """The mailbox as a loop sees it; stands in for the run queue, so that a message wakes the loop and not a worker."""
+    """The mailbox of a loop. It replaces the run queue as the cell's scheduler, so a message wakes the loop and not a worker."""
 
     def __init__(self, cell: Cell) -> None:
         self._cell = cell
@@ -34,17 +34,16 @@ class Inbox(Generic[M]):
         self.system = self.scheduler.system
         self.thread = self.scheduler.thread
         self.parked = True
-        """Always: a cell that is idle while its loop waits calls `wake`."""
+        """Always true, so that the idle cell of a waiting loop calls `wake`."""
         self.stop: Stop | None = None
         """The request that ended the loop, if one did."""
         self._task: Any = None
         self._ended = False
 
-    # What a cell asks of its scheduler.
-
+    # A cell uses the next five of its scheduler.
     @property
     def ready(self) -> Inbox[M]:
-        """The queue that a cell appends itself to."""
+        """The run queue; `append` ignores what it gets."""
         return self
 
     @property
@@ -53,7 +52,7 @@ class Inbox(Generic[M]):
         return self.scheduler.now
 
     def may_inline(self) -> bool:
-        """A loop answers by itself."""
+        """Never: a loop takes its questions itself."""
         return False
 
     @enable_ki_protection
@@ -66,15 +65,13 @@ class Inbox(Generic[M]):
             reschedule(task)
 
     def append(self, _: Cell) -> None:
-        """The cell has a message; the loop that was woken finds it."""
-
-    # What the loop asks.
+        """Do nothing: the loop was woken and finds the message."""
 
     async def receive(self) -> M:
-        """Take the next message; an ask is answered with `Actor.reply_later`, before the next message is taken.
+        """Take the next message. Answer an ask with `Actor.reply_later` before you take the next message.
 
         Raises:
-            EndOfChannel: the actor was asked to stop, and everything before that has been taken.
+            EndOfChannel: the actor was asked to stop, and all messages queued before that were taken.
 
         Cancellation:
             no message was taken.
@@ -100,7 +97,7 @@ class Inbox(Generic[M]):
                 return cast("M", message)
 
     def receive_nowait(self) -> M:
-        """Take the next message if there is one, else raise `trio.WouldBlock`."""
+        """Take the next message, or raise `trio.WouldBlock` if there is none."""
         self.give_up_question()
         cell = self._cell
         while batch := cell.fill_batch():
@@ -124,7 +121,7 @@ class Inbox(Generic[M]):
     async def _wait(self) -> None:
         cell = self._cell
         if self._task is not None:
-            raise trio.BusyResourceError(f"two tasks of {cell.path} want its next message")
+            raise trio.BusyResourceError(f"two tasks of {cell.path} wait for its next message")
         self._task = current_task()
         cell._idle = True
 
@@ -136,7 +133,7 @@ class Inbox(Generic[M]):
         await wait_task_rescheduled(abort)
 
     def _open(self, entry: Any) -> tuple[bool, Any]:
-        """Take the message out of an entry; false: it was the runtime's own business."""
+        """Return (True, message), or (False, None) for an entry that holds no message."""
         if isinstance(entry, Take):
             self._cell.entry_left(entry)
             return self._open(entry.next(self._cell))
@@ -146,7 +143,7 @@ class Inbox(Generic[M]):
             self._cell._asking = entry
             self._cell._handled += 1
             return True, entry.message
-        self._cell._handled += 1  # what turns out to be none takes itself out again
+        self._cell._handled += 1  # an entry without a message uncounts itself
         if type(entry) not in RUNTIME_ENTRIES:
             return True, entry
         holder = _Holder(self._cell)
@@ -154,14 +151,14 @@ class Inbox(Generic[M]):
         return holder.found, holder.message
 
     def give_up_question(self) -> None:
-        """A question that was taken and not taken over will never be answered: tell its asker."""
+        """Fail a question that the loop took and did not answer."""
         question = self._cell._asking
         if question is not None:
             self._cell._asking = None
             question.fail(ActorError(f"{self._cell.path} went on without answering {type(question.message).__name__}"))
 
     def end(self) -> None:
-        """Let the loop see the end at its next `receive`, before what is queued."""
+        """Let the loop see the end at its next `receive`, before queued messages."""
         self._ended = True
         if self._cell._idle:
             self._cell._idle = False
@@ -169,7 +166,7 @@ class Inbox(Generic[M]):
 
 
 class _Holder:
-    """Stands in for an actor, so that an entry of the runtime delivers its message here."""
+    """Takes an actor's place, so that an entry of the runtime delivers its message here."""
 
     def __init__(self, cell: Cell) -> None:
         self._cell = cell

@@ -1,7 +1,4 @@
-"""How many messages may wait for an actor, and what happens to one more.
-
-A policy only; the queues themselves are in `levada.framework._runtime.cell`, beside the code that drains them.
-"""
+"""Mailbox policies: the capacity, and what happens on overflow. The queues are in `levada.framework._runtime.cell`."""
 
 from __future__ import annotations
 
@@ -17,30 +14,30 @@ __all__ = ["Conflate", "MailboxPolicy", "Overflow", "bounded", "conflate", "unbo
 
 @attrs.frozen
 class Conflate:
-    """Overflow policy: of the queued messages with equal keys only the newest is kept, in the place of the oldest."""
+    """Overflow policy: a message replaces a queued one with the same key, and takes its place in the queue."""
 
     key: Callable[[Any], Hashable]
-    """Takes a message, gives its key. A key that cannot be hashed is a `TypeError` for whoever sends."""
+    """Returns the key of a message. If the key cannot be hashed, the sender gets a `TypeError`."""
 
 
 Overflow = Literal["wait", "raise", "drop_new", "drop_old", "stop"] | Conflate
-"""What a full mailbox does with one more message; see `bounded`."""
+"""What a full mailbox does with another message; see `bounded`."""
 
 _WORDS = ("wait", "raise", "drop_new", "drop_old", "stop")
 
 
 @attrs.frozen
 class MailboxPolicy:
-    """Capacity of a mailbox and what it does when full. Made by `bounded` and `unbounded`."""
+    """The capacity of a mailbox, and what it does when full. Made by `bounded` and `unbounded`."""
 
     capacity: int | None
-    """Messages that may wait; ``None``: no bound."""
+    """How many messages may wait; ``None``: no bound."""
     overflow: Overflow
-    """What happens to one more."""
+    """What happens to another message when it is full."""
 
 
 def unbounded() -> MailboxPolicy:
-    """Make a mailbox without a bound: right inside a process where senders are known, wrong for whatever a network feeds."""
+    """Make a mailbox without a bound: right where you know the senders, wrong where a network feeds it."""
     return MailboxPolicy(None, "wait")
 
 
@@ -59,8 +56,8 @@ def bounded(capacity: int = 1024, *, overflow: Overflow = "wait") -> MailboxPoli
     ========== ================================ ==================================
 
     Args:
-        capacity: 1 or more messages, those taken but not handled yet included.
-        overflow: one of the words above, or what `conflate` makes.
+        capacity: 1 or more messages, including those taken but not yet handled.
+        overflow: one of the words above, or the result of `conflate`.
 
     Raises:
         ConfigurationError: a capacity below 1 or an unknown word.
@@ -73,8 +70,8 @@ def bounded(capacity: int = 1024, *, overflow: Overflow = "wait") -> MailboxPoli
 
 
 def conflate(key: Callable[[Any], Hashable]) -> Conflate:
-    """Keep only the newest of the queued messages that have the same key; for ``bounded(…, overflow=conflate(key))``.
+    """Keep only the newest queued message of each key; for ``bounded(…, overflow=conflate(key))``.
 
-    Once `capacity` different keys wait, the oldest message makes room.  Asks are never conflated with one another.
+    When `capacity` different keys wait, the oldest message is dropped.  Asks are never conflated with one another.
     """
     return Conflate(key)

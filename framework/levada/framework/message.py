@@ -3,11 +3,11 @@
 The rules of this file:
 
 * A message class is an attrs class with slots. `@message` adds one class attribute, its *tag*, and nothing to its instances, so making a
-  message costs what `attrs.define` costs (185 ns for three fields).
-* A tag names one class. The only class that may take over a tag is a new definition of the same class: a reloaded module, a notebook cell
-  that ran again, a function with a local class that was called again.
-* Annotations are resolved when somebody first needs them (the codec, a handler table), so that classes may refer to later ones and a
-  message that never leaves the process may have fields of any type.
+  message costs the same as with `attrs.define` (185 ns for three fields).
+* A tag names one class. Only a new definition of the same class may take over its tag: a reloaded module, a notebook cell that ran
+  again, a function with a local class that was called again.
+* Annotations are resolved on first use (by the codec, or for a handler table). So classes may refer to later ones, and a message that
+  never leaves the process may have fields of any type.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ def message(cls: type[T], /) -> type[T]: ...
 @overload
 def message(tag: str | None = None, /, *, frozen: bool = False) -> Callable[[type[T]], type[T]]: ...
 def message(cls: type[Any] | str | None = None, /, *, frozen: bool = False) -> Any:
-    """Make a class a message: an attrs class with slots, registered under a tag by which the codec knows it.
+    """Make a class a message: an attrs class with slots, registered for the codec under a tag.
 
-    A message is an ordinary object between actors of one process. To travel further, both sides must have imported its class.
+    Between actors of one process a message is an ordinary object. To send it further, both sides must have imported its class.
     Subclasses of a message class are messages if they are decorated too.
 
     Args:
-        cls: the class, or, as in ``@message("desk.Price")``, the tag: any text of 1 to 255 octets. Without one the tag is
-            ``module:QualName``, where the module run as a script counts under the name that others would import it by.
+        cls: the class, or, as in ``@message("desk.Price")``, the tag: any text of 1 to 255 bytes. The default tag is
+            ``module:QualName``; the module run as a script counts under its import name.
         frozen: fields cannot be set again, and instances are hashable if their fields are.
 
     Raises:
@@ -103,7 +103,7 @@ def message(cls: type[Any] | str | None = None, /, *, frozen: bool = False) -> A
 
 
 def tag_of(cls: type) -> str:
-    """The tag of a message class.
+    """Return the tag of a message class.
 
     Raises:
         TypeError: the class is not decorated with `@message` (a decorated base class is not enough).
@@ -115,15 +115,15 @@ def tag_of(cls: type) -> str:
 
 
 def class_of(tag: str) -> type | None:
-    """The message class that has this tag in this process, or None. Never imports anything."""
+    """Return the message class with this tag in this process, or None. Never imports anything."""
     return BY_TAG.get(tag)
 
 
 def field_types(cls: type) -> dict[str, Any]:
-    """The resolved annotations of a message class, by field name in definition order.
+    """Return the resolved annotations of a message class, by field name in definition order.
 
     Raises:
-        ConfigurationError: an annotation cannot be resolved; names the field and what is missing.
+        ConfigurationError: an annotation cannot be resolved; names the field and the cause.
 
     Example:
         >>> @message
@@ -134,14 +134,14 @@ def field_types(cls: type) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for attribute in attrs.fields(cls):
-        # Text is resolved where it was written: in the module and function of the class that introduced the field.
+        # A string is resolved where it was written: in the module and function of the class that introduced the field.
         owner = next(base for base in cls.__mro__ if attrs.has(base) and attribute.name in _own_fields(base))
         found[attribute.name] = Any if attribute.type is None else _resolve(attribute.type, owner, attribute.name)
     return found
 
 
 def reply_type(cls: type[Asks[Any]]) -> Any:
-    """The ``R`` of a subclass of ``Asks[R]``: a type as in an annotation; `Any` if the class does not say.
+    """Return the ``R`` of a subclass of ``Asks[R]``: a type as in an annotation; `Any` if the class does not say.
 
     Raises:
         TypeError: the class is not a subclass of `Asks`.
@@ -154,14 +154,14 @@ def reply_type(cls: type[Asks[Any]]) -> Any:
     """
     if not issubclass(cls, Asks):
         raise TypeError(f"{cls.__qualname__} is not a question: derive it from Asks[R]")
-    # Kept in the class itself, as a class above it may say something else: a twentieth of the cost, for each question over a network.
+    # Cached in the class itself, since a base class may say something else: a twentieth of the cost, for each question over a network.
     if "__message_reply__" not in cls.__dict__:
         cls.__message_reply__ = _reply(cls)  # type: ignore[attr-defined]
     return cls.__dict__["__message_reply__"]
 
 
 def fits(value: Any, annotation: Any) -> bool:
-    """Tell whether a value can be of a type, as far as its outermost class shows: the items of a list are not looked at."""
+    """Whether a value can be of a type. Looks only at the outermost class: the items of a list are not checked."""
     origin = get_origin(annotation)
     if origin is Literal:
         return value in get_args(annotation)
@@ -180,11 +180,7 @@ def fits(value: Any, annotation: Any) -> bool:
 
 
 def check_defaults(cls: type) -> None:
-    """Refuse a default that all instances would share and change.
-
-    Raises:
-        ConfigurationError: names the field, and what to write instead.
-    """
+    """Raise `ConfigurationError` for a mutable default that all instances would share; it says what to write instead."""
     for attribute in attrs.fields(cls):
         default = attribute.default
         if default is not attrs.NOTHING and type(default).__hash__ is None:
@@ -204,7 +200,7 @@ def _define(cls: type[T], tag: str | None, frozen: bool, local_names: Mapping[st
         tag = f"{_module_name(cls.__module__)}:{cls.__qualname__}"
     if not 1 <= len(tag.encode()) <= 255:
         raise ConfigurationError(
-            f"tag {tag[:40]!r} of {cls.__qualname__} has {len(tag.encode())} octets, wanted 1 to 255"
+            f"tag {tag[:40]!r} of {cls.__qualname__} has {len(tag.encode())} bytes, wanted 1 to 255"
         )
     taken = BY_TAG.get(tag)
     if taken is not None and (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
@@ -214,7 +210,7 @@ def _define(cls: type[T], tag: str | None, frozen: bool, local_names: Mapping[st
     defined: Any = attrs.define(cls, slots=True, frozen=frozen)
     check_defaults(defined)
     defined.__message_tag__ = tag
-    # A class inside a function or class may refer to its neighbours there. Only names that annotations mention are kept, not the frame.
+    # A class inside a function or class may refer to its neighbours there. Keep the names that annotations mention, not the frame.
     if "." in cls.__qualname__:
         words = set(re.findall(r"\w+", " ".join(str(a.type) for a in attrs.fields(defined))))
         defined.__message_names__ = {name: value for name, value in local_names.items() if name in words}
@@ -223,7 +219,7 @@ def _define(cls: type[T], tag: str | None, frozen: bool, local_names: Mapping[st
 
 
 def _module_name(module: str) -> str:
-    # A script, and the same script as multiprocessing loads it again, get the name under which others import it, so tags agree between processes.
+    # A script, also when multiprocessing loads it again, gets its import name, so that tags agree between processes.
     if module not in {"__main__", "__mp_main__"}:
         return module
     main = sys.modules[module]
@@ -245,9 +241,8 @@ def _resolve(annotation: Any, owner: type, name: str) -> Any:
     try:
         return get_type_hints(holder, vars(module) if module else {}, names, include_extras=True)[name]
     except (NameError, AttributeError, SyntaxError, TypeError) as error:
-        raise ConfigurationError(
-            f"{owner.__qualname__}.{name}: cannot resolve the annotation {annotation!r}: {error}"
-        ) from error
+        what = f"{owner.__qualname__}.{name}: cannot resolve the annotation {annotation!r}: {error}"
+        raise ConfigurationError(what) from error
 
 
 def _reply(cls: type) -> Any:

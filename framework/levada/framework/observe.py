@@ -1,4 +1,4 @@
-"""What a look into a running system shows: actors, and how long things take."""
+"""Snapshots of a running system: actors, and how long things take."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Histogram:
 
     def __init__(self) -> None:
         self.counts = [0] * 32
-        """``counts[n]``: samples below 2**n microseconds that the one before did not count."""
+        """``counts[n]``: samples below 2**n microseconds, without those in lower entries."""
 
     def add(self, seconds: float) -> None:
         """Count one sample."""
@@ -20,11 +20,11 @@ class Histogram:
 
     @property
     def total(self) -> int:
-        """Samples in all."""
+        """The number of samples."""
         return sum(self.counts)
 
     def quantile(self, share: float) -> float:
-        """Seconds that `share` (0 to 1) of the samples stay below, rounded up to a power of two of a microsecond; 0.0 if there are none."""
+        """Return the seconds that `share` (0 to 1) of the samples stay below, rounded up to 2**n µs; 0.0 without samples."""
         left = self.total * share
         if not left:
             return 0.0
@@ -41,22 +41,22 @@ class ActorInfo:
 
     path: str
     kind: str
-    """Name of its class."""
+    """The name of its class."""
     state: str
     """``idle``, ``ready``, ``waiting`` (in an async handler), ``restarting`` or ``stopping``."""
     depth: int
-    """Messages in its mailbox, about."""
+    """The number of messages in its mailbox, approximately."""
     age: float
-    """Seconds that the oldest of them has waited at most."""
+    """An upper bound of the seconds that the oldest message has waited."""
     handled: int
-    """Messages that were taken out of the mailbox for a handler so far, the one that is being handled included."""
+    """Messages handled so far, including the current one."""
     restarts: int
     handler: str | None
-    """The handler that waits, if one does."""
+    """The waiting handler, if any."""
     where: str | None
-    """The line at which it waits, as ``file.py:57``: the innermost one outside of trio and this package."""
+    """The line where it waits, as ``file.py:57``: the innermost line outside of trio and this package."""
     waits_for: tuple[str, ...]
-    """Paths of the actors that it waits for, by ask or send."""
+    """The paths of the actors that it waits for, by ask or send."""
     children: tuple[ActorInfo, ...]
     hidden: int = 0
-    """Children that the snapshot left out, see `Observer.tree`."""
+    """The number of children left out of the snapshot, see `Observer.tree`."""

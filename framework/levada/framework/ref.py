@@ -1,4 +1,4 @@
-"""`Ref`: what one holds of an actor, here or in another process."""
+"""`Ref`: the address of an actor, here or in another process."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class FromThread(ABC, Generic[M_contra]):
     def tell(self, message: M_contra) -> None:
         """Put a message into the mailbox soon, without waiting; 2 µs at most.
 
-        Messages of one thread arrive in order.  The mailbox's overflow policy is applied when it arrives; where it says
-        ``wait`` or ``raise``, the message waits its turn outside the mailbox.
+        Messages of one thread arrive in order.  The overflow policy applies when a message arrives; under ``wait`` and ``raise``
+        the message then waits outside the mailbox for room.
 
         Raises:
-            MailboxFull: ``thread_inbox`` messages from threads (a setting of the system) are on their way already.
-            ActorStopped: the system has been left.
+            MailboxFull: ``thread_inbox`` messages from threads (a setting of the system) are already on their way.
+            ActorStopped: the system has ended.
         """
 
     @abstractmethod
@@ -44,16 +44,16 @@ class FromThread(ABC, Generic[M_contra]):
         """Send a question and block this thread until the answer.
 
         Raises:
-            RuntimeError: called in the system's own thread, where it could never be answered.
+            RuntimeError: called in the system's own thread, where it would wait for ever.
             AskTimeout, ActorStopped, MailboxFull: as for `Ref.ask`.
         """
 
 
 class Ref(ABC, Generic[M_contra]):
-    """Address of an actor: give messages to it, watch it, stop it. Hashable; equal only to itself.
+    """The address of an actor: send messages to it, watch it, stop it. Hashable; equal only to itself.
 
-    A ref stays valid across restarts and is never reused: a ref to a stopped actor does not reach a later one of the
-    same name.  Holding a ref does not keep the actor alive, dropping it does not stop the actor.
+    A ref stays valid across restarts and is never reused: a ref to a stopped actor does not reach a later actor with the
+    same name.  Holding a ref does not keep the actor alive; dropping it does not stop the actor.
     """
 
     __slots__ = ()
@@ -64,32 +64,30 @@ class Ref(ABC, Generic[M_contra]):
     @property
     @abstractmethod
     def path(self) -> str:
-        """Names from the root of its system to the actor, for example ``"/desk/prices"``."""
+        """The names from the root of its system to the actor, for example ``"/desk/prices"``."""
 
     @property
     def where(self) -> str:
-        """The path, and the peer if the actor is elsewhere: for texts of errors."""
+        """The path, and the peer if the actor is in another system: for error texts."""
         return self.path
 
     @property
     @abstractmethod
     def incarnation(self) -> int:
-        """Number that no other actor of the same system has or had."""
+        """A number that no other actor of the same system has or had."""
 
     @property
     @abstractmethod
     def is_alive(self) -> bool:
-        """Whether the actor has not ended for good yet."""
+        """Whether the actor has not ended; also true while it restarts."""
 
     @abstractmethod
     def tell(self, message: M_contra) -> None:
-        """Put a message into the mailbox without waiting.
-
-        To a stopped actor: a dead letter, not an error; the sender of a one-way message has no claim to an answer.
+        """Put a message into the mailbox without waiting. If the actor has stopped, the message becomes a dead letter.
 
         Raises:
-            MailboxFull: the mailbox is bounded, full, and its policy is ``wait`` or ``raise``.
-            WrongThread: called from another thread or trio run, and the system would have to be woken; use `from_thread`.
+            MailboxFull: the mailbox is full, and its policy is ``wait`` or ``raise``.
+            WrongThread: called from another thread or trio run, and the call would wake the system; use `from_thread`.
         """
 
     @abstractmethod
@@ -98,65 +96,65 @@ class Ref(ABC, Generic[M_contra]):
 
         Raises:
             MailboxFull: it is full and its policy is ``raise``.
-            ActorStopped: the actor has stopped, or stops while this waits; the message is given back.
+            ActorStopped: the actor has stopped, or stops while this waits; the error gives the message back.
             AskCycle: waiting would never end (see `ask`).
 
         Cancellation:
-            the message was not put in.  Does not always yield; a loop of sends yields at least every slice.
+            the message was not sent.  Does not always yield; a loop of sends yields at least once a slice.
         """
 
     @abstractmethod
     async def ask(self, message: Asks[R], *, timeout: float | None = DEFAULT_TIMEOUT) -> R:
-        """Send a question, wait for room and for the answer: what the handler returns.
+        """Send a question and return the answer. Waits for room in the mailbox, then for the answer.
 
         Args:
             message: an instance of a class that derives from ``Asks[R]``.
-            timeout: seconds for the whole of it; ``None``: no limit.  Left out: the system's ``ask_timeout``.
+            timeout: seconds for both waits; ``None``: no limit.  The default is the system's ``ask_timeout``.
 
         Raises:
-            AskTimeout: no answer in time.
-            ActorStopped: the actor has stopped, stops before it answers, or fails on this question (then the handler's
-                exception is the ``__cause__``).  At once, also if the question was still queued.
-            AskCycle: the actor asked waits, over one or more others, for the one that asks.
+            AskTimeout: no answer came in time.
+            ActorStopped: the actor has stopped, stops before it answers (raised at once, even if the question was still queued),
+                or fails on this question (then the handler's exception is the ``__cause__``).
+            AskCycle: the target already waits for the asker, directly or through other actors.
             MailboxFull: as for `send`.
 
         Cancellation:
-            the question is withdrawn if no handler has begun with it; else the handler goes on and its answer is dropped.
+            a question that no handler has started is withdrawn; otherwise the handler goes on and its answer is dropped.
             Always a cancellation point; does not always yield.
         """
 
     @abstractmethod
     def stop(self, *, now: bool = False) -> None:
-        """Ask the actor to end: after the messages that are queued now, or (`now`) after the running handler."""
+        """Ask the actor to end: after the messages queued so far, or, with `now`, after the running handler."""
 
     @abstractmethod
     def kill(self) -> None:
-        """End the actor: a waiting handler is cancelled, queued messages are not handled. Its children are killed too."""
+        """End the actor: cancel a waiting handler, handle no queued message. Its children are killed too."""
 
     @abstractmethod
     async def terminated(self) -> Reason:
-        """Wait until the actor has ended for good, and say why. For code outside actors; inside, use `Actor.watch`."""
+        """Wait until the actor has ended for good; return the reason. For code outside actors; actors use `Actor.watch`."""
 
     @property
     @abstractmethod
     def from_thread(self) -> FromThread[M_contra]:
-        """The same actor for other threads."""
+        """The same actor, for other threads."""
 
     # The next three are called by `Receiver.to_mailbox`, on local refs only.
     def try_tell(self, message: M_contra) -> bool:
-        """Put a message into the mailbox; False, and nothing done, if it would have to wait or to be refused.
+        """Put a message into the mailbox; do nothing and return False if there is no room.
 
         Raises:
-            ActorStopped: nobody will handle it.
+            ActorStopped: the actor has stopped.
         """
         raise self._elsewhere()
 
     def on_room(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back once when the mailbox has room, in line with the senders that wait for it; return a function that takes this back."""
+        """Call back once when the mailbox has room, in line with the waiting senders; return a function that undoes this."""
         raise self._elsewhere()
 
     def on_stopped(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back once when the actor has ended, at once if it has; return a function that takes this back."""
+        """Call back once when the actor has ended, at once if it has; return a function that undoes this."""
         raise self._elsewhere()
 
     def _elsewhere(self) -> ConfigurationError:

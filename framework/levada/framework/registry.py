@@ -1,4 +1,4 @@
-"""Finding actors: one under a name, many under a topic. Both belong to one system; nothing is global."""
+"""Finding actors: one by a name, many by a topic. Each registry belongs to one system; nothing is global."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Groups", "Joined", "Left", "Registry"]
 
 
 class Registry:
-    """Actors by unique name: ``system.registry``. A name is free again as soon as its actor has ended."""
+    """Actors by unique name: ``system.registry``. A name is free again when its actor has ended."""
 
     def __init__(self, system: ActorSystem) -> None:
         self._system = system
@@ -43,14 +43,14 @@ class Registry:
         ref.add_watcher((self, name), lambda _: self._refs.pop(name, None))  # type: ignore[attr-defined]
 
     def unregister(self, name: str) -> None:
-        """Take a name back; harmless if nobody has it."""
+        """Free a name; does nothing if no actor has it."""
         self._system.check_thread("registry.unregister()")
         ref = self._refs.pop(name, None)
         if ref is not None:
             ref.forget_watcher((self, name))  # type: ignore[attr-defined]
 
     def get(self, name: str) -> Ref[Any] | None:
-        """Find the actor of this name."""
+        """Return the actor with this name, or None."""
         return self._refs.get(name)
 
     def __getitem__(self, name: str) -> Ref[Any]:
@@ -68,7 +68,7 @@ class Registry:
 
 @attrs.frozen(eq=False)
 class Joined:
-    """An actor joined a group; told to those who subscribed to it."""
+    """An actor joined a group; sent to the group's subscribers."""
 
     topic: Hashable
     ref: Ref[Any]
@@ -83,7 +83,7 @@ class Left:
 
 
 class Groups:
-    """Actors by topic, many under each: ``system.groups``. Members that end leave by themselves."""
+    """Actors by topic, many for each: ``system.groups``. A member that ends leaves its groups."""
 
     def __init__(self, system: ActorSystem) -> None:
         self._system = system
@@ -91,10 +91,10 @@ class Groups:
         self._subscribers: dict[Hashable, dict[Ref[Any], None]] = {}
 
     def join(self, topic: Hashable, ref: Ref[Any]) -> None:
-        """Add a member; twice changes nothing; one that has ended is not added.
+        """Add a member. Does nothing if `ref` is a member already or has ended.
 
         Raises:
-            ConfigurationError: a router of the topic cannot route to `ref`: it uses `pull`, and `ref` is in another system.
+            ConfigurationError: a router of the topic uses `pull`, and `ref` is in another system.
         """
         self._system.check_thread("groups.join()")
         if ref.is_alive and ref not in self._members.get(topic, ()):
@@ -106,7 +106,7 @@ class Groups:
             ref.add_watcher((self, "member", topic), lambda _: self.leave(topic, ref))  # type: ignore[attr-defined]
 
     def leave(self, topic: Hashable, ref: Ref[Any]) -> None:
-        """Remove a member; harmless if it is none."""
+        """Remove a member; does nothing if `ref` is not one."""
         self._system.check_thread("groups.leave()")
         members = self._members.get(topic)
         if members is not None and ref in members:
@@ -125,7 +125,7 @@ class Groups:
         return list(self._members)
 
     def publish(self, topic: Hashable, message: Any) -> int:
-        """Tell all members; return how many took it. One whose mailbox is full misses it, as a dead letter."""
+        """Tell all members; return how many took it. For a member with a full mailbox the message becomes a dead letter."""
         self._system.check_thread("groups.publish()")
         taken = 0
         for ref in self.members(topic):
@@ -137,7 +137,7 @@ class Groups:
         return taken
 
     def subscribe(self, topic: Hashable, ref: Ref[Any]) -> None:
-        """Tell `ref` a `Joined` for each member, now and from now on, and a `Left` for each that leaves."""
+        """Tell `ref` a `Joined` for each member, present and future, and a `Left` for each that leaves."""
         self._system.check_thread("groups.subscribe()")
         subscribers = self._subscribers.setdefault(topic, {})
         if ref in subscribers or not ref.is_alive:
@@ -148,7 +148,7 @@ class Groups:
             ref.tell(Joined(topic, member))
 
     def unsubscribe(self, topic: Hashable, ref: Ref[Any]) -> None:
-        """Take a subscription back; harmless if there is none."""
+        """Undo `subscribe`; does nothing if there is no subscription."""
         self._system.check_thread("groups.unsubscribe()")
         subscribers = self._subscribers.get(topic)
         if subscribers is not None and ref in subscribers:

@@ -1,22 +1,22 @@
-"""Routers: actors that hand each message on to one of several others, or to all of them.
+"""Routers: actors that forward each message to one of several others, or to all of them.
 
-A router is spawned like any actor, of a `pool`, whose routees are its children, or of a `group`, whose routees join and leave by
-themselves (`Groups`).  It takes messages of any class.  An ask goes on as the very envelope that it came in: the reply does not pass
-the router, and who waits for whom (`WaitGraph`) goes on with it.
+Spawn a router like any actor, from a `pool`, whose routees are its children, or from a `group`, whose routees join and leave
+(`Groups`).  It takes messages of any class.  It forwards the envelope of an ask, so the reply does not pass the router, and the
+`WaitGraph` follows the question.
 
-Three kinds, all alike from outside:
+There are three kinds with the same interface:
 
-* `Router` picks a routee for each message, at once: one table look-up, one call, one `tell`; no coroutine, nothing kept
+* `Router` picks a routee for each message at once: one table look-up, one call, one `tell`; no coroutine, no state per message
   (0.3 µs for each message and hop on the machine where a bare tell and its handling take 0.2 µs).
-* `BroadcastRouter` tells all.
-* `PullRouter` picks nothing: its messages stay in its own mailbox until a routee is free, so the bound of that mailbox is what holds
-  senders back.  A routee that is to work finds a `Pull` in its mailbox; handling it means taking the oldest message of the router
-  and handling that, with a new `Pull` behind it.  So a routee holds one message at most, has finished one before it takes the
-  next, and what it has not begun with is not lost with it.  The router itself never runs for a message: it is a loop
-  actor that sleeps, and its inbox (`_pull.PullRouter`) is called by the sender's `tell` and by the routee's turn.
+* `BroadcastRouter` tells all routees.
+* `PullRouter` picks no routee: its messages stay in its mailbox until a routee is free, so the bound of that mailbox holds senders
+  back.  A routee gets work as a `Pull` in its mailbox: it takes the router's oldest message, gets a new `Pull` behind it, and handles
+  the message.  So a routee holds at most one message, finishes it before it takes the next, and loses no other if it fails.
+  The router itself never runs for a message: it is a loop actor that sleeps, and the sender's `tell` and the routee's turn call its
+  inbox (`_pull.PullRouter`).
 
-Routees are told apart by labels that survive a restart: the number of a place in the pool, the path of a member of a group.
-That a routee has ended is known from a callback of the runtime, in the same turn, so no message is sent to one that is dead.
+A routee has a label that survives a restart: the number of its place in the pool, or the path of a group's member.
+The runtime calls back in the same turn when a routee ends, so no message goes to a dead one.
 
 Private fields used here: ``Cell._table``, ``Cell._worker``.
 """
@@ -61,40 +61,38 @@ class Routing:
 
     kind: Literal["round robin", "random", "least mailbox", "consistent hash", "broadcast", "pull"]
     key: Callable[[Any], str | bytes | int] | None = None
-    """Of ``consistent hash``: takes a message, gives its key."""
+    """For ``consistent hash``: returns the key of a message."""
     virtual_nodes: int = 0
-    """Of ``consistent hash``: points of each routee on the ring."""
+    """For ``consistent hash``: points of each routee on the ring."""
 
 
 def round_robin() -> Routing:
-    """Give each routee one message in turn.
-
-    Messages of one sender keep their order at each routee and have none across routees.
-    """
+    """Give each routee one message in turn. Messages of one sender keep their order at each routee, not across routees."""
     return Routing("round robin")
 
 
 def at_random() -> Routing:
-    """Give each message to a routee drawn by lot (by the system's ``seed``)."""
+    """Give each message to a random routee (by the system's ``seed``)."""
     return Routing("random")
 
 
 def least_mailbox() -> Routing:
-    """Give each message to the routee that has the least to do: waiting messages, and one more if it is inside an async handler.
+    """Give each message to the routee with the fewest waiting messages; a running async handler counts as one.
 
-    Looks at all routees for each message. For work of uneven length `pull` does better: it decides when somebody is free.
+    Looks at all routees for each message. For work of uneven length `pull` is better: it decides when a routee is free.
     """
     return Routing("least mailbox")
 
 
 def consistent_hash(key: Callable[[Any], str | bytes | int], *, virtual_nodes: int = 100) -> Routing:
-    """Give messages with equal keys to the same routee, so that it can keep what belongs to them.
+    """Give messages with equal keys to the same routee, so that it can keep their state.
 
-    When a pool grows from n to n + 1 routees about one key in n + 1 moves, all of them to the new one; when a routee leaves, only
-    its own keys move.  The same keys go to the same places in every run.  Order per sender and key is kept while the routees stay.
+    When a pool grows from n to n + 1 routees, about one key in n + 1 moves, all of them to the new routee; when a routee leaves, only
+    its keys move.  The same keys go to the same places in every run.  Order per sender and key is kept while the routees stay.
 
     Args:
-        key: takes a message, gives its key; it must not wait. What it raises fails an ask, makes a dead letter of a message and is logged.
+        key: returns the key of a message; it must not wait. If it raises, an ask fails, a message becomes a dead letter, and the error is
+            logged.
         virtual_nodes: points of each routee on the ring, 1 or more: 100 spread keys within about a tenth.
     """
     if not callable(key):
@@ -110,10 +108,10 @@ def broadcast() -> Routing:
 
 
 def pull() -> Routing:
-    """Let routees take the next message when they have finished one; until then it waits in the router's own mailbox.
+    """Let a routee take the next message when it has finished one; until then the message waits in the router's mailbox.
 
-    Spawn the router with a bounded mailbox, and senders wait for the work to be done.  Messages are begun in the order in which they
-    came.  A routee that fails loses the message that it was handling and no other; none is handled twice.
+    If the router has a bounded mailbox, senders wait for the work to be done.  Messages are started in the order in which they came.
+    A routee that fails loses the message that it was handling and no other; none is handled twice.
     """
     return Routing("pull")
 
@@ -127,8 +125,6 @@ def pool(
     mailbox: MailboxPolicy | None = None,
     supervise: Supervision | None = None,
 ) -> Callable[[], Actor[M | Resize]]: ...
-
-
 @overload
 def pool(
     factory: Callable[[M], Awaitable[object]],
@@ -138,8 +134,6 @@ def pool(
     mailbox: MailboxPolicy | None = None,
     supervise: Supervision | None = None,
 ) -> Callable[[], Actor[M | Resize]]: ...
-
-
 def pool(  # type: ignore[misc]  # mypy does not take Any for *Ts
     factory: Callable[..., Any],
     *args: Any,
@@ -148,25 +142,25 @@ def pool(  # type: ignore[misc]  # mypy does not take Any for *Ts
     mailbox: MailboxPolicy | None = None,
     supervise: Supervision | None = None,
 ) -> Callable[[], Actor[Any]]:
-    """Describe a router over children of its own: ``system.spawn(pool(Worker, size=4))``.
+    """Describe a router over its own children: ``system.spawn(pool(Worker, size=4))``.
 
-    A routee that fails starts again as `supervise` says, with its ref and mailbox, and stays in the pool.  One that ends for good
-    leaves it; the pool ends with the last one, so that nobody waits for an empty pool.  ``restart("permanent")`` keeps all.
-    A routee that fails too often is a failure of the router.  `Resize` changes the number of routees.
+    A routee that fails restarts according to `supervise`, with its ref and mailbox, and stays in the pool.  A routee that ends for good
+    leaves it; the pool ends with the last one, so that no sender waits for an empty pool.  ``restart("permanent")`` keeps all.
+    If a routee fails too often, the router fails.  `Resize` changes the number of routees.
 
-    Where the routee picked is full (``mailbox``, see `bounded`), the next one with room gets the message; with `consistent_hash`, and if
-    all are full, it is a dead letter.  Asks wait for room at the routee picked if its policy is to wait; else they move on like messages.
+    If the chosen routee is full (``mailbox``, see `bounded`), the next one with room gets the message; with `consistent_hash`, or if all
+    are full, it becomes a dead letter.  An ask waits for room at the chosen routee if its policy is ``wait``, or moves on like a message.
 
     Args:
         factory: makes a routee, as for `ActorSystem.spawn`.
         args: for the factory.
-        size: routees at the start, 1 or more.
-        routing: `round_robin` if left out.
-        mailbox: of each routee; left out, unbounded. That of the router is an argument of ``spawn``.
-        supervise: of each routee; left out, ``restart()``: after failures.
+        size: the initial number of routees, 1 or more.
+        routing: the default is `round_robin`.
+        mailbox: of each routee; the default is unbounded. The router's own mailbox is an argument of ``spawn``.
+        supervise: of each routee; the default is ``restart()``: after failures.
 
     Raises:
-        ConfigurationError: a size below 1, or something else than a `Routing`.
+        ConfigurationError: the size is below 1, or `routing` is not a `Routing`.
 
     Example:
         >>> import trio
@@ -197,13 +191,12 @@ def pool(  # type: ignore[misc]  # mypy does not take Any for *Ts
 def group(topic: Hashable, *, routing: Routing | None = None) -> Callable[[], Actor[Any]]:
     """Describe a router over the members of a topic: ``system.spawn(group("prices", routing=broadcast()))``.
 
-    Whoever joins or leaves (``system.groups``), ends included, does so for the router at once.  While there is no member a message is
-    a dead letter and an ask fails, except with `pull`, where they wait.  What `pool` says of full mailboxes is true here.  With `pull`,
-    members must be actors of this system.
+    A change of the members (``system.groups``) takes effect at once.  Without members a message becomes a dead letter and an ask fails;
+    with `pull` both wait.  Full mailboxes are handled as in a `pool`.  With `pull`, members must be actors of this system.
 
     Args:
         topic: any hashable value.
-        routing: `round_robin` if left out.
+        routing: the default is `round_robin`.
     """
     return _factory(routing, lambda: GroupMembers(topic))
 
@@ -236,7 +229,7 @@ class _Picker(ABC):
         """Return the routee for this message."""
 
     def others(self, ref: Any) -> Iterable[Any]:
-        """List those who may take a message that `ref` has no room for."""
+        """List the routees that may take a message for which `ref` has no room."""
         at = self.routees.index(ref)
         return self.routees[at + 1 :] + self.routees[:at]
 
@@ -263,13 +256,13 @@ class _RoundRobin(_Picker):
 
 
 class _AtRandom(_Picker):
-    def __init__(self, lot: random.Random) -> None:
+    def __init__(self, rng: random.Random) -> None:
         super().__init__()
-        self._draw = lot.random
+        self._draw = rng.random
 
     def pick(self, message: Any) -> Any:
         routees = self.routees
-        # A third of what random.choice() takes.
+        # A third of the cost of random.choice().
         return routees[int(self._draw() * len(routees))]
 
 
@@ -322,7 +315,7 @@ class _Ring(_Picker):
 
 
 def _hash(key: str | bytes | int) -> int:
-    """Place a key on the ring; the same in every process, which Python's own hash of text is not."""
+    """Place a key on the ring; the same in every process, unlike Python's hash of text."""
     if isinstance(key, str):
         data = b"s" + key.encode()
     elif isinstance(key, bytes):
@@ -334,10 +327,10 @@ def _hash(key: str | bytes | int) -> int:
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "big")
 
 
-def _picker(routing: Routing, lot: random.Random) -> _Picker:
+def _picker(routing: Routing, rng: random.Random) -> _Picker:
     match routing.kind:
         case "random":
-            return _AtRandom(lot)
+            return _AtRandom(rng)
         case "least mailbox":
             return _LeastMailbox()
         case "consistent hash":
@@ -348,7 +341,7 @@ def _picker(routing: Routing, lot: random.Random) -> _Picker:
 
 
 class Router(RouterBase):
-    """Hands each message to one routee, see `pool` and `group`."""
+    """Forwards each message to one routee, see `pool` and `group`."""
 
     routing: Routing
 
@@ -379,7 +372,7 @@ class Router(RouterBase):
             self._move_on(m, routee, full)
 
     def on_ask(self, question: Ask) -> None:
-        """Hand on the envelope, so that the reply goes straight to the asker."""
+        """Forward the envelope, so that the reply goes straight to the asker."""
         if question.settled:
             return
         if type(question.message) is Resize:
@@ -422,7 +415,7 @@ class Router(RouterBase):
 
 
 class BroadcastRouter(RouterBase):
-    """Hands each message to all routees, see `broadcast`."""
+    """Forwards each message to all routees, see `broadcast`."""
 
     def begin(self) -> None:
         self._routees: dict[Ref[Any], None] = {}
@@ -448,7 +441,7 @@ class BroadcastRouter(RouterBase):
                 self.system.dead_letter(m, routee, "mailbox full")
 
     def on_ask(self, question: Ask) -> None:
-        """Refuse: of several answers none is the answer."""
+        """Refuse: several answers are no answer."""
         path = self.ref.path
         kind = type(question.message).__name__
         what = f"{path} broadcasts, so the ask of {kind} has no single answer; tell it, or use another routing"
@@ -456,7 +449,7 @@ class BroadcastRouter(RouterBase):
 
 
 def _route_envelopes(kind: Any) -> None:
-    """Let a router see asks as they came, and never be called inside its asker's task, where there is no envelope."""
+    """Give a router the envelopes of asks, and no inline calls, which have no envelope."""
     kind._table.update({Ask: kind.on_ask, ThreadAsk: kind.on_ask, None: {}})
 
 

@@ -1,7 +1,7 @@
-"""When a child ends: who starts again, how often, and what is told upwards.
+"""Supervision policies: who restarts when a child ends, how often, and what the parent learns.
 
-Decisions only; carrying them out is in `levada.framework._runtime.lifecycle`.  A decision is made by the runtime from the parent's
-settings, not by a message to the parent, so a busy parent delays nothing and back-off holds up no mailbox.
+This module decides; `levada.framework._runtime.lifecycle` carries it out.  The runtime decides from the parent's settings and sends
+the parent no message, so a busy parent delays no restart and back-off holds up no mailbox.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ Kind = Literal["permanent", "transient", "temporary"]
 
 @attrs.frozen
 class RestartPolicy:
-    """Which ends of a child are followed by a new start. Made by `restart`."""
+    """When a child restarts. Made by `restart`."""
 
     kind: Kind
-    """``permanent``: after each; ``transient``: after failure, kill or loss; ``temporary``: after none."""
+    """``permanent``: after every end; ``transient``: after failure, kill or loss; ``temporary``: never."""
     max: int
-    """Restarts within `within` seconds; one more is a failure of the parent."""
+    """The most restarts within `within` seconds; with one more the parent fails."""
     within: float
     """Seconds."""
     backoff: tuple[float, float]
-    """Seconds before the second restart in a row, and the most; doubles from one to the other."""
+    """Seconds before the second restart in a row, and the maximum; the wait doubles from one to the other."""
     jitter: float
-    """Share of the back-off that is drawn by lot, 0 to 1."""
+    """The random share of the back-off, 0 to 1."""
     resume: tuple[type[BaseException], ...]
-    """Errors after which the actor just goes on with its state and its next message."""
+    """Errors after which the actor keeps its state and goes on with its next message."""
 
 
 Supervision = Literal["stop", "escalate"] | RestartPolicy
-"""What a failure of a child does: it stops (the default; logged), it is the parent's failure too, or see `restart`."""
+"""After a failure the child stops (the default; logged), its parent fails too, or it restarts, see `restart`."""
 
 
 def restart(
@@ -58,17 +58,17 @@ def restart(
     jitter: float = 0.2,
     resume: Sequence[type[BaseException]] = (),
 ) -> RestartPolicy:
-    """Start a child again when it ends: same ref, same mailbox, a new object from the same factory.
+    """Restart a child when it ends: same ref, same mailbox, a new object from the same factory.
 
     The message that failed is dropped (delivery is at most once) and given to `Actor.restarting`.
 
     Args:
-        kind: which ends count, see `RestartPolicy.kind`.
-        max: so many restarts…
-        within: …in so many seconds; one more, and the child ends for good and its parent fails.
-        backoff: seconds to wait before the second restart in a row and at most; the first is at once.
-        jitter: up to this share of the wait is taken off by lot, so that many children do not come back in step.
-        resume: errors that do not end the actor at all.
+        kind: after which ends, see `RestartPolicy.kind`.
+        max: the most restarts…
+        within: …in this many seconds. With one more the child ends for good and its parent fails.
+        backoff: seconds to wait before the second restart in a row, and the maximum; the first restart is immediate.
+        jitter: a random share of the wait, up to this, is taken off, so that many children do not restart in step.
+        resume: errors that do not end the actor.
 
     Raises:
         ConfigurationError: a value out of its range.
@@ -84,7 +84,7 @@ def restart(
 
 @attrs.frozen
 class Strategy:
-    """Which siblings start again together with a child that failed. Made by `one_for_one`, `one_for_all`, `rest_for_one`."""
+    """Which siblings restart with a child that failed. Made by `one_for_one`, `one_for_all`, `rest_for_one`."""
 
     scope: Literal["one", "all", "rest"]
     """The child alone; all supervised children; the child and those started after it."""
@@ -95,20 +95,20 @@ class Strategy:
 
 
 def one_for_one() -> Strategy:
-    """Restart a child that failed and nobody else; each child's own `restart` policy limits how often."""
+    """Restart only the child that failed; each child's own `restart` policy limits how often."""
     return Strategy("one")
 
 
 def one_for_all(*, max: int = 5, within: float = 10.0) -> Strategy:
-    """Restart all supervised children when one fails: they share state that only makes sense together.
+    """Restart all supervised children when one fails, because their states belong together.
 
-    The others are stopped in reverse order of start, then all start in order. Counted once for the group.
+    The others stop in reverse order of start, then all start in order. This counts as one restart of the group.
     """
     return Strategy("all", max, within)
 
 
 def rest_for_one(*, max: int = 5, within: float = 10.0) -> Strategy:
-    """Restart a child that failed and those started after it, which were built on it."""
+    """Restart a child that failed, and the children started after it, which depend on it."""
     return Strategy("rest", max, within)
 
 
@@ -130,31 +130,29 @@ def child(
     mailbox: MailboxPolicy | None = None,
     supervise: Supervision | None = None,
 ) -> ChildSpec:
-    """Describe a child for a `Supervisor`: what `Actor.spawn` takes; supervised by ``restart("transient")`` unless said otherwise."""
+    """Describe a child for a `Supervisor`. Arguments as for `Actor.spawn`; `supervise` defaults to ``restart("transient")``."""
     return ChildSpec(factory, args, name, mailbox, supervise if supervise is not None else restart())
 
 
+@attrs.define(eq=False, weakref_slot=False)
 class Supervised:
-    """What is remembered about a child that may start again."""
+    """The record of a supervised child."""
 
-    __slots__ = ("args", "factory", "policy", "times")
-
-    def __init__(self, factory: Callable[..., Any], args: tuple[Any, ...], policy: Supervision) -> None:
-        self.factory = factory
-        self.args = args
-        self.policy: Supervision = policy
-        self.times: deque[float] = deque()
+    factory: Callable[..., Any]
+    args: tuple[Any, ...]
+    policy: Supervision
+    times: deque[float] = attrs.field(factory=deque, init=False)
 
 
 def wants_restart(policy: RestartPolicy, reason: Reason) -> bool:
-    """Say whether this kind of child starts again after `reason`."""
+    """Whether this kind of child restarts after `reason`."""
     if policy.kind == "permanent":
         return True
     return policy.kind == "transient" and isinstance(reason, Failed | Killed | Lost)
 
 
 def resumes(policy: Supervision, error: BaseException) -> bool:
-    """Say whether the actor just goes on; of a group, all parts must be of the kinds to resume from."""
+    """Whether the actor goes on after `error`; in a group, every part must be an error to resume from."""
     if not isinstance(policy, RestartPolicy) or not policy.resume:
         return False
     if isinstance(error, BaseExceptionGroup):
@@ -163,18 +161,18 @@ def resumes(policy: Supervision, error: BaseException) -> bool:
 
 
 def record(times: deque[float], now: float, *, max: int, within: float) -> bool:
-    """Count one restart at `now`; say whether it is within the intensity."""
+    """Count one restart at `now`; return whether it is within the intensity."""
     times.append(now)
     while times[0] <= now - within:
         times.popleft()
     return len(times) <= max
 
 
-def delay(policy: RestartPolicy, in_a_row: int, lot: random.Random) -> float:
-    """Seconds to wait before the restart that is number `in_a_row` (1: the first) within the policy's window."""
+def delay(policy: RestartPolicy, in_a_row: int, rng: random.Random) -> float:
+    """Return the seconds to wait before restart number `in_a_row` (1: the first) within the policy's window."""
     first, most = policy.backoff
     if in_a_row < 2 or first == 0.0:
         return 0.0
-    # The exponent is capped: 2 ** 1100 is no float.
+    # The exponent is capped, because 2 ** 1100 overflows a float.
     wait: float = min(most, first * 2.0 ** min(in_a_row - 2, 64))
-    return wait * (1.0 - policy.jitter * lot.random())
+    return wait * (1.0 - policy.jitter * rng.random())

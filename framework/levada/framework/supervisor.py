@@ -1,7 +1,7 @@
-"""`Supervisor`: an actor that does nothing but start children and keep them running, as described in a list.
+"""`Supervisor`: an actor that only starts children from a list and keeps them running.
 
-Any actor can have supervised children (``self.spawn(…, supervise=restart())``).  This one is for the levels of a tree that have
-no other task, so that what must be robust holds no state of its own that could go wrong.
+Any actor can have supervised children (``self.spawn(…, supervise=restart())``).  A `Supervisor` is for the levels of a tree with no
+other task: it has no state of its own that could go wrong.
 
 Private fields used here: ``Cell._extras``.
 """
@@ -31,9 +31,9 @@ logger = logging.getLogger("levada.framework.supervisor")
 
 @attrs.frozen
 class StartChild(Asks[Ref[Any]]):
-    """Ask a `Supervisor` to start one more child, behind the others; the answer is its ref.
+    """Ask a `Supervisor` to start one more child, after the others; the answer is its ref.
 
-    What goes wrong (`NameTaken`, whatever the factory raises) is the answer too: the supervisor itself goes on.
+    If that fails (`NameTaken`, or the factory raises), the asker gets the error and the supervisor goes on.
     """
 
     spec: ChildSpec
@@ -42,14 +42,14 @@ class StartChild(Asks[Ref[Any]]):
 
 @attrs.frozen
 class StopChild(Asks[bool]):
-    """Ask a `Supervisor` to end a child for good, whatever its policy; the answer says whether there was one.
+    """Ask a `Supervisor` to end a child for good, whatever its policy; the answer says whether it had such a child.
 
-    The child ends after its running handler and is killed if that takes longer than ``stop_timeout`` (a setting of the system).
-    Until it has ended the supervisor handles no other message; restarts of its children are not held up.
+    The child ends after its running handler, and is killed if that takes longer than ``stop_timeout`` (a setting of the system).
+    Until then the supervisor handles no other message; restarts of its children go on.
     """
 
     name: str
-    """As given in its `child` spec."""
+    """The name in its `child` spec."""
 
 
 @attrs.frozen
@@ -68,18 +68,18 @@ def _specs(specs: Sequence[ChildSpec]) -> tuple[ChildSpec, ...]:
 
 
 class Supervisor(Actor[StartChild | StopChild | Children]):
-    """Starts the children it is given, in order, and starts them again as their policies and its strategy say.
+    """Starts children in order, and restarts them according to their policies and its strategy.
 
-    A child that fails more often than it may is a failure of the supervisor, and so goes up the tree: spawn a supervisor
-    with ``supervise=restart()`` to start the whole subtree again, or with ``supervise="escalate"`` to pass the failure on.
-    When the supervisor starts again it has the children of its list; those added by `StartChild` are gone.
+    If a child fails too often, the supervisor fails: spawn it with ``supervise=restart()`` to restart the whole subtree, or with
+    ``supervise="escalate"`` to pass the failure on.
+    A restarted supervisor starts the children of its list; children added by `StartChild` are gone.
 
     Args:
-        children: what to start, made by `child`.
-        strategy: who starts again together: `one_for_one`, `one_for_all` or `rest_for_one`.
+        children: the children to start, made by `child`.
+        strategy: who restarts together: `one_for_one`, `one_for_all` or `rest_for_one`.
 
     Raises:
-        ConfigurationError: something else than a `ChildSpec`, or one name twice.
+        ConfigurationError: a child is not a `ChildSpec`, or two have the same name.
 
     Example:
         >>> import trio
@@ -111,9 +111,9 @@ class Supervisor(Actor[StartChild | StopChild | Children]):
     """
 
     specs: Sequence[ChildSpec] = attrs.field(default=(), converter=_specs)
-    """The children that it starts with."""
+    """The initial children."""
     strategy: Strategy = attrs.field(factory=one_for_one, validator=attrs.validators.instance_of(Strategy))
-    """Who starts again together."""
+    """Who restarts together."""
 
     def started(self) -> None:
         """Start the children."""
@@ -157,7 +157,7 @@ class Supervisor(Actor[StartChild | StopChild | Children]):
         return self.spawn(spec.factory, *spec.args, name=spec.name, mailbox=spec.mailbox, supervise=spec.supervise)
 
     def _refuse(self, m: StartChild, error: Exception) -> None:
-        """Answer with an error; where nobody asked, log it."""
+        """Fail the ask; log the error of a tell."""
         try:
             reply = self.reply_later()
         except ActorError:

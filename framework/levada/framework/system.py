@@ -33,7 +33,7 @@ from ._runtime.tokens import START, Stop
 from .actor import Actor
 from .actor import actor as function_actor
 from .errors import ActorError, ActorStopped, ConfigurationError, LevadaError, MailboxFull, NameTaken, wrong_thread
-from .events import DeadLetters, EventStream, Sparingly
+from .events import DeadLetters, EventStream, RateLimitedLog
 from .handlers import find_handler
 from .links import CANCELLED, KILLED, SHUTDOWN
 from .mailbox import MailboxPolicy, unbounded
@@ -58,7 +58,7 @@ _SET_ON_ENTERING: Final = frozenset(
 )
 
 PHASES: Final[tuple[Phase, ...]] = ("accept", "drain", "close", "flush")
-"""The end of a system, in this order: take nothing new; let actors finish; close what is open; write out what is buffered."""
+"""The phases of a system's end, in order: accept nothing new; let actors finish; close connections; flush buffers."""
 
 
 @attrs.frozen
@@ -70,43 +70,43 @@ class Statistics:
     spawned: int
     stopped: int
     failures: int
-    """Exceptions out of handlers, hooks and tasks."""
+    """Exceptions from handlers, hooks and tasks."""
     unsupervised: int
-    """Actors that a failure ended without a supervisor: they were spawned with ``supervise="stop"``, the default."""
+    """Actors that failed without a supervisor: spawned with ``supervise="stop"``, the default."""
     restarts: int
     dead_letters: int
     unhandled: int
     late_replies: int
-    """Answers that came when nobody waited any more."""
+    """Answers that came when the asker no longer waited."""
     slow_turns: int
     waiting: int
     """Handlers that wait now; each is a trio task."""
     workers: int
     ready: int
-    """Actors with messages that no worker has taken up yet."""
+    """Actors in the run queue."""
     timers: int
 
 
 class _Root(Actor[Any]):
-    """Parent of the actors that the program spawns itself."""
+    """The parent of the actors that the program spawns."""
 
 
 class ActorSystem:
     """Actors, and the trio nursery that they live in: ``async with ActorSystem() as system``.
 
-    Leaving the block ends all actors, in four phases (`PHASES`), each with a deadline; then whatever is left is killed.  It does so
-    after the body's end, its exception, Ctrl-C, or an error that no supervisor could deal with; that error then comes out of
-    the block.  If the scope around the block is cancelled, the phases are left out.  Nothing outlives the block.
+    Leaving the block ends all actors in four phases (`PHASES`), each with a deadline, and kills the rest.  This happens at the end of
+    the body, after its exception, Ctrl-C, or an error that no supervisor handled; that error then comes out of the block.
+    If the scope around the block is cancelled, the phases are skipped.  Nothing outlives the block.
 
     Args:
         name: for logs.
-        ask_timeout: seconds that `Ref.ask` waits unless told otherwise; ``None``: for ever.
+        ask_timeout: the default timeout of `Ref.ask` in seconds; ``None``: no limit.
         shutdown: seconds for each phase.
-        stop_timeout: seconds that one actor has for its hooks, and a stopping child before it is killed.
-        slow_handler: seconds without a yield after which the alarm for handlers is given (a log line and `SlowHandler`).
-        max_waiting: handlers that may wait at a time, each costs a trio task (about 5 kB); one more fails.
+        stop_timeout: seconds that an actor has for its hooks, and a stopping child before it is killed.
+        slow_handler: seconds without a yield after which a handler is reported (a log line and `SlowHandler`).
+        max_waiting: how many handlers may wait at a time, each costs a trio task (about 5 kB); one more fails.
         blocking_threads: threads for `blocking` handlers.
-        thread_inbox: messages from other threads that may be on their way at a time.
+        thread_inbox: how many messages from other threads may be on their way at a time.
         strict: check each `tell` for the wrong thread or run and for floods; for tests, three times the cost.
         seed: for jitter and random routing; ``None``: from the operating system.
     """
@@ -138,7 +138,7 @@ class ActorSystem:
         self.random = random.Random(seed)
         self.counters = Counters()
         self.events = EventStream()
-        """Subscribe to what happens: `EventStream`."""
+        """The event stream, see `EventStream`."""
         self.registry = Registry(self)
         """Actors by unique name: `Registry`."""
         self.groups = Groups(self)
@@ -151,7 +151,7 @@ class ActorSystem:
         self._shutdown = shutdown
         self._clock = _clock
         self._dead_letters = DeadLetters(self.events)
-        self.log_unhandled = Sparingly("unhandled message")
+        self.log_unhandled = RateLimitedLog("unhandled message")
         self._numbers = itertools.count(1)
         self._phase_calls: dict[Phase, dict[object, Callable[[], Awaitable[object]]]] = {phase: {} for phase in PHASES}
         self._phase: Phase | Literal["new", "running", "over"] = "new"
@@ -183,12 +183,10 @@ class ActorSystem:
         if self._phase != "new":
             raise ConfigurationError(f"the system {self.name!r} was entered before; make a new one")
         if not trio.lowlevel.in_trio_run():
-            raise ConfigurationError(
-                "an actor system runs on trio, and nothing here does: start the program by trio.run(main)"
-            )
+            raise ConfigurationError("an actor system runs on trio: start the program with trio.run(main)")
         self._phase = "running"
-        # Two nurseries: cancellation from around reaches the block's body, which is inside the outer one; the actors are in
-        # the inner one, which is shielded, so the end comes to them through `__aexit__` and in order.
+        # Two nurseries: an outside cancellation reaches the block's body in the outer one. The actors are in the inner one,
+        # which is shielded, so `__aexit__` ends them in order.
         self._around = trio.open_nursery()
         self._outer = await self._around.__aenter__()
         held = trio.Event()
@@ -226,7 +224,7 @@ class ActorSystem:
             with self._patience:
                 await self._end_in_phases()
         except BaseException as hurry:
-            # Ctrl-C once more, or the scope around was cancelled: no more patience.
+            # A second Ctrl-C, or the scope around was cancelled: skip the phases.
             second = hurry
         cancelled = second is not None and split_cancelled(second)[0] is not None
         self.lifecycle.request(self.root, CANCELLED if cancelled else KILLED, cancel=True, final=True)
@@ -238,27 +236,19 @@ class ActorSystem:
         try:
             await self._around.__aexit__(None, None, None)
         except BaseException as late:
-            second = second or late  # all tasks have ended all the same
+            second = second or late  # all tasks have ended in any case
         failed, letters = self.counters.unsupervised, self._dead_letters.count
         if failed or letters:
-            logger.log(
-                logging.WARNING if failed else logging.INFO,
-                "%s ended with %d unsupervised failures and %d dead letters",
-                self.name,
-                failed,
-                letters,
-                extra={"event": "ended"},
-            )
+            what = "%s ended with %d unsupervised failures and %d dead letters"
+            level = logging.WARNING if failed else logging.INFO
+            logger.log(level, what, self.name, failed, letters, extra={"event": "ended"})
         return self._raise_what_ended(error, second)
 
     def _raise_what_ended(self, error: BaseException | None, second: BaseException | None) -> bool:
         errors: list[BaseException] = []
         for one in (error, second, self.fatal):
-            if (
-                one is not None
-                and one not in errors
-                and (not isinstance(one, trio.Cancelled) or not (self.fatal or errors))
-            ):
+            counts = not isinstance(one, trio.Cancelled) or not (self.fatal or errors)
+            if one is not None and one not in errors and counts:
                 errors.append(one)
         if not errors:
             return True
@@ -280,9 +270,8 @@ class ActorSystem:
                         self.root.admit(Stop(SHUTDOWN, final=True))
                         await self._root_gone.wait()
             if scope.cancelled_caught:
-                logger.warning(
-                    "%s: %s took longer than %g s", self.name, phase, self._shutdown, extra={"event": "phase_late"}
-                )
+                what = "%s: %s took longer than %g s"
+                logger.warning(what, self.name, phase, self._shutdown, extra={"event": "phase_late"})
 
     async def _call_in_phase(self, phase: Phase, function: Callable[[], Awaitable[object]]) -> None:
         try:
@@ -293,10 +282,10 @@ class ActorSystem:
                 self.fatal = error
 
     def at_end(self, phase: Phase, function: Callable[[], Awaitable[object]]) -> Callable[[], None]:
-        """Call an async function in a phase of the end, beside the others of that phase; its error comes out of the block.
+        """Call an async function in a phase of the end, concurrently with others; its error comes out of the block.
 
         Returns:
-            What takes it back; harmless when it has been called, or taken back before.
+            A function that undoes this, at any time.
 
         Raises:
             ConfigurationError: no such phase.
@@ -326,7 +315,6 @@ class ActorSystem:
         mailbox: MailboxPolicy | None = None,
         supervise: Supervision = "stop",
     ) -> Ref[M]: ...
-
     @overload
     def spawn(
         self,
@@ -336,7 +324,6 @@ class ActorSystem:
         mailbox: MailboxPolicy | None = None,
         supervise: Supervision = "stop",
     ) -> Ref[M]: ...
-
     def spawn(  # type: ignore[misc]  # mypy does not take Any for *Ts
         self,
         factory: Callable[..., Any],
@@ -345,22 +332,22 @@ class ActorSystem:
         mailbox: MailboxPolicy | None = None,
         supervise: Supervision = "stop",
     ) -> Ref[Any]:
-        """Start an actor; its `Actor.started` runs before its first message, soon.
+        """Start an actor; its `Actor.started` runs soon, before its first message.
 
         Args:
-            factory: an `Actor` class, or anything that makes a new actor object when called with `args` (keyword arguments by
-                `functools.partial`); it is called again at each restart. Or an async function of one message.
+            factory: an `Actor` class, or any function that makes a new actor object from `args` (use `functools.partial` for
+                keyword arguments); each restart calls it again. Or an async function of one message.
             args: for the factory.
-            name: unique among its siblings, part of its path; left out, a number.
-            mailbox: see `bounded`; left out, unbounded.
-            supervise: what follows a failure: ``"stop"`` (logged, watchers are told), ``"escalate"`` (the parent fails too; from
-                a top-level actor, the error comes out of the system's block) or `restart`.
+            name: unique among its siblings, part of its path; the default is a number.
+            mailbox: see `bounded`; the default is unbounded.
+            supervise: after a failure, ``"stop"`` (log it, tell watchers), ``"escalate"`` (the parent fails too; from a top-level
+                actor the error comes out of the system's block) or `restart`.
 
         Raises:
             NameTaken: a living sibling has the name.
             ActorStopped: the system, or the parent, is ending.
             ConfigurationError: the factory made no actor; a name with a slash.
-            Exception: whatever the factory raises, the first time; later it is a failure of the actor.
+            Exception: the factory raised. At a restart, this is a failure of the actor instead.
         """
         ref: Ref[Any] = self.spawn_below(self.root, factory, args, name, mailbox, supervise)
         return ref
@@ -401,7 +388,7 @@ class ActorSystem:
         supervise: Supervision,
         adopted: bool = False,
     ) -> Cell:
-        """Make an actor object the actor of a new cell below `parent`, which is running."""
+        """Make an actor object the actor of a new cell below `parent`, which must be running."""
         family = parent._extras
         if family is None or family.children is None:
             family = parent.make_extras()
@@ -433,7 +420,7 @@ class ActorSystem:
         return cell
 
     def lookup(self, path: str) -> Ref[Any] | None:
-        """Find a living actor by its path of names, for example ``"/desk/prices"``."""
+        """Return the living actor at a path of names, for example ``"/desk/prices"``, or None."""
         cell = self.root
         for name in path.strip("/").split("/"):
             names = cell._extras.names if cell._extras is not None else None
@@ -443,19 +430,12 @@ class ActorSystem:
         return cell
 
     def statistics(self) -> Statistics:
-        """Return the counters as they are now."""
+        """Return the current counters."""
         counters, scheduler = self.counters, self.scheduler
         return Statistics(
+            **attrs.asdict(counters),
             actors=counters.spawned - counters.stopped + (self.root.phase is STOPPED),
-            spawned=counters.spawned,
-            stopped=counters.stopped,
-            failures=counters.failures,
-            unsupervised=counters.unsupervised,
-            restarts=counters.restarts,
             dead_letters=self._dead_letters.count,
-            unhandled=counters.unhandled,
-            late_replies=counters.late_replies,
-            slow_turns=counters.slow_turns,
             waiting=scheduler.waiting,
             workers=len(scheduler.workers),
             ready=len(scheduler.ready),
@@ -470,21 +450,17 @@ class ActorSystem:
                     held.set()
                     await trio.sleep_forever()
         except BaseException as error:
-            # The workers have ended with the task that failed, so no actor will ever say that it has ended.
-            self.scheduler.parked = False  # hence nobody is woken
+            # The workers have ended with the failed task, so no actor will report its end.
+            self.scheduler.parked = False  # so no call wakes a worker
             self.crash(error)
             self._root_gone.set()
 
     def start_task(self, function: Callable[..., Awaitable[object]], *args: Any, name: str) -> None:
-        """Run a task of the runtime in the system's nursery. If it raises, which it must not, that is the end of the system."""
+        """Run a task of the runtime in the system's nursery. It must not raise: an error ends the system."""
         self._nursery.start_soon(function, *args, name=name)
 
     def check_thread(self, what: str) -> None:
-        """Refuse what another thread asks for.
-
-        Raises:
-            WrongThread: this is not the thread of the system.
-        """
+        """Raise `WrongThread` unless this is the thread of the system."""
         if get_ident() != self.scheduler.thread:
             raise wrong_thread(what)
 
@@ -493,21 +469,21 @@ class ActorSystem:
         self._dead_letters.add(message, to, why)
 
     def crash(self, error: BaseException) -> None:
-        """End the system because of an error that nobody below could deal with; the first one comes out of the block."""
+        """End the system because of an error that no supervisor handled; the first one comes out of the block."""
         if self.fatal is None:
             self.fatal = error
         elif self.fatal is not error:
             logger.error("%s: one more error while it ends", self.name, exc_info=error)
         self._body.cancel()
         if self._phase in PHASES and not isinstance(error, Exception):
-            self._patience.cancel()  # Ctrl-C once more
+            self._patience.cancel()  # a second Ctrl-C
 
     def root_ended(self) -> None:
-        """All actors have ended."""
+        """Note that all actors have ended."""
         self._root_gone.set()
 
     def strict_check(self, cell: Cell, message: Any) -> None:
-        """Look for mistakes that would go unnoticed until they hurt."""
+        """Check a `tell` for a wrong thread, a flood, and a missing handler."""
         if get_ident() != self.scheduler.thread:
             raise cell.wrong_thread_error("tell")
         self.observe.count_tell(cell)
@@ -519,21 +495,19 @@ class ActorSystem:
                 raise ActorError(what, actor=cell.path)
 
     def strict_answer(self, cell: Cell, question: Any, answer: Any) -> Any:
-        """Give an answer back if it is what the class of its question promises."""
+        """Return the answer, or raise if it does not have the type that the class of its question promises."""
         if isinstance(question, Asks):
             wanted = reply_type(type(question))
             if not fits(answer, wanted):
                 promise = f"Asks[{getattr(wanted, '__name__', wanted)}]"
                 kind = type(question).__name__
-                raise ActorError(
-                    f"{cell.path} answered {kind} with a {type(answer).__name__}, but {kind} is {promise}",
-                    actor=cell.path,
-                )
+                what = f"{cell.path} answered {kind} with a {type(answer).__name__}, but {kind} is {promise}"
+                raise ActorError(what, actor=cell.path)
         return answer
 
 
 async def _wait_patiently(event: trio.Event) -> KeyboardInterrupt | None:
-    """Wait for what is certain to come; Ctrl-C meanwhile cuts nothing short and is given back."""
+    """Wait for an event that is certain to come; return a Ctrl-C that came meanwhile."""
     interrupt = None
     with trio.CancelScope(shield=True):
         while not event.is_set():
@@ -545,7 +519,7 @@ async def _wait_patiently(event: trio.Event) -> KeyboardInterrupt | None:
 
 
 def _as_factory(factory: Callable[..., Any]) -> Callable[..., Any]:
-    """Let an async function of one message stand for an actor."""
+    """Turn an async function of one message into an actor class."""
     if inspect.iscoroutinefunction(factory):
         return function_actor(factory)
     if not callable(factory):
@@ -554,9 +528,9 @@ def _as_factory(factory: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class ThreadInbox:
-    """Messages from threads that do not run trio: a queue and one wake-up for many of them.
+    """Messages from threads that do not run trio: a queue, with one wake-up for many messages.
 
-    A call into trio costs 5 µs and a round trip 48 µs; a queue whose wake-up is asked for once costs under 1 µs a message.
+    A call into trio costs 5 µs and a round trip 48 µs; a queue with one wake-up costs under 1 µs a message.
     """
 
     def __init__(self, system: ActorSystem, token: trio.lowlevel.TrioToken, limit: int) -> None:
@@ -575,23 +549,18 @@ class ThreadInbox:
             return False
 
     def put(self, cell: Cell, message: Any) -> None:
-        """Send a message on its way; any thread."""
+        """Send a message; from any thread."""
         if self._closed:
-            question = message.message if isinstance(message, Ask) else message
-            raise stopped_error(cell, SHUTDOWN, question)
+            raise stopped_error(cell, SHUTDOWN, message.message if isinstance(message, Ask) else message)
         line = cell.line
         if len(self._queue) + (len(line) if line else 0) >= self._limit:
             question = message.message if isinstance(message, Ask) else message
-            raise MailboxFull(
-                f"{self._limit} messages from threads are on their way to {cell.path} (raise thread_inbox, or send fewer)",
-                actor=cell.path,
-                capacity=self._limit,
-                message=question,
-            )
+            what = f"{self._limit} messages from threads are on their way to {cell.path} (raise thread_inbox, or send fewer)"
+            raise MailboxFull(what, actor=cell.path, capacity=self._limit, message=question)
         self._send((cell, message))
 
     def call(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Call a function in the system's thread, soon; any thread, also in a finaliser."""
+        """Call a function in the system's thread, soon; from any thread, also in a finaliser."""
         if not self._closed:
             self._send((None, (function, arguments)))
 
@@ -606,7 +575,7 @@ class ThreadInbox:
 
     @enable_ki_protection
     def _deliver(self) -> None:
-        # Cleared first: what is queued from now on asks for a wake-up of its own.
+        # Cleared first: later entries ask for their own wake-up.
         self._woken = False
         queue = self._queue
         for _ in range(min(len(queue), 1000)):
@@ -624,7 +593,7 @@ class ThreadInbox:
                         full = isinstance(error, MailboxFull)
                         self._system.dead_letter(message, cell, "mailbox full" if full else str(error))
                 except Exception:
-                    # The key of a conflating mailbox is code of the user, and the thread that sent this has gone on.
+                    # The key function is the user's code, and the sending thread has gone on.
                     logger.exception("%s: no key for a message from a thread", cell.path, extra={"actor": cell.path})
                     self._system.dead_letter(message, cell, "no key")
         if queue and not self._woken:
@@ -632,7 +601,7 @@ class ThreadInbox:
             self._token.run_sync_soon(self._deliver)
 
     def close(self) -> None:
-        """The system is over: questions on their way fail, messages are dead letters."""
+        """Fail questions on their way and turn messages into dead letters: the system is over."""
         self._closed = True
         while self._queue:
             cell, message = self._queue.popleft()

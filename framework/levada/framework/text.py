@@ -1,4 +1,4 @@
-"""Text from outside, made fit for a log line, an error text or a terminal."""
+"""Making untrusted text safe for logs, error texts and terminals."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ __all__ = ["printable"]
 
 
 def printable(text: str | bytes, limit: int = 512) -> str:
-    r"""Return a text as one line that shows what it holds and does nothing to the terminal it is written to.
+    r"""Return a text as one printable line, safe to write to a terminal. Never raises.
 
-    Everything that `str.isprintable` refuses is written as in a Python literal: control characters (among them ESC and line ends),
-    bidirectional overrides, separators of lines and paragraphs, lone surrogates. So is a byte that is not UTF-8. It never raises.
+    Characters that `str.isprintable` refuses are escaped as in a Python literal: control characters (ESC and line ends among them),
+    bidirectional overrides, line and paragraph separators, lone surrogates. So are bytes that are not UTF-8.
 
     Args:
-        text: text of a peer, or its UTF-8.
-        limit: characters that are returned at most; what is cut off leaves an ellipsis. It also bounds the work.
+        text: a peer's text, or its UTF-8.
+        limit: the most characters to return; longer text ends in an ellipsis. It also bounds the work.
 
     Example:
         >>> print(printable("bye\nERROR all is lost"))

@@ -1,11 +1,11 @@
 """Time for actors: one heap and one task for a whole system, and the keyed timers of each actor.
 
-`TimerHeap` carries everything that has a deadline: timers of actors, ask deadlines, back-off, stop deadlines.  Cancelling marks an
-entry; marked ones are dropped when they surface, or all at once when they outnumber the others (asks that were answered in time).
+`TimerHeap` holds every deadline: timers of actors, ask deadlines, back-off, stop deadlines.  Cancelling marks an entry. Marked
+entries are dropped when they reach the top, or all at once when they outnumber the others (asks that were answered in time).
 
-An actor's timer puts its message into the actor's own mailbox as a `Tick`.  A tick looks at its timer when it is handled, not when
-it was queued, so a timer that was cancelled or set again meanwhile delivers nothing; and a timer has at most one tick queued, so
-a stalled actor finds one message, not a heap of them.
+An actor's timer puts its message into the actor's mailbox as a `Tick`.  The tick checks its timer when it is handled, so a timer that
+was cancelled or set again meanwhile delivers nothing.  A timer has at most one tick queued, so a stalled actor finds one message per
+timer.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Timer:
         return (self.deadline, self.number) < (other.deadline, other.number)
 
     def cancel(self) -> None:
-        """Make sure that it does not fire; harmless if it has."""
+        """Do not fire; does nothing if it has fired."""
         if not self.cancelled:
             self.cancelled = True
-            self.action = _nothing  # the heap keeps the entry for a while; what it would have called need not stay
+            self.action = _nothing  # the heap keeps the entry for a while, but not the callback
             self.heap.forget()
 
 
@@ -69,7 +69,7 @@ class TimerHeap:
 
     @enable_ki_protection
     def after(self, delay: float, action: Callable[[], object]) -> Timer:
-        """Call `action` in `delay` seconds, in the heap's task; it must not raise and not wait."""
+        """Call `action` in `delay` seconds, in the heap's task; it must not raise or wait."""
         deadline = trio.current_time() + delay
         self._count += 1
         timer = Timer(self, deadline, delay, action, self._count)
@@ -88,7 +88,7 @@ class TimerHeap:
 
     @enable_ki_protection
     async def run(self) -> None:
-        """Fire what is due, for ever."""
+        """Fire due timers, for ever."""
         while True:
             deadline = self._fire()
             with trio.CancelScope(deadline=deadline) as self._scope:
@@ -98,9 +98,9 @@ class TimerHeap:
     def _fire(self) -> float:
         last = self._count
         while self._entries:
-            # Looked up each turn: an action may cancel timers, and the sweep makes a new list.
+            # Look up the list each turn: an action may cancel timers, and the sweep makes a new list.
             timer = self._entries[0]
-            # What an action sets comes after a checkpoint, even if it is due at once: a period may be too short for the clock to see.
+            # A timer set by an action waits for a checkpoint, even if it is due: a period may be shorter than the clock's resolution.
             if not timer.cancelled and (timer.deadline > trio.current_time() or timer.number > last):
                 return timer.deadline
             heapq.heappop(self._entries)
@@ -108,7 +108,7 @@ class TimerHeap:
                 self._cancelled -= 1
             else:
                 timer.cancelled = True
-                # It mostly refers to what has the timer: both go without the collector.
+                # The action mostly refers to the owner of the timer; breaking this cycle spares the collector.
                 action, timer.action = timer.action, _nothing
                 action()
         return math.inf
@@ -124,7 +124,7 @@ class Tick:
 
 
 class Alarm:
-    """What one key of an actor's timers stands for."""
+    """The timer of one key of an actor."""
 
     __slots__ = ("entry", "key", "message", "period", "queued", "timers")
 
@@ -137,11 +137,11 @@ class Alarm:
         self.entry: Timer | None = None
 
     def fire(self) -> None:
-        """Queue a tick, unless the one before is still waiting; set the next time of a periodic one."""
+        """Queue a tick, unless the last one is still queued; schedule the next period."""
         if self.period is not None and self.entry is not None:
             heap = self.entry.heap
             now = trio.current_time()
-            # The next multiple of the period after now: a stall skips beats instead of hurrying through them.
+            # The next multiple of the period after now: after a stall, missed beats are skipped.
             behind = max(0.0, now - self.entry.deadline)
             self.entry = heap.after(self.period - math.fmod(behind, self.period), self.fire)
         if not self.queued:
@@ -149,7 +149,7 @@ class Alarm:
             self.timers.cell.admit(Tick(self))
 
     def take(self) -> bool:
-        """Say whether the tick that has just come up still counts."""
+        """Whether the tick that is being handled is still valid."""
         self.queued = False
         live = self.timers.alarms.get(self.key) is self
         if live and self.period is None:
@@ -158,22 +158,20 @@ class Alarm:
 
 
 class Owner(Protocol):
-    """What has timers: an actor, as the runtime knows it."""
+    """The cell of an actor with timers."""
 
     def admit(self, entry: Any, /) -> None:
         """Put an entry of the runtime into the mailbox."""
-        ...
 
     def check_thread(self, what: str) -> None:
-        """Refuse what another thread asks for."""
-        ...
+        """Raise `WrongThread` in another thread."""
 
 
 class Timers:
     """Keyed timers of one actor: `Actor.timers`.
 
-    Setting a key again replaces the timer of that key, also if its message is in the mailbox already.  All of them end
-    with the actor object: at a restart and when the actor stops.
+    Setting a key again replaces its timer, even if its message is already in the mailbox.  All timers end with the actor object: at a
+    restart and when the actor stops.
     """
 
     def __init__(self, cell: Owner, heap: TimerHeap) -> None:
@@ -190,16 +188,13 @@ class Timers:
         self._set(key, max(0.0, deadline - trio.current_time()), message, None)
 
     def every(self, key: Hashable, period: float, message: Any) -> None:
-        """Deliver `message` each `period` seconds (more than 0), first in one period.
-
-        A beat that comes while the message before it is still queued is skipped.
-        """
+        """Deliver `message` every `period` seconds (more than 0), first after one period; skip it while the last one is queued."""
         if not period > 0:
             raise ConfigurationError(f"a period is more than 0 seconds, not {period!r}")
         self._set(key, period, message, period)
 
     def cancel(self, key: Hashable) -> bool:
-        """Forget the timer of `key`; say whether there was one."""
+        """Cancel the timer of `key`; return whether there was one."""
         self.cell.check_thread("a timer of")
         alarm = self.alarms.pop(key, None)
         if alarm is not None and alarm.entry is not None:
@@ -207,7 +202,7 @@ class Timers:
         return alarm is not None
 
     def cancel_all(self) -> None:
-        """Forget all timers of this actor."""
+        """Cancel all timers of this actor."""
         for key in list(self.alarms):
             self.cancel(key)
 

@@ -75,7 +75,7 @@ class Counting(ActorStateMachine):
 
     async def _spawn(self) -> Ref[Any]:
         ref: Ref[Any] = self.system.spawn(Counter)
-        await self.settle()
+        await self.wait_until_idle()
         self.model[ref] = 0
         return ref
 

@@ -1,7 +1,7 @@
-"""Questions in flight: the envelope that an ask travels in, the handle that answers it later, and who waits for whom.
+"""Questions in flight: the envelope of an ask, the handle to answer it later, and the graph of waiting actors.
 
-An `Ask` is settled exactly once, by whoever is first: the answer, a failure, the deadline, or the asker going away.
-Whoever is later is ignored and, if it is an answer, counted.
+The first event settles an `Ask`: the answer, a failure, the deadline, or the asker going away.
+Later events are ignored; a late answer is counted.
 
 Private fields used here: ``Cell._worker``.
 """
@@ -34,7 +34,7 @@ R = TypeVar("R")
 
 
 def stopped_error(cell: Cell, reason: Reason, message: Any) -> ActorStopped:
-    """Build the error for somebody whose message `cell` did not handle; a handler's exception becomes its cause."""
+    """Build the error for a message that `cell` did not handle; a handler's exception becomes its cause."""
     error = getattr(reason, "error", None)
     why = f"failed: {error!r}" if error is not None else f"has stopped ({type(reason).__name__.lower()})"
     stopped = ActorStopped(f"{cell.where} {why}", actor=cell.path, reason=reason, message=message)
@@ -60,7 +60,7 @@ class Ask:
         self.timer: Timer | None = None
 
     def answer(self, value: Any) -> None:
-        """Hand over the answer; too late, it is counted as a late reply."""
+        """Deliver the answer, or count it as a late reply."""
         if self.settled:
             self.target.system.counters.late_replies += 1
             for handle in handles_in(value):
@@ -74,7 +74,7 @@ class Ask:
             self._settle(None, error)
 
     def start_timer(self, timeout: float | None) -> None:
-        """Give up in `timeout` seconds."""
+        """Fail with `AskTimeout` after `timeout` seconds."""
         if timeout == DEFAULT_TIMEOUT:
             timeout = self.target.system.ask_timeout
         if timeout is not None and not self.settled:
@@ -82,17 +82,11 @@ class Ask:
 
     def timed_out(self, seconds: float) -> AskTimeout:
         """Build the error for an answer that did not come in `seconds`."""
-        path = self.target.path
-        question = type(self.message).__name__
-        return AskTimeout(
-            f"{self.target.where} did not answer {question} in {seconds:g} s",
-            actor=path,
-            seconds=seconds,
-            message=self.message,
-        )
+        what = f"{self.target.where} did not answer {type(self.message).__name__} in {seconds:g} s"
+        return AskTimeout(what, actor=self.target.path, seconds=seconds, message=self.message)
 
     def withdraw(self) -> None:
-        """The asker has gone: no handler needs to begin with it."""
+        """Settle it because the asker has gone, so that no handler starts with it."""
         self.settled = True
         self.task = None
         if self.timer is not None:
@@ -101,7 +95,7 @@ class Ask:
 
     @enable_ki_protection
     async def wait(self) -> Any:
-        """Park until settled; cancelled, the question is withdrawn."""
+        """Wait until settled; a cancellation withdraws the question."""
         if not self.settled:
             self.task = current_task()
 
@@ -113,7 +107,7 @@ class Ask:
         return self.result()
 
     def result(self) -> Any:
-        """Return the answer, or raise what was told instead of one."""
+        """Return the answer, or raise the error."""
         error = self.error
         if error is None:
             return self.value
@@ -121,7 +115,7 @@ class Ask:
         try:
             raise error
         finally:
-            del error  # else the traceback, this frame and the error hold one another
+            del error  # otherwise the traceback, this frame and the error form a cycle
 
     def _expire(self) -> None:
         assert self.timer is not None
@@ -161,7 +155,7 @@ class ThreadAsk(Ask):
 
 
 class OpenAsks(set[Ask]):
-    """Asks that an actor has taken over. Those that were given up are swept out when they may be half of them."""
+    """Asks that an actor answers later. Settled ones are swept out when they may be half of the set."""
 
     __slots__ = ("_sweep_at",)
 
@@ -170,7 +164,7 @@ class OpenAsks(set[Ask]):
         self._sweep_at = 16
 
     def take(self, question: Ask) -> None:
-        """Put one in; the cost does not grow with the number of those that are open."""
+        """Add one; the cost does not grow with the number of open asks."""
         if len(self) >= self._sweep_at:
             self.difference_update([ask for ask in self if ask.settled])
             self._sweep_at = max(16, 2 * len(self))
@@ -180,7 +174,7 @@ class OpenAsks(set[Ask]):
 class Reply(Generic[R]):
     """The right to answer one ask after its handler has returned; made by `Actor.reply_later`.
 
-    Dropped without an answer, it fails the ask with `NoValue`; if the actor stops first, the ask fails with `ActorStopped`.
+    If it is dropped without an answer, the ask fails with `NoValue`; if the actor stops first, with `ActorStopped`.
     """
 
     __slots__ = ("__weakref__", "_ask", "_open")
@@ -192,11 +186,11 @@ class Reply(Generic[R]):
 
     @property
     def wanted(self) -> bool:
-        """Whether somebody still waits for it: false after an answer, a time-out, or a cancelled asker."""
+        """Whether the asker still waits: false after an answer, a timeout, or a cancellation of the asker."""
         return not self._ask.settled
 
     def send(self, value: R) -> None:
-        """Answer; ignored (and counted as late) if nobody waits any more."""
+        """Answer; ignored (and counted as late) if the asker no longer waits."""
         self._check_thread()
         self._ask.answer(value)
         self._open.discard(self._ask)
@@ -215,7 +209,7 @@ class Reply(Generic[R]):
     def __del__(self) -> None:
         ask = self._ask
         if not ask.settled:
-            # Collection may happen in any thread and at any moment, so the asker is woken from the system's own turn.
+            # Collection may happen in any thread at any moment, so the system's thread wakes the asker.
             name = type(ask.message).__name__
             ask.target.system.inbox.call(ask.fail, NoValue(f"the answer to {name} was given up"))
 
@@ -224,7 +218,7 @@ class Reply(Generic[R]):
 
 
 class Edge:
-    """A handler, by its worker, that waits for an actor."""
+    """A handler, named by its worker, that waits for an actor."""
 
     __slots__ = ("target", "worker")
 
@@ -234,11 +228,11 @@ class Edge:
 
 
 class WaitGraph:
-    """Which handlers wait for which actors; a wait that would close a circle is refused.
+    """Which handlers wait for which actors. It refuses a wait that would close a cycle.
 
-    An edge goes from a worker, whose handler waits, to a cell.  The last edge of a circle is always added by a running
-    handler, so looking when an edge is added finds every circle.  Waits of tasks beside the handlers (`Actor.start_soon`,
-    code outside actors) hold up no mailbox and are not edges; those of a nursery inside a handler are.
+    An edge goes from a worker, whose handler waits, to a cell.  A running handler always adds the last edge of a cycle, so a check at
+    each new edge finds every cycle.  Tasks beside the handlers (`Actor.start_soon`, code outside actors) block no mailbox, so their
+    waits are not edges; waits in a nursery inside a handler are.
     """
 
     def __init__(self, scheduler: RunQueue) -> None:
@@ -266,10 +260,10 @@ class WaitGraph:
         return edge
 
     def forward(self, question: Ask, target: Cell) -> None:
-        """Note that a question goes on from a router to `target`, which its asker waits for from now on.
+        """Note that a router passes a question on to `target`, for which the asker waits from now on.
 
         Raises:
-            AskCycle: `target` waits for the asker already; nothing has changed.
+            AskCycle: `target` already waits for the asker; nothing has changed.
         """
         edge: Edge | None = getattr(question, "edge", None)
         if edge is not None:
@@ -286,22 +280,21 @@ class WaitGraph:
 
     def edges(self) -> list[tuple[str, str]]:
         """List the waits as pairs of paths."""
-        workers = self._scheduler.workers.values()
-        return [
-            (worker.cell.path, target.path) for worker in workers if worker.cell is not None for target in worker.waits
+        waiting = [
+            (worker.cell, worker.waits) for worker in self._scheduler.workers.values() if worker.cell is not None
         ]
+        return [(cell.path, target.path) for cell, targets in waiting for target in targets]
 
     def _refuse_circle(self, asker: Cell, target: Cell) -> None:
         cycle = self._path(target, asker)
         if cycle is not None:
             names = (asker.path, *(cell.path for cell in cycle))
-            raise AskCycle(
-                f"{' waits for '.join(names)}: none of them would ever go on", actor=target.path, cycle=names
-            )
+            what = f"{' waits for '.join(names)}: none of them would ever go on"
+            raise AskCycle(what, actor=target.path, cycle=names)
 
     @staticmethod
     def _path(start: Cell, goal: Cell) -> list[Cell] | None:
-        """Find the chain of waits from `start` to `goal`, both included; depth first, usually one to three steps."""
+        """Return the chain of waits from `start` to `goal`, both included; depth first, usually one to three steps."""
         trail: list[Cell] = []
         seen: set[Cell] = set()
         stack: list[tuple[Cell, int]] = [(start, 0)]

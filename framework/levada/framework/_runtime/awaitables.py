@@ -1,4 +1,4 @@
-"""What a handler may return to be awaited: a coroutine, or anything else that ``await`` takes."""
+"""Awaitables that a handler may return: a coroutine, or anything else that ``await`` takes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["coroutine_of", "is_generator_function"]
 
 
 def coroutine_of(result: Any) -> Coroutine[Any, Any, Any] | None:
-    """Make a coroutine of an awaitable that is none: of compiled code, of `types.coroutine`, of a class with ``__await__``.
+    """Wrap another awaitable in a coroutine: compiled code, `types.coroutine`, a class with ``__await__``.
 
     Returns:
-        ``None`` for what is no awaitable, and for handles of channels: they are answers, though some can be awaited.
+        ``None`` for a value that cannot be awaited, and for channel handles: they are answers, although some can be awaited.
     """
     kind = type(result)
     if hasattr(kind, "__await__"):
@@ -32,7 +32,7 @@ async def _drive(awaitable: Awaitable[Any]) -> Any:
 
 
 def is_generator_function(function: Any) -> bool:
-    """Whether calling it makes a generator that nobody would run; one of `types.coroutine` can be awaited."""
+    """Whether a call makes a generator that cannot be awaited; a `types.coroutine` can."""
     if inspect.isasyncgenfunction(function):
         return True
     return inspect.isgeneratorfunction(function) and not function.__code__.co_flags & inspect.CO_ITERABLE_COROUTINE

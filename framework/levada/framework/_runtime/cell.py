@@ -3,16 +3,16 @@
 Rules of this file:
 
 * A cell is in exactly one of these places: *idle* (mailbox empty, ``_idle`` true), in the *run queue*, *with a worker* (running, or
-  waiting inside an async handler), or *paused* (ending or about to start over).  Only an idle cell is put into the run queue by a sender.
-* ``_box`` takes what arrives; ``_batch`` is what a worker took over, newest first, so that `list.pop` gives the oldest and frees as it
-  goes.  A swap of lists costs less than a deque, and an empty list is 56 octets where an empty deque is 760.
-* A paused cell has an empty handler table: whoever runs it finds no handler, looks at the state, and puts the message back.
-  So nothing is asked for each message that is true only now and then.
-* A stopped cell changes its class to a dead one: telling the dead costs the living no branch.
+  waiting inside an async handler), or *paused* (ending or about to restart).  A sender puts only an idle cell into the run queue.
+* Messages arrive in ``_box``. A worker takes them over as ``_batch``, newest first, so that `list.pop` returns the oldest and frees
+  memory.  Swapping lists costs less than a deque, and an empty list takes 56 bytes where an empty deque takes 760.
+* A paused cell has an empty handler table: the worker finds no handler, checks the phase, and puts the message back.
+  So no message pays for a check of a rare state.
+* A stopped cell changes its class to a dead one, so `tell` needs no branch for it.
 * A cell belongs to the thread of its system.  A `tell` that wakes a worker notices another thread, because it wakes before it puts
-  anything in; a `tell` to an actor that is about to run anyway does not look, since a look at the thread would cost a fifth of it.
-* What few actors have (children, links, timers, …) is in `Extras`, made when first wanted.  An idle actor is at
-  most 400 octets, its field-less object included.
+  the message in. A `tell` to an actor that is about to run anyway does not check the thread: that would cost a fifth of it.
+* Rare parts (children, links, timers, …) are in `Extras`, made on first use.  An idle actor takes at most 400 bytes, including its
+  field-less object.
 
 Private fields used here: ``Actor._has_start``.
 """
@@ -22,8 +22,9 @@ from __future__ import annotations
 import functools
 from _thread import get_ident
 from collections import OrderedDict, deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import attrs
 import trio
 from trio.lowlevel import (
     Abort,
@@ -58,11 +59,10 @@ if TYPE_CHECKING:
 __all__ = ["BoundedCell", "Cell", "StoreCell", "make_cell", "make_dead"]
 
 NO_MESSAGES: Any = ()
-"""Batch of a cell that no worker holds; a tuple, so that nobody appends to it by mistake."""
-
+"""The batch of a cell that no worker holds; a tuple, so that nothing can be appended to it by mistake."""
 
 NO_HANDLERS: dict[Any, Any] = {}
-"""Handler table of a paused cell; never filled."""
+"""The handler table of a paused cell; never filled."""
 
 
 class Cell(Ref[Any]):
@@ -73,8 +73,8 @@ class Cell(Ref[Any]):
         "_number", "_parent", "_quantum", "reason", "_scheduler", "_since", "phase", "_table", "_worker",
     )  # fmt: skip
 
-    line: OrderedDict[InLine, None] | None = None
-    """Messages that wait for room."""
+    line: OrderedDict[WaitingMessage, None] | None = None
+    """Messages that wait for room, first come first served."""
 
     def __init__(
         self, scheduler: RunQueue, actor: ActorObject, parent: Cell | None, name: str | None, number: int
@@ -130,7 +130,7 @@ class Cell(Ref[Any]):
         if self._idle:
             scheduler = self._scheduler
             if scheduler.parked:
-                scheduler.wake(self)  # first: in a foreign thread it raises, and nothing has been put in
+                scheduler.wake(self)  # first: in a foreign thread it raises, and the message was not put in
             self._idle = False
             self._since = scheduler.now
             self._box.append(message)
@@ -151,8 +151,8 @@ class Cell(Ref[Any]):
             raise self.wrong_thread_error("ask")
         question = Ask(message, self)
         if self._idle and (handler := self._table[None].get(type(message))) is not None and scheduler.may_inline():
-            # Idle means that everything told before has been handled, so calling the handler here keeps the order; and a
-            # sync handler cannot wait, so nothing of it runs under the asker's cancellation. Saves two task steps, 8 µs.
+            # An idle cell has handled everything told before, so calling the handler here keeps the order. A sync handler
+            # cannot wait, so the asker's cancellation cannot hit it. This saves two task steps, 8 µs.
             scheduler.call_inline(self, handler, question)
             if scheduler.now > scheduler.end:
                 await scheduler.shielded_checkpoint()
@@ -207,17 +207,17 @@ class Cell(Ref[Any]):
 
     # Channels call the next three: `channel_mailbox.Destination`.
     def try_tell(self, message: Any) -> bool:
-        """Put a message in if that is possible now; say whether it was."""
+        """Put a message in if there is room; return whether there was."""
         self.tell(message)
         return True
 
     def on_room(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back when there is room, in line with the senders that wait; return what takes this back."""
+        """Call back when there is room, in line with the waiting senders; return a function that undoes this."""
         callback()
         return lambda: None
 
     def on_stopped(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back when this actor has ended, at once if it has; return what takes this back."""
+        """Call back when this actor has ended, at once if it has; return a function that undoes this."""
         key = object()
         self.add_watcher(key, lambda _: callback())
         return functools.partial(self.forget_watcher, key)
@@ -227,11 +227,7 @@ class Cell(Ref[Any]):
         return self._scheduler.system
 
     def check_thread(self, what: str) -> None:
-        """Refuse what another thread asks for.
-
-        Raises:
-            WrongThread: this is not the thread of the system.
-        """
+        """Raise `WrongThread` unless this is the thread of the system."""
         if get_ident() != self._scheduler.thread:
             raise wrong_thread(f"{what} {self.path}")
 
@@ -239,21 +235,21 @@ class Cell(Ref[Any]):
         return wrong_thread(f"{call} to {self.path}", "ref.from_thread")
 
     def make_extras(self) -> Extras:
-        """Return the extras, made now if this actor had none."""
+        """Return the extras; make them if this actor has none."""
         extras = self._extras
         if extras is None:
             extras = self._extras = Extras()
         return extras
 
     admit = tell
-    """Put in an entry of the runtime, which counts for no capacity."""
+    """Put in an entry of the runtime, which does not count against the capacity."""
 
     def admit_first(self, entry: Any) -> None:
-        """Put in an entry of the runtime before everything else; the caller sees to it that somebody runs it."""
+        """Put in an entry of the runtime before all others; the caller makes the cell ready."""
         self.fill_batch().append(entry)
 
     def _forget_start(self) -> None:
-        """Forget a start that has not begun: a paused cell holds none, and the next object gets one of its own."""
+        """Remove a `Start` that has not run: a paused cell holds none, and the next object gets its own."""
         batch = self.fill_batch()
         at = len(batch) - 1
         while at >= 0 and batch[at] is TURN:
@@ -262,25 +258,25 @@ class Cell(Ref[Any]):
             del batch[at]
             self.entry_left(START)
             if not batch:
-                batch.append(TURN)  # it may be in the run queue, where nobody is whose mailbox is empty
+                batch.append(TURN)  # a cell in the run queue must not have an empty mailbox
 
     def entry_left(self, entry: Any) -> None:
-        """An entry of the runtime has left the mailbox; only a mailbox with a capacity counts them."""
+        """Note that an entry of the runtime has left the mailbox; only bounded mailboxes count them."""
 
     def enqueue(self, message: Any, *, patient: bool = False) -> None:
-        """Put a message in, or in line for room, without waiting; `patient`: also where the policy is to raise."""
+        """Put a message in, or in line for room, without waiting; with `patient` even if the policy is ``raise``."""
         self.tell(message)
 
     def depth(self) -> int:
-        """Messages that wait, about: entries of the runtime are counted too."""
+        """Return about how many messages wait: entries of the runtime count too."""
         return len(self._box) + len(self._batch)
 
     @enable_ki_protection
     def put_first(self, message: Any) -> None:
-        """Put a signal message before all user messages, behind signals that came earlier and behind the `started` hook.
+        """Put a signal message before all user messages, behind earlier signals and the `started` hook.
 
-        The batch gets a `TakeSignal` for each, so that none has to be put below those that came earlier: the end of 8,000 actors, all of them
-        watched by one, took 15 s.
+        The batch gets a `TakeSignal` for each, so no insertion has to move earlier signals: with that, the end of 8,000 actors watched by
+        one took 15 s.
         """
         extras = self.make_extras()
         if extras.signals is None:
@@ -300,7 +296,7 @@ class Cell(Ref[Any]):
         self._wake_up()
 
     def fill_batch(self) -> list[Any]:
-        """Turn what arrived into the batch, in place where a worker holds it, and return the batch."""
+        """Move the box into an empty batch, in place because a worker may hold it; return the batch."""
         batch = self._batch
         if batch is NO_MESSAGES:
             batch = self._batch = []
@@ -320,12 +316,9 @@ class Cell(Ref[Any]):
 
     def take_messages(self) -> list[Any]:
         """Take all entries out, oldest first."""
-        entries = [
-            entry.next(self) if type(entry) is TakeSignal else entry for entry in (*reversed(self._batch), *self._box)
-        ]
-        self._batch = NO_MESSAGES
-        self._box = []
-        return entries
+        entries = (*reversed(self._batch), *self._box)
+        self._batch, self._box = NO_MESSAGES, []
+        return [entry.next(self) if type(entry) is TakeSignal else entry for entry in entries]
 
     def add_watcher(self, key: Hashable, ended: Callable[[Reason], None]) -> None:
         """Call `ended` when this actor ends, at once if it has."""
@@ -343,7 +336,7 @@ class Cell(Ref[Any]):
 
     @enable_ki_protection
     def link(self, other: Any) -> None:
-        """Tie both fates; a partner that has ended sends its signal at once."""
+        """Link both actors; if `other` has ended, its exit signal comes at once."""
         if other is self:
             return
         if not other.is_alive:
@@ -354,46 +347,45 @@ class Cell(Ref[Any]):
 
     @enable_ki_protection
     def unlink(self, other: Any) -> None:
-        """Untie on both sides."""
+        """Remove the link on both sides."""
         self.untie(other)
         other.untie(self)
 
-    # One side of a link each; what stands for an actor elsewhere has its own.
-
+    # Each of the next three is one side of a link; proxies of actors in other systems have their own.
     def tie(self, other: Any) -> None:
-        """Let the end of this actor be told to `other`."""
+        """Tell `other` when this actor ends."""
         extras = self.make_extras()
         if extras.links is None:
             extras.links = {}
         extras.links[other] = None
 
     def untie(self, other: Any) -> None:
-        """Let it not be told to `other` any more."""
+        """Undo `tie`."""
         if self._extras is not None and self._extras.links is not None:
             self._extras.links.pop(other, None)
 
     def exited(self, other: Any, reason: Reason) -> None:
-        """`other`, which was tied to this actor, has ended."""
+        """Take the exit signal of the linked `other`."""
         self.untie(other)
         self.system.lifecycle.exit_signal(self, other, reason)
 
     @property
     def ending(self) -> Ending | None:
-        """What is known of the end that is on its way."""
+        """The state of the end that is under way, if any."""
         return self._extras.ending if self._extras is not None else None
 
     @property
     def supervised(self) -> Supervised | None:
-        """How its parent supervises it, if it does."""
+        """The record of its supervision, if it is supervised."""
         return self._extras.supervised if self._extras is not None else None
 
     @property
     def group(self) -> Group | None:
-        """Its children that are about to start again together."""
+        """The children that are about to restart together, if any."""
         return self._extras.group if self._extras is not None else None
 
     def take_question(self) -> Ask | None:
-        """Give the question that is being handled, once."""
+        """Return the current question, once."""
         question, self._asking = self._asking, None
         return question
 
@@ -414,12 +406,12 @@ class Cell(Ref[Any]):
             self.admit_first(START)
 
     def end(self, reason: Reason) -> Any:
-        """Become a dead cell; return the object that it ran. The mailbox is empty by now."""
+        """Become a dead cell; return the actor object. The mailbox must be empty."""
         self.phase = STOPPED
         self.reason = reason
         self._idle = False
         self._table = NO_HANDLERS
-        self._batch = [TURN]  # if it is in the run queue, this ends its last turn at once
+        self._batch = [TURN]  # ends its last turn at once, if it is in the run queue
         self.__class__ = _DEAD[type(self)]  # pyright: ignore[reportAttributeAccessIssue] - same slots, so it may
         actor, self._actor = self._actor, None
         return actor
@@ -447,13 +439,13 @@ class BoundedCell(Cell):
         self._room_due = False
         """Whether a `ROOM` is in the mailbox; one is enough, however often senders come and give up."""
         self._granted = False
-        """Whether whoever is being called back may take a place although others stand in line."""
+        """Whether the callback that runs now may take a place ahead of the line."""
         self._admitted = 0
         """Entries of the runtime in the mailbox; they take no room."""
         self._stops = 0
-        """How many of them are stops: whoever stands in line behind one is not let in, and gets the message back."""
+        """How many of them are stops. Messages in line behind a stop are not let in; their senders get them back."""
         self._sweep_at = 64
-        """Length of the line at which questions that were given up are taken out of it."""
+        """The length of the line at which withdrawn questions are removed."""
 
     @enable_ki_protection
     def tell(self, message: Any) -> None:
@@ -475,7 +467,7 @@ class BoundedCell(Cell):
     async def send(self, message: Any) -> None:
         box = self._box
         if not self.line and len(box) + len(self._batch) < self._capacity:
-            # With a bound no look at the clock is needed: a loop of sends waits soon.
+            # A bounded mailbox needs no look at the clock: a loop of sends soon waits.
             if self._idle:
                 scheduler = self._scheduler
                 if scheduler.parked:
@@ -493,7 +485,7 @@ class BoundedCell(Cell):
         elif self._overflow == "wait":
             edge = self.system.waits.begin(self, message)
             try:
-                await self._stand_in_line(message)
+                await self._wait_for_room(message)
             finally:
                 self.system.waits.end(edge)
         else:
@@ -502,8 +494,8 @@ class BoundedCell(Cell):
                 raise stopped_error(self, self.reason, message)
             self.tell(message)
 
-    async def _stand_in_line(self, message: Any) -> None:
-        entry = InLine(message, current_task())
+    async def _wait_for_room(self, message: Any) -> None:
+        entry = WaitingMessage(message, current_task())
         line = self._queue_up(entry)
 
         def abort(_: RaiseCancelT) -> Abort:
@@ -512,7 +504,7 @@ class BoundedCell(Cell):
 
         await wait_task_rescheduled(abort)
 
-    def _queue_up(self, entry: InLine) -> OrderedDict[InLine, None]:
+    def _queue_up(self, entry: WaitingMessage) -> OrderedDict[WaitingMessage, None]:
         line = self.line
         if line is None:
             line = self.line = OrderedDict()
@@ -526,7 +518,7 @@ class BoundedCell(Cell):
         return line
 
     def _await_room(self) -> None:
-        """Look at the line again when half of what waits now is handled: then there is room for many at once."""
+        """Check the line again when half of the queued messages are handled: then there is room for many at once."""
         self._room_due = True
         self._admitted += 1
         if self._batch:
@@ -536,7 +528,7 @@ class BoundedCell(Cell):
 
     @enable_ki_protection
     def let_in(self) -> None:
-        """Give the room there is to those in line, first come first served; the slot is theirs before they wake."""
+        """Give free room to the line, first come first served; a sender has its slot before it wakes."""
         self._admitted -= 1
         self._room_due = False
         line = self.line
@@ -545,7 +537,7 @@ class BoundedCell(Cell):
             message = entry.message
             if isinstance(message, Ask) and message.settled:
                 continue
-            if isinstance(message, RoomCall):
+            if isinstance(message, RoomCallback):
                 self._granted = True
                 message.back()
                 self._granted = False
@@ -569,12 +561,12 @@ class BoundedCell(Cell):
 
     @enable_ki_protection
     def on_room(self, callback: Callable[[], None]) -> Callable[[], None]:
-        entry = InLine(RoomCall(callback), None)
+        entry = WaitingMessage(RoomCallback(callback), None)
         return functools.partial(self._queue_up(entry).pop, entry, None)
 
     def enqueue(self, message: Any, *, patient: bool = False) -> None:
         if (self.line or self._is_full()) and (self._overflow == "wait" or (patient and self._overflow == "raise")):
-            self._queue_up(InLine(message, None))
+            self._queue_up(WaitingMessage(message, None))
         else:
             self.tell(message)
 
@@ -592,16 +584,16 @@ class BoundedCell(Cell):
         if type(entry) is Stop:
             self._stops -= 1
             if self.line and not self._stops and not self._room_due:
-                self._await_room()  # it may start again, and then those in line have their turn
+                self._await_room()  # after a restart the line is served again
 
     def put_first(self, message: Any) -> None:
         self._admitted += 1
         super().put_first(message)
 
     def _is_full(self) -> bool:
-        """Whether as many messages wait as may."""
+        """Whether the mailbox is at its capacity."""
         batch = self._batch
-        turn = bool(batch) and batch[-1] is TURN  # the one entry of the runtime that nobody counts
+        turn = bool(batch) and batch[-1] is TURN  # the one entry of the runtime that `_admitted` does not count
         return len(self._box) + len(batch) - self._admitted - turn >= self._capacity
 
     def _full(self, message: Any) -> MailboxFull:
@@ -634,9 +626,9 @@ class BoundedCell(Cell):
 
 
 class StoreCell(BoundedCell):
-    """An actor whose mailbox drops or conflates what is queued.
+    """An actor whose mailbox drops or conflates queued messages.
 
-    The messages are in a store of their own; for each the mailbox holds one `TAKE`, so the worker loop knows nothing of it.
+    The messages are in a separate store. For each the mailbox holds one `TAKE`, so the worker loop needs no special case.
     """
 
     __slots__ = ("_key", "_store", "last_stored")
@@ -652,18 +644,18 @@ class StoreCell(BoundedCell):
     ) -> None:
         super().__init__(scheduler, actor, parent, name, number, policy)
         self._key = policy.overflow.key if isinstance(policy.overflow, Conflate) else None
-        # Of a plain dict the oldest is found by stepping over all that were taken out before: 0.5 s for a full mailbox of 40,000.
+        # A plain dict steps over all deleted entries to find its oldest: 0.5 s for a full mailbox of 40,000.
         self._store: OrderedDict[Any, Any] = OrderedDict()
-        """Messages by key, oldest first; without a key each message is its own."""
+        """Messages by key, oldest first; without a key function each message has a unique key."""
         self.last_stored: Any = None
-        """The last one taken out: should its handler fail, the `TAKE` does not tell which it was."""
+        """The last message taken out, for the report if its handler fails."""
 
     @enable_ki_protection
     def tell(self, message: Any) -> None:
         if get_ident() != self._scheduler.thread:
             raise self.wrong_thread_error("tell")
         store = self._store
-        key: Any = _Alone(message) if self._key is None or isinstance(message, Ask) else self._key(message)
+        key: Any = object() if self._key is None or isinstance(message, Ask) else self._key(message)
         if key in store:
             store[key] = message
             return
@@ -703,36 +695,23 @@ class StoreCell(BoundedCell):
         return entries
 
 
-class InLine:
-    """A message that waits for room, and the task that waits with it; asks and threads wait for something else."""
+@attrs.define(eq=False, weakref_slot=False)
+class WaitingMessage:
+    """A message that waits for room, and the task inside `send`; an ask, or a message from a thread, has no such task."""
 
-    __slots__ = ("message", "task")
-
-    def __init__(self, message: Any, task: Task | None) -> None:
-        self.message = message
-        self.task = task
+    message: Any
+    task: Task | None
 
 
-class RoomCall:
-    """Stands in line for somebody who wants to be called when it is their turn."""
+@attrs.define(eq=False, weakref_slot=False)
+class RoomCallback:
+    """Takes a message's place in line, for a caller of `on_room`."""
 
-    __slots__ = ("back",)
-
-    def __init__(self, back: Callable[[], None]) -> None:
-        self.back = back
-
-
-class _Alone:
-    """A key that equals no other."""
-
-    __slots__ = ("message",)
-
-    def __init__(self, message: Any) -> None:
-        self.message = message
+    back: Callable[[], None]
 
 
 class _Dead(Cell):
-    """What a cell is once its actor has ended: messages are dead letters, questions fail, signals and entries mean nothing."""
+    """The class of a cell whose actor has ended: messages become dead letters, questions fail, signals are ignored."""
 
     __slots__ = ()
 
@@ -777,21 +756,20 @@ class _DeadStoreCell(_Dead, StoreCell):
 
 
 def make_dead(system: System, number: int) -> Cell:
-    """Make the cell of an actor of which no more is known than that it has ended."""
-    nobody: Any = _Nobody()
-    cell = _Dead(system.scheduler, nobody, system.root, None, number)
+    """Make the cell of an actor that is known only to have ended."""
+    cell = _Dead(system.scheduler, NoActor(), system.root, None, number)
     cell.phase, cell.reason, cell._idle, cell._actor = STOPPED, SHUTDOWN, False, None
     return cell
 
 
-class _Nobody:
-    """Has no handlers."""
+class NoActor:
+    """Stands for the actor of a cell that has none."""
 
-    _table = NO_HANDLERS
+    _table: ClassVar[dict[Any, Any]] = NO_HANDLERS
 
 
 class StrictCell(Cell):
-    """Checks what a test wants to know of each `tell` and of each answer; see `levada.framework.testing`."""
+    """Checks each `tell` and each answer, for tests; see `levada.framework.testing`. Mixed into the other kinds of cells."""
 
     __slots__ = ()
 
@@ -803,30 +781,16 @@ class StrictCell(Cell):
         return self.system.strict_answer(self, message, await super().ask(message, timeout=timeout))
 
 
-class StrictBoundedCell(BoundedCell):
+class StrictBoundedCell(StrictCell, BoundedCell):
     """The same for a bounded mailbox."""
 
     __slots__ = ()
 
-    def tell(self, message: Any) -> None:
-        self.system.strict_check(self, message)
-        super().tell(message)
 
-    async def ask(self, message: Any, *, timeout: float | None = DEFAULT_TIMEOUT) -> Any:
-        return self.system.strict_answer(self, message, await super().ask(message, timeout=timeout))
-
-
-class StrictStoreCell(StoreCell):
+class StrictStoreCell(StrictCell, StoreCell):
     """The same for a mailbox that drops or conflates."""
 
     __slots__ = ()
-
-    def tell(self, message: Any) -> None:
-        self.system.strict_check(self, message)
-        super().tell(message)
-
-    async def ask(self, message: Any, *, timeout: float | None = DEFAULT_TIMEOUT) -> Any:
-        return self.system.strict_answer(self, message, await super().ask(message, timeout=timeout))
 
 
 _DEAD: dict[type[Cell], type[Cell]] = {
@@ -849,7 +813,7 @@ def make_cell(
     *,
     strict: bool,
 ) -> Cell:
-    """Make the kind of cell that the mailbox policy asks for."""
+    """Make the kind of cell that the mailbox policy needs."""
     if policy.capacity is None:
         return (StrictCell if strict else Cell)(scheduler, actor, parent, name, number)
     kind: type[BoundedCell]

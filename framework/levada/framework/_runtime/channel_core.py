@@ -1,26 +1,26 @@
-"""What the two halves of a channel share: queue, window, ends. Users meet `levada.framework.channel`; this is the inside.
+"""The core that the two halves of a channel share: queue, window, ends. Users see `levada.framework.channel`.
 
-A `ChannelCore` belongs to one trio thread and knows no handles, so that a handle that nobody holds any more can be collected.
-Every method is synchronous and leaves the invariants true before it returns or calls back:
+A `ChannelCore` belongs to one trio thread and keeps no handles, so that a forgotten handle can be collected.
+Every method is synchronous, and the invariants hold before it returns or calls back:
 
-* putters wait ⇒ the window is full: room is given away, in order, at the moment it appears (a slot is reserved for a waiter that was let in);
+* putters wait ⇒ the window is full: room is given away, in order, when it appears (a waiter that was let in has its slot reserved);
 * takers wait ⇒ the queue is empty: a message goes straight to the task that has waited longest;
-* a half that has ended stays as it is; the receiver's half ends with, or after, the sender's half, never before it.
+* a half that has ended never changes; the receiver's half ends with, or after, the sender's half, never before it.
 
-A task that was let in or was given a message is already rescheduled, and trio delivers no cancellation to such a task: so a
-cancelled ``send`` did nothing and a cancelled ``receive`` took nothing.
+A task that was let in or given a message is already rescheduled, and trio delivers no cancellation to such a task. So a cancelled
+``send`` did nothing and a cancelled ``receive`` took nothing.
 
-**The seam for a network.** When a handle leaves inside a message, whoever carries the message calls ``handle.take_over(where)``
-and gets the core; ``handle.give_back()`` undoes it as long as the core was not used. Then
+**The interface for a network.** When a handle leaves inside a message, the carrier of the message calls ``handle.take_over(where)``
+and gets the core; ``handle.give_back()`` undoes this as long as the core was not used. Then
 
-* in the place of a *receiver*: `consume` names a callback, which is called whenever there may be something to `take`, including
-  what was queued before; each entry taken keeps its slot of the window until `settle`. When something is `pending`, the queue is
-  empty and everything is settled, the consumer calls `end_pending`. It may also name what `prepare`s each message that is sent from
-  then on: what cannot travel is refused to its sender, and handles inside move when ``send`` says so, not later.
-* in the place of a *sender*: `offer` each message, wait for its callback when it returns False; then `finish_producer`.
-* on both sides `end` with CANCELLED, RECEIVER_CLOSED, LOST or CONNECTION_LOST, and `Half.on_terminated` to learn of the end.
+* in place of a *receiver*: `consume` sets a callback, which is called whenever there may be something to `take`, including messages
+  queued before. Each entry taken keeps its slot of the window until `settle`. When an end is `pending`, the queue is empty and
+  everything is settled, the consumer calls `end_pending`. It may also set `prepare` for each message that is sent from then on: a
+  message that cannot travel is refused to its sender, and handles inside move during ``send``, not later.
+* in place of a *sender*: `offer` each message, and wait for the callback if it returns False; then `finish_producer`.
+* on both sides: `end` with CANCELLED, RECEIVER_CLOSED, LOST or CONNECTION_LOST, and `Half.on_terminated` to learn of the end.
 
-An `Envelope` may stand in for a message: it is opened (decoded, say) only when the application takes it.
+An `Envelope` may take a message's place: it is opened (decoded, say) only when the application takes it.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class TerminalState(enum.Enum):
     FINISHED = "finished"
     """All senders finished and all messages were taken."""
     CANCELLED = "cancelled"
-    """The sender gave up; what was queued is discarded."""
+    """The sender cancelled the channel; queued messages were discarded."""
     RECEIVER_CLOSED = "receiver closed"
-    """The receiver wants no more; what was queued is discarded."""
+    """The receiver wants no more; queued messages were discarded."""
     LOST = "lost"
     """The message that carried the other half was lost in transit."""
     CONNECTION_LOST = "connection lost"
@@ -73,7 +73,7 @@ class TerminalState(enum.Enum):
 
 
 class Mode(enum.Enum):
-    """How the messages of a channel travel; chosen at the sender before its first use."""
+    """How the messages of a channel travel; chosen at the sender before the first message."""
 
     ORDERED = "ordered"
     """All arrive, in the order of sending."""
@@ -86,10 +86,10 @@ class Mode(enum.Enum):
 OPEN = TerminalState.OPEN
 
 LARGE = 2**15
-"""Octets of a message that is decoded alone: others run before the next one. Those below take 0.05 s at worst."""
+"""A message of this many bytes or more is decoded alone: other tasks run before the next one. Smaller ones take 0.05 s at worst."""
 
 ENDED: Any = object()
-"""Given to a waiting taker in the place of a message when there will be none."""
+"""Given to a waiting taker in place of a message when the channel has ended."""
 
 _ERRORS: dict[TerminalState, tuple[type[ChannelError], str]] = {
     TerminalState.FINISHED: (EndOfChannel, "finished, and every message was taken"),
@@ -101,10 +101,7 @@ _ERRORS: dict[TerminalState, tuple[type[ChannelError], str]] = {
 
 
 async def park(waiting: dict[Task, None]) -> Any:
-    """Wait in `waiting` until somebody takes the task out of it and reschedules it.
-
-    Cancellation: the task has left `waiting`, and nothing else has happened.
-    """
+    """Wait in `waiting` until other code takes the task out of it and reschedules it. A cancellation removes the task from it."""
     task = current_task()
     waiting[task] = None
 
@@ -116,15 +113,12 @@ async def park(waiting: dict[Task, None]) -> Any:
 
 
 async def let_others_run(seconds: float) -> None:
-    """Wait for as long as a large message took to open: at least one step of trio.
-
-    Short times are one step, since a sleep takes at least a millisecond.
-    """
+    """Wait as long as a large message took to open; up to a millisecond, one step of trio, since a sleep takes at least that."""
     await sleep(seconds if seconds > 0.001 else 0.0)
 
 
 class Half:
-    """The end of one half, and who wants to hear of it."""
+    """How one half ended, and the callbacks for its end."""
 
     __slots__ = ("away", "cause", "detail", "state", "watchers")
 
@@ -137,20 +131,16 @@ class Half:
         self.watchers: dict[object, Callable[[], None]] | None = None
 
     def error(self, name: str) -> ChannelError:
-        """Make the error that belongs to the state; a new one each time, as an exception that is raised again collects tracebacks."""
+        """Make the error of the state: a new one each time, because an exception that is raised again collects tracebacks."""
         kind, text = _ERRORS[self.state]
         error = kind(f"channel {name}: {self.detail or text}", channel=name)
         error.__cause__ = self.cause
         return error
 
     def on_terminated(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back once when this half has ended: now, if it already has.
+        """Call back once when this half has ended, at once if it has; return a function that undoes this, at any time.
 
-        Args:
-            callback: runs inside whatever ended the channel; must be quick and raise nothing. It may use the channel.
-
-        Returns:
-            A function that takes the callback out again; calling it twice or too late does nothing.
+        The callback runs inside the call that ended the channel. It must be quick and not raise; it may use the channel.
         """
         if self.state is not OPEN:
             callback()
@@ -165,7 +155,7 @@ class Half:
         return remove
 
     def call_watchers(self) -> None:
-        """Tell everybody, each once. The state is set before."""
+        """Call each callback once. The state is set before."""
         watchers = self.watchers or {}
         for key in list(watchers):
             callback = watchers.pop(key, None)  # one callback may have taken out another
@@ -174,12 +164,12 @@ class Half:
 
 
 class Outcome(enum.Enum):
-    """What became of one message. Only `PROCESSED` is true: ``if await receipt: …``."""
+    """The outcome of one message. Only `PROCESSED` is true: ``if await receipt: …``."""
 
     PROCESSED = "processed"
-    """The receiver took it; over a network: the peer's runtime has put it before the receiver."""
+    """The receiver took it; over a network, the peer's runtime has delivered it to the receiver."""
     NOT_PROCESSED = "not processed"
-    """It was discarded or dropped, and no receiver will ever get it."""
+    """It was discarded or dropped; no receiver will ever get it."""
     UNKNOWN = "not known"
     """It was on its way when the connection, or the channel's other half, was lost: the peer may have processed it or not."""
 
@@ -191,12 +181,7 @@ PROCESSED, NOT_PROCESSED = Outcome.PROCESSED, Outcome.NOT_PROCESSED
 
 
 class Receipt:
-    """What became of one message: ``outcome = await receipt``.
-
-    Any number of tasks may wait, any number of times.
-
-    Cancellation: only the waiting ends.
-    """
+    """The outcome of one message: ``outcome = await receipt``. Any number of tasks may wait; a cancellation only ends the wait."""
 
     __slots__ = ("_outcome", "_waiting")
 
@@ -206,7 +191,7 @@ class Receipt:
 
     @property
     def outcome(self) -> Outcome | None:
-        """What is known now; None while the message is under way."""
+        """The outcome, or None while the message is under way."""
         return self._outcome
 
     def __await__(self) -> Generator[Any, Any, Outcome]:
@@ -221,7 +206,7 @@ class Receipt:
         return self._outcome
 
     def settle(self, outcome: Outcome) -> None:
-        """Say what became of the message; for the channel and a network, once."""
+        """Set the outcome, once; for the channel or a network."""
         self._outcome = outcome
         waiting, self._waiting = self._waiting, {}
         for task in waiting:
@@ -229,21 +214,21 @@ class Receipt:
 
 
 class Envelope:
-    """Stands in the queue for a message that somebody wants to hear of, or that is to be decoded only when it is taken."""
+    """A queue entry for a message with a receipt, or for a message that is decoded only when it is taken."""
 
     __slots__ = ()
 
     @property
     def large(self) -> bool:
-        """Whether to open it may take so long that others run for as long before the next one is opened."""
+        """Whether opening may take long, so that other tasks run for as long before the next one is opened."""
         return False
 
     def open(self) -> Any:
-        """Give the message; called once, in the task that receives it, and its errors are raised there."""
+        """Return the message; called once, in the receiving task, which gets any error."""
         raise NotImplementedError
 
     def settle(self, outcome: Outcome) -> None:
-        """Called once: what became of the message."""
+        """Take the outcome of the message; called once."""
         raise NotImplementedError
 
 
@@ -283,7 +268,7 @@ class _SendWaiter:
 
 @attrs.define(eq=False)
 class _OfferWaiter:
-    """A network that wants to put more; its turn is one call."""
+    """A network that waits for room; its turn is one call."""
 
     on_room: Callable[[], None]
 
@@ -291,13 +276,13 @@ class _OfferWaiter:
         self.on_room()
 
     def refuse(self) -> None:
-        """Nothing to do: it watches the half and so knows."""
+        """Do nothing: it watches the half."""
 
 
 class ChannelCore:
-    """Queue, window and ends of one channel. See the module's text for its rules and for who may call what."""
+    """The queue, window and ends of one channel. The module's docstring has the rules, and who may call what."""
 
-    # Not generic: its users are, and a queue holds messages and envelopes alike.
+    # Not generic: its users are, and the queue holds both messages and envelopes.
     __slots__ = (
         "_name", "abandoned", "consumer", "enveloped", "item_type", "limit", "mode", "pending", "prepare", "producers",
         "putters", "queue", "receiver", "rest", "sender", "takers", "thread", "token", "undelivered", "used", "window",
@@ -310,41 +295,41 @@ class ChannelCore:
         self.window = window
         """Messages that may be under way."""
         self.limit = window
-        """Messages that may be queued: the window less what a consumer has taken and not settled; 0 once the sender's half has ended."""
+        """Messages that may be queued: the window, less entries that a consumer has taken and not settled; 0 after the sender's half ended."""
         self.used = False
-        """Whether a message was ever put: the mode is settled, and a oneshot had its value."""
+        """Whether a message was ever put: then the mode is fixed, and a oneshot had its value."""
         self.queue: deque[Any] = deque()
-        # Not a plain dict: to find its first key it steps over all those deleted before.
+        # Not a plain dict, which steps over all deleted keys to find its first.
         self.putters: OrderedDict[_SendWaiter | _OfferWaiter, None] = OrderedDict()
         self.takers: OrderedDict[Task, None] = OrderedDict()
         self.consumer: Callable[[], None] | None = None
         self.prepare: Callable[[Any], Any] | None = None
-        """Makes of a message what is queued for the consumer; may raise, to the sender."""
+        """Turns a message into the entry queued for the consumer; may raise, to the sender."""
         self.enveloped = False
-        """Whether the queue may hold envelopes: spares everybody else the isinstance."""
+        """Whether the queue may hold envelopes; spares other channels the isinstance."""
         self.producers = 1
-        """Senders that have not finished."""
+        """The number of senders that have not finished."""
         self.pending: TerminalState | None = None
         """How the receiver's half will end when the queue is empty."""
         self.undelivered = 0
         self.rest: float | None = None
-        """Seconds for which others run before the next message is taken by ``receive``, as the last one took so long to open."""
+        """Seconds that ``receive`` lets other tasks run before the next message, because the last one took as long to open."""
         self.sender = Half()
         self.receiver = Half()
         self.abandoned = False
-        """Whether a handle of it was forgotten and its owner warned."""
+        """Whether a handle was forgotten and its owner warned."""
         self.thread: int | None = None
-        """The thread that it belongs to: whoever waits, or is called, does so there."""
+        """The thread that it belongs to: tasks wait, and callbacks run, in this thread."""
         self.token: trio.lowlevel.TrioToken | None = None
         self.bind_thread()
 
     @property
     def name(self) -> str:
-        """As in logs and errors: the name that was given, else the type of the messages."""
+        """The given name, or the type of the messages; for logs and errors."""
         return self._name or getattr(self.item_type, "__name__", None) or str(self.item_type)
 
     def bind_thread(self) -> None:
-        """Let a channel that belonged to no thread belong to this one from now on, as something here is about to wait on it."""
+        """Bind a channel without a thread to this one, because a task here is about to wait on it."""
         self.check_thread()
         try:
             self.token = current_trio_token()
@@ -353,16 +338,12 @@ class ChannelCore:
         self.thread = get_ident()
 
     def check_thread(self) -> None:
-        """Refuse a call that would wake a task, or call a consumer, from another thread than theirs.
-
-        Raises:
-            WrongThread: and nothing has changed.
-        """
+        """Raise `WrongThread` in another thread than the channel's, before anything has changed."""
         if self.thread is not None and get_ident() != self.thread:
             raise wrong_thread(f"use of channel {self.name}")
 
     def accept(self, entry: Any) -> bool:
-        """Put a message, if there is room; whether there was. The caller has made sure that its handle may send."""
+        """Put a message if there is room; return whether there was. The caller has checked that its handle may send."""
         self.used = True
         if len(self.queue) < self.limit:
             if self.takers or self.consumer is not None:
@@ -380,7 +361,7 @@ class ChannelCore:
         return True
 
     def put(self, entry: Any) -> None:
-        """Hand a message to whoever has waited longest, else queue it. There is room. What `prepare` raises means that it was not put."""
+        """Give a message to the task that has waited longest, or queue it. There must be room. If `prepare` raises, it was not put."""
         if self.takers:
             reschedule(self.takers.popitem(last=False)[0], Value(entry))
         else:
@@ -398,7 +379,7 @@ class ChannelCore:
         return Tracked(message, Receipt())
 
     async def wait_to_put(self, handle: object, entry: Any) -> bool:
-        """Wait for a turn; False: the channel or the handle ended first and the message was not taken."""
+        """Wait for a turn; return False if the channel or the handle ended first and the message was not taken."""
         self.bind_thread()
         waiter = _SendWaiter(current_task(), handle, entry)
         self.putters[waiter] = None
@@ -411,11 +392,9 @@ class ChannelCore:
         return admitted
 
     def offer(self, entry: Any, on_room: Callable[[], None]) -> bool:
-        """Put a message in the name of a sender that is elsewhere; whether there was room.
+        """Put a message, or an `Envelope`, for a sender in another system; return whether there was room.
 
-        Args:
-            entry: the message or an `Envelope`.
-            on_room: called once, in its turn among the waiting senders, if there was no room. Offer nothing before that.
+        If there was none, `on_room` is called once, in its turn among the waiting senders. Offer nothing before that.
         """
         if isinstance(entry, Envelope):
             self.enveloped = True
@@ -426,11 +405,11 @@ class ChannelCore:
         return False
 
     def finish_producer(self, handle: object = None) -> None:
-        """One sender takes no more messages; the last one lets the channel end when everything has been taken.
+        """Finish one sender; after the last one the channel ends when everything was taken.
 
         Args:
-            handle: those inside ``send`` on this handle are refused; ``None``: there are none. They are looked for among all that wait:
-                8,000 producers that send one message each and finish took 15 s.
+            handle: tasks inside ``send`` on this handle are refused; ``None``: there are none, which spares a search through all waiting
+                tasks: with it, 8,000 producers that send one message each and finish took 15 s.
         """
         if handle is not None:
             for waiter in [w for w in self.putters if isinstance(w, _SendWaiter) and w.handle is handle]:
@@ -446,7 +425,7 @@ class ChannelCore:
             self.end_pending()
 
     def took(self, entry: Any) -> Any:
-        """Do what follows from a local receiver's ``queue.popleft()``; the message itself."""
+        """Complete a local receiver's ``queue.popleft()``; return the message."""
         opened = self.enveloped and isinstance(entry, Envelope)
         if opened:
             entry.settle(PROCESSED)
@@ -457,7 +436,7 @@ class ChannelCore:
         return self._open(entry) if opened else entry
 
     async def wait_to_take(self) -> Any:
-        """Wait for a message; `ENDED` if there will be none."""
+        """Wait for a message; return `ENDED` if the channel ends first."""
         self.bind_thread()
         entry = await park(self.takers)
         self.rest = None  # others have run
@@ -476,21 +455,18 @@ class ChannelCore:
             self.rest = current_time() - began
 
     async def let_others_run(self) -> None:
-        """Rest, as the last message was large.
-
-        Cancellation: there is no need to rest any more.
-        """
+        """Let other tasks run, because the last message was large. After a cancellation this is not repeated."""
         rest, self.rest = self.rest, None
         await let_others_run(rest or 0.0)
 
     def consume(self, consumer: Callable[[], None], prepare: Callable[[Any], Any] | None = None) -> None:
-        """From now on `consumer` takes the messages, also those already queued; tasks inside ``receive`` are sent away.
+        """Let `consumer` take all messages, including queued ones; tasks inside ``receive`` are refused.
 
         Args:
-            consumer: called after each change that may concern it, in the task of whoever made the change; quick, raises nothing,
-                and made for being called while it runs.
-            prepare: makes an entry of each message, or of its `Tracked`, as it is put; raises what ``send`` is to raise. ``None`` means
-                that it has gone on its way at once, as if it had been queued and taken.
+            consumer: called after each change that may concern it, in the task that made the change. It must be quick, not raise, and
+                allow calls while it runs.
+            prepare: turns each message, or its `Tracked`, into an entry when it is put; its errors are raised by ``send``. If it returns
+                ``None``, the message has already left, as if it had been queued and taken.
         """
         self.bind_thread()
         self.consumer, self.prepare = consumer, prepare
@@ -498,13 +474,13 @@ class ChannelCore:
         consumer()
 
     def take(self) -> Any:
-        """Take the oldest entry for a consumer. It keeps its place in the window until `settle` (unreliable ones need no place)."""
+        """Take the oldest entry for a consumer. It keeps its place in the window until `settle` (unreliable entries need none)."""
         if self.mode is not Mode.UNRELIABLE:
             self.limit -= 1
         return self.queue.popleft()
 
     def settle(self, *entries: Any, outcome: Outcome) -> None:
-        """A consumer knows what became of entries; lets the next senders in."""
+        """Take the outcome of entries from a consumer; let the next senders in."""
         if self.sender.state is OPEN and self.mode is not Mode.UNRELIABLE:
             self.limit += len(entries)
         for entry in entries:
@@ -518,12 +494,12 @@ class ChannelCore:
     def end(
         self, state: TerminalState, *, discard: bool = True, detail: str = "", cause: BaseException | None = None
     ) -> None:
-        """End both halves; a half that has ended stays as it is.
+        """End both halves; a half that has ended never changes.
 
         Args:
             state: how.
-            discard: drop what is queued. Otherwise the receiver's half ends when the queue has been emptied.
-            detail: text of the error in the place of the usual one.
+            discard: drop queued messages. Otherwise the receiver's half ends when the queue is empty.
+            detail: replaces the usual text of the errors.
             cause: becomes the ``__cause__`` of the errors.
         """
         if self.receiver.state is not OPEN:
@@ -546,15 +522,15 @@ class ChannelCore:
             self.receiver.call_watchers()
 
     def end_pending(self) -> None:
-        """The queue is empty, so what was `pending` has come: a consumer calls this when everything is settled."""
+        """End as `pending` says: the queue is empty. A consumer calls this when everything is settled."""
         assert self.pending is not None
         self.end(self.pending, detail=self.sender.detail, cause=self.sender.cause)
 
     def end_soon(self, ending: Callable[..., None], *args: object) -> None:
-        """A handle was collected: run ``ending(*args)`` where it is safe.
+        """Run ``ending(*args)`` where it is safe, after a handle was collected.
 
-        The collector may run in any thread and in the middle of anything, this class and trio's own loop included; so a channel
-        that may have waiting tasks is only changed from the loop.
+        The collector may run in any thread and in the middle of anything, including this class and trio's loop. So only the loop
+        changes a channel that may have waiting tasks.
         """
         if self.token is None:
             ending(*args)
@@ -562,7 +538,7 @@ class ChannelCore:
         try:
             self.token.run_sync_soon(ending, *args)
         except trio.RunFinishedError:
-            pass  # nobody is left to be told
+            pass  # the run is over: no task waits
 
     def _admit(self) -> None:
         while self.putters and len(self.queue) < self.limit:
@@ -577,21 +553,21 @@ class ChannelCore:
         if isinstance(entry, Envelope):
             entry.settle(outcome)
             if not isinstance(entry, Tracked):
-                return  # it knows itself what is in it
+                return  # it drops the handles inside itself
             entry = entry.message
         for handle in handles_in(entry):
             handle.drop(lost=self.receiver.away > 0)
 
 
 def handles_in(message: Any, *, sampled: bool = False) -> Iterator[Any]:
-    """Find the handles of channels in a message, wherever the codec would, and in deques: in message classes and containers, at any depth.
+    """Find the channel handles in a message, wherever the codec would, and in deques: in message classes and containers, at any depth.
 
-    A container without anything that may hold a handle costs 20 ns for each item.
+    A container whose items cannot hold handles costs 20 ns for each item.
 
     Args:
         message: a message, or any value.
-        sampled: let the first ten items of a container with more than a thousand decide whether it is searched. For data that is no message:
-            actors may hold millions of items, and thousands of actors may share them.
+        sampled: for a container of more than a thousand items, look only at the first ten to decide whether to search it. For fields of
+            actors: these may hold millions of items, and thousands of actors may share them.
 
     Example:
         >>> from levada.framework import channel
@@ -619,7 +595,7 @@ def handles_in(message: Any, *, sampled: bool = False) -> Iterator[Any]:
             inside = value
         elif hasattr(kind, "__message_tag__"):
             inside = [getattr(value, field.name) for field in attrs.fields(kind)]
-        elif hasattr(kind, "carries_attachments"):  # a message that is octets
+        elif hasattr(kind, "carries_attachments"):  # an encoded message
             inside = value.attachments
         else:
             continue
@@ -634,7 +610,7 @@ _CONTAINERS = (list, tuple, set, frozenset, dict, deque)
 
 @lru_cache(1024)
 def may_hold(kind: type) -> bool:
-    """Whether a value of this class is a handle, or may have one inside."""
+    """Whether a value of this class is a handle or may contain one."""
     return (
         hasattr(kind, "take_over")
         or issubclass(kind, _CONTAINERS)

@@ -1,7 +1,7 @@
-"""A link between an actor and a channel: what `Actor.link` does with a sender or a receiver.
+"""A link between an actor and a channel: `Actor.link` with a sender or a receiver.
 
-The fates are tied as those of two actors are.  An end in order is `Normal` and ends nobody; so is one that this side's handle asked for
-itself: a sender that is cancelled, a receiver that is closed.  What the other side does, or the network, ends the actor.
+It works like a link between two actors.  A channel that finishes ends as `Normal`, which ends no actor; so does a channel that this
+side ends itself, by cancelling the sender or closing the receiver.  If the other side or the network ends the channel, the actor ends.
 
 Private fields used here: ``Cell._extras``.
 """
@@ -16,7 +16,7 @@ from levada.framework.links import NORMAL, Failed, Lost, Normal, Reason
 
 from .cell import Cell
 from .channel_core import TerminalState
-from .remains import how_it_ended
+from .remains import describe_end
 
 __all__ = ["ChannelLink"]
 
@@ -24,7 +24,7 @@ _LOST = (TerminalState.LOST, TerminalState.CONNECTION_LOST)
 
 
 class ChannelLink:
-    """The channel's end of a link; stands among the links of the actor as a ref would."""
+    """The channel's end of a link; kept among the actor's links, like a ref."""
 
     __slots__ = ("_cell", "_forget", "handle")
 
@@ -35,7 +35,7 @@ class ChannelLink:
 
     @classmethod
     def find(cls, cell: Cell, handle: Any) -> ChannelLink | None:
-        """Find the link of an actor with a handle."""
+        """Return the link between an actor and a handle, or None."""
         links = cell._extras.links if cell._extras is not None else None
         for link in links or ():
             if isinstance(link, cls) and link.handle is handle:
@@ -43,11 +43,7 @@ class ChannelLink:
         return None
 
     def tie(self) -> None:
-        """Begin; if the channel has ended, the signal comes at once.
-
-        Raises:
-            HandleMoved: the handle was sent away before.
-        """
+        """Start; if the channel has ended, the signal comes at once. Raises `HandleMoved` if the handle was sent away."""
         self._cell.tie(self)
         try:
             self._forget = self.handle.on_terminated(self._ended)
@@ -56,12 +52,11 @@ class ChannelLink:
             raise
 
     def cut(self) -> None:
-        """Untie."""
+        """Remove the link."""
         self._forget()
         self._cell.untie(self)
 
     def _ended(self, state: TerminalState, error: ChannelError | None) -> None:
-        """The channel has ended."""
         cell, handle = self._cell, self.handle
         cell.untie(self)
         reason: Reason = NORMAL
@@ -71,14 +66,12 @@ class ChannelLink:
             reason = Failed(error)
         cell.system.lifecycle.exit_signal(cell, handle, reason)
 
-    # What the end of the actor asks of those it is linked to.
-
     def exited(self, _: Cell, reason: Reason) -> None:
-        """The actor has ended: nobody will use the handle, unless it has gone elsewhere."""
+        """End the channel: the actor has ended, and no one else uses the handle unless it was sent away."""
         self._forget()
         handle = self.handle
         if not isinstance(reason, Normal):
-            handle.disown(how_it_ended(reason), reason.error if isinstance(reason, Failed) else None)
+            handle.disown(describe_end(reason), reason.error if isinstance(reason, Failed) else None)
 
 
 _OWN = {False: TerminalState.CANCELLED, True: TerminalState.RECEIVER_CLOSED}
@@ -86,4 +79,4 @@ _OWN = {False: TerminalState.CANCELLED, True: TerminalState.RECEIVER_CLOSED}
 
 
 def _nothing() -> None:
-    """There is nothing to take back yet."""
+    """The placeholder of `_forget` until the link is tied."""

@@ -1,4 +1,4 @@
-"""From a channel straight into an actor's mailbox: what `Receiver.to_mailbox` does, and what it needs of a ref."""
+"""`Receiver.to_mailbox`: from a channel straight into an actor's mailbox."""
 
 from __future__ import annotations
 
@@ -21,50 +21,47 @@ logger = logging.getLogger("levada.framework.channel")
 
 
 class Destination(Protocol[M_contra]):
-    """What `Receiver.to_mailbox` needs of an actor's ref. All three are called in the trio thread and return at once."""
+    """The part of an actor's ref that `Receiver.to_mailbox` uses. All calls are made in the trio thread and return at once."""
 
     def try_tell(self, message: M_contra) -> bool:
-        """Put a message into the mailbox; False, and nothing done, if it would have to wait or to be refused.
+        """Put a message into the mailbox; do nothing and return False if there is no room.
 
-        A mailbox that drops on overflow answers True.
-
-        Raises:
-            ActorStopped: nobody will handle it.
+        A mailbox that drops on overflow returns True. A stopped actor raises `ActorStopped`.
         """
         ...
 
     def on_room(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back once when the mailbox has room, in the order of asking: one callback for each free place; returns what takes it back."""
+        """Call back once when the mailbox has room, in order, one callback for each free place; return a function that undoes this."""
         ...
 
     def on_stopped(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back once when the actor has stopped, at once if it already has; returns a function that takes this back."""
+        """Call back once when the actor has stopped, at once if it has; return a function that undoes this."""
         ...
 
 
 class MailboxFeed:
-    """Moves messages from a channel into a mailbox: a consumer of the core that is driven by calls and not by a task."""
+    """Moves messages from a channel into a mailbox: a consumer of the core, driven by calls instead of a task."""
 
     def __init__(self, core: ChannelCore, ref: Destination[Any], wrap: Callable[[Any], Any] | None) -> None:
         self._core = core
         self._ref = ref
         self._wrap = wrap
         self._held: tuple[Any, Any] | None = None
-        """An entry, with its message, that was taken from the channel and did not fit into the mailbox."""
+        """An entry and its message, taken from the channel, for which the mailbox had no room."""
         self._waiting = False
         """Whether the mailbox will call when it has room."""
         self._leave_line: Callable[[], None]
         self._busy = False
 
     def start(self) -> None:
-        """Take the receiver's place and move what is queued already."""
+        """Take the receiver's place and move the messages that are queued."""
         forget = self._ref.on_stopped(self._stopped)
         self._core.receiver.on_terminated(forget)
         self._core.receiver.on_terminated(self._drop_held)
         self._core.consume(self._pump)
 
     def _pump(self) -> None:
-        # The mailbox or `wrap` may send on this very channel; the call that runs already goes on with it, so the order is kept.
+        # The mailbox or `wrap` may send on this channel; the outer call then moves that message, which keeps the order.
         if self._busy or self._waiting:
             return
         self._busy = True
@@ -75,7 +72,7 @@ class MailboxFeed:
             self._busy = False
 
     def _move_one(self) -> bool:
-        """Move a message, if there is one and the mailbox has room; whether to go on."""
+        """Move a message, if there is one and the mailbox has room; return whether to go on."""
         core, began = self._core, 0.0
         if self._held is None:
             if not core.queue:
@@ -110,7 +107,7 @@ class MailboxFeed:
         if not fits:
             self._waiting = True
             self._leave_line = self._ref.on_room(self._room)
-        elif self._held is not None:  # else the mailbox took it and then stopped its actor
+        elif self._held is not None:  # otherwise the mailbox took it and then stopped its actor
             self._held = None
             core.settle(entry, outcome=PROCESSED)
             if began and not self._waiting:
@@ -143,4 +140,4 @@ class MailboxFeed:
 
 
 def _nothing() -> None:
-    """Nobody stands in line."""
+    """The placeholder of `_leave_line`."""

@@ -1,4 +1,4 @@
-"""What the runtime asks of the system around it: the seam between `ActorSystem` and everything below it."""
+"""The interface between `ActorSystem` and the runtime below it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["ActorObject", "Counters", "System", "ThreadInbox"]
 
 @attrs.define
 class Counters:
-    """What a system counts, see `Statistics`."""
+    """The counters of a system, see `Statistics`."""
 
     spawned: int = 0
     stopped: int = 0
@@ -40,7 +40,7 @@ class Counters:
 
 
 class ActorObject(Protocol):
-    """What a cell asks of the object that it runs."""
+    """The object that a cell runs."""
 
     _table: ClassVar[dict[Any, Any]]
 
@@ -50,19 +50,16 @@ class ThreadInbox(Protocol):
 
     def is_home(self) -> bool:
         """Whether this is the system's thread, inside its run of trio."""
-        ...
 
     def put(self, cell: Any, message: Any) -> None:
-        """Send a message on its way; any thread."""
-        ...
+        """Send a message; from any thread."""
 
     def call(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Call a function in the system's thread, soon; any thread."""
-        ...
+        """Call a function in the system's thread, soon; from any thread."""
 
 
 class System(Protocol):
-    """An `ActorSystem`, as the runtime sees it."""
+    """The parts of an `ActorSystem` that the runtime uses; `levada.framework.system` describes them."""
 
     name: str
     ask_timeout: float | None
@@ -83,16 +80,13 @@ class System(Protocol):
     @property
     def inbox(self) -> ThreadInbox:
         """Messages from other threads."""
-        ...
 
     @property
     def phase(self) -> str:
-        """How far the system is."""
-        ...
+        """The phase of the system."""
 
     def start_task(self, function: Callable[..., Awaitable[object]], *args: Any, name: str) -> None:
         """Run a task of the runtime in the system's nursery."""
-        ...
 
     def install(
         self,
@@ -106,24 +100,18 @@ class System(Protocol):
         adopted: bool = False,
     ) -> Cell:
         """Make an actor object the actor of a new cell below `parent`."""
-        ...
 
     def dead_letter(self, message: Any, to: Ref[Any], why: str) -> None:
         """Note a message that reached no handler."""
-        ...
 
     def crash(self, error: BaseException) -> None:
-        """End the system because of an error that nobody below could deal with."""
-        ...
+        """End the system because of an error that no supervisor handled."""
 
     def root_ended(self) -> None:
-        """All actors have ended."""
-        ...
+        """Note that all actors have ended."""
 
     def strict_check(self, cell: Cell, message: Any) -> None:
-        """In strict mode: look for mistakes in a `tell`."""
-        ...
+        """In strict mode, check a `tell`."""
 
     def strict_answer(self, cell: Cell, question: Any, answer: Any) -> Any:
-        """In strict mode: check an answer."""
-        ...
+        """In strict mode, check an answer and return it."""

@@ -1,7 +1,7 @@
-"""What the worker loop does with entries that are not plain messages: part of every handler table.
+"""The handlers of mailbox entries that are not plain messages: part of every handler table.
 
-Each function has the shape of a handler, ``(actor, entry)``: it may return a coroutine, which is then driven like that of
-any async handler, or `END_TURN`.
+Each function has the signature of a handler, ``(actor, entry)``. It may return `END_TURN`, or a coroutine, which is driven like the
+coroutine of an async handler.
 
 Private fields used here: ``Cell._asking``, ``Actor._cell``, ``Actor._find_handler``, ``Cell._handled``,
 ``Actor._start``, ``Cell._table``.
@@ -16,14 +16,14 @@ from levada.framework.timers import Tick
 
 from .ask import Ask, ThreadAsk
 from .awaitables import coroutine_of
-from .scheduler import Begun
+from .scheduler import InlineCoroutine
 from .tokens import END_TURN, Room, Start, Stop, Take, TakeSignal, Turn
 
 __all__ = ["RUNTIME_ENTRIES", "deliver"]
 
 
 def deliver(actor: Any, message: Any) -> Any:
-    """Handle a message that came inside another entry, as if it had come by itself."""
+    """Handle a message that came inside another entry."""
     table = actor._cell._table
     handler = table.get(type(message))
     if handler is None:
@@ -32,7 +32,7 @@ def deliver(actor: Any, message: Any) -> Any:
 
 
 def no_message(actor: Any) -> None:
-    """Take an entry that is none of the actor's messages out of the count of those it has handled."""
+    """Uncount an entry that is not a message."""
     actor._cell._handled -= 1
 
 
@@ -75,7 +75,7 @@ def _on_tick(actor: Any, tick: Tick) -> Any:
 def _on_ask(actor: Any, ask: Ask) -> Any:
     if ask.settled:
         no_message(actor)
-        return None  # Withdrawn, or out of time: nobody would see what the handler does for it.
+        return None  # withdrawn, or out of time: no one waits for the answer
     cell = actor._cell
     cell._asking = ask
     result = deliver(actor, ask.message)
@@ -97,14 +97,14 @@ async def _finish_ask(cell: Any, ask: Ask, coroutine: Any) -> None:
         ask.answer(result)
 
 
-def _on_begun(actor: Any, begun: Begun) -> Any:
-    no_message(actor)  # it was counted when it began
-    return _finish_ask(actor._cell, begun.question, begun.coroutine)
+def _on_inline_coroutine(actor: Any, started: InlineCoroutine) -> Any:
+    no_message(actor)  # the inline call counted it
+    return _finish_ask(actor._cell, started.question, started.coroutine)
 
 
 RUNTIME_ENTRIES: dict[type, Any] = {
     Ask: _on_ask,
-    Begun: _on_begun,
+    InlineCoroutine: _on_inline_coroutine,
     TakeSignal: _on_take,
     Room: _on_room,
     Start: _on_start,

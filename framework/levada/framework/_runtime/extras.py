@@ -1,4 +1,4 @@
-"""What only some actors have: made when first wanted, so that the others need not carry it."""
+"""The rare parts of an actor's record, made on first use so that other actors do not pay for them."""
 
 from __future__ import annotations
 

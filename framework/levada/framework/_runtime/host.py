@@ -1,9 +1,9 @@
-"""An actor's own tasks and contexts; opened the first time it wants one, and closed with it.
+"""An actor's tasks and contexts, opened on first use and closed with the actor.
 
-One trio task holds the actor's nursery (`start_soon`); one more for each context that it has entered (`enter`), since a context
-must be left in the task that entered it, and giving up one must not disturb the others.  All are children of the system's nursery.
-Whatever fails in one of them is a failure of the actor.  At the end the nursery is cancelled first, then the contexts are left, last
-entered first: tasks use contexts, not the other way round.
+One trio task holds the actor's nursery (`start_soon`), and one more each context that it has entered (`enter`): a context must be left in
+the task that entered it, and cancelling one must not disturb the others.  All are children of the system's nursery.
+If one of them fails, the actor fails.  At the end the nursery is cancelled first, then the contexts are left, last entered first,
+because tasks use contexts and not the other way round.
 
 Private fields used here: ``Cell._extras``.
 """
@@ -33,7 +33,7 @@ __all__ = ["Host", "split_cancelled"]
 
 
 def split_cancelled(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
-    """Part an exception into its cancellation and the rest; each ``None`` if there is none of it."""
+    """Split an exception into its cancellation and the rest; either may be ``None``."""
     if isinstance(error, trio.Cancelled):
         return error, None
     if isinstance(error, BaseExceptionGroup):
@@ -42,7 +42,7 @@ def split_cancelled(error: BaseException) -> tuple[BaseException | None, BaseExc
 
 
 class Host:
-    """Nursery and contexts of one actor object."""
+    """The nursery and the contexts of one actor object."""
 
     __slots__ = ("_cell", "_closing", "_contexts", "_gone", "_nursery", "_pending")
 
@@ -55,7 +55,7 @@ class Host:
         self._gone: trio.Event | None = None
 
     def start_soon(self, function: Callable[..., Awaitable[object]], args: tuple[Any, ...], name: object) -> None:
-        """Run a task of the actor; until the nursery is open it is remembered."""
+        """Run a task of the actor; until the nursery is open, keep it."""
         if self._closing:
             raise RuntimeError(f"{self._cell.path} is stopping: it starts no more tasks")
         if self._nursery is not None:
@@ -67,7 +67,7 @@ class Host:
             self._cell.system.start_task(self._hold_nursery, name=f"<tasks of {self._cell.path}>")
 
     async def enter(self, context: AbstractAsyncContextManager[Any]) -> Any:
-        """Enter `context` in a task of its own and return what it gives."""
+        """Enter `context` in its own task and return its value."""
         if self._closing:
             raise RuntimeError(f"{self._cell.path} is stopping: it enters no more contexts")
         entered = _Entered(self._cell, context)
@@ -92,7 +92,7 @@ class Host:
         if self._gone is not None:
             await self._gone.wait()
         while self._contexts:
-            # Stays in the list until it is gone: `cancel` must find one that takes too long.
+            # It stays in the list until it is gone, so that `cancel` finds a context that takes too long.
             entered = self._contexts[-1]
             entered.leave.set()
             await entered.gone.wait()
@@ -100,7 +100,7 @@ class Host:
                 self._contexts.remove(entered)
 
     def cancel(self) -> None:
-        """Cancel everything, the leaving of contexts included."""
+        """Cancel everything, including contexts that are being left."""
         self._closing = True
         self.cancel_tasks()
         for entered in self._contexts:
@@ -131,7 +131,7 @@ class Host:
                 if cancelled is not None:
                     raise cancelled from None
             finally:
-                del cancelled, rest  # either keeps this frame by its traceback
+                del cancelled, rest  # their tracebacks would keep this frame
 
 
 class _Entered:
@@ -151,7 +151,7 @@ class _Entered:
 
     @enable_ki_protection
     async def value(self) -> Any:
-        """Wait until the context is entered; cancelled, give it up and wait until it is gone."""
+        """Wait until the context is entered. If cancelled, cancel it and wait until it is gone."""
         self.waiter = current_task()
 
         def abort(_: RaiseCancelT) -> Abort:

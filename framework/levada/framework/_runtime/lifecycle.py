@@ -1,18 +1,18 @@
-"""How actors start, fail, start over and end.
+"""How actors start, fail, restart and end.
 
-An ending has four steps, each of which may have to wait for something, so each is a call that goes on from where the last one left off:
+An ending has four steps. Each may have to wait, so each is a call that continues where the last one stopped:
 
-1. *pause* (`_begin`): no message is handled any more; timers end, stashed messages go back.
-2. *children* (`_stop_children`): stopped one by one, last started first, each with a deadline; those its parent adopted, as far as
-   no other was started between them, together with one deadline; all at once when killed.
-3. *close* (`_close`): the hook (`stopping`, or `restarting` before a new start), then the actor's own tasks, then its contexts.
+1. *pause* (`_begin`): no further message is handled; timers end, stashed messages go back.
+2. *children* (`_stop_children`): stopped one by one, last started first, each with a deadline; adopted children that were started one
+   after another, together with one deadline; all at once when killed.
+3. *close* (`_close`): the hook (`stopping`, or `restarting` before a restart), then the actor's tasks, then its contexts.
 4. *conclude*: the next incarnation of the object (`_revive`), or the end (`_terminate`): undelivered messages, asks, watchers, links, parent.
 
-All of it runs on a worker between turns (`RunQueue.signal`), so that no two steps are ever interleaved and no cell is inside a sync handler;
-hooks that are async, tasks and contexts are closed in a task of their own.  Steps call one another through signals where a chain of
-actors would otherwise be a chain of calls: a million linked actors end in a loop, not in a recursion.
+All steps run on a worker between turns (`RunQueue.signal`), so they never interleave and no cell is inside a sync handler.
+Async hooks, tasks and contexts are closed in a separate task.  Where a chain of actors would be a chain of calls, steps call one another
+through signals: a million linked actors end in a loop, not in a recursion.
 
-A second reason that comes in while an actor ends is weighed against the first (`links.more_severe`); a kill hurries everything up.
+If a second reason arrives while an actor ends, the more severe one wins (`links.more_severe`); a kill speeds everything up.
 
 Private fields used here: ``Cell._actor``, ``Cell._asking``, ``Cell._batch``, ``Cell._box``, ``Cell._extras``,
 ``Actor._has_restarting``, ``Actor._has_stopping``, ``Actor._has_undelivered``, ``Cell._idle``, ``Actor._is_loop``,
@@ -31,6 +31,7 @@ from itertools import takewhile
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import outcome
 import trio
 from trio.lowlevel import enable_ki_protection, reschedule
@@ -53,11 +54,11 @@ from levada.framework.supervision import RestartPolicy, Strategy, delay, record,
 from levada.framework.timers import Tick
 
 from .ask import Ask, stopped_error
-from .cell import Cell, RoomCall
+from .cell import Cell, RoomCallback
 from .host import Host, split_cancelled
 from .phase import PAUSED, RUNNING, STOPPED
 from .remains import drop_frames, end_handles, open_handles
-from .scheduler import Begun
+from .scheduler import InlineCoroutine
 from .tokens import END_TURN, Room, Start, Stop, Take, Turn
 
 if TYPE_CHECKING:
@@ -70,50 +71,43 @@ logger = logging.getLogger("levada.framework.lifecycle")
 _ENTRIES = (Start, Stop, Room, Take, Turn, Tick)
 
 
+@attrs.define(eq=False, weakref_slot=False)
 class Ending:
-    """What is known about an actor that is on its way out, or over to its next incarnation."""
+    """The state of an actor that ends or restarts."""
 
-    __slots__ = (
-        "cancel", "closed", "concluded", "delay", "escalate", "final", "graceful", "message", "planned", "reason",
-        "restart", "together",
-    )  # fmt: skip
-
-    def __init__(self, reason: Reason, *, final: bool = False, cancel: bool = False, graceful: bool = False) -> None:
-        self.reason = reason
-        self.final = final
-        """Not to start again, whatever the policy: the parent or the system wants it so."""
-        self.cancel = cancel
-        """Wait for nothing that can be cancelled; children are killed."""
-        self.graceful = graceful
-        """Children may handle what they have queued."""
-        self.restart = False
-        self.escalate = False
-        self.delay = 0.0
-        self.message: Any = None
-        self.planned = False
-        """Whether it has been decided whether to restart."""
-        self.together = 0
-        """Children that are being stopped together and have not ended."""
-        self.closed = False
-        """Whether step 3 has begun."""
-        self.concluded = False
-        """Whether only the new start is waited for."""
+    reason: Reason
+    final: bool = attrs.field(default=False, kw_only=True)
+    """Do not restart, whatever the policy: the parent or the system ends this actor."""
+    cancel: bool = attrs.field(default=False, kw_only=True)
+    """Cancel whatever can be cancelled; children are killed."""
+    graceful: bool = attrs.field(default=False, kw_only=True)
+    """Children may handle their queued messages."""
+    restart: bool = attrs.field(default=False, init=False)
+    escalate: bool = attrs.field(default=False, init=False)
+    delay: float = attrs.field(default=0.0, init=False)
+    message: Any = attrs.field(default=None, init=False)
+    planned: bool = attrs.field(default=False, init=False)
+    """Whether `restart` has been decided."""
+    together: int = attrs.field(default=0, init=False)
+    """The number of children that are being stopped together and have not ended."""
+    closed: bool = attrs.field(default=False, init=False)
+    """Whether step 3 has begun."""
+    concluded: bool = attrs.field(default=False, init=False)
+    """Whether the actor only waits for its restart."""
 
 
+@attrs.define(eq=False, weakref_slot=False)
 class Group:
-    """Siblings that start again together: all must have concluded before the first starts."""
+    """Siblings that restart together: all must have concluded before the first starts."""
 
-    __slots__ = ("delay", "members", "running")
-
-    def __init__(self) -> None:
-        self.members: dict[Cell, None] = {}
-        """In order of start."""
-        self.running: list[Cell] = []
-        """Those that have not concluded, and some that have."""
-        self.delay = 0.0
+    members: dict[Cell, None] = attrs.Factory(dict)
+    """In order of start."""
+    running: list[Cell] = attrs.Factory(list)
+    """Members that have not concluded, and some that have."""
+    delay: float = 0.0
 
     def add(self, cells: list[Cell]) -> None:
-        """Take in members; they may be members already."""
+        """Add members; they may be members already."""
         self.running = sorted({*self.members, *cells}, key=lambda member: member._number)
         self.members = dict.fromkeys(self.running)
 
@@ -127,9 +121,9 @@ class Lifecycle:
         self._signal = system.scheduler.signal
 
     def raised(self, cell: Cell, message: Any, error: BaseException) -> None:
-        """A handler raised within a turn of `cell`."""
+        """Take the error of a handler within a turn of `cell`."""
         if cell._actor is None:
-            # The cell of signals: a fault of the runtime itself, or a hook that may not fail. Nothing is trustworthy now.
+            # The signal cell: a bug in the runtime, or an error in a hook that must not fail. Nothing can be trusted now.
             self._system.crash(error)
             return
         if cell.phase is RUNNING:
@@ -137,23 +131,23 @@ class Lifecycle:
             self._failed(cell, error, message)
 
     def raised_inline(self, cell: Cell, message: Any, error: BaseException) -> None:
-        """A handler raised inside its asker's task; the cell has been held since."""
+        """Take the error of a handler inside its asker's task; the cell was held since."""
         self.raised(cell, message, error)
         self._system.scheduler.requeue(cell)
 
     def waited(self, cell: Cell, message: Any, error: BaseException | None) -> BaseException | None:
-        """A handler that waited has ended; return the cancellation that must go on to its scope."""
+        """Take the end of a handler that waited; return the cancellation that must reach its scope."""
         cancelled, rest = split_cancelled(error) if error is not None else (None, None)
         pending = cell.ending
         if cancelled is not None and trio.current_effective_deadline() > -math.inf:
-            # Nobody has cancelled this handler. It raised what it had kept from a scope that was over.
+            # This handler was not cancelled. It raised a `Cancelled` that it had kept from an earlier scope.
             cancelled, rest = None, error
         if rest is not None:
             self.fail_question(cell, rest)
             if pending is None:
                 self._failed(cell, rest, message)
             else:
-                # An error in the clean-up of a handler that was to end: the actor's failure, and the more_severe reason.
+                # The clean-up of a cancelled handler raised: the actor fails, and the error is the more severe reason.
                 self._report(cell, rest, _content(cell, message))
                 pending.reason = more_severe(pending.reason, Failed(rest))
                 self._begin(cell, pending)
@@ -170,7 +164,7 @@ class Lifecycle:
         return cancelled
 
     def reached_stop(self, cell: Cell, stop: Stop) -> Any:
-        """Everything queued before the stop has been handled."""
+        """End an actor that has handled everything queued before the stop."""
         if _is_plain(cell):
             self._terminate(cell, stop.reason)
         else:
@@ -178,43 +172,42 @@ class Lifecycle:
         return END_TURN
 
     def too_many_waiting(self, cell: Cell) -> None:
-        """One handler more waits than the system allows."""
+        """Fail an actor whose handler waits when ``max_waiting`` others do."""
         most = self._system.max_waiting
         error = ActorError(f"{most} handlers wait already (raise max_waiting, or let fewer wait)", actor=cell.path)
         self._signal(self._fail_from_outside, cell, error)
 
     def overflowed(self, cell: Cell, error: MailboxFull) -> None:
-        """A mailbox that ends its actor when full is full."""
+        """Fail an actor whose mailbox is full, with the policy ``stop``."""
         self._signal(self._fail_from_outside, cell, error)
 
     def task_failed(self, cell: Cell, host: Host | None, error: BaseException) -> None:
-        """A task or a context of the actor failed."""
+        """Fail an actor because a task or context of it failed."""
         self._signal(self._task_failed, cell, host, error)
 
     def fail_question(self, cell: Cell, error: BaseException) -> None:
-        """Tell the asker, if the running message is an ask, that its question failed."""
+        """If the current message is an ask, fail it with `error`."""
         self._fail_question_stopped(cell, Failed(error))
 
     def request(self, cell: Cell, reason: Reason, *, cancel: bool = False, final: bool = False) -> None:
-        """End an actor: after the running handler, or (`cancel`) by cancelling it; before what is queued."""
+        """End an actor after the running handler, or, with `cancel`, by cancelling it; queued messages are not handled."""
         self._signal(self.request_now, cell, reason, cancel, final)
 
     @enable_ki_protection
     def release(self, cell: Cell, reason: Reason) -> None:
-        """End an actor for whose hook there is nothing to do, as its parent knows: here and now if it is idle and owns nothing.
+        """End an actor whose hook has nothing to do: immediately if it is idle and owns nothing.
 
-        For those who have thousands of children and drive them by calls: 2 µs for each, not 6 and a worker that is woken.
+        For parents that drive thousands of children by calls: 2 µs for each, not 6 and the wake-up of a worker.
         """
         extras = cell._extras
-        if cell._idle and (
-            extras is None or (extras.supervised is None and not extras.children and extras.host is None)
-        ):
+        plain = extras is None or (extras.supervised is None and not extras.children and extras.host is None)
+        if cell._idle and plain:
             self._terminate(cell, reason)
         else:
             self.request(cell, reason)
 
     def exit_signal(self, cell: Cell, source: Any, reason: Reason) -> None:
-        """A linked actor has ended."""
+        """Deliver the exit signal of a linked actor."""
         self._signal(self._exit, cell, source, reason)
 
     def _exit(self, cell: Cell, source: Any, reason: Reason) -> None:
@@ -231,14 +224,14 @@ class Lifecycle:
             self._fail_from_outside(cell, error)
 
     def _escalated(self, parent: Cell, error: BaseException) -> None:
-        """A child's failure is the parent's."""
+        """Let the parent fail with its child's error."""
         if parent._parent is None:
             self._system.crash(error)
         else:
             self._fail_from_outside(parent, error)
 
     def _fail_from_outside(self, cell: Cell, error: BaseException) -> None:
-        """Something that belongs to the actor failed beside its handlers."""
+        """Let an actor fail with an error from outside its handlers."""
         if cell.phase is RUNNING and cell._worker is None:
             self._failed(cell, error, None, queued=not cell._idle)
         elif cell.phase is STOPPED:
@@ -260,7 +253,7 @@ class Lifecycle:
             self._end(cell, Ending(reason, final=final, cancel=cancel))
 
     def _end(self, cell: Cell, ending: Ending) -> None:
-        """Begin an ending from outside the actor; a handler that waits comes first, and `waited` goes on from there."""
+        """Start an ending from outside the actor. If a handler waits, `waited` continues when it has ended."""
         if cell._worker is None:
             self._begin(cell, ending, queued=not cell._idle)
             return
@@ -271,7 +264,7 @@ class Lifecycle:
             cell.make_extras().inbox.end()
 
     def _hurry(self, cell: Cell, ending: Ending, reason: Reason, cancel: bool, final: bool) -> None:
-        """A further request for an actor that is ending already."""
+        """Add a request to an ending that is under way."""
         extras = cell.make_extras()
         ending.reason = more_severe(ending.reason, reason)
         if final:
@@ -308,13 +301,12 @@ class Lifecycle:
 
     def _report(self, cell: Cell, error: BaseException, message: Any) -> None:
         what = f" while it handled {type(message).__name__}" if message is not None else ""
+        extra = {"actor": cell.path, "event": "failed"}
         if _ends_system(error):
-            # It comes out of the system's block, traceback and all; once is enough.
-            logger.info(
-                "%s was interrupted%s: %r", cell.path, what, error, extra={"actor": cell.path, "event": "failed"}
-            )
+            # The traceback comes out of the system's block; once is enough.
+            logger.info("%s was interrupted%s: %r", cell.path, what, error, extra=extra)
         else:
-            logger.error("%s failed%s", cell.path, what, exc_info=error, extra={"actor": cell.path, "event": "failed"})
+            logger.error("%s failed%s", cell.path, what, exc_info=error, extra=extra)
         self._system.counters.failures += 1
         self._system.events.publish(ActorFailed(cell, error, message))
         if _ends_system(error):
@@ -326,14 +318,14 @@ class Lifecycle:
             self._forget(error)  # of two failures the first one is the reason
 
     def _forget_failure(self, cell: Cell) -> None:
-        """Whatever becomes of the actor, nobody else fails with its error."""
+        """Drop the frames of the actor's error: no one else will fail with it."""
         extras = cell._extras
         if extras is not None and extras.failure is not None:
             error, extras.failure = extras.failure, None
             self._forget(error)
 
     def _forget(self, error: BaseException) -> None:
-        """Let the frames go that an error passed; not those of the error that comes out of the system's block."""
+        """Drop an error's frames, unless it comes out of the system's block."""
         if error is not self._system.fatal:
             drop_frames(error)
 
@@ -343,7 +335,7 @@ class Lifecycle:
             question.fail(stopped_error(cell, reason, question.message))
 
     def _begin(self, cell: Cell, ending: Ending, *, queued: bool = False) -> None:
-        """Let no further message be handled; `queued`: the cell is in the run queue now."""
+        """Handle no further message; `queued`: the cell is in the run queue now."""
         if _is_plain(cell):
             self._terminate(cell, ending.reason)
             return
@@ -364,11 +356,11 @@ class Lifecycle:
         if cell.context is None:
             self._stop_children(cell)
         else:
-            # This may be inside the actor's own context, which the hooks want to enter.
+            # This may run inside the actor's own context, which the hooks will enter.
             self._signal(self._stop_children, cell)
 
     def _plan(self, cell: Cell, ending: Ending) -> None:
-        """Decide whether the actor starts again, alone or with siblings."""
+        """Decide whether the actor restarts, alone or with siblings."""
         supervised = cell.make_extras().supervised
         if ending.planned or ending.final or supervised is None or ending.reason == CANCELLED:
             return
@@ -384,7 +376,7 @@ class Lifecycle:
         strategy: Strategy = parent._actor.strategy
         group = parent.group
         if group is not None and cell in group.members:
-            ending.restart = True  # it was about to be stopped and started anyway
+            ending.restart = True  # the group was about to restart it anyway
             return
         now = trio.current_time()
         if strategy.scope == "one":
@@ -394,13 +386,8 @@ class Lifecycle:
             parent.make_extras().regroups = times
             most, seconds = strategy.max, strategy.within
         if not record(times, now, max=most, within=seconds):
-            logger.error(
-                "%s ended more than %d times in %g s: its parent fails",
-                cell.path,
-                most,
-                seconds,
-                extra={"actor": cell.path},
-            )
+            what = "%s ended more than %d times in %g s: its parent fails"
+            logger.error(what, cell.path, most, seconds, extra={"actor": cell.path})
             ending.escalate = True
             return
         ending.restart = True
@@ -411,7 +398,7 @@ class Lifecycle:
             group.add(_restarted_together(strategy, parent, cell))
 
     def _stop_children(self, cell: Cell) -> None:
-        """Stop the last child, those that end together, or all at once if there is no time; then go on to step 3."""
+        """Stop the last child, adopted ones together, or all at once after a kill; without children go on to step 3."""
         extras = cell._extras
         if cell.phase is not PAUSED or extras is None or extras.ending is None or extras.ending.closed:
             return
@@ -425,7 +412,7 @@ class Lifecycle:
             for child in reversed(list(extras.children)):
                 self._signal(self.request_now, child, CANCELLED if ending.reason == CANCELLED else KILLED, True, True)
         else:
-            # As `next(reversed(…))`, which would step over all that were deleted before it: 100,000 children took 6 s.
+            # Not `next(reversed(…))`, which steps over all deleted entries: 100,000 children took 6 s.
             child, adopted = extras.children.popitem()
             extras.children[child] = adopted
             group = [child]
@@ -433,39 +420,33 @@ class Lifecycle:
                 group = list(takewhile(extras.children.__getitem__, reversed(extras.children)))
                 ending.together = len(group)
             for child in group:
-                if (
-                    ending.graceful
-                    and child.phase is RUNNING
-                    and (child._extras is None or child._extras.ending is None)
-                ):
+                untouched = child.phase is RUNNING and (child._extras is None or child._extras.ending is None)
+                if ending.graceful and untouched:
                     child.admit(Stop(SHUTDOWN, final=True))
                 else:
                     self._signal(self.request_now, child, SHUTDOWN, False, True)
-            extras.stop_timer = self._system.heap.after(
-                self._system.stop_timeout, functools.partial(self._signal, self._children_out_of_time, group)
-            )
+            late = functools.partial(self._signal, self._children_out_of_time, group)
+            extras.stop_timer = self._system.heap.after(self._system.stop_timeout, late)
 
     def _children_out_of_time(self, group: list[Cell]) -> None:
-        """Kill the children that were to end together and have not; one line in the log is for all of them."""
+        """Kill the children that should have ended together and did not; log one line for all of them."""
         late = [child for child in group if child.phase is not STOPPED]
         if len(late) > 1:
             parent = late[0]._parent
             assert parent is not None
             seconds, extra = self._system.stop_timeout, {"actor": parent.path}
-            logger.warning(
-                "%d children of %s did not stop in %g s: killed", len(late), parent.path, seconds, extra=extra
-            )
+            what = "%d children of %s did not stop in %g s: killed"
+            logger.warning(what, len(late), parent.path, seconds, extra=extra)
             for child in late:
                 self.request_now(child, KILLED, True, True)
         elif late:
             self._out_of_time(late[0], None)
 
     def _out_of_time(self, cell: Cell, ending: Ending | None) -> None:
-        """Kill an actor that does not end; for good, unless it is only this `ending` that lasts too long."""
+        """Kill an actor that does not end in time: for good, or, given an `ending`, only if that one still lasts."""
         if cell.phase is not STOPPED and (ending is None or cell.make_extras().ending is ending):
-            logger.warning(
-                "%s did not stop in %g s: killed", cell.path, self._system.stop_timeout, extra={"actor": cell.path}
-            )
+            seconds = self._system.stop_timeout
+            logger.warning("%s did not stop in %g s: killed", cell.path, seconds, extra={"actor": cell.path})
             self.request_now(cell, KILLED, True, ending is None)
 
     def _child_gone(self, parent: Cell, child: Cell) -> None:
@@ -493,7 +474,7 @@ class Lifecycle:
         ending.closed = True
         actor = cell._actor
         if actor is not None and not isinstance(ending.reason, Normal | Shutdown) and open_handles(actor):
-            # Before the hook, which may finish them as if all had gone well; and before they see that, the tasks end that use them.
+            # Before the hook, which may finish them as if all had gone well. The tasks that use them end first.
             if extras.host is not None:
                 extras.host.cancel_tasks()
             end_handles(cell._actor, ending.reason)
@@ -508,7 +489,7 @@ class Lifecycle:
             if extras.host is None and not inspect.isawaitable(waiting):
                 self._conclude(cell)
                 return
-            # A sync hook that returned something to wait for, or started tasks.
+            # A sync hook returned an awaitable, or started tasks.
             hook, arguments = _identity, (waiting,)
         context = cell.context if cell.context is not None else self._system.scheduler.base_context()
         context.run(self._system.start_task, self._close_in_task, cell, hook, arguments, name=f"<end of {cell.path}>")
@@ -525,8 +506,8 @@ class Lifecycle:
         extras = cell.make_extras()
         ending = extras.ending
         assert ending is not None
-        seconds = self._system.stop_timeout
-        # Shielded: a hook must be able to await while everything around is being cancelled, but not for ever.
+        seconds, extra = self._system.stop_timeout, {"actor": cell.path}
+        # Shielded: a hook may await while everything around is being cancelled, but not for ever.
         with trio.CancelScope(shield=True):
             with trio.move_on_after(seconds) as scope:
                 try:
@@ -541,18 +522,14 @@ class Lifecycle:
                     if cancelled is not None:
                         raise cancelled from None
             if scope.cancelled_caught:
-                logger.warning(
-                    "a hook of %s took longer than %g s: cancelled", cell.path, seconds, extra={"actor": cell.path}
-                )
+                logger.warning("a hook of %s took longer than %g s: cancelled", cell.path, seconds, extra=extra)
             if extras.host is not None:
                 if ending.cancel:
                     extras.host.cancel()
                 with trio.move_on_after(seconds) as scope:
                     await extras.host.close()
                 if scope.cancelled_caught:
-                    logger.warning(
-                        "tasks of %s took longer than %g s to end", cell.path, seconds, extra={"actor": cell.path}
-                    )
+                    logger.warning("tasks of %s took longer than %g s to end", cell.path, seconds, extra=extra)
                     extras.host.cancel()
                     await extras.host.close()
         self._signal(self._conclude, cell)
@@ -562,7 +539,7 @@ class Lifecycle:
         ending.reason = more_severe(ending.reason, Failed(error))
 
     def _call(self, cell: Cell, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call code of the user in the actor's context."""
+        """Call the user's code in the actor's context."""
         scheduler = self._system.scheduler
         context = cell.context if cell.context is not None else scheduler.base_context()
         try:
@@ -597,7 +574,7 @@ class Lifecycle:
             self._signal(function, *arguments)
 
     def _regroup(self, parent: Cell, group: Group) -> None:
-        """See to the last member that has not concluded: stop it, or wait for it; when all have, start them."""
+        """Stop the last member that has not concluded, or wait for it; when all have concluded, start them."""
         if parent.phase is not RUNNING or parent.group is not group:
             return
         while group.running:
@@ -611,7 +588,7 @@ class Lifecycle:
                 ending.planned = True
                 self._end(cell, ending)
                 if cell._worker is not None:
-                    # Its handler has as long as it would have at the end of its parent; children and hooks have their own deadlines.
+                    # Its handler gets the same time as at the end of its parent; children and hooks have their own deadlines.
                     late = functools.partial(self._signal, self._out_of_time, cell, ending)
                     cell.make_extras().stop_timer = self._system.heap.after(self._system.stop_timeout, late)
                 return
@@ -628,10 +605,10 @@ class Lifecycle:
             parent.make_extras().group = None
             for cell in group.members:
                 if not self._revive(cell):
-                    break  # the rest is part of what follows: one more start of the group, or the end of the parent
+                    break  # what follows includes the rest: another restart of the group, or the end of the parent
 
     def _revive_alone(self, cell: Cell) -> None:
-        """A wait for a new start is over, unless the actor was stopped or caught up in a group meanwhile."""
+        """Restart an actor after its back-off, unless it was stopped or joined a group meanwhile."""
         ending = cell.ending
         if cell.phase is PAUSED and ending is not None and ending.concluded and cell._parent is not None:
             group = cell._parent.group
@@ -640,7 +617,7 @@ class Lifecycle:
 
     @enable_ki_protection
     def _revive(self, cell: Cell) -> bool:
-        """Make a new object for a cell and let it go on with its mailbox; say whether that worked."""
+        """Make a new object for a cell, which keeps its mailbox; return whether that worked."""
         extras = cell.make_extras()
         supervised = extras.supervised
         assert supervised is not None
@@ -660,7 +637,7 @@ class Lifecycle:
         self._system.counters.restarts += 1
         self._system.events.publish(ActorRestarted(cell, extras.restarts))
         if extras.queued:
-            # Its old place in the run queue may be ahead of siblings that are to start before it.
+            # Its old place in the run queue may be ahead of siblings that must start before it.
             extras.queued = False
             self._system.scheduler.ready.remove(cell)
         self._system.scheduler.requeue(cell)
@@ -668,7 +645,7 @@ class Lifecycle:
 
     @enable_ki_protection
     def _terminate(self, cell: Cell, reason: Reason) -> None:
-        """The actor ends for good."""
+        """End the actor for good."""
         system = self._system
         left = self._fail_questions(cell, reason) if cell._batch or cell._box or cell.line else None
         actor = cell.end(reason)
@@ -698,12 +675,12 @@ class Lifecycle:
             system.root_ended()
 
     def _fail_questions(self, cell: Cell, reason: Reason) -> list[Any]:
-        """Empty the mailbox: asks fail, senders in line too; return the messages, oldest first."""
+        """Empty the mailbox; fail asks and waiting senders; return the messages, oldest first."""
         left = []
         for entry in cell.take_messages():
             if isinstance(entry, Ask):
                 entry.fail(stopped_error(cell, reason, entry.message))
-            elif isinstance(entry, Begun):
+            elif isinstance(entry, InlineCoroutine):
                 entry.coroutine.close()
                 entry.question.fail(stopped_error(cell, reason, entry.question.message))
             elif not isinstance(entry, _ENTRIES):
@@ -716,7 +693,7 @@ class Lifecycle:
                 message.fail(stopped_error(cell, reason, message.message))
             elif task is not None:
                 reschedule(task, outcome.Error(stopped_error(cell, reason, message)))
-            elif not isinstance(message, RoomCall):
+            elif not isinstance(message, RoomCallback):
                 left.append(message)
         return left
 
@@ -749,7 +726,7 @@ class Lifecycle:
 
 
 def _restarted_together(strategy: Strategy, parent: Cell, failed: Cell) -> list[Cell]:
-    """List the children that start again together, in order of start; `failed` is one of them."""
+    """List the children that restart together, in order of start, including `failed`."""
     if strategy.scope == "one" or parent._extras is None or parent._extras.children is None:
         return [failed]
     group = []
@@ -763,12 +740,12 @@ def _restarted_together(strategy: Strategy, parent: Cell, failed: Cell) -> list[
 
 
 def _content(cell: Cell, entry: Any) -> Any:
-    """Return the message that an entry of the mailbox brought, or ``None``."""
+    """Return the message inside a mailbox entry, or ``None``."""
     if isinstance(entry, Take):
         entry = entry.taken(cell)
     elif isinstance(entry, Tick):
         entry = entry.alarm.message
-    elif isinstance(entry, Begun):
+    elif isinstance(entry, InlineCoroutine):
         entry = entry.question
     elif isinstance(entry, Start):
         entry = None
@@ -776,7 +753,7 @@ def _content(cell: Cell, entry: Any) -> Any:
 
 
 def _ends_system(error: BaseException) -> bool:
-    """Whether the whole system ends, in its phases: for KeyboardInterrupt, SystemExit, a group with one; not for a stray `Cancelled`."""
+    """Whether `error` ends the system: KeyboardInterrupt, SystemExit, or a group with one; not a stray `Cancelled`."""
     rest = split_cancelled(error)[1]
     return rest is not None and not isinstance(rest, Exception)
 
@@ -791,7 +768,7 @@ def _identity(waiting: Any) -> Any:
 
 
 def _is_plain(cell: Cell) -> bool:
-    """Whether there is nothing to stop, to close or to start again: true of most actors, whose end costs 1 µs less so."""
+    """Whether there is nothing to stop, close or restart. This is true for most actors, and saves them 1 µs."""
     actor = cell._actor
     if actor._has_stopping or actor._has_undelivered:
         return False

@@ -1,7 +1,6 @@
 """Looking into a running system: the tree of actors, how long things take, who waits for whom.
 
-Everything is pulled: nothing is collected per message.  One turn in 63 is timed for the histograms; the clock is read
-once per turn anyway.
+Nothing is collected per message.  One turn in 63 is timed for the histograms; the clock is read once per turn anyway.
 
 Private fields used here: ``Cell._actor``, ``Cell._extras``, ``Cell._handled``, ``Cell._idle``, ``Cell._parent``,
 ``Cell._since``, ``Cell._worker``.
@@ -32,7 +31,7 @@ _FLOOD = 1_000_000
 
 
 class Observer:
-    """What a system knows about itself: ``system.observe``."""
+    """Histograms and snapshots of a system: ``system.observe``."""
 
     def __init__(self, system: System, slow_handler: float) -> None:
         self._system = system
@@ -42,16 +41,16 @@ class Observer:
         self.turn_times = Histogram()
         """Seconds per turn of an actor (a batch of its messages)."""
         self.queue_times = Histogram()
-        """Seconds that an actor waited for its turn."""
+        """Seconds that actors waited for their turns."""
 
     def sample(self, cell: Cell, now: float) -> None:
-        """Take the measures of the turn that has just ended."""
+        """Add the turn that has just ended to the histograms."""
         scheduler = self._system.scheduler
         self.turn_times.add(max(0.0, now - scheduler.turn_began))
         self.queue_times.add(max(0.0, scheduler.turn_began - cell._since))
 
     def took_long(self, cell: Cell, message: Any, seconds: float, count: int) -> None:
-        """Give the alarm if a turn took longer than ``slow_handler``."""
+        """Log and publish a turn that took longer than ``slow_handler``."""
         if seconds < self._slow_handler or cell._parent is None:
             return
         self._system.counters.slow_turns += 1
@@ -68,26 +67,25 @@ class Observer:
             self._system.events.publish(SlowHandler(cell, kind, seconds, count))
 
     def count_tell(self, cell: Cell) -> None:
-        """In strict mode: refuse a loop of tells that never lets a receiver run."""
+        """In strict mode, refuse a loop of tells that never lets a receiver run."""
         turns = self._system.scheduler.slices
         if turns != self._told_at:
-            self._told_at = turns
-            self._tells = 0
+            self._told_at, self._tells = turns, 0
         self._tells += 1
         if self._tells > _FLOOD:
             raise ActorError(
-                f"{_FLOOD} tells (the last to {cell.path}) and nobody had a turn; use send()", actor=cell.path
+                f"{_FLOOD} tells (the last to {cell.path}) and no actor had a turn; use send()", actor=cell.path
             )
 
     def tree(self, *, limit: int | None = None) -> ActorInfo:
         """Take a snapshot of all actors, the root first; nothing else runs meanwhile (about 3 µs for each actor).
 
         Args:
-            limit: actors in the snapshot at most; those near the root come first, the others are counted in `ActorInfo.hidden`.
+            limit: the most actors in the snapshot. Actors near the root come first; `ActorInfo.hidden` counts the others.
         """
         root = self._system.root
         now = self._system.scheduler.clock()
-        # Children before parents, without recursion: trees may be deep.
+        # Children before parents, without recursion, because trees may be deep.
         order = [root]
         shown: list[int] = []
         for cell in order:
@@ -130,7 +128,7 @@ class Observer:
         )
 
     def waits(self) -> list[tuple[str, str]]:
-        """List who waits for whom now, as pairs of paths."""
+        """List which actor waits for which, as pairs of paths."""
         return self._system.waits.edges()
 
 

@@ -1,9 +1,9 @@
-"""What an actor object leaves behind: the channel handles in its fields, and the frames that its failure passed through.
+"""Cleaning up after an actor object: the channel handles in its fields, and the frames that its failure passed through.
 
 Neither may wait for the garbage collector.  A kept error keeps its traceback, the traceback keeps frames, a frame keeps the actor, and the
-actor keeps its handles: so a reader at the other end of a channel would wait for as long as anything keeps the error.  Hence
+actor keeps its handles. So a reader at the other end of a channel would wait for as long as anything keeps the error.  Therefore
 
-* the handles in the fields of an actor that ends or starts again are ended by `end_handles`;
+* `end_handles` ends the handles in the fields of an actor that ends or restarts;
 * an error that was logged and goes no further keeps the lines of its traceback, not the frames (`drop_frames`).
 
 Private fields used here: ``Actor._slots``.
@@ -23,13 +23,13 @@ from levada.framework.links import Failed, Normal, Reason, Shutdown
 
 from .channel_core import handles_in, may_hold
 
-__all__ = ["drop_frames", "end_handles", "how_it_ended", "open_handles"]
+__all__ = ["describe_end", "drop_frames", "end_handles", "open_handles"]
 
 
 def end_handles(actor: Any, reason: Reason) -> None:
     """End the channels whose handles an actor held when it ended: senders cancel, receivers close."""
     for handle in open_handles(actor):
-        handle.disown(how_it_ended(reason), reason.error if isinstance(reason, Failed) else None)
+        handle.disown(describe_end(reason), reason.error if isinstance(reason, Failed) else None)
 
 
 def open_handles(actor: Any) -> list[Any]:
@@ -37,15 +37,14 @@ def open_handles(actor: Any) -> list[Any]:
     fields: list[Any] = []
     for value in vars(actor).values():
         kind: type = type(value)
-        if may_hold(kind):  # of most actors nothing; then this is all, 0.1 µs for each field
+        if may_hold(kind):  # most actors hold none; then this is all, 0.1 µs for each field
             fields.append(value)
-    for name in type(actor)._slots:
-        fields.append(getattr(actor, name, None))
+    fields += [getattr(actor, name, None) for name in type(actor)._slots]
     return [handle for handle in handles_in(fields, sampled=True) if handle.in_use] if fields else fields
 
 
-def how_it_ended(reason: Reason) -> str:
-    """Say it for the error of the other side."""
+def describe_end(reason: Reason) -> str:
+    """Return the text for the other side's error."""
     if isinstance(reason, Failed):
         return f"failed: {reason.error!r}"
     if isinstance(reason, Normal | Shutdown):
@@ -54,10 +53,10 @@ def how_it_ended(reason: Reason) -> str:
 
 
 def drop_frames(error: BaseException) -> None:
-    """Let an error, and those that it stands on, keep the lines of their tracebacks without the frames.
+    """Let an error, its causes and contexts keep the lines of their tracebacks without the frames.
 
-    Two steps, as either leaves something.  A cleared frame still holds its caller, so the error of an ask would hold the asker's variables;
-    hence the traceback is made anew, of frames without callers.  Log records may hold the old one; hence its frames are cleared too.
+    This takes two steps.  A cleared frame still holds its caller, so the error of an ask would hold the asker's variables: the traceback
+    is rebuilt of frames without callers.  Log records may hold the old traceback, so its frames are cleared too.
     """
     todo: list[BaseException | None] = [error]
     seen: set[int] = set()
@@ -76,19 +75,19 @@ def drop_frames(error: BaseException) -> None:
 
 
 def _clear(frame: types.FrameType) -> None:
-    # On Python 3.11 and 3.12 `clear` would close a generator or coroutine that waits; later ones refuse.
+    # On Python 3.11 and 3.12 `clear` would close a waiting generator or coroutine; later versions refuse.
     if not frame.f_code.co_flags & _GENERATES or frame.f_code.co_code[frame.f_lasti] != _YIELD:
         try:
             frame.clear()
         except RuntimeError:
-            pass  # it runs
+            pass  # the frame is running
 
 
 _YIELD = dis.opmap["YIELD_VALUE"]
 _GENERATES = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 _NOWHERE: dict[str, Any] = {}
-"""The globals of every frame that `_without_frames` makes."""
+"""The globals of all frames made by `_without_frames`."""
 
 
 def _nothing() -> Iterator[None]:
@@ -97,7 +96,7 @@ def _nothing() -> Iterator[None]:
 
 @functools.lru_cache(256)
 def _name_only(code: types.CodeType) -> types.CodeType:
-    """Make code that does nothing and shows in a traceback as `code` does."""
+    """Make code that does nothing and looks like `code` in a traceback."""
     return _nothing.__code__.replace(
         co_filename=code.co_filename,
         co_name=code.co_name,
@@ -107,7 +106,7 @@ def _name_only(code: types.CodeType) -> types.CodeType:
 
 
 def _without_frames(traceback: types.TracebackType) -> types.TracebackType | None:
-    """Make a traceback of the same lines, of frames that hold nothing: those of generators that never run."""
+    """Make a traceback with the same lines, of frames that hold nothing: frames of generators that never run."""
     entries: list[types.TracebackType] = []
     entry: types.TracebackType | None = traceback
     while entry is not None:

@@ -1,29 +1,28 @@
 """The run queue: ready actors, the workers that run them, and handlers that wait.
 
-One trio step costs as much as seventy messages, so none is paid for a message that needs none:
+One trio step costs as much as seventy messages, so a message that needs no step pays for none:
 
-* One *active* worker takes ready cells and runs a batch of messages of each.  Sync handlers are called; async ones are driven by hand
+* One *active* worker takes ready cells and runs a batch of messages of each.  It calls sync handlers and drives async ones by hand
   (``coroutine.send(None)``), which costs a plain call if they end without waiting.
-* When a handler does wait, its worker *stays with it*: it hands trio the very trap that the handler yielded, so timeouts, nurseries,
-  ``to_thread`` and `trio.lowlevel.current_task` see one ordinary task.  The run queue goes on with another worker.
-* Each worker has one cancel scope.  A worker holds at most one unfinished handler, so killing an actor is cancelling the scope of the
-  worker that stays with it: trio's own level-triggered cancellation, at no cost per message.  A scope that was cancelled
-  is left, and a new one opened, before that worker touches any other cell, however the handler ended.
+* When a handler waits, its worker *stays with it* and yields the handler's trap to trio, so timeouts, nurseries, ``to_thread`` and
+  `trio.lowlevel.current_task` see one ordinary task.  Another worker takes over the run queue.
+* Each worker has one cancel scope and at most one unfinished handler. So killing an actor cancels the scope of the worker that stays
+  with it: trio's own level-triggered cancellation, at no cost per message.  After a cancellation the worker leaves the scope and opens
+  a new one before it touches another cell, however the handler ended.
 * After each slice (0.5 ms) the active worker yields to trio once.
 
-The loop in `_slice` has no branch for what is rare.  A rare state is instead an unusual *entry* (`tokens`), an unusual *table*
-(paused cells have an empty one) or an unusual *class* (dead cells).  Signals — kill, exit, a child's end — are calls run by the
-*signal cell*, a cell of the runtime's own that always comes next; a cell that is running meanwhile gets a `TURN` on top of its batch.
+The loop in `_slice` has no branches for rare states.  A rare state is an unusual *entry* (`tokens`), an unusual *table* (paused cells
+have an empty one) or an unusual *class* (dead cells).  Signals — kill, exit, a child's end — are calls that the *signal cell* runs.
+This cell of the runtime is always next in the queue; a cell that is running meanwhile gets a `TURN` on top of its batch.
 
-ContextVars: a worker runs cells in its scratch copy of the system's context and compares the two after each turn (16 ns, they share
-their storage until somebody sets a variable).  If an actor has set one, the copy becomes that actor's own and is used for no other.
+ContextVars: a worker runs cells in a scratch copy of the system's context and compares the two after each turn (16 ns, since they share
+their storage until a variable is set).  If an actor has set a variable, the copy becomes that actor's own.
 
-KeyboardInterrupt: everything here is protected; handlers are marked unprotected where their class is made. Ctrl-C in a
-spinning handler therefore surfaces as an exception of that handler and nowhere else.
+KeyboardInterrupt: everything here is protected; handlers are marked unprotected when their class is made. So Ctrl-C in a spinning
+handler surfaces as an exception of that handler and nowhere else.
 
 Private fields used here: ``Cell._actor``, ``Cell._asking``, ``Cell._batch``, ``Cell._box``, ``Cell._extras``,
-``Cell._handled``, ``Cell._idle``, ``Cell._name``, ``Cell._number``, ``Cell._parent``, ``Cell._quantum``,
-``Cell._scheduler``, ``Cell._since``, ``Cell._table``.
+``Cell._handled``, ``Cell._idle``, ``Cell._quantum``, ``Cell._since``, ``Cell._table``.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ from collections.abc import Callable, Generator, Iterable
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final, cast
 
+import attrs
 import outcome
 import trio
 from trio.lowlevel import (
@@ -51,7 +51,7 @@ from trio.lowlevel import (
 
 from .ask import Ask
 from .awaitables import coroutine_of
-from .cell import NO_MESSAGES, Cell
+from .cell import NO_MESSAGES, Cell, NoActor
 from .phase import RUNNING
 from .tokens import END_TURN, TURN
 
@@ -63,18 +63,18 @@ __all__ = ["RunQueue", "Worker"]
 _IDLE, _SLICE_OVER, _WAITS, _OWN_CONTEXT, _CONTEXT_SET, _FAILED = range(6)
 
 SLICE: Final = 0.0005
-"""Seconds between checkpoints. From 0.2 to 10 ms it costs the same; a timer of others is late by one to one and a half slices."""
+"""Seconds between checkpoints. From 0.2 to 10 ms it costs the same; timers of other tasks are late by one to one and a half slices."""
 
 MOST_AT_ONCE: Final = 128
-"""Messages of one cell before the next cell has its turn; fewer for cells whose handlers take long."""
+"""The most messages of one cell in a turn; fewer for cells with slow handlers."""
 
 _SPARE_WORKERS: Final = 8
 _SWALLOWS: Final = 100
-"""Times that a handler may catch its cancellation and wait again before its coroutine is closed."""
+"""How often a handler may catch its cancellation and wait again before its coroutine is closed."""
 
 
 @types.coroutine
-def _hand_on(trap: Any) -> Generator[Any, Any, Any]:
+def _yield_trap(trap: Any) -> Generator[Any, Any, Any]:
     return (yield trap)
 
 
@@ -95,7 +95,7 @@ class Worker:
         self.coroutine: Any = None
         self.trap: Any = None
         self.waits: list[Cell] = []
-        """Cells that the handler waits for, by ask or by send."""
+        """The cells that the handler waits for, by ask or send."""
 
     def cancel(self) -> None:
         """Cancel the handler that this worker stays with."""
@@ -105,11 +105,11 @@ class Worker:
             self.scope.cancel()
 
 
-class _Shown:
-    """Stands for a worker's coroutine in its task, so that whoever looks at the task sees where the handler waits.
+class _TaskView:
+    """Replaces a worker's coroutine in its task, so that debuggers see where the handler waits.
 
-    trio's `iter_await_frames`, and what is built on it, follow ``cr_await``. The coroutine's own ends in this file, as the handler is driven by
-    hand. trio calls the bound methods of the coroutine itself, so this costs nothing.
+    trio's `iter_await_frames` follows ``cr_await``, which would end in this file, because the handler is driven by hand.
+    trio calls the bound methods of the coroutine itself, so this costs nothing.
     """
 
     __slots__ = ("_coroutine", "_worker", "send", "throw")
@@ -137,9 +137,9 @@ class RunQueue:
         self.clock = clock
         self.ready: deque[Cell] = deque()
         self.thread = get_ident()
-        """All that is below belongs to this thread."""
+        """Everything below belongs to this thread."""
         self.parked = True
-        """Nobody runs cells now: whoever makes one ready calls `wake`."""
+        """No worker runs cells now: code that makes a cell ready calls `wake`."""
         self.now = clock()
         self.inline = False
         self.workers: dict[Task, Worker] = {}
@@ -158,11 +158,11 @@ class RunQueue:
 
     @enable_ki_protection
     def wake(self, cell: Cell) -> None:
-        """Get a worker going, for `cell`; only while `parked`.
+        """Wake or start a worker, for `cell`; only while `parked`.
 
         Raises:
-            WrongThread: called from elsewhere than the system's thread; nothing has changed. Looking only here costs a message nothing,
-                and what wakes nobody needs no call into trio.
+            WrongThread: called in another thread than the system's; nothing has changed. Checking only here costs a message nothing, and
+                a call that wakes no worker does not touch trio.
         """
         if get_ident() != self.thread:
             raise cell.wrong_thread_error("tell")
@@ -195,7 +195,7 @@ class RunQueue:
 
     @enable_ki_protection
     def requeue(self, cell: Cell) -> None:
-        """Put a cell that no worker holds where it belongs."""
+        """Put a cell that no worker holds into the run queue, or mark it idle."""
         if cell.phase is RUNNING:
             if cell._batch or cell._box:
                 if cell is self._signals:
@@ -211,15 +211,12 @@ class RunQueue:
             cell._extras.queued = False
 
     def may_inline(self) -> bool:
-        """Whether a call in the asker's task keeps the order: no such call is going on, no signal waits to be dealt with."""
+        """Whether a call in the asker's task keeps the order: no such call is running and no signal waits."""
         return self._signals._idle and not self.inline
 
     @enable_ki_protection
     def call_inline(self, cell: Cell, handler: Callable[[Any, Any], Any], question: Ask) -> None:
-        """Let an idle cell answer a question in the asker's own task; `handler` is sync.
-
-        What fails is dealt with on a worker, so that no hook runs here.
-        """
+        """Let an idle cell answer a question in the asker's task; `handler` is sync. A worker handles a failure, so no hook runs here."""
         self.inline = True
         cell._idle = False
         cell._asking = question
@@ -234,7 +231,7 @@ class RunQueue:
             result = context.run(handler, cell._actor, question.message)
         except BaseException as error:
             self.signal(self.system.lifecycle.raised_inline, cell, question.message, error)
-            # First of all, as on a worker: what the handler itself asked for (to stop, say) comes behind its failure.
+            # The failure comes first, as on a worker: other signals of the handler (a stop, say) come after it.
             self._signals._box.insert(0, self._signals._box.pop())
             self.system.lifecycle.fail_question(cell, error)
             return
@@ -251,8 +248,8 @@ class RunQueue:
         if result is not None and type(result) is not CoroutineType:
             coroutine = coroutine_of(result)
         if coroutine is not None:
-            # A sync function that returned something to await: its worker goes on with it.
-            cell.put_back([Begun(coroutine, question)])
+            # A sync function returned an awaitable: a worker continues with it.
+            cell.put_back([InlineCoroutine(coroutine, question)])
         elif cell._asking is question:
             cell._asking = None
             question.settled = True
@@ -266,12 +263,12 @@ class RunQueue:
             cell._idle = True
 
     async def shielded_checkpoint(self) -> None:
-        """Yield to others after inline calls; what has been done stays done, so it cannot be cancelled."""
+        """Yield to others after inline calls; shielded, because these calls are done."""
         await trio.lowlevel.cancel_shielded_checkpoint()
         self.end = self.clock() + self.slice
 
     async def checkpoint_if_slice_over(self) -> None:
-        """Be a checkpoint if a slice has passed since the last one; nothing has been done yet, so it may be cancelled."""
+        """Run a checkpoint if a slice has passed since the last one; it may be cancelled, as nothing has been done yet."""
         if self.clock() > self.end:
             await trio.lowlevel.checkpoint()
             self.end = self.clock() + self.slice
@@ -281,15 +278,15 @@ class RunQueue:
         return self.clock() > self.end
 
     def begin_slice(self) -> None:
-        """Note that there was a checkpoint just now."""
+        """Note that a checkpoint has just run."""
         self.end = self.clock() + self.slice
 
     def base_context(self) -> contextvars.Context:
-        """Make a context for code of an actor that has set no ContextVar yet."""
+        """Make a context for an actor that has set no ContextVar."""
         return self._base.copy()
 
     def claim_context(self, cell: Cell) -> None:
-        """Give a cell whose turn goes on the context that this turn has changed, so that its hooks see it."""
+        """Give a cell the context that its current turn has changed, so that its hooks see it."""
         worker = self._active
         if worker is not None and worker.cell is cell and cell.context is None and worker.context != self._base:
             cell.context = worker.context
@@ -299,7 +296,7 @@ class RunQueue:
         return context != self._base
 
     def current_worker(self) -> Worker | None:
-        """Find the worker whose handler the current task is, or is a task inside a nursery of."""
+        """Return the worker whose handler runs in the current task or in a parent task, or None."""
         task: Task | None = current_task()
         workers = self.workers
         while task is not None:
@@ -313,7 +310,7 @@ class RunQueue:
     async def _work(self, worker: Worker) -> None:
         task = worker.task = current_task()
         coroutine = task.coro
-        task.coro = cast("Any", _Shown(coroutine, worker))
+        task.coro = cast("Any", _TaskView(coroutine, worker))
         self.workers[task] = worker
         try:
             while not worker.retired:
@@ -321,7 +318,7 @@ class RunQueue:
                 with trio.CancelScope() as worker.scope:
                     await self._serve(worker)
         except Exception as fault:
-            # A fault of the runtime itself. Nothing can be trusted to end in order now, but the block must end.
+            # A bug in the runtime. Nothing can be trusted to end in order now, but the block must end.
             self.system.crash(fault)
             self.system.root_ended()
         finally:
@@ -331,11 +328,11 @@ class RunQueue:
                 self._active = None
                 self.parked = True
                 if self.ready and self.system.phase != "over":
-                    # Everything around is being cancelled; endings still have to go through.
+                    # The system is being cancelled, but endings must still run.
                     self.wake(self._signals)
 
     async def _serve(self, worker: Worker) -> None:
-        """Run cells until the worker's scope has been cancelled or the worker is one too many."""
+        """Run cells until the worker's scope is cancelled or there are too many spare workers."""
         take = self.ready.popleft
         while True:
             if self._active is not worker:
@@ -343,7 +340,7 @@ class RunQueue:
                     worker.retired = True
                     return
                 self._spares.append(worker)
-                worker.cell = None  # a dead one holds its error, and that the frames it passed
+                worker.cell = None  # a dead cell keeps its error, and the error keeps the frames it passed through
                 await wait_task_rescheduled(self._give_up_spare)
                 self.end = self.clock() + self.slice
             what = worker.context.run(self._slice, worker, take, None, worker.context)
@@ -380,7 +377,7 @@ class RunQueue:
         return Abort.SUCCEEDED
 
     def _give_context(self, worker: Worker) -> None:
-        """The last turn set a ContextVar: the scratch context is that actor's own from now on."""
+        """Give the scratch context to the actor whose last turn set a ContextVar."""
         assert worker.cell is not None
         worker.cell.context = worker.context
         worker.context = self._base.copy()
@@ -389,7 +386,7 @@ class RunQueue:
     def _slice(
         self, worker: Worker, take: Callable[[], Cell], own: contextvars.Context | None, scratch: contextvars.Context
     ) -> int:
-        """Run turns of cells until the slice is over or something needs the worker's coroutine; say what."""
+        """Run turns of cells until the slice is over or the worker's coroutine must act; return why."""
         clock = self.clock
         base = self._base
         ready = self.ready
@@ -429,7 +426,7 @@ class RunQueue:
                         try:
                             message = batch.pop()
                         except IndexError:
-                            # The mailbox was emptied under way: a message before this one took them out.
+                            # An earlier message of this batch emptied the mailbox.
                             cell._handled -= 1
                             break
                         try:
@@ -483,7 +480,7 @@ class RunQueue:
                     now = self.now = clock()
                     if now > end:
                         self._note_turn(cell, message, then, count)
-                    # A log record keeps the error, and the error this frame: nothing of the actor may stay in it.
+                    # A log record keeps the error, and the error keeps this frame: no variable may keep the actor.
                     cell = actor = batch = table = message = handler = result = None  # type: ignore[assignment]
                     if scratch != base:
                         return _CONTEXT_SET
@@ -504,7 +501,7 @@ class RunQueue:
                 self.system.observe.sample(cell, now)
 
     def _note_turn(self, cell: Cell, message: Any, began: float, count: int) -> None:
-        """Look at the last turn of a slice: one that took longer than a slice itself gets fewer messages next time."""
+        """Check the last turn of a slice: after a turn longer than a slice the cell gets fewer messages."""
         seconds = self.clock() - began
         if seconds > SLICE:
             cell._quantum = max(1, int(count * SLICE / seconds))
@@ -520,7 +517,7 @@ class RunQueue:
         return _end_turn
 
     async def _stay_with_handler(self, worker: Worker) -> None:
-        """Drive the handler that waits to its end while another worker runs the queue."""
+        """Drive a waiting handler to its end while another worker runs the queue."""
         cell = worker.cell
         assert cell is not None
         own = cell.context
@@ -536,8 +533,8 @@ class RunQueue:
         if self.ready and self.parked:
             self.wake(cell)
         swallowed = 0
-        # What the handler is sent is no variable of this frame: an error among it has the handler's frames in its traceback, and this one
-        # is where they were called from.
+        # The values sent to the handler are not variables of this frame: the traceback of an error among them holds the handler's
+        # frames, and those hold this one.
         values: list[Any] = []
         error: BaseException | None = None
         clock = self.clock
@@ -545,12 +542,12 @@ class RunQueue:
         try:
             while True:
                 try:
-                    value = await _hand_on(trap)
+                    value = await _yield_trap(trap)
                 except BaseException as thrown:
                     began = clock()
                     trap = step(coroutine.throw, thrown)
                 else:
-                    # Without the first condition, a handler whose own timeouts expire often would look like one that will not die.
+                    # Without `spent`, a handler whose own timeouts expire often would look like one that ignores its cancellation.
                     cancelled = (
                         worker.spent and type(value) is outcome.Error and isinstance(value.error, trio.Cancelled)
                     )
@@ -586,7 +583,7 @@ class RunQueue:
             self._give_context(worker)
         rest = self.system.lifecycle.waited(cell, message, error)
         self.requeue(cell)
-        # As in `_slice`: this frame may be kept.
+        # As in `_slice`, an error may keep this frame.
         del cell, coroutine, trap, message, own, step, error
         if rest is not None:
             try:
@@ -595,25 +592,23 @@ class RunQueue:
                 del rest
 
 
-class Begun:
-    """A handler that returned a coroutine where a sync one was expected, and the question that it answers."""
+@attrs.define(eq=False, weakref_slot=False)
+class InlineCoroutine:
+    """A mailbox entry: an inline call returned this coroutine, which must answer the question."""
 
-    __slots__ = ("coroutine", "question")
-
-    def __init__(self, coroutine: Any, question: Ask) -> None:
-        self.coroutine = coroutine
-        self.question = question
+    coroutine: Any
+    question: Ask
 
 
 _SAMPLE: Final[Iterable[None]] = (None,) * 63
 """One turn in 63 is measured: a loop around a loop costs nothing, a counter would.
 
-The iterator is kept from slice to slice, so that quiet systems are measured too. An odd number, because there a slice is one turn and
-one look at the empty queue: with an even one the last item would always be that look.
+The iterator lives across slices, so quiet systems are measured too. The number is odd, because in a quiet system a slice is one turn and
+one look at the empty queue: with an even number the last item would always be that look.
 """
 
 _TIMES: Final = tuple((None,) * count for count in range(MOST_AT_ONCE + 1))
-"""What to loop over to do something so many times; 30 ns less than `itertools.repeat` where it is once."""
+"""Tuples to loop over a number of times; for one iteration, 30 ns less than `itertools.repeat`."""
 
 
 def _succeed(_: RaiseCancelT) -> Abort:
@@ -626,24 +621,14 @@ def _end_turn(_actor: Any, _message: Any) -> Any:
 
 def _make_signal_cell(scheduler: RunQueue) -> Cell:
     """Make the cell that runs signals; it has no actor and no parent."""
-    signals = Cell.__new__(Cell)
-    signals._scheduler = scheduler
-    signals._actor = signals._parent = signals.context = signals._worker = signals._asking = signals._extras = None
-    signals._name = "<signals>"
-    signals._number = 0
-    signals._box = []
-    signals._batch = NO_MESSAGES
-    signals._idle = True
-    signals.phase = RUNNING
+    signals = Cell(scheduler, NoActor(), None, "<signals>", 0)
+    signals._actor = None
 
     def run_signal(_: Any, signal: tuple[Callable[..., object], tuple[Any, ...]]) -> Any:
         function, arguments = signal
         function(*arguments)
-        # Each is a turn of its own, and `requeue` puts the signals first again: what a signal leads to overtakes messages too.
+        # Each signal is a turn, and `requeue` puts the signals first again, so signals that it sends overtake messages too.
         return END_TURN if signals._batch or signals._box else None
 
     signals._table = {tuple: run_signal}
-    signals._quantum = MOST_AT_ONCE
-    signals._since = 0.0
-    signals._handled = 0
     return signals

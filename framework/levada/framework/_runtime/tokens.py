@@ -1,6 +1,6 @@
-"""Entries of a mailbox that are not messages: they tell the runtime to do something at this point of the queue.
+"""Mailbox entries that are not messages: each tells the runtime to do something at its place in the queue.
 
-Each has a class of its own, because the handler table is keyed by class; what is done is in `levada.framework._runtime.dispatch`.
+Each has its own class, because the handler table is keyed by class; `levada.framework._runtime.dispatch` has the handlers.
 
 Private fields used here: ``Cell._extras``.
 """
@@ -18,62 +18,62 @@ __all__ = ["END_TURN", "ROOM", "START", "STOP", "TAKE", "TURN", "Room", "Start",
 
 
 class Start:
-    """Run the `started` hook, and `run` of an actor that has one."""
+    """Run the `started` hook, and `run` if the actor has one."""
 
     __slots__ = ()
 
 
 class Stop:
-    """Everything queued before this has been handled: end."""
+    """End: everything queued before this has been handled."""
 
     __slots__ = ("final", "reason")
 
     def __init__(self, reason: Reason, *, final: bool = False) -> None:
         self.reason = reason
         self.final = final
-        """Whether supervision must not start the actor again: its parent or the system asked."""
+        """Whether the actor must not restart, because its parent or the system asked for the end."""
 
 
 class Room:
-    """There is room again for senders that wait."""
+    """Let waiting senders in: there is room."""
 
     __slots__ = ()
 
 
 class Take:
-    """The oldest message of a mailbox that drops or conflates comes here; a router's subclass takes from the router's."""
+    """Handle the oldest message of a store (drop, conflate); a router's subclass takes from the router's mailbox."""
 
     __slots__ = ()
 
     def next(self, cell: Any) -> Any:
-        """Take the message that `cell` is to handle at this point; `TURN` if there is none after all."""
+        """Take the message that `cell` handles at this point; `TURN` if there is none."""
         return cell.next_stored()
 
     def taken(self, cell: Any) -> Any:
-        """Return what `next` gave last, for reports of its failure."""
+        """Return the last result of `next`, for reports of its failure."""
         return cell.last_stored
 
 
 class TakeSignal(Take):
-    """The oldest signal message of the actor comes here: a `Down` of an actor, or an `Exit`."""
+    """Handle the oldest signal message of the actor: a `Down` of an actor, or an `Exit`."""
 
     __slots__ = ("_message",)
 
     def next(self, cell: Any) -> Any:
-        """See `Take.next`."""
+        """Take the oldest signal."""
         extras = cell._extras
         self._message = extras.signals.popleft()
         if not extras.signals:
-            extras.signals = None  # an empty deque is 760 octets
+            extras.signals = None  # an empty deque takes 760 bytes
         return self._message
 
     def taken(self, cell: Any) -> Any:
-        """See `Take.taken`."""
+        """Return the last signal taken."""
         return self._message
 
 
 class Turn:
-    """Let go of the worker, so that signals or a new handler table take effect."""
+    """End the turn, so that signals or a new handler table take effect."""
 
     __slots__ = ()
 
@@ -85,4 +85,4 @@ TAKE: Final = Take()
 TURN: Final = Turn()
 
 END_TURN: Final = Turn()
-"""What the functions in `dispatch` return when the worker must not go on with the batch."""
+"""Returned by the functions in `dispatch` when the worker must not go on with the batch."""

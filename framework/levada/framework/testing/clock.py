@@ -1,4 +1,4 @@
-"""Virtual time, and a trio whose order of tasks is decided by a seed."""
+"""Virtual time, and a seed for trio's order of tasks."""
 
 from __future__ import annotations
 
@@ -35,25 +35,21 @@ def autojump() -> MockClock:
 
 
 class CountingClock:
-    """Stands in for ``time.perf_counter`` in a system: each look at it is a step forward, so slices end by count, not by time."""
+    """Replaces ``time.perf_counter`` in a system: each reading is a step forward, so slices end by count, not by time."""
 
-    def __init__(self, lot: random.Random) -> None:
-        self._lot = lot
+    def __init__(self, rng: random.Random) -> None:
+        self._random = rng
         self._now = 0.0
 
     def __call__(self) -> float:
-        """Go on by at most half a slice, drawn by lot."""
-        self._now += self._lot.random() * SLICE / 2
+        """Advance by a random part of half a slice."""
+        self._now += self._random.random() * SLICE / 2
         return self._now
 
 
 @contextlib.contextmanager
 def deterministic(seed: int) -> Iterator[None]:
-    """Let trio order its tasks by `seed`; put everything back in the end.
-
-    Raises:
-        RuntimeError: this trio has no such seam.
-    """
+    """Let trio order its tasks by `seed`; restore its state at the end. Raises `RuntimeError` if this trio does not support it."""
     run: Any = trio._core._run
     if not hasattr(run, "_r") or not hasattr(run, "_ALLOW_DETERMINISTIC_SCHEDULING"):
         raise RuntimeError(
@@ -63,7 +59,7 @@ def deterministic(seed: int) -> Iterator[None]:
     collects = gc.isenabled()
     run._r.seed(seed)
     run._ALLOW_DETERMINISTIC_SCHEDULING = True
-    # A collection comes when some number of objects has been made, in the test before too; finalisers may wake tasks.
+    # A collection depends on the number of objects made, also by earlier tests; finalisers may wake tasks.
     gc.disable()
     try:
         yield

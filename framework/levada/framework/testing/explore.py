@@ -1,15 +1,14 @@
-"""Seeded schedules: the same scenario under many orders of events, each of which can be had again.
+"""Seeded schedules: the same scenario under many orders of events, each repeatable.
 
-In a running system three things decide who comes next, and none of them promises anything: the run queue (first come, first
-served, until something waits), the real time that a slice takes, and trio's own order of tasks.  Under `explore` a seed decides all three:
+In a running system three things decide which code runs next, and none is guaranteed: the run queue (first come, first served, until
+something waits), the real time of a slice, and trio's order of tasks.  Under `explore` a seed decides all three:
 
-* the run queue gives any ready actor, not the oldest, and lets it handle 1 to `quantum` of its messages; signals still come first;
-* a slice ends after a few turns, by a clock that counts; an ask of an idle actor is sometimes answered at once and sometimes queued;
+* the run queue picks any ready actor, not the oldest, and lets it handle 1 to `quantum` of its messages; signals still come first;
+* a slice ends after a few turns, by a counting clock; an ask of an idle actor is sometimes answered at once and sometimes queued;
 * trio shuffles its runnable tasks by a generator with the same seed, and time is virtual (`autojump`).
 
-Every such order may happen in a real run: what fails here is wrong.  What it keeps: messages of one sender to one actor stay in order.
-What it does not reach: threads (`blocking` handlers), sockets, sets of objects that are hashed by address, and places where code does
-not give way (a sync handler is never interrupted).
+Each of these orders may happen in a real run, so a failure here is a real bug.  Messages of one sender to one actor stay in order.
+Threads (`blocking` handlers), sockets and sets of objects hashed by address are out of reach, and a sync handler is never interrupted.
 
 Private fields used here: ``Cell._actor``, ``Cell._batch``, ``Cell._box``, ``Cell._parent``, ``Cell._quantum``.
 """
@@ -42,7 +41,7 @@ class Turn:
 
     path: str
     messages: tuple[str, ...]
-    """Classes of the messages that it may handle in this turn; fewer if one of them makes it wait, fail or end."""
+    """The classes of the messages that it may handle in this turn; fewer if one makes it wait, fail or end."""
 
     def __str__(self) -> str:
         return f"{self.path}: {', '.join(self.messages)}"
@@ -67,14 +66,14 @@ class ScheduleFailure(AssertionError):
 
 @attrs.frozen
 class Explored:
-    """What `explore` has done."""
+    """The result of `explore`."""
 
     traces: dict[int, tuple[Turn, ...]]
     """The turns of each run, by seed."""
 
     @property
     def interleavings(self) -> int:
-        """How many of the runs were different from all others before them."""
+        """The number of different schedules."""
         return len(set(self.traces.values()))
 
 
@@ -91,10 +90,10 @@ def explore(
     Call it from a plain function, not from inside trio.
 
     Args:
-        scenario: an async function of a running system; it fails by raising. What must be true of actors in the end is for it to ask.
+        scenario: an async function of a running system; it fails by raising, and asks actors for their final state itself.
         seeds: each is one schedule; the same seed is the same schedule as long as the code stays the same.
         system: makes the system: `ActorSystem`, `strict`\ ``()``, or one of them with settings, by `functools.partial`.
-        quantum: messages that one actor handles in a turn at most.
+        quantum: the most messages that one actor handles in a turn.
         limit: seconds of virtual time after which a run counts as hung.
 
     Raises:
@@ -125,7 +124,7 @@ def explore(
         ...     @handles
         ...     async def pay(self, m: Pay) -> None:
         ...         balance = await self.account.ask(Get())
-        ...         self.account.tell(Put(balance + m.amount))  # somebody else may have paid meanwhile
+        ...         self.account.tell(Put(balance + m.amount))  # another teller may have paid meanwhile
         >>> async def two_tellers(system: ActorSystem) -> None:
         ...     account = system.spawn(Account)
         ...     async with trio.open_nursery() as nursery:
@@ -158,12 +157,12 @@ async def _run(
     limit: float,
     trace: list[Turn],
 ) -> None:
-    lot = random.Random(seed)
-    async with make(seed=seed, _clock=CountingClock(lot)) as system:
+    rng = random.Random(seed)
+    async with make(seed=seed, _clock=CountingClock(rng)) as system:
         scheduler: Any = system.scheduler
         may_inline = scheduler.may_inline
-        scheduler.ready = _ShuffledQueue(lot, quantum, trace)
-        scheduler.may_inline = lambda: lot.random() < 0.5 and may_inline()
+        scheduler.ready = _ShuffledQueue(rng, quantum, trace)
+        scheduler.may_inline = lambda: rng.random() < 0.5 and may_inline()
         with trio.move_on_after(limit) as scope:
             await scenario(system)
         if scope.cancelled_caught:
@@ -171,11 +170,11 @@ async def _run(
 
 
 class _ShuffledQueue(deque[Cell]):
-    """A run queue that gives out actors by lot, and the cell of signals before all of them."""
+    """A run queue that picks a random actor; the signal cell comes first."""
 
-    def __init__(self, lot: random.Random, quantum: int, trace: list[Turn]) -> None:
+    def __init__(self, rng: random.Random, quantum: int, trace: list[Turn]) -> None:
         super().__init__()
-        self._lot = lot
+        self._random = rng
         self._most = quantum
         self._trace = trace
 
@@ -188,11 +187,11 @@ class _ShuffledQueue(deque[Cell]):
     def popleft(self) -> Cell:
         if self and self[0]._actor is None and self[0]._parent is None:
             return super().popleft()
-        at = self._lot.randrange(len(self)) if len(self) > 1 else 0
+        at = self._random.randrange(len(self)) if len(self) > 1 else 0
         self.rotate(-at)
         cell = super().popleft()
         self.rotate(at)
-        cell._quantum = self._lot.randint(1, self._most)
+        cell._quantum = self._random.randint(1, self._most)
         coming = [*reversed(cell._batch)] or cell._box
         self._trace.append(Turn(cell.path, tuple(map(_name, coming[: cell._quantum]))))
         return cell

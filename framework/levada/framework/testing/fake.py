@@ -20,9 +20,9 @@ __all__ = ["FakeRef"]
 
 
 class FakeRef(Ref[Any]):
-    """A ref that writes down what is done to it, for code under test that wants a `Ref`: in fields, watched, linked, in groups.
+    """A ref that records all calls, for code under test that needs a `Ref`: in fields, watched, linked, in groups.
 
-    Without a system and without trio: only `ask`, `send` and `terminated` need a trio run.
+    It needs no system. Only `ask`, `send` and `terminated` need a trio run.
 
     Args:
         answers: for each class of question the answer; a function (not a class) is called with the question; an exception is raised.
@@ -61,7 +61,7 @@ class FakeRef(Ref[Any]):
         self.stops: list[str] = []
         """``"stop"``, ``"stop now"`` and ``"kill"``, in order. Each of them ends it."""
         self.exits: list[Exit] = []
-        """Ends of actors that it was linked to; it survives them."""
+        """Exit signals of linked actors; it survives them."""
         self.reason: Reason | None = None
         """Why it ended, or ``None``."""
         self._watchers: dict[Hashable, Callable[[Reason], None]] = {}
@@ -141,13 +141,11 @@ class FakeRef(Ref[Any]):
 
     def _refuse_if_ended(self, message: Any) -> None:
         if self.reason is not None:
-            kind = type(self.reason).__name__.lower()
-            raise ActorStopped(
-                f"{self.path} has stopped ({kind})", actor=self.path, reason=self.reason, message=message
-            )
+            what = f"{self.path} has stopped ({type(self.reason).__name__.lower()})"
+            raise ActorStopped(what, actor=self.path, reason=self.reason, message=message)
 
     def try_tell(self, message: Any) -> bool:
-        """As `tell`; what a channel feeds counts as told."""
+        """Record a message from a channel as told."""
         self._refuse_if_ended(message)
         self.told.append(message)
         return True
@@ -194,7 +192,7 @@ class FakeRef(Ref[Any]):
 
     @property
     def phase(self) -> ActorPhase:
-        """Running until it is made to end."""
+        """Running until `end`."""
         return RUNNING if self.reason is None else STOPPED
 
 

@@ -1,4 +1,4 @@
-"""`Probe`: an actor that a test looks through.
+"""`Probe`: an actor for tests.
 
 Private fields used here: ``Cell._asking``.
 """
@@ -26,10 +26,10 @@ _ANY: Any = object()
 
 
 class Probe:
-    """An actor that keeps whatever it is told, in order, until the test asks for it. Times are seconds on trio's clock.
+    """An actor that keeps its messages, in order, until the test takes them. Times are seconds on trio's clock.
 
-    What is expected is said by a class, by a predicate (a function of a message), or by a value that the message must equal.
-    A probe survives the end of actors that it is linked to: it gets `Exit` messages.
+    A test expects a class, a predicate (a function of a message), or a value that the message must equal.
+    A probe survives the end of linked actors: it gets `Exit` messages.
 
     Args:
         system: where its actor is spawned, a running system.
@@ -58,14 +58,14 @@ class Probe:
 
     def __init__(self, system: ActorSystem, *, name: str | None = None) -> None:
         self._queue: deque[tuple[Any, Reply[Any] | None]] = deque()
-        self._lot = trio.lowlevel.ParkingLot()
+        self._parked = trio.lowlevel.ParkingLot()
         self._question: Reply[Any] | None = None
         self._last: Any = None
         self._actor = _ProbeActor(self)
         self.ref: Ref[Any] = system.spawn(lambda: self._actor, name=name)
-        """What the code under test gets."""
+        """The ref to give to the code under test."""
         self.received: list[Any] = []
-        """Everything that has arrived so far, whether it was asked for or not."""
+        """Every message so far, taken or not."""
 
     @overload
     async def expect(self, what: type[T], *, within: float = 3.0) -> T: ...
@@ -76,10 +76,10 @@ class Probe:
     @overload
     async def expect(self, *, within: float = 3.0) -> Any: ...
     async def expect(self, what: Any = _ANY, *, within: float = 3.0) -> Any:
-        """Wait for the next message, which must be this; left out, any.
+        """Take the next message, which must match `what`; by default any message does.
 
         Raises:
-            AssertionError: it is something else (and is taken all the same), or none came in time.
+            AssertionError: it does not match (it is taken in any case), or none came in time.
 
         Cancellation:
             no message was taken.
@@ -95,13 +95,13 @@ class Probe:
     @overload
     async def fish(self, what: T, *, within: float = 3.0) -> T: ...
     async def fish(self, what: Any, *, within: float = 3.0) -> Any:
-        """Wait for a message that is this, and throw back all that come before it.
+        """Take messages until one matches `what`; drop the others.
 
         Raises:
-            AssertionError: none came in time; says what came instead.
+            AssertionError: none came in time; lists the others.
 
         Cancellation:
-            what was thrown back is gone from the queue; it is still in `received`.
+            dropped messages are gone from the queue; they are still in `received`.
         """
         deadline = trio.current_time() + within
         while True:
@@ -110,25 +110,17 @@ class Probe:
                 return message
 
     async def expect_none(self, *, during: float = 1.0) -> None:
-        """Wait for `during` seconds, in which no message may come; one that is there already counts.
-
-        Raises:
-            AssertionError: one came; it stays in the queue.
-        """
+        """Wait for `during` seconds; raise `AssertionError` if a message is queued or comes. It stays in the queue."""
         with trio.move_on_after(during):
             await self._wait()
         assert not self._queue, f"expected no message for {during:g} s, got {reprlib.repr(self._queue[0][0])}"
 
     def reply(self, value: Any) -> None:
-        """Answer the question that `expect` or `fish` returned last.
-
-        Raises:
-            AssertionError: that was no ask, or it has been answered.
-        """
+        """Answer the last question from `expect` or `fish`; raise `AssertionError` if it was no ask or has an answer."""
         self._take_question().send(value)
 
     def fail(self, error: Exception) -> None:
-        """Let the ask that `expect` or `fish` returned last raise `error`; as `reply`."""
+        """Fail the last question from `expect` or `fish` with `error`; otherwise like `reply`."""
         self._take_question().fail(error)
 
     def watch(self, ref: Any) -> None:
@@ -143,11 +135,11 @@ class Probe:
     def _keep(self, message: Any, question: Reply[Any] | None) -> None:
         self._queue.append((message, question))
         self.received.append(message)
-        self._lot.unpark_all()
+        self._parked.unpark_all()
 
     async def _wait(self) -> None:
         while not self._queue:
-            await self._lot.park()
+            await self._parked.park()
 
     async def _next(self, what: Any, deadline: float, within: float) -> Any:
         with trio.CancelScope(deadline=deadline):

@@ -3,9 +3,8 @@
 Import `rule`, `initialize` and `invariant` from here: they take async functions.  Everything else (bundles, preconditions, settings) is
 hypothesis's own.
 
-How: trio runs as a guest (`trio.lowlevel.start_guest_run`) of a queue of calls, and the queue is worked off only while a rule runs.
-Between rules nothing goes on and no time passes.  Slices are counted and trio's tasks are ordered by a seed, so an example that failed
-fails again.
+trio runs as a guest (`trio.lowlevel.start_guest_run`) of a queue of calls, which are run only during a rule.
+Between rules nothing runs and no time passes.  Slices are counted and a seed orders trio's tasks, so a failed example fails again.
 """
 
 from __future__ import annotations
@@ -68,9 +67,9 @@ def _decorator(decorate: Callable[[Any], Any]) -> Callable[[F], F]:
 
 
 class ActorStateMachine(hypothesis.stateful.RuleBasedStateMachine):
-    """A rule-based state machine with a running system, in whose trio run every rule and invariant is run.
+    """A rule-based state machine with a running system; rules and invariants run inside its trio run.
 
-    A failure of an actor is no failure of the machine unless a rule says so; an error that ends the system is.
+    A failed actor fails the machine only if a rule says so; an error that ends the system does.
 
     Example:
         >>> from hypothesis import settings, strategies as st
@@ -127,12 +126,12 @@ class ActorStateMachine(hypothesis.stateful.RuleBasedStateMachine):
             self._run(_nothing)
             self._order = stack.pop_all()
 
-    async def settle(self) -> None:
-        """Wait until every actor and task waits for something; for use in async rules."""
+    async def wait_until_idle(self) -> None:
+        """Wait until every actor and task waits; for async rules."""
         await trio.testing.wait_all_tasks_blocked()
 
     def teardown(self) -> None:
-        """End the system, in its phases, and trio. One that overrides it calls this last."""
+        """End the system, in its phases, and trio. An override calls this last."""
         if self._ended is None:
             self._step = None
             self._go_on()
@@ -178,7 +177,7 @@ class ActorStateMachine(hypothesis.stateful.RuleBasedStateMachine):
 
 
 async def _capture(function: Callable[[], Any]) -> outcome.Outcome[Any]:
-    """Call a sync or async function; only the end of the whole system, which is no result of a step, goes through."""
+    """Call a sync or async function and capture the outcome; let only a cancellation, from the end of the system, pass."""
     try:
         result = function()
         return outcome.Value(await result if inspect.isawaitable(result) else result)
@@ -191,4 +190,4 @@ async def _capture(function: Callable[[], Any]) -> outcome.Outcome[Any]:
 
 
 async def _nothing() -> None:
-    """The first step: the system has been entered when it is done."""
+    """The first step: when it is done, the system was entered."""

@@ -1,13 +1,12 @@
-"""`strict`: systems that look for mistakes which otherwise show only under load, or far from home, or never.
+"""`strict`: systems that look for mistakes which otherwise show only under load, over a network, or never.
 
-What is looked at in every message: that nobody changes it between sending and handling, by encoding it with the message codec at both
-moments.  Handles inside (refs, senders, receivers) are counted, not moved.  Messages that the codec cannot encode are left alone, or, with
-``codec=True``, refused at once.  What is looked at around every handler: that it leaves no cancel scope and no nursery open.  Successive
-handlers of one actor may run in different tasks, and the task of this one goes on with other actors.
+A strict system encodes every message when it is sent and when it is handled, to check that it did not change in between.  Handles inside
+(refs, senders, receivers) are counted, not moved.  Messages that the codec cannot encode are not checked, or, with ``codec=True``,
+refused at once.  It also checks that each handler closes its cancel scopes and nurseries: successive handlers of one actor may run in
+different tasks, and the task of this one goes on with other actors.
 
-A violation ends the system and comes out of its block, so that no supervisor can hide it.
-
-How: a cell of such a system gives out, instead of its class's handler table, one that wraps each handler (`_StrictTable`).
+A violation ends the system and comes out of its block, so no supervisor can hide it.  The cells of a strict system replace the handler
+table of their class by a `_StrictTable`, which wraps each handler.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ class StrictViolation(AssertionError):
 
 
 def strict(*, codec: bool = False) -> type[ActorSystem]:
-    """Choose the checks, and get the class of systems that make them; use it like `ActorSystem`.
+    """Return a class of strict systems; use it like `ActorSystem`.
 
-    On top of what ``ActorSystem(strict=True)`` checks:
+    Besides the checks of ``ActorSystem(strict=True)`` it finds
 
     * a message that was changed after it was sent and before it was handled;
-    * with `codec`, a message that would not survive a connection: its class is no message class, a field holds what it must not, or
-      what arrives differs from what was sent (checked where it is sent);
-    * a cancel scope or a nursery that a handler entered and did not leave.  Use `Actor.enter` for what lives longer.
+    * with `codec`, a message that would not survive a connection: its class is no message class, a field holds a wrong value, or the
+      decoded message differs (checked in the call that sends it);
+    * a cancel scope or a nursery that a handler entered and did not leave.  Use `Actor.enter` for longer contexts.
 
-    Each is raised as `StrictViolation`, where it happens and out of the system's block.
+    Each raises `StrictViolation`, on the spot and out of the system's block.
 
     Example:
         >>> import trio
@@ -74,16 +73,16 @@ def strict(*, codec: bool = False) -> type[ActorSystem]:
 
 @attrs.define
 class _Seal:
-    """What a message was when it was sent."""
+    """The encoding of a message when it was sent."""
 
     message: Any
     octets: bytes
     pending: int
-    """Deliveries that have not been handled yet."""
+    """The number of deliveries that have not been handled."""
 
 
 class _StrictSystem(ActorSystem):
-    """An `ActorSystem` that checks what `strict` says."""
+    """An `ActorSystem` with the checks of `strict`."""
 
     _codec: ClassVar[bool] = False
 
@@ -135,7 +134,7 @@ class _StrictSystem(ActorSystem):
             raise self.violation(f"{where} would arrive as {arrived!r}, not as {message!r}")
 
     def unseal(self, cell: Cell, message: Any) -> None:
-        """Compare a message that is about to be handled with what it was."""
+        """Compare a message that is about to be handled with its encoding when it was sent."""
         seal = self._seals.get(id(message))
         if seal is None:
             return
@@ -148,7 +147,7 @@ class _StrictSystem(ActorSystem):
             raise self.violation(f"{message!r} was changed between tell and its handling by {cell.path}: {_WHY}")
 
     def forget(self, message: Any) -> None:
-        """Look after a message no more that will not be handled: it is its sender's again."""
+        """Stop tracking a message that will not be handled: its sender may change it again."""
         seal = self._seals.get(id(message.message if isinstance(message, Ask) else message))
         if seal is not None:
             seal.pending -= 1
@@ -172,7 +171,7 @@ _WHY = "a message belongs to its receiver once it is sent; send a copy, or make 
 
 
 class _Handles:
-    """Attachments that stay where they are: only what the octets say of them matters here."""
+    """Attachments that are not moved: only their encoding matters here."""
 
     def __init__(self) -> None:
         self._taken: list[Any] = []
@@ -195,7 +194,7 @@ _TABLE: Any = vars(Cell)["_table"]
 
 
 class _Checks(Cell):
-    """What the cells of a strict system do otherwise; mixed into each kind of cell."""
+    """The checks of a strict system's cells; mixed into each kind of cell."""
 
     __slots__ = ()
 
@@ -213,7 +212,7 @@ class _Checks(Cell):
         try:
             return await super().ask(message, timeout=timeout)
         except BaseException:
-            system.forget(message)  # it may have been begun with; then there is nothing to forget
+            system.forget(message)  # does nothing if a handler has started with it
             raise
 
     def take_messages(self) -> list[Any]:
@@ -239,7 +238,7 @@ class _CheckedBoundedCell(_Checks, StrictBoundedCell):
     __slots__ = ()
 
     async def send(self, message: Any) -> None:
-        # Puts the message in without a tell.
+        # `send` puts the message in without a tell.
         system = _system_of(self)
         system.strict_check(self, message)
         try:
@@ -275,7 +274,7 @@ _PLAIN = {checked: plain for plain, checked in _STRICT.items()}
 
 
 class _StrictTable(dict[Any, Any]):
-    """A view of a handler table in which each handler of the user is watched."""
+    """A view of a handler table that wraps each handler of the user in `_Watched`."""
 
     __slots__ = ("plain",)
 
@@ -285,7 +284,7 @@ class _StrictTable(dict[Any, Any]):
 
     def __getitem__(self, kind: Any) -> Any:
         if kind is None:
-            return {}  # no calls inside the asker's task: they pass no envelope
+            return {}  # no inline calls: they pass no envelope
         return _watched(kind, self.plain[kind])
 
     def get(self, kind: Any, default: Any = None) -> Any:
@@ -343,17 +342,17 @@ class _Watched:
         )
 
 
-# Trio says nowhere in public what is open in a task. These three are its names from 0.27 to 0.35.
+# trio has no public interface for the open scopes of a task. The next three use its names from 0.27 to 0.35.
 
 
 def _open_scope() -> Any:
-    """Return what stands for the innermost cancel scope of this task; a nursery has one too."""
+    """Return the status object of the innermost cancel scope of this task; a nursery has one too."""
     task: Any = current_task()
     return task._cancel_status
 
 
 def _close_scopes(outer: Any) -> None:
-    """Leave, for the handler, what it left open, so that the worker's own scope is not corrupted."""
+    """Leave the scopes that a handler left open, so that the worker's own scope is not corrupted."""
     while (status := _open_scope()) is not outer:
         status._scope.__exit__(None, None, None)
 
