@@ -416,8 +416,7 @@ class Actor(Generic[M]):
     async def enter(self, context: AbstractAsyncContextManager[T]) -> T:
         """Enter a context; leave it when this actor ends or restarts, last entered first.
 
-        Cancellation:
-            the context was left again, or never entered.
+        Cancellation: the context was left again, or never entered.
         """
         return cast("T", await self._host().enter(context))
 

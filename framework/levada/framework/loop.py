@@ -73,8 +73,7 @@ class Inbox(Generic[M]):
         Raises:
             EndOfChannel: the actor was asked to stop, and all messages queued before that were taken.
 
-        Cancellation:
-            no message was taken.
+        Cancellation: no message was taken.
         """
         self.give_up_question()
         cell = self._cell

@@ -99,8 +99,7 @@ class Ref(ABC, Generic[M_contra]):
             ActorStopped: the actor has stopped, or stops while this waits; the error gives the message back.
             AskCycle: waiting would never end (see `ask`).
 
-        Cancellation:
-            the message was not sent.  Does not always yield; a loop of sends yields at least once a slice.
+        Cancellation: the message was not sent.  Does not always yield; a loop of sends yields at least once a slice.
         """
 
     @abstractmethod

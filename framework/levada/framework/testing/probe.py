@@ -81,8 +81,7 @@ class Probe:
         Raises:
             AssertionError: it does not match (it is taken in any case), or none came in time.
 
-        Cancellation:
-            no message was taken.
+        Cancellation: no message was taken.
         """
         message = await self._next(what, trio.current_time() + within, within)
         assert _fits(message, what), f"expected {_text(what)}, got {reprlib.repr(message)}"
@@ -100,8 +99,7 @@ class Probe:
         Raises:
             AssertionError: none came in time; lists the others.
 
-        Cancellation:
-            dropped messages are gone from the queue; they are still in `received`.
+        Cancellation: dropped messages are gone from the queue; they are still in `received`.
         """
         deadline = trio.current_time() + within
         while True:
