@@ -175,7 +175,7 @@ class Driver(Actor[Any], Generic[C]):
         """Let the core do what is due."""
         return self.core.handle_timeout(now)
 
-    def drain(self, now: float) -> list[Any]:
+    def begin_drain(self, now: float) -> list[Any]:
         """Let the core begin no new work."""
         return self.core.drain(now)
 
@@ -332,7 +332,7 @@ class Driver(Actor[Any], Generic[C]):
         try:
             if self.phase in _CARRIED:
                 self._go(Change.DRAIN)
-                self.apply(self.drain(trio.current_time()))
+                self.apply(self.begin_drain(trio.current_time()))
                 self.flush()
                 self.retime()
                 with trio.move_on_after(self.drain_time):

@@ -78,7 +78,7 @@ class Refs(ActorStateMachine):
     async def rest(self) -> None:
         """Let everything arrive."""
         await trio.sleep(5)
-        await self.settle()
+        await self.wait_until_idle()
 
     @rule()
     async def spawn_there(self) -> None:

@@ -400,7 +400,7 @@ class Connection(MultiplexedDriver[MaopCore]):
         core = self.config.core
         return core.drain + 3 * core.flush_timeout
 
-    def drain(self, now: float) -> list[Event]:
+    def begin_drain(self, now: float) -> list[Event]:
         """Ask for the end, with a reason, if the session is open."""
         if self.core.state in (ConnectionState.OPEN, ConnectionState.DRAINING):
             return self.core.request_disconnect(self.config.core.drain, self.farewell, now)

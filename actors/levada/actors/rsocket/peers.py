@@ -48,7 +48,7 @@ class _Requesting(Protocol):
 
     config: ClientConfig | ServerConfig
     encoding: Encoding
-    carrier: SingleCarrier | None
+    carrier: SingleCarrier[Any] | None
     info: CarrierInfo | None
     end: ConnectionEnded | None
     unusable: trio.Event
