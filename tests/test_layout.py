@@ -17,10 +17,6 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = ("framework", "transports", "actors")
 PROTOCOLS = ("aqueduct", "lumberjack", "maop", "reactivesocket", "rsocket")
 RUNTIME = "levada.framework._runtime"
-CIRCLES_UNDER_WORK = {
-    "levada.actors.aqueduct": 8,
-}
-"""Packages whose circles are being taken apart, and the largest one of each; to become empty."""
 FRAMEWORK = "framework/levada/framework"
 OVERRIDES = {
     "actors/levada/actors/demo/engine.py": "pyspark",
@@ -95,12 +91,7 @@ def test_modules_go_in_small_circles_only() -> None:
     """Also imports for types only count: modules of one circle can only be understood together."""
     files = source_modules()
     graph = {module: imports(module, file, files.keys()) for module, file in files.items()}
-    too_large = []
-    for circle in circles(graph):
-        package = circle[0].rpartition(".")[0]
-        most = CIRCLES_UNDER_WORK.get(package, 5)
-        if len(circle) > (8 if all(RUNTIME in module for module in circle) else most):
-            too_large.append(circle)
+    too_large = [c for c in circles(graph) if len(c) > (8 if all(RUNTIME in module for module in c) else 5)]
     assert too_large == []
 
 

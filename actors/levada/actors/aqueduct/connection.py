@@ -48,8 +48,9 @@ from levada.transports.carriers import CarrierInfo
 from levada.transports.text import printable
 
 from .config import PeerConfig
+from .entrypoint import EntryInbound, EntryOutbound
 from .halves import CODEC, Halves
-from .lookup import EntryInbound, EntryOutbound, Expose, Lookup, Lookups, Names
+from .lookup import Expose, Lookup, Lookups, Names
 from .raw import RawMessage
 from .refs import Refs
 from .schema import SCHEMA, compare_schema, schema_header

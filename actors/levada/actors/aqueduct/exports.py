@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import trio
 
-from levada.framework import Failed
 from levada.framework.codec import AttachmentKind
 from levada.framework.embedding import LARGE, Ask, LocalRef, let_others_run
 from levada.framework.errors import ActorError, ActorStopped, DecodeError, LevadaError
@@ -29,7 +28,7 @@ from .links import HalfActor
 from .oneshots import Promise
 
 if TYPE_CHECKING:
-    from .refs import Refs, RemoteRef
+    from .refs import Refs
 
 __all__ = ["Export", "answer_type"]
 
@@ -202,24 +201,7 @@ class Export(HalfActor):
             and theirs.oneshot
         ):
             raise DecodeError("a link with other channels than its own")
-        self._tie(refs.arrived(source, notes[0]), ours, theirs)
-
-    def _tie(self, ref: RemoteRef, ours: SenderHalf, theirs: ReceiverHalf) -> None:
-        from .refs import Tie
-
-        cell, halves = self.target, self.halves
-        tie = Tie(ref, cell)
-        halves.start(tie.ours.bound(ours))
-        if not cell.is_alive:
-            tie.tell_exit(cell.reason)
-        elif not cell.accepts_links:
-            tie.tell_exit(
-                Failed(ActorError(f"{cell.path} lets no actor of another system link to it (accept_remote_links)"))
-            )
-        else:
-            ref.add_tie(tie)
-            cell.tie(ref)
-        halves.start(tie.theirs.bound(theirs))
+        refs.arrived(source, notes[0]).link_here(self.target, ours, theirs)
 
     def _put(self, entry: Any) -> None:
         """Put a message or a question into the mailbox, or hold it until there is room."""

@@ -29,11 +29,10 @@ from levada.transports import aqueduct
 from levada.transports.aqueduct import Attach, Delivery, ReceiverHalf, ReceiverState, SenderHalf, SenderState
 from levada.transports.text import printable
 
-from .links import CreationLink, Half, HalfActor
+from .links import Connecting, CreationLink, Half, HalfActor
 from .raw import RawMessage, encode_raw
 
 if TYPE_CHECKING:
-    from .connection import Connection
     from .refs import Refs
 
 __all__ = ["CODEC", "Arrival", "Halves", "Inbound", "Letter", "Outbound", "Unreadable", "give_up"]
@@ -127,7 +126,7 @@ class Halves:
         codec: writes and reads messages.
     """
 
-    def __init__(self, connection: Connection, codec: Codec) -> None:
+    def __init__(self, connection: Connecting, codec: Codec) -> None:
         self.connection = connection
         self.core = connection.core
         self.flush_soon: Callable[[], None] = connection.flush_soon

@@ -12,18 +12,22 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import attrs
 
-from levada.framework import Actor, Lost, Reason, Ref
-from levada.framework.embedding import adopt, release, signal_exit
-from levada.transports.aqueduct import ReceiverHalf, ReceiverState, SenderHalf, SenderState
+from levada.actors.pool import Pool
+from levada.framework import Actor, Lost, Reason, Ref, Sender
+from levada.framework.embedding import release, signal_exit
+from levada.framework.errors import ActorStopped
+from levada.transports.aqueduct import AqueductCore, ReceiverHalf, ReceiverState, SenderHalf, SenderState
+
+from .lookup import Lookup
 
 if TYPE_CHECKING:
     from .halves import Halves
 
-__all__ = ["CreationLink", "Half", "HalfActor"]
+__all__ = ["Connecting", "CreationLink", "Half", "HalfActor"]
 
 logger = logging.getLogger("levada.actors.aqueduct")
 
@@ -31,6 +35,31 @@ Half: TypeAlias = SenderHalf | ReceiverHalf
 
 _LOST = (SenderState.LOST, ReceiverState.LOST)
 _CONNECTION_LOST = (SenderState.CONNECTION_LOST, ReceiverState.CONNECTION_LOST)
+
+
+class Connecting(Protocol):
+    """The part of a connection that its halves use."""
+
+    core: AqueductCore
+    idle: Pool
+
+    @property
+    def ref(self) -> Ref[Any]:
+        """The connection's actor, the parent of all of theirs."""
+        ...
+
+    @property
+    def ending(self) -> bool:
+        """Whether the connection's actor is ending, and all its children with it."""
+        ...
+
+    def flush_soon(self) -> None:
+        """Read and write soon."""
+        ...
+
+    def look_up_at(self, there: Sender[Lookup]) -> None:
+        """Send lookups to the client here."""
+        ...
 
 
 @attrs.frozen(eq=False)
@@ -55,7 +84,11 @@ class HalfActor(Actor[Any]):
 
     def begin(self) -> None:
         """Be an actor from now on, unless the connection is ending."""
-        self.is_actor = adopt(self.halves.connection, self)
+        try:
+            self.halves.connection.idle.adopt(self)
+            self.is_actor = True
+        except ActorStopped:
+            pass
 
     def retire(self) -> None:
         """The half is gone, so the actor ends, for the reason that the core gives."""

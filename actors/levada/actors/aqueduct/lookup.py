@@ -10,12 +10,9 @@ from collections.abc import Callable, Collection
 from typing import Any, TypeAlias
 
 from levada.framework import ActorSystem, OneshotSender, Receiver, Ref, Sender, message
-from levada.framework.errors import ChannelError, ConfigurationError, DecodeError, LevadaError
-from levada.transports.aqueduct import Delivery
+from levada.framework.errors import ChannelError, ConfigurationError, DecodeError
 
-from .halves import Inbound, Outbound, open_delivery
-
-__all__ = ["EntryInbound", "EntryOutbound", "Expose", "Lookup", "Lookups", "Names", "check_expose"]
+__all__ = ["Expose", "Lookup", "Lookups", "Names", "check_expose"]
 
 logger = logging.getLogger("levada.actors.aqueduct")
 
@@ -36,14 +33,6 @@ class Lookups:
     """Say where actors of the client may be looked up."""
 
     there: Sender[Lookup]
-
-
-_TAGS = b"\xadlevada.lookup", b"\xaelevada.lookups"
-
-
-def is_reserved(payload: bytes) -> bool:
-    """Whether a message is a `Lookup` or a `Lookups`: behind the header of its ext type and that of the array comes its tag."""
-    return payload.startswith(_TAGS, 4) or payload.startswith(_TAGS, 5)
 
 
 def check_expose(expose: Expose) -> None:
@@ -89,43 +78,3 @@ class Names:
                 logger.warning("a lookup: %s", error)
             except ChannelError:
                 pass  # with the connection
-
-
-class EntryInbound(Inbound):
-    """The place of the client's entrypoint: what concerns lookups is done here, everything else is for the handler."""
-
-    names: Names
-
-    def _take(self) -> Delivery | None:
-        mailbox = self.half.mailbox
-        while mailbox:
-            delivery = self.half.take()
-            if not is_reserved(delivery.payload):
-                return delivery
-            self.halves.received += 1
-            self._open(delivery)
-        return None
-
-    def _open(self, delivery: Delivery) -> None:
-        halves = self.halves
-        item: Any = Lookup | Lookups
-        try:
-            reserved, _ = open_delivery(halves, delivery, delivery.payload, item)
-        except LevadaError as error:
-            logger.warning("%s: a lookup: %s", halves.peer, error)
-            return
-        if isinstance(reserved, Lookup):
-            self.names.answer(reserved)
-        else:
-            halves.connection.look_up_at(reserved.there)
-
-
-class EntryOutbound(Outbound):
-    """The place of the server's entrypoint: what concerns lookups may be sent there, whatever its handler takes."""
-
-    def _encode(self, entry: Any) -> bytes:
-        if type(entry) in (Lookup, Lookups):
-            packing = self.halves.packing
-            packing.channel = self.channel
-            return self.halves.codec.encode(entry, attachments=packing)
-        return super()._encode(entry)

@@ -28,7 +28,7 @@ from levada.framework.codec import AttachmentKind
 from levada.framework.embedding import Ask, ChannelCore, LocalRef, TerminalState, ThreadAsk, dead_ref, stopped_error
 from levada.framework.errors import ActorError, DecodeError, HandleNotForwardable, LevadaError, MailboxFull, NoValue
 from levada.framework.ref import DEFAULT_TIMEOUT, FromThread
-from levada.transports.aqueduct import Attach, Delivery
+from levada.transports.aqueduct import Attach, Delivery, ReceiverHalf, SenderHalf
 
 from . import envelopes
 from .envelopes import Identity
@@ -541,9 +541,25 @@ class RemoteRef(Ref[Any]):
         for tie in self._ties.pop(cell, ()):
             tie.tell_exit(reason)
 
-    def add_tie(self, tie: Tie) -> None:
-        """Note a link that the actor there has made."""
-        self._ties.setdefault(tie.cell, []).append(tie)
+    def link_here(self, cell: LocalRef, ours: SenderHalf, theirs: ReceiverHalf) -> None:
+        """Link an actor here to the actor there, which asks for it, if `cell` accepts such links.
+
+        Args:
+            cell: the actor here.
+            ours: tells the peer of its end.
+            theirs: tells this side of the end of the actor there.
+        """
+        halves, tie = self.refs.halves, Tie(self, cell)
+        halves.start(tie.ours.bound(ours))
+        if not cell.is_alive:
+            tie.tell_exit(cell.reason)
+        elif not cell.accepts_links:
+            refusal = f"{cell.path} lets no actor of another system link to it (accept_remote_links)"
+            tie.tell_exit(Failed(ActorError(refusal)))
+        else:
+            self._ties.setdefault(cell, []).append(tie)
+            cell.tie(self)
+        halves.start(tie.theirs.bound(theirs))
 
     def forget_tie(self, tie: Tie) -> bool:
         """Take a link out that has ended; whether there is none left with that actor."""

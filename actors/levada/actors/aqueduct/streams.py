@@ -8,19 +8,17 @@ no actor.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import attrs
 import trio
 
-from levada.actors.pool import Pooled
+from levada.actors.multiplexed import Multiplexed
+from levada.actors.pool import Pool, Pooled
 from levada.framework import Reason
 from levada.framework.embedding import release
 from levada.framework.errors import ActorStopped
-from levada.transports.aqueduct import CloseCode, ResetCode, ResetStream, StopStream
-
-if TYPE_CHECKING:
-    from .connection import Connection
+from levada.transports.aqueduct import AqueductCore, CloseCode, Event, ResetCode, ResetStream, StopStream
 
 __all__ = ["AT_ONCE", "StreamActor", "StreamActors"]
 
@@ -29,10 +27,28 @@ AT_ONCE = 32
 _SERVER, _UNIDIRECTIONAL = 1, 2  # bits of a stream's number
 
 
+class Streaming(Protocol):
+    """The part of a connection that its streams use."""
+
+    core: AqueductCore
+    streams: Multiplexed[Any]
+    actors: StreamActors
+    idle: Pool
+
+    @property
+    def ending(self) -> bool:
+        """Whether the connection's actor is ending, and all its children with it."""
+        ...
+
+    def feed(self, events: list[Event]) -> None:
+        """Take the core's events."""
+        ...
+
+
 class StreamActor(Pooled):
     """Stands for one stream."""
 
-    connection: Connection
+    connection: Streaming
     stream_id: int = attrs.field(default=-1, init=False)
     """-1 while it is idle."""
 
@@ -50,7 +66,7 @@ class StreamActor(Pooled):
 class StreamActors:
     """The actors of one connection's streams."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Streaming) -> None:
         self._connection = connection
         self._idle = connection.idle
         self._actors: dict[int, StreamActor] = {}

@@ -1,0 +1,63 @@
+"""The entrypoint of a connection: a channel whose lookups no handler sees."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from levada.framework.errors import LevadaError
+from levada.transports.aqueduct import Delivery
+
+from .halves import Inbound, Outbound, open_delivery
+from .lookup import Lookup, Lookups, Names
+
+__all__ = ["EntryInbound", "EntryOutbound"]
+
+logger = logging.getLogger("levada.actors.aqueduct")
+
+_TAGS = b"\xadlevada.lookup", b"\xaelevada.lookups"
+
+
+def is_reserved(payload: bytes) -> bool:
+    """Whether a message is a `Lookup` or a `Lookups`: behind the header of its ext type and that of the array comes its tag."""
+    return payload.startswith(_TAGS, 4) or payload.startswith(_TAGS, 5)
+
+
+class EntryInbound(Inbound):
+    """The place of the client's entrypoint: what concerns lookups is done here, everything else is for the handler."""
+
+    names: Names
+
+    def _take(self) -> Delivery | None:
+        mailbox = self.half.mailbox
+        while mailbox:
+            delivery = self.half.take()
+            if not is_reserved(delivery.payload):
+                return delivery
+            self.halves.received += 1
+            self._open(delivery)
+        return None
+
+    def _open(self, delivery: Delivery) -> None:
+        halves = self.halves
+        item: Any = Lookup | Lookups
+        try:
+            reserved, _ = open_delivery(halves, delivery, delivery.payload, item)
+        except LevadaError as error:
+            logger.warning("%s: a lookup: %s", halves.peer, error)
+            return
+        if isinstance(reserved, Lookup):
+            self.names.answer(reserved)
+        else:
+            halves.connection.look_up_at(reserved.there)
+
+
+class EntryOutbound(Outbound):
+    """The place of the server's entrypoint: what concerns lookups may be sent there, whatever its handler takes."""
+
+    def _encode(self, entry: Any) -> bytes:
+        if type(entry) in (Lookup, Lookups):
+            packing = self.halves.packing
+            packing.channel = self.channel
+            return self.halves.codec.encode(entry, attachments=packing)
+        return super()._encode(entry)
