@@ -28,7 +28,7 @@ class PeerConfig:
     """Settings of one side, client or server. Immutable; derive with `attrs.evolve`."""
 
     core: AqueductConfig = attrs.field(factory=AqueductConfig, validator=v.instance_of(AqueductConfig))
-    """The protocol: windows, limits, delays."""
+    """The protocol: windows, limits, delays. A server's running handlers also have ``drain`` seconds, from the end of the connection on."""
     carrier: Any = None
     """``QuicConfig`` or `MemoryConfig`; ``None`` for the defaults (a QUIC server needs a certificate). The protocol name and the
     number of streams that the peer may open are filled in where they are too small for `AqueductConfig.max_channels`; a client
@@ -44,8 +44,6 @@ class PeerConfig:
     """Client over QUIC: `connect` does not wait for the server, and what is sent first travels with the first packet (0-RTT) if
     `QuicConfig.sessions` has a ticket of an earlier connection. A server looks at it when the handshake is complete, so that nothing
     which an attacker plays again is ever handled; if it refuses, it is sent again."""
-    drain: float = attrs.field(default=5.0, validator=v.ge(0.0))
-    """Seconds that open channels, and then running handlers, have to end when this side closes in order."""
     max_connections: int = attrs.field(default=1000, validator=_COUNT)
     """Clients that a server lets in at once; further ones wait."""
     max_handlers: int = attrs.field(default=100, validator=_COUNT)

@@ -87,8 +87,7 @@ class Connection(MultiplexedDriver[AqueductCore]):
         limit = self.config.core.max_message
         codec = self.config.codec
         self.early = self.client and self.config.early
-        settings = attrs.evolve(self.config.core, drain=self.config.drain)
-        self.core = AqueductCore(client=self.client, headers=self._headers(), config=settings, early=self.early)
+        self.core = AqueductCore(client=self.client, headers=self._headers(), config=self.config.core, early=self.early)
         self.halves = Halves(self, attrs.evolve(codec, max_bytes=min(codec.max_bytes, limit)))
         self.entry = ChannelCore(self.item_type, WINDOW, "entrypoint")
         """The client's sends, the server's receives."""

@@ -29,7 +29,7 @@ def connect(
 ) -> AbstractAsyncContextManager[Peer[T]]:
     """Connect to a server; entering the block means that it has greeted (with `PeerConfig.early`: that it was called).
 
-    Leaving it finishes the entrypoint, lets open channels end for `PeerConfig.drain` seconds, then closes; after an exception or a
+    Leaving it finishes the entrypoint, lets open channels end for `AqueductConfig.drain` seconds, then closes; after an exception or a
     cancellation it closes at once. Within an actor: ``await self.enter(connect(self.system, …))``.
 
     Args:
@@ -91,7 +91,7 @@ def serve(
 ) -> AbstractAsyncContextManager[Listener]:
     """Serve clients; entering the block means bound and listening, `Listener.url` holds the real port.
 
-    Leaving it accepts nobody any more, closes the entrypoints, lets open channels end for `PeerConfig.drain` seconds, then closes;
+    Leaving it accepts nobody any more, closes the entrypoints, lets open channels end for `AqueductConfig.drain` seconds, then closes;
     after an exception or a cancellation it closes at once.
 
     Args:

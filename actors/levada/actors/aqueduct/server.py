@@ -107,10 +107,10 @@ class ServerConnection(Connection):
         self.handlers: trio.Nursery
 
     async def run_on(self, carrier: carriers.Connection) -> None:
-        """Run the carrier; handlers that run at its end have `PeerConfig.drain` seconds."""
+        """Run the carrier; handlers that run at its end have `AqueductConfig.drain` seconds."""
         async with trio.open_nursery() as self.handlers:
             await super().run_on(carrier)
-            self.handlers.cancel_scope.deadline = trio.current_time() + self.config.drain
+            self.handlers.cancel_scope.deadline = trio.current_time() + self.config.core.drain
 
     def serve(self) -> None:
         """Begin to take messages of the entrypoint."""
@@ -170,7 +170,7 @@ class ListenerActor(Acceptor[ServerConnection]):
 class Listener(ListenerHandle[ListenerActor]):
     """What `serve` gives: where it listens, and who is connected.
 
-    Its end closes the entrypoints at once, the rest when open channels have ended or had `PeerConfig.drain` seconds for it.
+    Its end closes the entrypoints at once, the rest when open channels have ended or had `AqueductConfig.drain` seconds for it.
     """
 
     @property

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgpack
 
-from levada.actors.aqueduct import Listener, Peer, PeerConfig, RawMessage, connect
+from levada.actors.aqueduct import AqueductConfig, Listener, Peer, PeerConfig, RawMessage, connect
 from levada.actors.aqueduct import serve as serve_aqueduct
 from levada.actors.aqueduct.envelopes import ANSWER, ASK, TELL, read_failure
 from levada.actors.aqueduct.halves import CODEC, Unreadable, give_up
@@ -37,7 +37,7 @@ def serve(
     system: ActorSystem, url: str, handler: Any, *, carrier: Any, drain: float
 ) -> AbstractAsyncContextManager[Listener]:
     """Serve one handler."""
-    return serve_aqueduct(system, url, handler, config=PeerConfig(carrier=carrier, drain=drain))
+    return serve_aqueduct(system, url, handler, config=PeerConfig(carrier=carrier, core=AqueductConfig(drain=drain)))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
