@@ -27,7 +27,7 @@ from levada.transports.core import Core, StreamsInput
 from .driver import DUE, Driver, Ended
 
 __all__ = [
-    "Carrier", "Ending", "Multiplexed", "MultiplexedCore", "MultiplexedDriver", "Opening", "Sending", "accepting",
+    "Ending", "Multiplexed", "MultiplexedCore", "MultiplexedDriver", "Opening", "Opens", "Sending", "accepting",
 ]  # fmt: skip
 
 E = TypeVar("E")
@@ -481,8 +481,8 @@ class Multiplexed(Generic[E]):
             backlog.append((do, output))
 
 
-Carrier: TypeAlias = Callable[[], AbstractAsyncContextManager[carriers.Connection]]
-"""Connects, or accepts; leaving the context closes."""
+Opens: TypeAlias = Callable[[], AbstractAsyncContextManager[carriers.Connection]]
+"""Makes the context of a carrier: entering it connects or accepts, leaving it closes."""
 
 
 @asynccontextmanager
@@ -499,7 +499,7 @@ C = TypeVar("C", bound=Core[Any, Any])
 class MultiplexedDriver(Driver[C], Generic[C]):
     """A connection over a carrier with many streams; a protocol makes `streams`."""
 
-    opens: Carrier
+    opens: Opens
 
     last: ClassVar[type[Any]]
     """The class of the core's last event."""

@@ -7,8 +7,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from levada.actors.listening import closing
-from levada.actors.multiplexed import Carrier
+from levada.actors.listening import running
+from levada.actors.multiplexed import Opens
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
 
@@ -55,13 +55,13 @@ def connect(
 
 @asynccontextmanager
 async def connect_over(
-    system: ActorSystem, carrier: Carrier, message_type: type[T], config: PeerConfig, expose: Expose = ()
+    system: ActorSystem, opens: Opens, message_type: type[T], config: PeerConfig, expose: Expose = ()
 ) -> AsyncIterator[Peer[T]]:
     """Connect as `connect` does, over a carrier that the program makes.
 
     Args:
         system: has been entered.
-        carrier: connects, such as ``partial(dial, url, settings)`` of a carrier's own; called once. Leaving its context closes.
+        opens: connects, such as ``partial(dial, url, settings)`` of a carrier's own; called once. Leaving its context closes.
         message_type: as for `connect`.
         config: as for `connect`; its ``carrier`` is not used.
         expose: as for `connect`.
@@ -73,10 +73,7 @@ async def connect_over(
     if expose and message_type is RawMessage:
         raise ConfigurationError("a connection of RawMessage has no names to look up")
     item_type = Any if message_type is object else message_type
-    connection = Connection(carrier, config, item_type, client=True, expose=expose)
-    root = system.spawn(lambda: connection)
-    async with closing([root], connection.shut, connection.aclose):
-        await connection.opened()
+    async with running(system, Connection(opens, config, item_type, client=True, expose=expose)) as connection:
         yield Peer(connection)
 
 
@@ -140,9 +137,5 @@ async def serve_over(
     """
     check_handler(handler)
     check_expose(expose)
-    actor = ListenerActor(config, listening, message_type, handler, expose)
-    root = system.spawn(lambda: actor)
-    listener = Listener(actor)
-    async with closing([root], actor.shut, actor.aclose):
-        await actor.opened()
-        yield listener
+    async with running(system, ListenerActor(config, listening, message_type, handler, expose)) as actor:
+        yield Listener(actor)

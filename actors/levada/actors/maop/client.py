@@ -6,7 +6,7 @@ from typing import Any
 
 import trio
 
-from levada.actors.multiplexed import Carrier
+from levada.actors.multiplexed import Opens
 from levada.framework import Actor
 from levada.transports import carriers
 
@@ -42,14 +42,14 @@ class ClientActor(Actor[Any]):
     """Supervises a client's connection and its limiter; it ends with the connection."""
 
     shared: Shared
-    carrier: Carrier
+    opens: Opens
     token: bytes
     auth_type: str
     pairs: dict[str, str]
     bind: bool
 
     def __attrs_post_init__(self) -> None:
-        self.connection = ClientConnection(self.carrier, self.shared, self.token, self.auth_type, self.pairs, self.bind)
+        self.connection = ClientConnection(self.opens, self.shared, self.token, self.auth_type, self.pairs, self.bind)
 
     def started(self) -> None:
         """See `Actor.started`."""

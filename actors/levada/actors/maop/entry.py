@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 
-from levada.actors.listening import closing
-from levada.actors.multiplexed import Carrier
+from levada.actors.listening import closing, running
+from levada.actors.multiplexed import Opens
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
 
@@ -76,7 +76,7 @@ def connect(
 @asynccontextmanager
 async def connect_over(
     system: ActorSystem,
-    carrier: Carrier,
+    opens: Opens,
     *,
     token: bytes = b"",
     auth_type: str = "Bearer",
@@ -89,7 +89,7 @@ async def connect_over(
 
     Args:
         system: has been entered.
-        carrier: connects, such as ``partial(dial, url, settings)`` of a carrier's own; called once. Leaving its context closes.
+        opens: connects, such as ``partial(dial, url, settings)`` of a carrier's own; called once. Leaving its context closes.
         token: as for `connect`.
         auth_type: as for `connect`.
         pairs: as for `connect`.
@@ -106,7 +106,7 @@ async def connect_over(
         raise ConfigurationError(f"a token has {MAX_TOKEN:,} octets at most, not {len(token):,} [MA-18]")
     token = bytes(token)
     shared = _share(handlers, config or PeerConfig())
-    client = ClientActor(shared, carrier, token, auth_type, dict(pairs or {}), bind)
+    client = ClientActor(shared, opens, token, auth_type, dict(pairs or {}), bind)
     root = system.spawn(lambda: client)
     async with closing([root], lambda: client.connection.shut(), client.connection.aclose):
         await client.connection.opened()
@@ -165,9 +165,6 @@ async def serve_over(
         The listener, as `serve` does; errors as there.
     """
     check_authenticate(authenticate)
-    actor = ListenerActor(_share(handlers, config or PeerConfig()), listening, authenticate)
-    root = system.spawn(lambda: actor)
-    listener = Listener(actor)
-    async with closing([root], actor.shut, actor.aclose):
-        await actor.opened()
-        yield listener
+    shared = _share(handlers, config or PeerConfig())
+    async with running(system, ListenerActor(shared, listening, authenticate)) as actor:
+        yield Listener(actor)
