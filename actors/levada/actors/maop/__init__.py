@@ -1,4 +1,4 @@
-"""MAOP: messages and calls over QUIC, each approved before its body travels, with priorities, quotas and an orderly end.
+"""MAOP: messages and calls over QUIC, approved by the peer before the body travels, with priorities, quotas and graceful shutdown.
 
 Example:
     >>> import trio

@@ -1,7 +1,6 @@
-"""The authenticator of a server's connection: decides on its client, and ends.
+"""The authenticator of a server's connection: it decides on one client, then stops.
 
-Whatever happens to it is a decision too: if it fails or is ended, the client is not let in. When the core's time for a decision is up, it
-is killed. Source: MA-19, MA-20.
+If it fails or is stopped, the client is turned away. If it takes longer than the core allows, it is killed. Source: MA-19, MA-20.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ __all__ = ["DECIDE", "Authenticator"]
 
 
 class Decide:
-    """To an authenticator: look at the credentials. They are not in here, as messages that fail are published."""
+    """Tells an authenticator to check the credentials. It does not carry them, because messages that fail are published."""
 
     __slots__ = ()
 
@@ -31,7 +30,7 @@ DECIDE = Decide()
 
 
 class Authenticator(Actor[Decide]):
-    """Asks the listener's ``authenticate``, in its own handler."""
+    """Calls the listener's ``authenticate`` in a handler of its own."""
 
     connection: ServerConnection
     question: Authentication
@@ -57,6 +56,6 @@ class Authenticator(Actor[Decide]):
         return await authenticate(question)
 
     def stopping(self, reason: Reason) -> None:
-        """See `Actor.stopping`."""
+        """Turn the client away if no decision was made."""
         if not self.decided:
             self.connection.decided(Denied("The server could not check these credentials.", retry_after=1.0))

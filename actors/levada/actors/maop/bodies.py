@@ -1,4 +1,4 @@
-"""What a program may give as a body: octets, a file, an async iterator, a message; and how each becomes octets."""
+"""What a program may send as a body (bytes, a file, an async iterator or a message), and how each becomes bytes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["MESSAGE_TYPE", "Body", "Source", "make_source"]
 MESSAGE_TYPE: Final = "application/vnd.levada.message"
 """Content type of a message class, written by the codec."""
 CHUNK: Final = 131_072
-"""Octets that are read from a file, and cut from octets, at once."""
+"""Bytes that are read from a file, or cut from a larger piece, at a time."""
 
 Body: TypeAlias = "bytes | bytearray | memoryview | Path | AsyncIterable[bytes] | Any"
-"""Octets; a file, whose length is announced; an async iterator of octets, of undefined length unless one is given; or an instance of a
+"""Bytes; a file, whose length is announced; an async iterator of bytes, of undefined length unless one is given; or an instance of a
 message class."""
 
 
@@ -28,10 +28,10 @@ class Source:
     """A body to send.
 
     Args:
-        whole: octets that are sent at once, or ``None`` for a body that comes in pieces.
-        length: octets, ``None`` for undefined.
+        whole: bytes that are sent at once, or ``None`` for a body that comes in pieces.
+        length: in bytes; ``None`` for undefined.
         content_type: for a Success.
-        pieces: a file, or where pieces come from.
+        pieces: a file, or an async iterator.
     """
 
     __slots__ = ("_pieces", "begun", "content_type", "length", "whole")
@@ -48,7 +48,7 @@ class Source:
         self.content_type = content_type
         self._pieces = pieces
         self.begun = False
-        """Whether pieces were taken from an iterator, so that the body cannot be sent again."""
+        """True once pieces were taken from an iterator; the body cannot be sent again."""
 
     @property
     def repeatable(self) -> bool:
@@ -56,11 +56,11 @@ class Source:
         return not (self.begun and isinstance(self._pieces, AsyncIterable))
 
     async def pieces(self) -> AsyncGenerator[bytes | memoryview, None]:
-        """Give the body piece by piece; closing the generator closes what it came from.
+        """Yield the body piece by piece; closing the generator closes the file or iterator.
 
         Raises:
-            LocalProtocolError: a file that has become shorter than was announced.
-            TypeError: an iterator gives something else than octets.
+            LocalProtocolError: the file is now shorter than announced.
+            TypeError: the iterator yields something other than bytes.
         """
         pieces = self._pieces
         self.begun = True
@@ -90,17 +90,17 @@ class Source:
 
 
 async def make_source(body: Body, codec: Codec, length: int | None = None, content_type: str | None = None) -> Source:
-    """Make a source of what a program gave.
+    """Make a source from the body that a program gave.
 
     Args:
         body: see `Body`.
         codec: writes message classes.
-        length: octets that an iterator will give.
-        content_type: instead of the usual one.
+        length: how many bytes an iterator will yield.
+        content_type: replaces the default one.
 
     Raises:
-        ConfigurationError: no such body, or a length for something that has one.
-        OSError: a file that is not there.
+        ConfigurationError: the body has no such type, or a length was given for a body that has one.
+        OSError: the file cannot be opened.
     """
     if isinstance(body, AsyncIterable):
         return Source(None, length, content_type or OCTET_STREAM, body)
@@ -113,7 +113,7 @@ async def make_source(body: Body, codec: Codec, length: int | None = None, conte
 
 
 def quick_source(body: Any, codec: Codec, content_type: str | None = None) -> Source:
-    """Make a source of octets or of a message.
+    """Make a source from bytes or a message.
 
     Raises:
         ConfigurationError: it is neither.

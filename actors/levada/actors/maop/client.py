@@ -1,4 +1,4 @@
-"""The client's side: a connection, and the limiter of what the server asks of it."""
+"""The client's side: a connection, and the limiter for operations that the server starts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ClientConnection(Connection):
     bind: bool
 
     async def begin(self, carrier: carriers.Connection) -> None:
-        """The handshake is complete: tell the core."""
+        """Tell the core that the handshake is complete."""
         pairs = self.pairs
         binding = None if self.info is None else self.info.channel_binding
         if self.bind and binding is not None:
@@ -39,7 +39,7 @@ class ClientConnection(Connection):
 
 
 class ClientActor(Actor[Any]):
-    """Supervises a client's connection and its limiter; it ends with the connection."""
+    """Supervises a client's connection and its limiter; it stops when the connection does."""
 
     shared: Shared
     opens: Opens
@@ -52,6 +52,6 @@ class ClientActor(Actor[Any]):
         self.connection = ClientConnection(self.opens, self.shared, self.token, self.auth_type, self.pairs, self.bind)
 
     def started(self) -> None:
-        """See `Actor.started`."""
+        """Spawn the limiter and the connection."""
         self.spawn(lambda: self.shared.limiter, name="limiter")
         self.spawn(lambda: self.connection, name="connection").on_stopped(self.stop)

@@ -1,4 +1,4 @@
-"""How a side behaves, beyond what `levada.transports.maop.MaopConfig` says of the protocol; and what URLs mean."""
+"""Settings of each side, in addition to the protocol's `levada.transports.maop.MaopConfig`, and the meaning of URLs."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ __all__ = ["PeerConfig", "RetryPolicy", "dial_carrier", "listen_carrier"]
 _COUNT: Final = [v.instance_of(int), v.ge(1)]
 _RATE: Final[Any] = v.optional(v.gt(0.0))
 _STREAMS: Final = 116
-"""Streams of each kind that the peer may have open at least: 100 for operations and 16 for control. Source: MA-129."""
+"""The least number of streams of each kind that the peer may have open: 100 for operations and 16 for control. Source: MA-129."""
 _WINDOW: Final = 10 * 2**20
-"""Octets of a connection that the peer may be ahead. Source: MA-129."""
+"""Bytes that the peer may send ahead on a connection. Source: MA-129."""
 
 
 def _core() -> MaopConfig:
@@ -35,39 +35,39 @@ class PeerConfig:
     """Settings of one side, client or server. Immutable; derive with `attrs.evolve`."""
 
     core: MaopConfig = attrs.field(factory=_core, validator=v.instance_of(MaopConfig))
-    """The protocol: limits, delays, policies. Idempotency keys are on the wire if the other side takes them too."""
+    """The protocol: limits, delays, policies. Idempotency keys go on the wire if the other side accepts them too."""
     carrier: Any = None
     """``QuicConfig`` or `MemoryConfig`; ``None`` for the defaults (a QUIC server needs a certificate). The protocol name is filled in, and
-    windows and idle time are raised to what MAOP asks for at least. Its numbers of streams bound the peer's operations."""
+    windows and idle time are raised to the minimum for MAOP. Its stream limits bound the peer's operations."""
     codec: Codec = attrs.field(factory=Codec, validator=v.instance_of(Codec))
     """Writes and reads message classes."""
     cancel_grace: float = attrs.field(default=5.0, validator=v.ge(0.0))
     """Seconds that a handler's ``on_cancel`` may take."""
     max_running: int = attrs.field(default=1024, validator=_COUNT)
-    """Handlers at work at once, over all connections; further operations wait for their turn. Source: MA-117."""
+    """Handlers that run at once, over all connections; further operations wait for their turn. Source: MA-117."""
     max_connections: int = attrs.field(default=1000, validator=_COUNT)
-    """Clients that a server lets in at once; further ones wait."""
+    """Clients that a server admits at once; further ones wait."""
     max_attempts: float | None = attrs.field(default=20.0, validator=_RATE)
-    """Connections a second from one network address, above which a server refuses them unread; ``None``: any number. Source: MA-128."""
+    """Connections per second from one network address; above this rate a server refuses them unread. ``None``: no limit. Source: MA-128."""
     max_block_rate: float | None = attrs.field(default=None, validator=_RATE)
-    """Octets a second that an identity may send in bodies; above, flow-control credit is delayed. Source: MA-118."""
+    """Bytes of bodies that an identity may send per second; above this rate flow-control credit is delayed. Source: MA-118."""
     max_identities: int = attrs.field(default=10_000, validator=_COUNT)
-    """Identities whose quotas are remembered; of those that use nothing the longest unheard is forgotten."""
+    """Identities whose quotas are remembered. Beyond that, the idle identity that was quiet the longest is forgotten."""
     dedup_ttl: float = attrs.field(default=600.0, validator=v.gt(0.0))
     """Seconds for which the answer to an operation with an idempotency key is kept. Source: MA-123."""
     log_reasons: Literal["debug", "production"] = attrs.field(
         default="production", validator=v.in_(("debug", "production"))
     )
-    """Where reasons that the peer gives are logged, 100 characters of each: ``"production"``: with the code, in the record of what happened
-    (`info` or `warning`); ``"debug"``: in a `debug` record of their own. Source: MA-94."""
+    """Where reasons that the peer gives are logged, 100 characters of each. ``"production"``: with the code, in the record of the event
+    (`info` or `warning`). ``"debug"``: in a separate `debug` record. Source: MA-94."""
 
 
 MAX_TOKEN: Final = 65_535
-"""Octets of a token. Source: MA-18."""
+"""The longest token, in bytes. Source: MA-18."""
 
 
 def fit_carrier(url: str, config: PeerConfig) -> PeerConfig:
-    """Complete the settings of the carrier, so that they are logged as they are used."""
+    """Complete the carrier's settings, so that the log shows the settings in use."""
     return attrs.evolve(config, carrier=_fit(carrier_url(url), config))
 
 
@@ -84,10 +84,10 @@ def listen_carrier(url: str, config: PeerConfig) -> AbstractAsyncContextManager[
 
 
 def carrier_url(url: str) -> str:
-    """Find the carrier's own URL.
+    """Return the carrier's own URL.
 
     Raises:
-        ConfigurationError: another scheme.
+        ConfigurationError: the scheme is another one.
 
     Example:
         >>> carrier_url("maop://example.org:4433"), carrier_url("maop+memory://desk")
@@ -106,9 +106,9 @@ def _fit(url: str, config: PeerConfig) -> Any:
     if url.startswith("memory:"):
         carrier = MemoryConfig(shape="connection") if carrier is None else carrier
         if not isinstance(carrier, MemoryConfig):
-            return carrier  # `dial` and `listen` say what is wrong
+            return carrier  # `dial` and `listen` report the error
         return attrs.evolve(carrier, shape="connection")
-    from levada.transports.quic import QuicConfig  # an extra
+    from levada.transports.quic import QuicConfig  # comes with an extra
 
     carrier = QuicConfig(max_streams=_STREAMS, max_streams_unidirectional=_STREAMS) if carrier is None else carrier
     if not isinstance(carrier, QuicConfig):
@@ -128,21 +128,22 @@ def _fit(url: str, config: PeerConfig) -> Any:
 
 @attrs.frozen(kw_only=True)
 class RetryPolicy:
-    """When and how often a call is repeated. Without one nothing is ever repeated. Source: MA-120, MA-127."""
+    """When and how often a call is repeated. Without a policy nothing is repeated. Source: MA-120, MA-127."""
 
     attempts: int = attrs.field(default=3, validator=_COUNT)
-    """Attempts in all, the first included."""
+    """Attempts in total, including the first."""
     backoff: float = attrs.field(default=0.1, validator=v.ge(0.0))
-    """Seconds before the first repetition; they double from one to the next."""
+    """Seconds before the first repetition; each further wait is twice as long."""
     max_backoff: float = attrs.field(default=10.0, validator=v.ge(0.0))
-    """Seconds that they do not go beyond; a longer hint of the peer counts nevertheless."""
+    """The longest wait in seconds; a longer hint from the peer still applies."""
     jitter: float = attrs.field(default=0.2, validator=[v.ge(0.0), v.le(1.0)])
-    """Share of a wait that is drawn by lot, so that many callers do not come back in step."""
+    """Share of each wait that is random, so that many callers do not come back in step."""
 
     def allows(self, error: MaopError, *, keyed: bool) -> bool:
-        """Whether an operation that ended so may be repeated.
+        """Whether an operation that ended with this error may be repeated.
 
-        It may if it was refused for lack of capacity or with a hint, is known not to have been executed, or failed with an idempotency key.
+        It may if the peer refused it for lack of capacity or with a hint, if it was certainly not executed, or if it failed and had an
+        idempotency key.
 
         Args:
             error: how it ended.
@@ -150,13 +151,13 @@ class RetryPolicy:
         """
         if isinstance(error, Refused):
             return error.code == ErrorCode.CAPACITY_LIMIT or error.retry_after is not None
-        # DUPLICATE_OPERATION: the key belongs to another body, however often it is sent.
+        # DUPLICATE_OPERATION: the key belongs to a different body, so repeating cannot help.
         keyed = keyed and error.code != ErrorCode.DUPLICATE_OPERATION
         return isinstance(error, OperationFailed) and (keyed or error.not_executed)
 
     def delay(self, attempt: int, error: MaopError, lot: random.Random) -> float:
-        """Seconds to wait after attempt number `attempt`, the first being 1; the peer's hint is the least."""
-        # The exponent is capped: 2 ** 1100 is no float.
+        """Seconds to wait after attempt number `attempt`, counted from 1; never less than the peer's hint."""
+        # The exponent is capped: 2 ** 1100 does not fit a float.
         wait = min(self.max_backoff, self.backoff * 2.0 ** min(attempt - 1, 64)) * (1.0 - self.jitter * lot.random())
         hint = error.retry_after if isinstance(error, Refused) else None
         return max(wait, hint or 0.0)

@@ -1,8 +1,9 @@
-"""The connection actor: a core, its streams, the operations of both sides, and their beginning and end.
+"""The connection actor: a core, its streams, and the operations of both sides from beginning to end.
 
-* Operations of this side are children that their callers wait on (`operations`); those of the peer are records of the core until code
-  of the user runs, in a child too (`executions`). So are what keeps the control streams going (`control`) and, on a server's side, what
-  decides on the client (`authenticator`). Children are driven by direct calls: a turn of a mailbox would cost more than all the rest.
+* An operation of this side is a child actor that its caller waits on (`operations`). An operation of the peer is a record in the core
+  until the user's code runs; then it has a child actor too (`executions`). Further children keep the control streams going (`control`)
+  and, on a server, decide on the client (`authenticator`).
+* The connection drives its children by direct calls: a turn of a mailbox would cost more than everything else.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ from .streams import Streams
 __all__ = ["Connection"]
 
 MAX_IDLE: Final = 256
-"""Children without an operation that are kept, of each kind."""
+"""Idle children that are kept, of each kind."""
 
 
 class Connection(MultiplexedDriver[MaopCore]):
@@ -96,33 +97,33 @@ class Connection(MultiplexedDriver[MaopCore]):
         )
         self._peer: Callable[[], Peer | None] = lambda: None
         self.identity = Identity()
-        """Of a client, at its server."""
+        """The client's identity; known on the server's side only."""
         self.records: Log
         self.approval: Approved | None = None
-        """What was agreed on, once it was."""
+        """What both sides agreed on; ``None`` before that."""
         self.disapproval: DisapprovedEvent | None = None
-        """Why it was not."""
+        """Why the server turned the client away."""
         self.farewell = ""
-        """What the peer is told when this side drains."""
+        """The reason that the peer is given when this side drains."""
         self.end: ConnectionEnded | None = None
         self.operations: dict[int, Operation] = {}
-        """Of this side, by stream id."""
+        """Operations of this side, by stream id."""
         self.executions: dict[int, Execution] = {}
-        """Of the peer, those that a handler knows."""
+        """Operations of the peer that a handler knows."""
         self.credit = {request: CreditQueue(request=request) for request in (False, True)}
-        """Callers that wait for a stream, by whether it is for a Request."""
+        """Callers that wait for a stream; the key says whether it is for a Request."""
         self.idle = Pool(self, MAX_IDLE)
         """Children without an operation."""
         self.control: Ref[Any]
-        """See `ControlPool`."""
+        """The `ControlPool`."""
         self.streams: Streams
         self.starved = False
-        """Whether signals wait for a stream that the peer does not allow."""
+        """Whether signals wait for a stream that the peer does not allow yet."""
         self._draining_since = 0.0
 
     @property
     def peer(self) -> Peer:
-        """What users call this connection by; it belongs to them, and so is freed without the collector."""
+        """The user's handle for this connection. Users own it, so it is freed without the garbage collector."""
         peer = self._peer()
         if peer is None:
             peer = Peer(self)
@@ -130,7 +131,7 @@ class Connection(MultiplexedDriver[MaopCore]):
         return peer
 
     def outputs(self) -> list[Any]:
-        """Tell the core of the streams there may be, take what it wants done, and tell the control pool what is to wait for."""
+        """Refresh the core's stream credit, return its output, and tell the control pool what to wait for."""
         core = self.core
         if len(core.pool.streams) < self.config.core.global_control_pool_size:
             self.streams.refresh_credit()
@@ -143,7 +144,7 @@ class Connection(MultiplexedDriver[MaopCore]):
         return outputs
 
     def acknowledged(self) -> None:
-        """The peer has all signals, as `ControlPool` has found out. Source: MA-92, MA-93."""
+        """Tell the core that the peer has all signals; `ControlPool` calls this. Source: MA-92, MA-93."""
         self.apply(self.core.control_acknowledged(now=trio.current_time()))
         self.flush()
 
@@ -206,7 +207,7 @@ class Connection(MultiplexedDriver[MaopCore]):
         execution.execute(event.body)
 
     def _execution(self, operation: Received) -> Execution | None:
-        """Give an operation to a child; ``None`` if there are no more, and all operations end with the connection in a moment."""
+        """Give an operation to a child. ``None`` if there are no more children, because the connection is ending with all its operations."""
         try:
             execution = self.executions[operation.stream_id] = self.idle.take(Execution)
         except ActorStopped:
@@ -230,7 +231,7 @@ class Connection(MultiplexedDriver[MaopCore]):
         try:
             await self.room(stream_id)
         except CarrierError:
-            return  # the core hears of it
+            return  # the core finds out by itself
         self.feed(self.core.has_room(stream_id, now=trio.current_time()))
 
     def _on_approved(self, event: Approved) -> None:
@@ -241,7 +242,7 @@ class Connection(MultiplexedDriver[MaopCore]):
     def _on_disapproved(self, event: DisapprovedEvent) -> None:
         self.disapproval = event
         self.refusal = Disapproved(event.reason, code=event.code, retry_after=event.retry_after)
-        # A client's program gets it as an error.
+        # A client's program gets an error for this.
         level = logging.INFO if self.is_client else logging.WARNING
         self.records.say("disapproved", code_name(event.code), level=level, reason=event.reason)
 
@@ -268,7 +269,7 @@ class Connection(MultiplexedDriver[MaopCore]):
             queue.close(self)
 
     def log_end(self, event: ConnectionEnded) -> None:
-        """Log how the connection ended, and what was done on it."""
+        """Log how the connection ended and how many operations it carried."""
         drained = 0.0
         if self._draining_since:
             drained = trio.current_time() - self._draining_since
@@ -320,11 +321,11 @@ class Connection(MultiplexedDriver[MaopCore]):
         self.streams.refresh_credit()
 
     async def open_spare(self, *, unidirectional: bool) -> None:
-        """Wait for a stream. Errors as `carriers.Connection.open_stream`."""
+        """Wait for a stream; raises the errors of `carriers.Connection.open_stream`."""
         await self.streams.open_spare(unidirectional=unidirectional)
 
     def begin_operation(self, begin: Begin) -> Operation:
-        """Begin an operation. Errors as of `begin`."""
+        """Begin an operation; raises the errors of `begin`."""
         if self.ending:
             raise ConnectionClosed("the connection's actor is ending")
         operation = self.idle.take(Operation)
@@ -337,35 +338,35 @@ class Connection(MultiplexedDriver[MaopCore]):
         return operation
 
     async def room(self, stream_id: int) -> None:
-        """Hand on what was written, and wait until its stream has room for more. Errors as `Streams.room`."""
+        """Pass on what was written, and wait until its stream has room for more; raises the errors of `Streams.room`."""
         self.flush()
         if self.streams.carrier is None:
             raise ConnectionClosed("the connection has no carrier")
         await self.streams.room(stream_id)
 
     def taken(self, operation: Operation, octets: int) -> None:
-        """A reader has taken octets of a streamed Response."""
+        """Count bytes of a streamed Response that the reader has taken."""
         operation.held -= octets
         streams = self.streams
         if operation.stream_id in streams.held and operation.held < self.config.core.stream_window // 2:
             streams.resume(operation.stream_id)
 
     def consumed(self, stream_id: int, octets: int) -> None:
-        """A handler has taken octets of a streamed body."""
+        """Count bytes of a streamed body that the handler has taken."""
         self.feed(self.core.body_consumed(stream_id, octets, now=trio.current_time()))
 
     def finished(self, operation: Received, began: float, now: float, octets: int) -> None:
-        """A handler has ended well."""
+        """Count and log an operation whose handler succeeded."""
         metrics = self.shared.metrics
         metrics.histogram(operation.msg_id).observe(1000 * (now - began))
         if not operation.is_request:
             metrics.upload_latency_ms.observe(1000 * (now - operation.since))
         if self.records.verbose:
-            self.apply(self.core.take_events())  # its last steps
+            self.apply(self.core.take_events())  # logs its last steps first
             self.records.step("done", operation, octets)
 
     def started(self) -> None:
-        """Begin, with what needs the actor's path."""
+        """Create the log and the streams, which need the actor's path, then begin."""
         records = self.records = Log(self.core, self.ref.path, reasons=self.config.log_reasons)
         self.core.steps = records.verbose
         self.core.wake = self.flush_soon
@@ -374,11 +375,11 @@ class Connection(MultiplexedDriver[MaopCore]):
         super().started()
 
     async def run_on(self, carrier: carriers.Connection) -> None:
-        """Run the carrier, with a control pool and in the metrics."""
+        """Run the carrier, with a control pool, and count it in the metrics."""
         try:
             self.control = self.spawn(lambda: ControlPool(self), name="control", supervise=restart())
         except ActorStopped:
-            return  # this actor is ending
+            return  # this actor is stopping
         self.shared.metrics.add(self.core)
         await super().run_on(carrier)
 
@@ -386,40 +387,40 @@ class Connection(MultiplexedDriver[MaopCore]):
         self._tell_control(Crowded(stream_id))
 
     def _tell_control(self, message: Crowded | Starved | Last) -> None:
-        if not self.ending:  # else it has ended, or is about to
+        if not self.ending:  # otherwise the control pool has stopped, or is about to
             self.control.tell(message)
 
     def lost(self, code: int, reason: str) -> None:
-        """Count the connection no more."""
+        """Take the connection out of the metrics."""
         super().lost(code, reason)
         self.shared.metrics.remove(self.core)
 
     @property
     def drain_time(self) -> float:
-        """Seconds until open operations, and then the last signals, have had their time."""
+        """Seconds that open operations, and then the last signals, have to finish."""
         core = self.config.core
         return core.drain + 3 * core.flush_timeout
 
     def begin_drain(self, now: float) -> list[Event]:
-        """Ask for the end, with a reason, if the session is open."""
+        """Ask the peer for the end, with a reason, if the session is open."""
         if self.core.state in (ConnectionState.OPEN, ConnectionState.DRAINING):
             return self.core.request_disconnect(self.config.core.drain, self.farewell, now)
         return self.core.drain(now)
 
     async def aclose(self, reason: str = "") -> None:
-        """Let running operations end within the time for it, then disconnect. Source: MA-89 to MA-93.
+        """Let running operations end within the drain time, then disconnect. Source: MA-89 to MA-93.
 
         Cancellation:
-            closed at once.
+            the connection closes at once.
         """
         self.farewell = reason
         await super().aclose()
 
     def shut(self, code: int = 0, reason: str = "") -> None:
-        """Close at once, without a word to the peer: operations end, the actor ends."""
+        """Close at once without telling the peer: operations end, and the actor stops."""
         super().shut(code)
 
     def release(self) -> None:
-        """Let go of children and of the core's operations."""
+        """Release the children and the core's operations."""
         self.core.let_go()
         self.idle.close()

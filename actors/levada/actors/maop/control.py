@@ -1,8 +1,8 @@
-"""The control pool of a connection: what its control streams wait for.
+"""The control pool of a connection: it does the waiting for the control streams.
 
-The core says what is written to which of them, in which order, and replaces those that the peer stops (MA-81 to MA-88a). What takes time is
-done here, by tasks of this actor: waiting for room in their writers, for a stream where the peer allows none, and for the acknowledgement
-of the last signals. It keeps nothing that the core does not know, so it is simply started again if it fails or is killed.
+The core decides what goes on which control stream and in which order, and replaces streams that the peer stops (MA-81 to MA-88a). Tasks of
+this actor wait: for room in a stream's writer, for a stream while the peer allows none, and for the acknowledgement of the last signals.
+The actor keeps no state that the core does not have, so after a failure or a kill it is simply restarted.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ ENDING: Final = (ConnectionState.FLUSHING, ConnectionState.CLOSING)
 
 @attrs.frozen(eq=False)
 class Crowded:
-    """A control stream has too much queued: its signals wait in the core."""
+    """A control stream's queue is full; its signals wait in the core."""
 
     stream_id: int
 
 
 class Starved:
-    """Signals wait for a stream that the peer does not allow now."""
+    """Signals wait for a stream that the peer does not allow yet."""
 
     __slots__ = ()
 
 
 class Last:
-    """Nothing but the last signals is left of the connection."""
+    """Only the connection's last signals are left to send."""
 
     __slots__ = ()
 
@@ -46,7 +46,7 @@ STARVED, LAST = Starved(), Last()
 
 
 class Signalling(Protocol):
-    """The connection, as far as its control streams need it."""
+    """The part of the connection that the control pool uses."""
 
     core: MaopCore
     streams: Streams
@@ -57,7 +57,7 @@ class Signalling(Protocol):
         ...
 
     def acknowledged(self) -> None:
-        """The peer has all signals."""
+        """Tell the core that the peer has all signals."""
         ...
 
     async def open_spare(self, *, unidirectional: bool) -> None:
@@ -70,10 +70,10 @@ class ControlPool(Actor[Crowded | Starved | Last]):
 
     connection: Signalling
     _waits: set[Any] = attrs.field(factory=set, init=False)
-    """What tasks wait for: stream ids, and messages."""
+    """What tasks are waiting for: stream ids, and messages."""
 
     def started(self) -> None:
-        """See `Actor.started`: go on with what the last incarnation was at."""
+        """Resume the waits of the previous incarnation."""
         connection = self.connection
         for stream_id, stream in connection.core.pool.streams.items():
             if not stream.writable:
@@ -85,7 +85,7 @@ class ControlPool(Actor[Crowded | Starved | Last]):
 
     @handles
     def on_crowded(self, m: Crowded) -> None:
-        """Let signals go on when the writer has room. Source: MA-85."""
+        """Let signals continue when the writer has room. Source: MA-85."""
         if m.stream_id not in self._waits:
             self._waits.add(m.stream_id)
             self.start_soon(self._wait_for_room, m.stream_id)
@@ -98,7 +98,7 @@ class ControlPool(Actor[Crowded | Starved | Last]):
                 await stream.send_all(b"")
                 await stream.flush()
         except CarrierError:
-            return  # the core hears that it was stopped, and takes another
+            return  # the core learns of the stop and uses another stream
         finally:
             self._waits.discard(stream_id)
         connection.core.set_control_writable(stream_id, True)
@@ -124,7 +124,7 @@ class ControlPool(Actor[Crowded | Starved | Last]):
 
     @handles
     def on_last(self, m: Last) -> None:
-        """Tell the core as soon as the peer has all signals, so that nobody waits for nothing. Source: MA-92, MA-93."""
+        """Tell the core as soon as the peer has all signals, so that it does not wait out its time limit. Source: MA-92, MA-93."""
         if m not in self._waits:
             self._waits.add(m)
             self.start_soon(self._wait_for_last)
@@ -137,4 +137,4 @@ class ControlPool(Actor[Crowded | Starved | Last]):
             connection.acknowledged()
 
     def undelivered(self, messages: list[Any]) -> None:
-        """See `Actor.undelivered`: the connection has ended."""
+        """Drop the messages: the connection has ended."""

@@ -1,4 +1,4 @@
-"""`connect` and `serve`: what programs begin with."""
+"""`connect` and `serve`, the entry points for programs."""
 
 from __future__ import annotations
 
@@ -38,29 +38,29 @@ def connect(
     handlers: Handlers | None = None,
     config: PeerConfig | None = None,
 ) -> AbstractAsyncContextManager[Peer]:
-    """Connect to a server; entering the block means that it has let this client in.
+    """Connect to a server; entering the block means that the server has admitted this client.
 
-    Leaving it begins nothing more, lets running operations of both sides end for `MaopConfig.drain` seconds, then disconnects; after an
+    Leaving it starts nothing new, lets running operations of both sides end for `MaopConfig.drain` seconds, then disconnects; after an
     exception or a cancellation it closes at once. Within an actor: ``await self.enter(connect(self.system, …))``.
 
     Args:
-        system: has been entered.
+        system: an actor system that has been entered.
         url: ``maop://host:port``, over QUIC, or ``maop+memory://name``.
-        token: opaque octets that say who this client is.
+        token: opaque bytes that identify this client.
         auth_type: scheme of the token, such as ``"Bearer"`` or ``"Basic"``.
         pairs: metadata of the session: region, role, tenant.
-        bind: whether to name the connection itself in the pair ``channel-binding``, so that the server can tell that nobody in between
-            has handed the token on: see `Authentication.bound`. Over QUIC only. Source: MA-19.
-        handlers: what the server may ask of this client.
+        bind: whether to name the connection itself in the pair ``channel-binding``, so that the server can detect a token that a third party
+            passes on: see `Authentication.bound`. Over QUIC only. Source: MA-19.
+        handlers: answer operations that the server starts.
         config: see `PeerConfig`.
 
     Yields:
         The peer to call.
 
     Raises:
-        Disapproved: the server does not let this client in.
-        ConnectionLost: nobody answers there, or not whom it should be, or not in this protocol.
-        ConfigurationError: a URL or settings that cannot work, or an extra that is not installed.
+        Disapproved: the server turned this client away.
+        ConnectionLost: no server answers at the URL, its certificate is wrong, or it does not speak the protocol.
+        ConfigurationError: the URL or the settings cannot work, or an extra is not installed.
 
     Source: MA-1, MA-15, MA-29.
     """
@@ -88,17 +88,17 @@ async def connect_over(
     """Connect as `connect` does, over a carrier that the program makes.
 
     Args:
-        system: has been entered.
-        opens: connects, such as ``partial(dial, url, settings)`` of a carrier's own; called once. Leaving its context closes.
+        system: an actor system that has been entered.
+        opens: connects, such as ``partial(dial, url, settings)`` with a carrier's ``dial``; called once. Leaving its context closes it.
         token: as for `connect`.
         auth_type: as for `connect`.
         pairs: as for `connect`.
-        bind: as for `connect`; the carrier must give `CarrierInfo.channel_binding`.
+        bind: as for `connect`; the carrier must provide `CarrierInfo.channel_binding`.
         handlers: as for `connect`.
         config: as for `connect`; its ``carrier`` is not used.
 
     Yields:
-        The peer, as `connect` does; errors as there.
+        The peer, as `connect` does; the errors are the same.
     """
     if not isinstance(token, bytes | bytearray | memoryview):
         raise TypeError(f"a token is bytes, not {type(token).__name__}: encode it")
@@ -116,24 +116,24 @@ async def connect_over(
 def serve(
     system: ActorSystem, url: str, handlers: Handlers, *, authenticate: Authenticate, config: PeerConfig | None = None
 ) -> AbstractAsyncContextManager[Listener]:
-    """Serve clients; entering the block means bound and listening, `Listener.url` holds the real port.
+    """Serve clients; entering the block means bound and listening, and `Listener.url` holds the real port.
 
-    Leaving it accepts nobody any more, asks all clients for the end, lets running operations end for `MaopConfig.drain` seconds, then
+    Leaving it accepts no more clients, asks all clients to end, lets running operations end for `MaopConfig.drain` seconds, then
     disconnects; after an exception or a cancellation it closes at once. Within an actor: ``await self.enter(serve(self.system, …))``.
 
     Args:
-        system: has been entered.
+        system: an actor system that has been entered.
         url: as for `connect`; port 0 takes a free one.
-        handlers: what clients may ask for, by msg_id: see `Handler`.
-        authenticate: decides who is let in, see `Authenticate`; it has `levada.transports.maop.MaopConfig.auth_timeout` seconds.
+        handlers: answer operations that clients start, by msg_id: see `Handler`.
+        authenticate: decides which clients are admitted, see `Authenticate`; it has `levada.transports.maop.MaopConfig.auth_timeout` seconds.
         config: see `PeerConfig`; over QUIC its ``carrier`` needs a certificate.
 
     Yields:
         The listener.
 
     Raises:
-        ConfigurationError: a URL, a handler or settings that cannot work, or an extra that is not installed.
-        OSError: the address cannot be had, or a file cannot be read.
+        ConfigurationError: the URL, a handler or the settings cannot work, or an extra is not installed.
+        OSError: the address cannot be bound, or a file cannot be read.
 
     Source: MA-1, MA-20, MA-112.
     """
@@ -155,14 +155,14 @@ async def serve_over(
     """Serve as `serve` does, over a listener that the program makes.
 
     Args:
-        system: has been entered.
-        listening: listens, such as ``partial(listen, url, settings)`` of a carrier's own; called once. Leaving its context stops that.
+        system: an actor system that has been entered.
+        listening: listens, such as ``partial(listen, url, settings)`` with a carrier's ``listen``; called once. Leaving its context stops it.
         handlers: as for `serve`.
         authenticate: as for `serve`.
         config: as for `serve`; its ``carrier`` is not used.
 
     Yields:
-        The listener, as `serve` does; errors as there.
+        The listener, as `serve` does; the errors are the same.
     """
     check_authenticate(authenticate)
     shared = _share(handlers, config or PeerConfig())

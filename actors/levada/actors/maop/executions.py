@@ -1,10 +1,10 @@
-"""The operations of the peer where code of the user runs: at the gate, at work, and undoing what was cut short.
+"""Operations of the peer while the user's code runs: at the gate, at work, and undoing work that was cut short.
 
-* Until the core offers an operation, or has it executed, it is a record of the core. Then an `Execution` has it: a child of the
-  connection, which drives it by direct calls (`offered`, `execute`, `cancelled`). These run no code of the user, and raise nothing.
-* The user's code runs in a handler of that actor, when the limiter has given it a place: at the gate, at work, and to undo. So the end
-  of an operation that runs is a kill of its actor, whose handler undoes before it ends.
-* An actor whose operation is over is idle until there is another one (`levada.actors.pool`).
+* An operation is a record in the core until the core offers it or orders its execution. From then on it belongs to an `Execution`, a
+  child that the connection drives by direct calls (`offered`, `execute`, `cancelled`). These run no user code, and raise nothing.
+* The user's code runs in a handler of that actor, once the limiter has given it a place: at the gate, at work, and to undo. To end a
+  running operation, the connection kills its actor, whose handler undoes the work before the actor stops.
+* When its operation is over, the actor is idle until the next one (`levada.actors.pool`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["Execution"]
 
 
 class Executing(Protocol):
-    """The connection, as far as operations of the peer need it."""
+    """The part of the connection that the peer's operations use."""
 
     core: MaopCore
     config: PeerConfig
@@ -52,7 +52,7 @@ class Executing(Protocol):
 
     @property
     def ending(self) -> bool:
-        """Whether the connection's actor is ending, and all its children with it."""
+        """Whether the connection's actor is stopping, with all its children."""
         ...
 
     def flush_soon(self) -> None:
@@ -64,24 +64,24 @@ class Executing(Protocol):
         ...
 
     def feed(self, events: list[Event]) -> None:
-        """Do what the core says, and have sent what follows from it."""
+        """Handle the core's events, and send what follows from them."""
         ...
 
     def consumed(self, stream_id: int, octets: int) -> None:
-        """A handler has taken octets of a streamed body."""
+        """Count bytes of a streamed body that the handler has taken."""
         ...
 
     def finished(self, operation: Received, began: float, now: float, octets: int) -> None:
-        """A handler has ended well."""
+        """Count an operation whose handler succeeded."""
         ...
 
     async def room(self, stream_id: int) -> None:
-        """Hand on what was written, and wait until its stream has room for more."""
+        """Pass on what was written, and wait until its stream has room for more."""
         ...
 
 
 class ActorCode:
-    """An actor of the operation's own, supervised by the connection."""
+    """Runs one operation in a user's actor, which the connection supervises."""
 
     __slots__ = ("_actor", "_ref")
 
@@ -103,31 +103,31 @@ class ActorCode:
         return answer
 
     async def before_execute(self, call: Call) -> None:
-        """See `Code`."""
+        """Ask the actor to decide at the gate."""
         await self._ask(BeforeExecute(call))
 
     async def execute(self, call: Call) -> Any:
-        """See `Code`."""
+        """Ask the actor to do the work."""
         return await self._ask(Execute(call))
 
     async def undo(self, call: Call, reason: str) -> None:
-        """See `Code`."""
+        """Kill the actor, and wait until its ``on_cancel`` is done."""
         self._actor.cancel(call, reason)
         await self._ref.terminated()
 
     def close(self) -> None:
-        """See `Code`."""
+        """Stop the actor."""
         self._ref.stop()
 
 
 class Begin:
-    """To an execution: the limiter has given you a place."""
+    """Tells an execution that the limiter has given it a place."""
 
     __slots__ = ()
 
 
 class Undo:
-    """To an execution that does not run: your operation is over."""
+    """Tells an execution without running code that its operation is over."""
 
     __slots__ = ()
 
@@ -136,24 +136,24 @@ BEGIN, UNDO = Begin(), Undo()
 
 
 class Execution(Pooled):
-    """One operation of the peer after another, each from when a handler knows it to when it is over and undone."""
+    """Serves one operation of the peer after another, each from the first decision to the end of the undoing."""
 
     connection: Executing
     operation: Received = attrs.field(init=False)
     handler: Handler = attrs.field(init=False)
     call: Call = attrs.field(init=False)
     busy: bool = attrs.field(default=False, init=False)
-    """Whether it has an operation; those above are of the last one else."""
+    """Whether it has an operation; if not, the fields above belong to the last one."""
     code: Code | None = attrs.field(default=None, init=False)
-    """What runs; made when the first place is given."""
+    """The code to run; made when the first place is given."""
     reason: str = attrs.field(default="", init=False)
     """Why the operation was cancelled."""
     working: bool = attrs.field(default=False, init=False)
-    """Whether the gate is behind it."""
+    """Whether it has passed the gate."""
     running: bool = attrs.field(default=False, init=False)
-    """Whether code of the user runs."""
+    """Whether the user's code runs."""
     placed: bool = attrs.field(default=False, init=False)
-    """Whether it waits for a place, or for the turn in which it uses it."""
+    """Whether it waits for a place, or for the turn that uses it."""
 
     def take(self, operation: Received, handler: Handler) -> None:
         """Take up an operation."""
@@ -163,11 +163,11 @@ class Execution(Pooled):
         self.busy, self.reason, self.working = True, "", False
 
     def offered(self) -> None:
-        """Decide whether it may begin."""
+        """Decide whether the operation may begin."""
         self._submit()
 
     def execute(self, body: bytes | None) -> None:
-        """Begin to work, with the whole body, or with one that comes in pieces."""
+        """Begin to work. `body` is the whole body, or ``None`` if the body comes in pieces."""
         self.working = True
         if body is not None:
             self.call.give(body)
@@ -180,7 +180,7 @@ class Execution(Pooled):
         self.connection.shared.limiter.submit(self, self.operation.priority, self.operation.length or 0)
 
     def cancelled(self, event: OperationCancelled) -> None:
-        """It is over; what it did is to be undone. Source: MA-113, MA-115."""
+        """End the operation, and undo its work. Source: MA-113, MA-115."""
         self.reason = event.reason or "cancelled"
         self._ended()
         if self.running:
@@ -196,7 +196,7 @@ class Execution(Pooled):
             metrics.streaming_duration_ms.observe(1000 * (trio.current_time() - self.operation.approved_at))
 
     def begin(self) -> None:
-        """See `levada.actors.maop.limiter.Job`."""
+        """Use the place that the limiter gives."""
         self.connection.unbegun += 1
         self.own.tell(BEGIN)
 
@@ -208,7 +208,7 @@ class Execution(Pooled):
         if self.reason:
             self.connection.shared.limiter.done()
             return self._undo_only()
-        self.running, self.fit = True, False  # unfit until it has ended in order
+        self.running, self.fit = True, False  # fit again when it ends normally
         return self._run()
 
     @handles
@@ -249,11 +249,11 @@ class Execution(Pooled):
 
     def _rest(self) -> None:
         self.code = None
-        del self.operation, self.handler, self.call  # which may hold a body
+        del self.operation, self.handler, self.call  # they may hold a body
         self.connection.idle.put(self)
 
     async def _decide(self, code: Code) -> bool:
-        """Let the operation pass the gate, or not; false if the code has failed."""
+        """Let the operation pass the gate or refuse it; return false if the code has failed."""
         connection, operation = self.connection, self.operation
         in_order = True
         try:
@@ -273,12 +273,12 @@ class Execution(Pooled):
         core, stream_id = self.connection.core, self.operation.stream_id
         try:
             core.refuse(stream_id, code, retry_after or 0.0, now=trio.current_time())
-        except LocalProtocolError:  # a code that is reserved
+        except LocalProtocolError:  # the code is reserved
             core.refuse(stream_id, ErrorCode.UNKNOWN_ERROR, now=trio.current_time())
         self._over()
 
     def _over(self) -> None:
-        """It has ended by what this side did."""
+        """Note that this side has ended the operation."""
         connection = self.connection
         self.busy = False
         if self.code is not None:
@@ -288,7 +288,7 @@ class Execution(Pooled):
         connection.flush_soon()
 
     async def _work(self, code: Code) -> bool:
-        """Execute the operation, and say how that went; false if the code has failed."""
+        """Execute the operation and report the result; return false if the code has failed."""
         connection, operation = self.connection, self.operation
         began = connection.core.now
         octets = 0
@@ -313,17 +313,17 @@ class Execution(Pooled):
         return True
 
     def _fail(self, code: int, reason: str) -> None:
-        """The handler failed. Source: MA-77, MA-79."""
+        """Report that the handler failed. Source: MA-77, MA-79."""
         core, stream_id = self.connection.core, self.operation.stream_id
         try:
             core.fail(stream_id, code, reason, now=trio.current_time())
-        except LocalProtocolError:  # a code that is reserved
+        except LocalProtocolError:  # the code is reserved
             core.fail(stream_id, ErrorCode.UNKNOWN_ERROR, reason, now=trio.current_time())
         self._over()
         self.connection.records.step("failed", self.operation, code=code)
 
     def _give_up(self) -> None:
-        """This actor ends, and its operation, if it has not been cancelled, with it."""
+        """End the operation, unless it was cancelled, because this actor is stopping."""
         if not self.reason and self.connection.ending:
             self.connection.shut()
         if not self.reason:
@@ -331,7 +331,7 @@ class Execution(Pooled):
             self.reason = "shutdown"
 
     def stopping(self, reason: Reason) -> Awaitable[None] | None:
-        """See `Actor.stopping`."""
+        """End the operation that is under way, and undo its work."""
         self.connection.idle.forget(self)
         if not self.busy:
             return None
@@ -340,14 +340,14 @@ class Execution(Pooled):
         return self._undo()
 
     def undelivered(self, messages: list[Any]) -> None:
-        """See `Actor.undelivered`: places that were given and not used."""
+        """Give back the places that were given and not used."""
         for message in messages:
             if message is BEGIN:
                 self.connection.unbegun -= 1
                 self.connection.shared.limiter.done()
 
     async def _answer(self, value: Any) -> int:
-        """Respond; return the octets of the body. Source: MA-65, MA-96 to MA-99a."""
+        """Respond; return the number of bytes in the body. Source: MA-65, MA-96 to MA-99a."""
         core, stream_id = self.connection.core, self.operation.stream_id
         if value is None:
             core.respond(stream_id, now=trio.current_time())
@@ -387,7 +387,7 @@ class Execution(Pooled):
                 try:
                     await connection.room(stream_id)
                 except CarrierError:
-                    # The core hears of it too, and cancels this scope.
+                    # The core learns of it too, and cancels this scope.
                     await trio.sleep_forever()
         core.end_body(stream_id, now=trio.current_time())
         return octets

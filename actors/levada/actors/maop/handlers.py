@@ -1,4 +1,4 @@
-"""Handlers: what a program does with the operations of its peers, and what it sees of each."""
+"""Handlers: the user's code for the operations of a peer, and the view of an operation that it gets."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ T = TypeVar("T")
 
 @attrs.frozen
 class Reply:
-    """An answer with more than octets."""
+    """An answer that is more than its bytes."""
 
     body: Body = b""
-    """See `Body`."""
+    """The answer's body, of any type that `Body` allows."""
     content_type: str | None = None
-    """Of a Success; ``None`` for the usual one of such a body."""
+    """Content type of a Success; ``None`` for the default of such a body."""
     length: int | None = None
-    """Octets that an async iterator will give; ``None`` for undefined length."""
+    """How many bytes an async iterator will yield; ``None`` for undefined length."""
 
 
 class Call:
@@ -49,33 +49,33 @@ class Call:
 
     def __init__(self, operation: Received, peer: Peer, consumed: Callable[[int, int], None] | None) -> None:
         self.operation = operation
-        """Its header: ``msg_id``, ``length``, ``priority``, …"""
+        """The operation's header: ``msg_id``, ``length``, ``priority``, …"""
         self.peer = peer
-        """Whose it is; calls of one's own may be made on it."""
+        """The peer that sent the operation; a handler may call it."""
         self._consumed = consumed
         self._whole: bytes | None = None
-        self._chunks: deque[bytes | memoryview] | None = None  # made when wanted: an empty one takes 760 octets
+        self._chunks: deque[bytes | memoryview] | None = None  # made when needed: an empty deque takes 760 bytes
         self._ended = False
         self._news: trio.Event | None = None
 
     @property
     def msg_id(self) -> int:
-        """Names the handler."""
+        """The number that selects the handler."""
         return self.operation.msg_id
 
     @property
     def stream_id(self) -> int:
-        """Its identity within the session."""
+        """The operation's identity within the session."""
         return self.operation.stream_id
 
     @property
     def is_request(self) -> bool:
-        """Whether a Response is wanted; else a Message."""
+        """Whether this is a Request, which wants a Response, and not a Message."""
         return self.operation.is_request
 
     @property
     def length(self) -> int | None:
-        """Octets announced; ``None`` for undefined length."""
+        """The announced length in bytes; ``None`` for undefined length."""
         return self.operation.length
 
     @property
@@ -85,17 +85,17 @@ class Call:
 
     @property
     def response_id(self) -> int:
-        """Kind of Response that is wanted; 0 is Success."""
+        """The kind of Response that the peer wants; 0 is Success."""
         return self.operation.response_msg_id
 
     @property
     def idempotency(self) -> bytes:
-        """The idempotency key, 16 octets or none."""
+        """The idempotency key of 16 bytes, or ``b""`` without one."""
         return self.operation.idempotency_key
 
     @property
     def deadline(self) -> float:
-        """When the Response must have begun, on `trio.current_time`'s clock; infinity without limit, or while the body comes."""
+        """When the Response must have begun, on `trio.current_time`'s clock; infinity without a limit, or while the body is still arriving."""
         deadline = self.operation.deadline
         return math.inf if deadline is None or not self._ended else deadline
 
@@ -103,7 +103,7 @@ class Call:
         """Return the whole body; a streaming handler waits for its end here.
 
         Cancellation:
-            what was taken is kept for the next call.
+            the bytes taken so far are kept for the next call.
         """
         if self._whole is None:
             taken: list[bytes | memoryview] = []
@@ -111,16 +111,16 @@ class Call:
                 async for chunk in self:
                     taken.append(chunk)
             except BaseException:
-                self._chunks = deque(taken)  # all that had come was taken
+                self._chunks = deque(taken)  # the whole body has arrived and was taken
                 raise
             self._whole = b"".join(taken)
         return self._whole
 
     def __aiter__(self) -> Self:
-        """Give the body piece by piece, as it comes if the handler is streaming.
+        """Yield the body piece by piece, as it arrives if the handler is streaming.
 
-        Nothing that is done with it counts before the end was seen: the iteration ends only if the body was complete and right; else the
-        handler is cancelled. Source: MA-113.
+        Treat the pieces as provisional until the iteration ends: it ends only if the body was complete and correct; otherwise the handler is
+        cancelled. Source: MA-113.
         """
         return self
 
@@ -143,7 +143,7 @@ class Call:
         """Read the body as a message, or as any value that the codec knows.
 
         Raises:
-            DecodeError: it is none; the operation fails by INVALID_FORMAT unless the handler catches this.
+            DecodeError: the body is not such a value; unless the handler catches this, the operation fails with INVALID_FORMAT.
             LocalProtocolError: a streaming handler has not awaited `body`.
         """
         if self._whole is None:
@@ -151,20 +151,20 @@ class Call:
         return self.peer.codec.decode(self._whole, expected)
 
     def give(self, whole: bytes) -> None:
-        """The body is here."""
+        """Take the whole body."""
         self._whole, self._ended = whole, True
         if whole:
             self._chunks = deque((whole,))
 
     def give_piece(self, piece: bytes | memoryview) -> None:
-        """A piece of it is."""
+        """Take a piece of the body."""
         if self._chunks is None:
             self._chunks = deque()
         self._chunks.append(piece)
         self._wake()
 
     def give_end(self) -> None:
-        """It is complete and right."""
+        """Note that the body is complete and correct."""
         self._ended = True
         self._wake()
 
@@ -176,46 +176,46 @@ class Call:
 
 @attrs.frozen(eq=False)
 class BeforeExecute:
-    """To an operation's actor: decide at the gate."""
+    """Tells an operation's actor to decide at the gate."""
 
     call: Call
 
 
 @attrs.frozen(eq=False)
 class Execute:
-    """To an operation's actor: do the work."""
+    """Tells an operation's actor to do the work."""
 
     call: Call
 
 
 @attrs.frozen(eq=False)
 class Raised:
-    """An answer of an operation's actor: what it raised on purpose, which is no failure of the actor."""
+    """Answer of an operation's actor: an exception that it raised on purpose, so not a failure of the actor."""
 
     error: Exception
 
 
 class OperationActor(Actor[Any]):
-    """A handler with state of its own for each operation: derive, and give the class to `serve`. One is spawned for each operation.
+    """A handler with its own state for each operation: derive a class and pass it to `serve`, which spawns one actor per operation.
 
-    Its failure is the operation's, by EXECUTION_ERROR; when the operation is cancelled, it is killed and `on_cancel` runs.
+    If the actor fails, its operation fails with EXECUTION_ERROR. If the operation is cancelled, the actor is killed and `on_cancel` runs.
     """
 
     _cancelled: tuple[Call, str] | None = attrs.field(init=False, default=None)
 
     async def before_execute(self, call: Call) -> None:
-        """Decide whether the operation may begin, without its body; raise `Refuse` to turn it down. Source: MA-113."""
+        """Decide whether the operation may begin, without its body; raise `Refuse` to refuse it. Source: MA-113."""
 
     async def execute(self, call: Call) -> Any:
-        """Do the work; what is returned is the answer to a Request, see `Handler`. Source: MA-113."""
+        """Do the work; the return value answers a Request, see `Handler`. Source: MA-113."""
         raise NotImplementedError
 
     async def on_cancel(self, call: Call, reason: str) -> None:
-        """Undo: called once if `execute` or the transfer was cut short, never after success. Source: MA-113."""
+        """Undo the work: called once if `execute` or the transfer was cut short, never after success. Source: MA-113."""
 
     @handles
     async def on_before(self, m: BeforeExecute) -> Raised | None:
-        """See `before_execute`."""
+        """Run `before_execute`."""
         try:
             await self.before_execute(m.call)
         except Refuse as error:
@@ -224,19 +224,19 @@ class OperationActor(Actor[Any]):
 
     @handles
     async def on_execute(self, m: Execute) -> Any:
-        """See `execute`."""
+        """Run `execute`."""
         try:
             return await self.execute(m.call)
         except (OperationError, DecodeError) as error:
             return Raised(error)
 
     def cancel(self, call: Call, reason: str) -> None:
-        """End it, because its operation is over."""
+        """Kill this actor because its operation is over; `on_cancel` runs first."""
         self._cancelled = (call, reason)
         self.ref.kill()
 
     async def stopping(self, reason: Reason) -> None:
-        """See `Actor.stopping`."""
+        """Run `on_cancel` if the operation was cancelled."""
         if self._cancelled is not None:
             await self.on_cancel(*self._cancelled)
 
@@ -246,7 +246,7 @@ Undoes: TypeAlias = Callable[[Call, str], Awaitable[None]]
 
 
 class Code(Protocol):
-    """What runs for operations of one kind, or for one."""
+    """The user's code for all operations of one kind, or for a single operation."""
 
     async def before_execute(self, call: Call) -> None:
         """Decide at the gate."""
@@ -255,14 +255,14 @@ class Code(Protocol):
         """Do the work."""
 
     async def undo(self, call: Call, reason: str) -> None:
-        """It was cut short."""
+        """Undo work that was cut short."""
 
     def close(self) -> None:
-        """The operation has ended."""
+        """Note that the operation has ended."""
 
 
 class FunctionCode:
-    """Functions of a `Handler`, for all its operations."""
+    """The functions of a `Handler`, used for all its operations."""
 
     __slots__ = ("_before", "_undo", "execute")
 
@@ -272,36 +272,36 @@ class FunctionCode:
         self._undo = undo
 
     async def before_execute(self, call: Call) -> None:
-        """See `Code`."""
+        """Call the ``before_execute`` function, if there is one."""
         if self._before is not None:
             await self._before(call)
 
     async def undo(self, call: Call, reason: str) -> None:
-        """See `Code`."""
+        """Call the ``on_cancel`` function, if there is one."""
         if self._undo is not None:
             await self._undo(call, reason)
 
     def close(self) -> None:
-        """See `Code`."""
+        """Do nothing: functions keep no state."""
 
 
 @attrs.frozen
 class Handler:
-    """What is done with one msg_id: declaration and code. Source: MA-112, MA-113."""
+    """Declaration and code for one msg_id. Source: MA-112, MA-113."""
 
     execute: Executes | Callable[[], OperationActor]
-    """An async function of a `Call`, called when the body is complete (a streaming handler: when its first octets are here); or a class
-    derived from `OperationActor`, made for each operation. The answer to a Request is what it returns: ``None``, octets, a file, an async
-    iterator, a message, or a `Reply`; to a Message nothing is answered. Raise `OperationError` to choose how the operation fails."""
+    """An async function of a `Call`, called when the body is complete (a streaming handler: when its first bytes are here); or a class
+    derived from `OperationActor`, made for each operation. Its return value answers a Request: ``None``, bytes, a file, an async iterator, a
+    message, or a `Reply`. A Message gets no answer. Raise `OperationError` to choose how the operation fails."""
     spec: HandlerSpec = attrs.field(factory=HandlerSpec, kw_only=True)
-    """What the peer may do with it."""
+    """What the peer may do with this handler."""
     before_execute: Executes | None = attrs.field(default=None, kw_only=True)
-    """Called at the gate, without the body; raises `Refuse` to turn an operation down. Of an actor it is the method."""
+    """Called at the gate, without the body; raises `Refuse` to refuse an operation. An `OperationActor` uses its method instead."""
     on_cancel: Undoes | None = attrs.field(default=None, kw_only=True)
-    """Called once with the reason if the work or the transfer was cut short. Of an actor it is the method."""
+    """Called once with the reason if the work or the transfer was cut short. An `OperationActor` uses its method instead."""
 
     code: Code | None = attrs.field(init=False, eq=False, repr=False)
-    """What runs; ``None`` if an actor is made for each operation."""
+    """The code for all operations; ``None`` if each operation gets an actor of its own."""
 
     def __attrs_post_init__(self) -> None:
         made: Any = self.execute
@@ -315,7 +315,7 @@ class Handler:
         object.__setattr__(self, "code", FunctionCode(made, self.before_execute, self.on_cancel) if is_async else None)
 
     def declared(self) -> HandlerSpec:
-        """Return the declaration; one who decides at the gate is asked there."""
+        """Return the declaration; it says that the gate is used if the handler decides there."""
         made: Any = self.execute
         decides = self.before_execute is not None or (
             isinstance(made, type)
@@ -326,7 +326,7 @@ class Handler:
 
 
 def _makes_without_arguments(made: Any) -> bool:
-    """Whether a call without arguments may give an actor; a function of a `Call` that is not async may not."""
+    """Whether a call without arguments may return an actor; a sync function of a `Call` does not qualify."""
     if isinstance(made, type):
         return issubclass(made, OperationActor)
     try:
@@ -339,14 +339,14 @@ def _makes_without_arguments(made: Any) -> bool:
 
 
 Handlers: TypeAlias = Mapping[int, "Handler | Executes | type[OperationActor]"]
-"""By msg_id, 2 to 65535: a `Handler`, or one whose declaration is the default."""
+"""By msg_id, 2 to 65535: a `Handler`, or its code alone with the default declaration."""
 
 
 def handler_table(handlers: Handlers | None) -> dict[int, Handler]:
     """Complete short forms.
 
     Raises:
-        ConfigurationError: a msg_id that is no application's, or something that handles nothing.
+        ConfigurationError: a msg_id is not available to applications, or an entry handles nothing.
     """
     table: dict[int, Handler] = {}
     for msg_id, given in (handlers or {}).items():

@@ -1,4 +1,4 @@
-"""Who the peers are, and what connections of one identity share: quotas, finished operations, replay windows, the rate of bodies."""
+"""Identities of peers, and the state that connections of one identity share: quotas, finished operations, replay windows, body rates."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def _limit() -> int | None:
 
 @attrs.frozen
 class Identity:
-    """Who a client is: what `authenticate` returns to let it in."""
+    """A client's identity: `authenticate` returns it to admit the client."""
 
     identifier: str | None = None
-    """Name for audit and correlation, which the client sees; 36 characters at most are recommended. ``None`` for a new UUID. Source: MA-22."""
+    """Name for audit and correlation, visible to the client; at most 36 characters are recommended. ``None`` for a new UUID. Source: MA-22."""
     tenant: str = ""
-    """Under whose name quotas and answers to idempotency keys are kept; empty: the identifier, or this connection alone if there is none."""
+    """The name under which quotas and answers to idempotency keys are kept. Empty: the identifier, or only this connection if there is none."""
     roles: frozenset[str] = attrs.field(default=frozenset(), converter=_roles)
-    """What it may do: `levada.transports.maop.HandlerSpec.role`."""
+    """What the client may do: `levada.transports.maop.HandlerSpec.role`."""
     max_inflight_ops: int | None = _limit()
-    """Operations approved and not ended, instead of the setting's. Source: MA-118."""
+    """Operations approved and not ended; overrides the setting. Source: MA-118."""
     max_buffer_bytes: int | None = _limit()
-    """Octets of bodies held, instead of the setting's."""
+    """Bytes of bodies held; overrides the setting."""
     max_block_rate: float | None = attrs.field(default=None, validator=v.optional(v.gt(0.0)))
-    """Octets a second of bodies, instead of the setting's."""
+    """Bytes of bodies per second; overrides the setting."""
 
 
 @attrs.frozen
@@ -54,16 +54,16 @@ class Denied:
     """What `authenticate` returns to turn a client away. Source: MA-21 to MA-24."""
 
     reason: str = "These credentials are not valid here."
-    """A sentence for people, which the client sees; no token, no personal data."""
+    """A sentence for people, visible to the client; no token, no personal data."""
     code: int = ErrorCode.UNAUTHORIZED
-    """See `levada.transports.maop.ErrorCode`."""
+    """A `levada.transports.maop.ErrorCode`."""
     retry_after: float | None = None
-    """Seconds until another attempt makes sense."""
+    """Seconds to wait before another attempt."""
 
 
 @attrs.frozen
 class Authentication(Asks["Identity | Denied"]):
-    """What a client says of itself; format, limits and version have been checked."""
+    """A client's claims about itself; format, limits and version have been checked."""
 
     auth_type: str
     """Scheme of the token, in lower case."""
@@ -72,54 +72,54 @@ class Authentication(Asks["Identity | Denied"]):
     pairs: dict[str, str]
     """Metadata of the session. Source: MA-19."""
     version: Version
-    """What the client speaks."""
+    """The version that the client speaks."""
     vendor: str
-    """The client's program."""
+    """The name of the client's program."""
     info: CarrierInfo
-    """Where it comes from."""
+    """The client's address and other facts from the carrier."""
 
     @property
     def bound(self) -> bool:
-        """Whether the client has named this very connection, as ``connect(bind=True)`` does: nobody in between has handed its token on.
+        """Whether the client has named this very connection, as ``connect(bind=True)`` does, so that no third party can have passed its token on.
 
-        False if it did not, if it named another one, or if the carrier has no channel binding. Source: MA-19, RFC 9266.
+        False if the client named none or another one, or if the carrier has no channel binding. Source: MA-19, RFC 9266.
         """
         own = self.info.channel_binding
         return own is not None and hmac.compare_digest(self.pairs.get(BINDING_PAIR, "").encode(), own.hex().encode())
 
 
 class Rate:
-    """Octets a second, as a moment from which on more may be read. Source: MA-118."""
+    """Bytes per second, kept as the moment from which more may be read. Source: MA-118."""
 
     __slots__ = ("_octets", "until")
 
     def __init__(self, octets: float) -> None:
         self._octets = octets
         self.until = 0.0
-        """When the octets taken so far are paid for."""
+        """When the bytes taken so far are paid for."""
 
     def take(self, octets: int, now: float) -> None:
-        """Count octets."""
+        """Count bytes."""
         self.until = max(self.until, now) + octets / self._octets
 
 
 @attrs.define(eq=False)
 class Share:
-    """What connections of one identity have in common."""
+    """State that the connections of one identity share."""
 
     quota: Quota
-    """Operations and octets in use."""
+    """Operations and bytes in use."""
     rate: Rate | None
-    """Of bodies; ``None`` without limit."""
+    """Limits the bytes of bodies; ``None`` without a limit."""
     cores: set[MaopCore] = attrs.field(factory=set)
-    """Of the connections that use it now."""
+    """Cores of the connections that use it now."""
     confirms: int = 0
     """Operations that were approved on connections that have ended."""
     denies: int = 0
-    """Operations that were refused there."""
+    """Operations that were refused on connections that have ended."""
 
     def leave(self, core: MaopCore) -> None:
-        """A connection has ended."""
+        """Remove a connection that has ended."""
         if core in self.cores:
             self.cores.remove(core)
             self.confirms += core.statistic.approved
@@ -127,14 +127,14 @@ class Share:
 
     @property
     def approval_index(self) -> float:
-        """Share of approvals among all decisions, to spot abuse; 1 before there was any. Source: MA-134."""
+        """Approvals as a fraction of all decisions, to spot abuse; 1 before the first decision. Source: MA-134."""
         confirms = self.confirms + sum(core.statistic.approved for core in self.cores)
         denies = self.denies + sum(core.statistic.refused.total() for core in self.cores)
         return confirms / (confirms + denies) if confirms + denies else 1.0
 
 
 class Registry:
-    """The shares of all identities that one listener knows; those that nobody uses are forgotten in turn."""
+    """The shares of all identities that one listener knows; the oldest unused ones are forgotten."""
 
     def __init__(self, config: PeerConfig) -> None:
         self._config = config
@@ -148,7 +148,7 @@ class Registry:
         return len(self._shares)
 
     def enter(self, name: str, identity: Identity, core: MaopCore) -> Share:
-        """Let a connection use the share of `name`; the empty name is a share of its own. `Share.leave` ends it."""
+        """Let a connection use the share of `name`; an empty name gets a share of its own. `Share.leave` ends the use."""
         share = self._shares.get(name) if name else None
         if share is None:
             settings, rate = self._config.core, identity.max_block_rate or self._config.max_block_rate
@@ -166,7 +166,7 @@ class Registry:
         return share
 
     def approval_indexes(self) -> dict[str, float]:
-        """Return the approval index of each identity that is known. Source: MA-134."""
+        """Return the approval index of each known identity. Source: MA-134."""
         return {name: share.approval_index for name, share in self._shares.items()}
 
     def _forget(self) -> None:

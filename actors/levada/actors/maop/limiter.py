@@ -1,4 +1,4 @@
-"""The limiter: how many operations are at work at once, and which of those that wait, over all connections, is next. Source: MA-117."""
+"""The limiter: bounds how many operations run at once, over all connections, and picks the next one that waits. Source: MA-117."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["Job", "Limiter"]
 
 
 class Job(Protocol):
-    """Something that wants a place."""
+    """An object that waits for a place."""
 
     def begin(self) -> None:
-        """Begin; `Limiter.done` gives the place back."""
+        """Use the place; `Limiter.done` gives it back."""
         ...
 
 
 class Limiter(Actor[Any]):
-    """Hands out places at work by class of priority and age: one for each listener, or client.
+    """Gives places to jobs by priority class and age. There is one limiter per listener or client.
 
-    Others call it directly: what it does is too short for a message.
+    Others call it directly: its work is too short for a message.
     """
 
     max_running: int
@@ -39,12 +39,12 @@ class Limiter(Actor[Any]):
         return len(self._queue)
 
     def submit(self, job: Job, priority: int, octets: int) -> None:
-        """Let a job begin, now or when it is its turn.
+        """Let a job begin, now or when its turn comes.
 
         Args:
-            job: what begins.
+            job: begins when it has a place.
             priority: 0 (first) to 255.
-            octets: what it costs, see `FairQueue.push`.
+            octets: the job's cost, see `FairQueue.push`.
         """
         if self.running < self.max_running:
             self.running += 1
@@ -53,11 +53,11 @@ class Limiter(Actor[Any]):
             self._queue.push(job, priority, octets, trio.current_time())
 
     def withdraw(self, job: Job) -> bool:
-        """Forget a job that waits; say whether it did."""
+        """Forget a waiting job; return whether it was waiting."""
         return self._queue.remove(job)
 
     def done(self) -> None:
-        """A place is free."""
+        """Give a place back, and let the next job begin."""
         self.running -= 1
         while self._queue.waiting and self.running < self.max_running:
             job = self._queue.pop(trio.current_time())

@@ -1,4 +1,4 @@
-"""What a connection writes to the log: each event with session id and stream id, never a token, never a payload. Source: MA-132."""
+"""The log records of a connection: each event with session id and stream id, never a token, never a payload. Source: MA-132."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ __all__ = ["Log"]
 logger = logging.getLogger("levada.actors.maop")
 
 MAX_TEXT = 100
-"""Characters of a reason that are logged."""
+"""Characters of a reason that appear in the log."""
 
 
 class Log:
-    """Log records of one connection: `info` for the connection, `debug` for each operation, `error` for failures of handlers."""
+    """Writes one connection's records: `info` for the connection, `debug` for each operation, `error` for failures of handlers."""
 
     def __init__(self, core: MaopCore, path: str, *, reasons: Literal["debug", "production"]) -> None:
         self._core = core
         self._path = path
         self._reasons = reasons
         self.verbose = logger.isEnabledFor(logging.DEBUG)
-        """Whether steps of operations are logged, as it was when the connection began."""
+        """Whether steps of operations are logged; fixed when the connection begins."""
         self._own: dict[int, tuple[float, Begun]] = {}
 
     def _extra(self, event: str, stream_id: int | None = None) -> dict[str, object]:
@@ -56,14 +56,14 @@ class Log:
     def say(
         self, event: str, text: str, stream_id: int | None = None, level: int = logging.INFO, *, reason: str = ""
     ) -> None:
-        """Log something of the connection as a whole.
+        """Log an event of the connection as a whole.
 
         Args:
-            event: what happened.
+            event: name of the event.
             text: the facts.
-            stream_id: of the stream that it is about.
+            stream_id: the stream concerned.
             level: of the record.
-            reason: in the peer's words, or in ours for the peer; a setting says where it is logged. Source: MA-94.
+            reason: the peer's own text, or our text for the peer; a setting says where it is logged. Source: MA-94.
         """
         shown = f": {reason[:MAX_TEXT]}" if reason else ""
         if logger.isEnabledFor(level):
@@ -73,7 +73,7 @@ class Log:
             logger.debug("%s: %s%s", self._path, event, printable(shown), extra=self._extra("reason", stream_id))
 
     def passed(self, event: Stepped) -> None:
-        """Log a step of an operation, of either side, that the core alone sees."""
+        """Log a step of an operation of either side that only the core sees."""
         what = event.step
         if what == "proceed":
             self._log_own("proceed", event.stream_id, "-")
@@ -93,12 +93,12 @@ class Log:
         )
 
     def begun(self, event: Begun) -> None:
-        """Log that an operation of ours begins."""
+        """Log the beginning of an operation of this side."""
         self._own[event.stream_id] = trio.current_time(), event
         self._log_own("begun", event.stream_id, "-")
 
     def outcome(self, event: Completed | Refused | Failed) -> None:
-        """Log how an operation of ours ended."""
+        """Log how an operation of this side ended."""
         if isinstance(event, Completed):
             self._log_own("done", event.stream_id, "ok")
         else:
@@ -122,7 +122,7 @@ class Log:
         )
 
     def step(self, event: str, operation: Received, octets: int | None = None, code: int | None = None) -> None:
-        """Log a step of an operation of the peer."""
+        """Log a step of one of the peer's operations."""
         if self.verbose:
             logger.debug(
                 "%s: stream %d %s: msg_id %d, bytes %d, lat_ms %d, priority %d, result %s",
@@ -138,13 +138,13 @@ class Log:
             )
 
     def signals(self, output: StreamData) -> None:
-        """Log the signals that go out: Proceed, Refuse, Done, Fail, Disconnect."""
+        """Log the outgoing signals: Proceed, Refuse, Done, Fail, Disconnect."""
         for signal in decode_operations(bytes(output.data)):
             text = f"{signal}"
             logger.debug("%s: sends %.200s", self._path, text, extra=self._extra(type(signal).__name__))
 
     def failed(self, what: str, operation: Received, error: Exception) -> str:
-        """Log what code of the user raised; return the audit id that the peer gets instead. Source: MA-79."""
+        """Log an exception of the user's code; return the audit id that the peer gets instead. Source: MA-79."""
         audit = os.urandom(4).hex()
         logger.error(
             "%s: %s of msg_id %d failed, audit id %s",

@@ -1,6 +1,6 @@
-"""Metrics by the names of the protocol, as plain numbers: counters, gauges, and histograms that yield quantiles.
+"""Metrics by the protocol's names, as plain numbers: counters, gauges, and histograms that yield quantiles.
 
-What the cores count themselves is read from them when somebody asks, so that it costs an operation nothing. Source: MA-133.
+Counters that the cores keep themselves are read only on request, so they cost an operation nothing. Source: MA-133.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from levada.transports.maop import MaopCore, code_name
 __all__ = ["Family", "Histogram", "Metrics"]
 
 MAX_CONTENT_TYPES: Final = 32
-"""Distinct content types in labels; the rest is ``other``. Source: MA-133."""
+"""Distinct content types in labels; all others are ``other``. Source: MA-133."""
 MAX_IDENTITIES: Final = 32
-"""Identities in labels: those with the lowest approval index."""
+"""Identities in labels: the ones with the lowest approval index."""
 _BOUNDS: Final = tuple(float(f"{m}e{e}") for e in range(-2, 7) for m in (1, 1.5, 2, 3, 5, 7))
-"""Upper bounds of buckets, in milliseconds or octets: 10 µs to 2 hours, or 1 octet to 7 MB, each at most half as much again."""
+"""Upper bounds of buckets, in milliseconds or bytes: 10 µs to 2 hours, or 1 byte to 7 MB. Each is at most half as large again as the last."""
 
 
 class Histogram:
-    """How often which values came, in buckets that grow by half; quantiles are exact to that."""
+    """Counts values in buckets that grow by half; quantiles have the same precision."""
 
     __slots__ = ("buckets", "count", "total")
 
@@ -35,11 +35,11 @@ class Histogram:
 
     def __init__(self) -> None:
         self.buckets = [0] * (len(_BOUNDS) + 1)
-        """How many values fell into each bucket, not cumulative."""
+        """The number of values in each bucket, not cumulative."""
         self.count = 0
-        """How many there were."""
+        """The number of values."""
         self.total = 0.0
-        """Their sum."""
+        """The sum of the values."""
 
     def observe(self, value: float) -> None:
         """Count a value."""
@@ -48,7 +48,7 @@ class Histogram:
         self.total += value
 
     def quantile(self, share: float) -> float:
-        """Return the upper bound of the bucket that holds this share of the values; 0 without any.
+        """Return the upper bound of the bucket that holds this share of the values; 0 without values.
 
         Example:
             >>> h = Histogram()
@@ -69,43 +69,43 @@ class Family:
     """One metric with all its labels."""
 
     name: str
-    """As the protocol says."""
+    """The protocol's name for the metric."""
     kind: Literal["counter", "gauge", "histogram"]
-    """How it behaves."""
+    """The kind of metric."""
     label: str
-    """Name of its only label; empty if it has none."""
+    """Name of the only label; empty without one."""
     samples: Mapping[str, float | Histogram]
-    """By value of the label; one entry with an empty key without label."""
+    """Values by label; a metric without a label has one entry with an empty key."""
 
 
 class Metrics:
-    """What one listener, or one client, has counted."""
+    """Everything that one listener, or one client, counts."""
 
     def __init__(self) -> None:
         self.handler_latency_ms: dict[int, Histogram] = {}
         """Time from Execute to the answer, by msg_id."""
         self.success_count: Counter[str] = Counter()
-        """Successes sent, by content type; those without body under the empty text."""
+        """Successes sent, by content type; the empty text stands for those without a body."""
         self.success_bytes: Counter[str] = Counter()
-        """Octets of their bodies."""
+        """Bytes of their bodies."""
         self.upload_latency_ms = Histogram()
-        """Time of Messages of the peer, from header to Done."""
+        """Time of the peer's Messages, from header to Done."""
         self.streaming_open = 0
         """Bodies of undefined length that the peer is sending."""
         self.streaming_duration_ms = Histogram()
-        """How long they took."""
+        """How long such bodies took."""
         self.request_latency_ms = Histogram()
-        """Time of Requests of ours, until the Response was complete."""
+        """Time of this side's Requests, until the Response was complete."""
         self.response_fail: Counter[int] = Counter()
-        """Requests of ours that failed or were refused, by code."""
+        """This side's Requests that failed or were refused, by code."""
         self.rpc_payload_bytes = Histogram()
-        """Octets of the bodies of Responses received."""
+        """Bytes in the bodies of received Responses."""
         self.drain_ms = Histogram()
         """How long connections drained."""
         self.approval_latency_ms = Histogram()
-        """From header to Proceed or Refuse."""
+        """Time from header to Proceed or Refuse."""
         self.approval_indexes: Callable[[], Mapping[str, float]] = dict
-        """Gives the share of approvals among all decisions, by identity."""
+        """Returns approvals as a fraction of all decisions, by identity."""
         self._cores: dict[MaopCore, None] = {}
         self._past: Counter[str] = Counter()
         self._past_denies: Counter[int] = Counter()
@@ -117,7 +117,7 @@ class Metrics:
         self._cores[core] = None
 
     def remove(self, core: MaopCore) -> None:
-        """A connection is over; what it counted stays."""
+        """Stop reading an ended connection, and keep its counts."""
         if core in self._cores:
             del self._cores[core]
             self._past += self._counted(core)
@@ -137,7 +137,7 @@ class Metrics:
         )
 
     def histogram(self, msg_id: int) -> Histogram:
-        """Return the latencies of one handler."""
+        """Return the latency histogram of one handler."""
         found = self.handler_latency_ms.get(msg_id)
         if found is None:
             found = self.handler_latency_ms[msg_id] = Histogram()
@@ -153,7 +153,7 @@ class Metrics:
 
     @property
     def ops_inflight(self) -> int:
-        """Operations that have not ended, of either side."""
+        """Operations of either side that have not ended."""
         return sum(core.operations for core in self._cores)
 
     @property
@@ -172,7 +172,7 @@ class Metrics:
         return sum((core.statistic.failed for core in self._cores), Counter(self._past_fails))
 
     def rate(self, name: str, total: int, now: float) -> float:
-        """Return by how much a total grew in a second, since the reading before, one second ago at least."""
+        """Return the growth of a total per second, measured over at least one second once there was a reading."""
         since, before, rate = self._rates.get(name, (now, 0, 0.0))
         if name not in self._rates or now - since >= 1.0:
             rate = (total - before) / (now - since) if now > since else 0.0
@@ -183,13 +183,13 @@ class Metrics:
         """Yield everything, for an exporter.
 
         Args:
-            now: seconds by a clock that does not go back, for the two metrics per second.
+            now: seconds by a monotonic clock, for the two per-second metrics.
         """
         counted = sum((self._counted(core) for core in self._cores), Counter(self._past))
         denies = self.denies
         confirms, octets = counted["confirms"], counted["octets"]
         codes = {code_name(code): float(number) for code, number in denies.items()}
-        # One sample however many clients there are: the stream with the most, of all connections.
+        # One sample for any number of clients: the fullest stream of all connections.
         backlog = {"fullest": float(max((core.pool.backlog for core in self._cores), default=0))}
         yield Family("ops_inflight", "gauge", "", {"": float(self.ops_inflight)})
         yield Family("confirms_total", "counter", "", {"": float(confirms)})

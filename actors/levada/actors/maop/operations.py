@@ -1,8 +1,8 @@
 """Operations of this side: waiting for a stream, for Proceed, for room, and for the end.
 
 An `Operation` is a child of the connection, which drives it by direct calls; the caller's task waits on it. It handles no message, so it
-costs neither a task nor a turn; when its caller has what it wants, it is idle until there is another (`levada.actors.pool`).
-Where the peer's credit for streams is used up, callers wait in a queue by priority and age. Source: MA-116, MA-117, MA-130.
+costs neither a task nor a turn. When its caller leaves, it is idle until the next operation (`levada.actors.pool`).
+While the peer allows no further stream, callers wait in a queue by priority and age. Source: MA-116, MA-117, MA-130.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Begin: TypeAlias = Callable[[], int]
 
 
 class Calling(Protocol):
-    """The connection, as far as operations of this side need it."""
+    """The part of the connection that operations of this side use."""
 
     core: MaopCore
     end: ConnectionEnded | None
@@ -44,7 +44,7 @@ class Calling(Protocol):
 
     @property
     def ending(self) -> bool:
-        """Whether the connection's actor is ending, and all its children with it."""
+        """Whether the connection's actor is stopping, with all its children."""
         ...
 
     @property
@@ -61,7 +61,7 @@ class Calling(Protocol):
         ...
 
     def error(self) -> CarrierError:
-        """Return the error that using the connection raises when it is over."""
+        """Return the error for uses of a connection that is over."""
         ...
 
     def begin_operation(self, begin: Begin) -> Operation:
@@ -77,21 +77,21 @@ class Calling(Protocol):
         ...
 
     def taken(self, operation: Operation, octets: int) -> None:
-        """A reader has taken octets of a streamed Response."""
+        """Count bytes of a streamed Response that the reader has taken."""
         ...
 
     async def room(self, stream_id: int) -> None:
-        """Hand on what was written, and wait until its stream has room for more."""
+        """Pass on what was written, and wait until its stream has room for more."""
         ...
 
 
 class Operation(Pooled):
-    """One operation of this side after another, each from its beginning to when its caller leaves it."""
+    """Serves one operation of this side after another, each from its beginning until its caller leaves it."""
 
     connection: Calling
     stream_id: int = attrs.field(default=0, init=False)
     busy: bool = attrs.field(default=False, init=False)
-    """Whether somebody waits for an operation of it."""
+    """Whether a caller uses it."""
     outcome: Outcome | OperationStopped | None = attrs.field(default=None, init=False)
     """How it ended."""
     wanted: bool = attrs.field(default=False, init=False)
@@ -99,9 +99,9 @@ class Operation(Pooled):
     head: ResponseStarted | None = attrs.field(default=None, init=False)
     """Header of a streamed Response."""
     chunks: deque[bytes | memoryview] | None = attrs.field(default=None, init=False)
-    """Pieces of it that nobody has taken; made when the first comes, as an empty one takes 760 octets."""
+    """Pieces of the Response that the caller has not taken; made with the first piece, as an empty deque takes 760 bytes."""
     held: int = attrs.field(default=0, init=False)
-    """Their octets."""
+    """Bytes in them."""
     _waiter: trio.lowlevel.Task | None = attrs.field(default=None, init=False)
     _uploading: trio.CancelScope | None = attrs.field(default=None, init=False)
 
@@ -111,7 +111,7 @@ class Operation(Pooled):
         self.connection.operations[stream_id] = self
 
     def leave(self) -> None:
-        """Let the caller go; an operation that is not over is cancelled. Source: MA-61, MA-115."""
+        """Release the caller; an operation that is not over is cancelled. Source: MA-61, MA-115."""
         if self.outcome is None:
             self._cancel()
         self.busy = self.wanted = False
@@ -126,7 +126,7 @@ class Operation(Pooled):
             connection.flush_soon()
 
     def stopping(self, reason: Reason) -> None:
-        """See `Actor.stopping`: the operation, if it is not over, ends with this actor."""
+        """End the operation, if it is not over, together with this actor."""
         connection = self.connection
         connection.idle.forget(self)
         self.fit = False
@@ -145,7 +145,7 @@ class Operation(Pooled):
                 )
 
     def wake(self) -> None:
-        """Something has happened."""
+        """Wake the caller, because something has happened."""
         task = self._waiter
         if task is not None:
             self._waiter = None
@@ -163,7 +163,7 @@ class Operation(Pooled):
         return trio.lowlevel.Abort.SUCCEEDED
 
     def end(self, outcome: Outcome | OperationStopped) -> None:
-        """It is over."""
+        """Set the outcome."""
         self.outcome = outcome
         self.wake()
 
@@ -171,7 +171,7 @@ class Operation(Pooled):
         """Send the body, if it comes in pieces, and wait for the end.
 
         Raises:
-            MaopError: how it ended, if not well.
+            MaopError: the operation did not succeed.
         """
         if source.whole is None:
             await self.upload(source)
@@ -180,7 +180,7 @@ class Operation(Pooled):
         return self.result()
 
     async def upload(self, source: Source) -> None:
-        """Send a body that comes in pieces: when the peer wants it, and as fast as it takes it; stop when it does not."""
+        """Send a body in pieces, once the peer wants it and as fast as the peer takes it; stop when the peer wants no more."""
         if source.length == 0:
             return
         while self.outcome is None and not self.wanted:
@@ -201,20 +201,20 @@ class Operation(Pooled):
                     core.end_body(stream_id, now=trio.current_time())
                     connection.flush_soon()
             except CarrierError:
-                pass  # the core has heard of it, or will
+                pass  # the core knows, or will soon
             finally:
                 self._uploading = None
 
     def _is_cut_off(self) -> bool:
-        """Whether the peer wants no more of the body; it says why in a moment."""
+        """Whether the peer wants no more of the body; its reason follows in a moment."""
         entry = self.connection.core.streams.get(self.stream_id)
         return not isinstance(entry, Outgoing) or entry.cut_off
 
     def result(self) -> Completed:
-        """Return how it ended.
+        """Return the outcome.
 
         Raises:
-            MaopError: not well.
+            MaopError: the operation did not succeed.
         """
         outcome = self.outcome
         if isinstance(outcome, Completed):
@@ -226,7 +226,7 @@ class Operation(Pooled):
 
 
 def make_error(outcome: RefusedEvent | Failed, *, lost: bool) -> MaopError:
-    """Make the error for an operation that ended badly; `lost`: with its connection."""
+    """Make the error for an operation that did not succeed; `lost` says that its connection ended."""
     if isinstance(outcome, RefusedEvent):
         return Refused(code=outcome.code, retry_after=outcome.retry_after)
     kind: type[OperationFailed] = OperationFailed
@@ -261,10 +261,10 @@ class CreditQueue:
         return len(self._queue)
 
     async def begin(self, connection: Calling, begin: Begin, priority: int) -> Operation:
-        """Begin an operation as soon as there is a stream for it and it is its turn.
+        """Begin an operation as soon as a stream is free and its turn has come.
 
         Raises:
-            LevadaError: what beginning raises.
+            LevadaError: an error of `begin`.
 
         Cancellation:
             nothing was begun.
@@ -318,7 +318,7 @@ class CreditQueue:
         waiting.event.set()
 
     def close(self, connection: Calling) -> None:
-        """Send everybody away, if no more operations may begin."""
+        """Wake all waiting callers with an error, if no more operations may begin."""
         if connection.is_open:
             return
         while (waiting := self._queue.pop(trio.current_time())) is not None:

@@ -1,4 +1,4 @@
-"""`Peer`: what a program holds of a connection, to call the other side."""
+"""`Peer`: the handle through which a program calls the other side of a connection."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ T = TypeVar("T")
 DEFAULT_TIMEOUT = 5.0
 """Seconds. Source: MA-68."""
 MAX_RESPONSE = 8 * 2**20
-"""Octets of a Response that is returned as a whole, unless the caller says otherwise."""
+"""The largest Response in bytes that is returned as a whole, unless the caller chooses another limit."""
 
 
 @attrs.frozen
 class Done:
-    """When and how long the peer executed a Message, by its own clock."""
+    """When the peer executed a Message and how long it took, by the peer's clock."""
 
     started: float
     """UNIX time in seconds."""
@@ -52,25 +52,25 @@ class ConnectionStatistics:
     """Counters of one connection; plain numbers, a snapshot."""
 
     operations: int
-    """Operations that have not ended, of either side."""
+    """Operations of either side that have not ended."""
     opened: int
-    """Operations of this side, so far."""
+    """Operations that this side has begun so far."""
     received: int
-    """Operations of the peer, so far."""
+    """Operations that the peer has begun so far."""
     done: int
-    """Operations of the peer that ended well."""
+    """Operations of the peer that succeeded."""
     refused: dict[int, int]
     """Operations of the peer that were refused, by code."""
     failed: dict[int, int]
-    """Fails sent, received and found here, by code."""
+    """Fails sent, received and detected here, by code."""
     waiting_for_streams: int
     """Callers that wait for the peer to allow a stream."""
     pending_approvals: int
-    """Operations of the peer without a decision."""
+    """Operations of the peer that await a decision."""
     handlers: int
     """Operations of the peer that a handler knows."""
     block_octets: int
-    """Octets received on data streams."""
+    """Bytes received on data streams."""
     control_backlog: int
     """Signals that wait on the fullest control stream."""
     late_signals: int
@@ -78,17 +78,17 @@ class ConnectionStatistics:
     streams: int
     """Streams of the carrier in use."""
     turns: int
-    """Times that input and output were collected."""
+    """Turns in which input and output were collected."""
     carrier: CarrierStatistics | None
-    """Counters of the carrier; ``None`` if there is none."""
+    """Counters of the carrier; ``None`` if it keeps none."""
 
 
 class Peer:
-    """The other side of a connection. `connect` gives it, `Listener.peers` has those of a server; a `Call` has its own.
+    """The other side of a connection. `connect` yields one, `Listener.peers` lists a server's, and each `Call` has its own.
 
-    All methods raise `Refused` if the peer does not let the operation begin, `OperationFailed` if it fails, with the subclasses
-    `OperationTimeout`, `OperationLost` and `OperationStopped`; `ConnectionClosed` and `ConnectionLost` if the connection was over before.
-    Cancelling one of them cancels the operation at the peer, which may have executed it in part. Source: MA-61, MA-115.
+    All methods raise `Refused` if the peer does not let the operation begin, and `OperationFailed` if it fails, with the subclasses
+    `OperationTimeout`, `OperationLost` and `OperationStopped`. They raise `ConnectionClosed` or `ConnectionLost` if the connection was already
+    over. Cancelling a call cancels the operation at the peer, which may have executed it in part. Source: MA-61, MA-115.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -96,7 +96,7 @@ class Peer:
 
     @property
     def identity(self) -> Identity:
-        """What `authenticate` said of this client; on a client's side nothing is said of the server."""
+        """The identity that `authenticate` returned for this client; empty on a client's side."""
         return self._connection.identity
 
     @property
@@ -106,14 +106,14 @@ class Peer:
 
     @property
     def info(self) -> CarrierInfo:
-        """Who is at the other end of the carrier."""
+        """The carrier's facts about the other end."""
         info = self._connection.info
         assert info is not None
         return info
 
     @property
     def session_id(self) -> bytes:
-        """16 octets, for correlation. Source: MA-22."""
+        """16 bytes, for correlation. Source: MA-22."""
         return self._connection.core.session_id
 
     @property
@@ -129,7 +129,7 @@ class Peer:
 
     @property
     def vendor(self) -> str:
-        """The other side's program."""
+        """The name of the other side's program."""
         peer = self._connection.core.peer
         return "" if peer is None else peer.vendor
 
@@ -140,12 +140,12 @@ class Peer:
 
     @property
     def takes_idempotency(self) -> bool:
-        """Whether idempotency keys may be given. Source: MA-122."""
+        """Whether the peer accepts idempotency keys. Source: MA-122."""
         return self._connection.core.idempotency
 
     @property
     def metrics(self) -> Metrics:
-        """What this client has counted; on a server's side, what the listener has."""
+        """The metrics of this client; on a server's side, the listener's."""
         return self._connection.shared.metrics
 
     @property
@@ -167,13 +167,13 @@ class Peer:
         """Send a Message and wait until the peer has executed it.
 
         Args:
-            msg_id: names the peer's handler.
-            body: octets, a `pathlib.Path`, an async iterator of octets, or a message. Octets that change meanwhile are sent as they are then.
+            msg_id: selects the peer's handler.
+            body: bytes, a `pathlib.Path`, an async iterator of bytes, or a message. A buffer that changes meanwhile is sent with the changes.
             priority: 0 (first) to 255. Source: MA-116.
-            length: octets that an iterator will give; ``None`` for undefined length, which not every handler takes.
-            timeout: seconds from the whole body to the end; ``None``: no limit.
-            idempotency: key of 16 octets: the peer executes once, however often it is sent. Source: MA-122.
-            retry: when to send it again; an iterator that was begun is not. Source: MA-120.
+            length: how many bytes an iterator will yield; ``None`` for undefined length, which not every handler accepts.
+            timeout: seconds from the complete body to the end; ``None``: no limit.
+            idempotency: key of 16 bytes: the peer executes the operation once, however often it is sent. Source: MA-122.
+            retry: when to send it again; an iterator that was begun is not repeated. Source: MA-120.
         """
         _milliseconds(timeout)
         source = await make_source(body, self.codec, length)
@@ -243,20 +243,20 @@ class Peer:
         """Send a Request and wait for the whole Response.
 
         Args:
-            msg_id: as for `message`, like all that is not explained here.
-            body: see there.
-            response: what to make of it: ``bytes``; `Reply`, for octets with their content type; or a message class.
-            timeout: seconds from the whole body to the beginning of the Response, which the peer gets to know; ``None``: no limit.
-            priority: see there.
-            length: see there.
-            response_id: kind of Response that is wanted; 0 is Success.
+            msg_id: as for `message`.
+            body: as for `message`.
+            response: the type to return: ``bytes``; `Reply`, for bytes with their content type; or a message class.
+            timeout: seconds from the complete body to the beginning of the Response; the peer is told. ``None``: no limit.
+            priority: as for `message`.
+            length: as for `message`.
+            response_id: the kind of Response to ask for; 0 is Success.
             success_layout: whether another kind has the header of Success, by agreement. Source: MA-99a.
-            max_response: octets that it may have; more fail by CONTENT_TOO_LARGE. ``None``: no limit.
-            idempotency: see there.
-            retry: see there.
+            max_response: the most bytes that it may have; a longer one fails with CONTENT_TOO_LARGE. ``None``: no limit.
+            idempotency: as for `message`.
+            retry: as for `message`.
 
         Raises:
-            OperationFailed: also by RESPONSE_MISMATCH (18) or RESPONSE_CONSUME (19), if the Response is no such message; the peer hears of it.
+            OperationFailed: also with RESPONSE_MISMATCH (18) or RESPONSE_CONSUME (19), if the Response does not decode; the peer is told.
         """
         core = self._connection.core
         source = (
@@ -295,7 +295,7 @@ class Peer:
         return self._decode(done, body, response, response_id)
 
     def _decode(self, done: Completed, body: bytes, response: Any, response_id: int) -> Any:
-        """Make a message of a Response, and tell the peer whether that worked. Source: MA-71."""
+        """Decode a Response, and tell the peer whether that worked. Source: MA-71."""
         connection = self._connection
         if response_id == 0 and done.content_type != MESSAGE_TYPE:
             raise self._reject(done, ErrorCode.RESPONSE_MISMATCH, f"wanted {MESSAGE_TYPE}, got {done.content_type}")
@@ -329,10 +329,10 @@ class Peer:
         max_response: int | None = None,
         idempotency: bytes | None = None,
     ) -> AsyncIterator[ReplyStream]:
-        """Send a Request, and take the Response piece by piece: entering means that it has begun, leaving early cancels it.
+        """Send a Request and take the Response piece by piece: entering means that it has begun, leaving early cancels it.
 
-        The peer may be ahead by ``MaopConfig.stream_window`` octets of what was taken. Whoever takes nothing for longer than
-        ``MaopConfig.response_transfer_timeout`` after that loses the operation by TIMEOUT.
+        The peer may send ``MaopConfig.stream_window`` bytes ahead. If that window is full and the caller takes nothing for
+        ``MaopConfig.response_transfer_timeout`` seconds, the operation fails with TIMEOUT.
 
         Args: as for `request`.
         """
@@ -374,7 +374,7 @@ class Peer:
     async def test(
         self, plan: TestPlan | None = None, *, timeout: float | None = DEFAULT_TIMEOUT, priority: int = 128
     ) -> str | None:
-        """Run a native Test; ``None`` if the answer is what was asked for, else what is wrong with it. Source: MA-100 to MA-110."""
+        """Run a native Test; return ``None`` if the answer is right, otherwise the differences. Source: MA-100 to MA-110."""
         plan = plan or TestPlan(mode=0)
         payload = plan.encode()
 
@@ -415,7 +415,7 @@ class Peer:
     async def _repeat(
         self, perform: Callable[[], Awaitable[Completed]], source: Source, retry: RetryPolicy, *, keyed: bool
     ) -> Completed:
-        """Perform an operation, again if the policy says so. Source: MA-120."""
+        """Perform an operation, and repeat it if the policy says so. Source: MA-120."""
         for attempt in range(1, retry.attempts):
             try:
                 return await perform()
@@ -426,7 +426,7 @@ class Peer:
         return await perform()
 
     def statistics(self) -> ConnectionStatistics:
-        """Return the counters as they are now."""
+        """Return a snapshot of the counters."""
         connection = self._connection
         core, streams = connection.core, connection.streams
         statistic = core.statistic
@@ -451,13 +451,13 @@ class Peer:
     async def aclose(self, reason: str = "") -> None:
         """Begin nothing more on either side, let running operations end within `MaopConfig.drain` seconds, then disconnect.
 
-        What is left then fails by CANCELLED, with the reason ``SHUTDOWN``. Twice is harmless. Source: MA-89 to MA-93.
+        Operations left after that fail with CANCELLED and the reason ``SHUTDOWN``. A second call does no harm. Source: MA-89 to MA-93.
 
         Args:
             reason: for the peer's log.
 
         Cancellation:
-            closed at once.
+            the connection closes at once.
         """
         await self._connection.aclose(reason)
 
@@ -466,7 +466,7 @@ class Peer:
         self._connection.shut()
 
     async def terminated(self) -> Reason:
-        """Wait for the end of the connection, whoever ends it.
+        """Wait for the end of the connection, whichever side ends it.
 
         Cancellation:
             only the waiting ends.
@@ -478,7 +478,7 @@ _LOT = random.Random()
 
 
 class ReplyStream:
-    """A Response that comes piece by piece; `Peer.open_request` gives it. Iterate over it once."""
+    """A Response that arrives piece by piece; `Peer.open_request` yields it. Iterate over it once."""
 
     def __init__(self, operation: Operation, head: ResponseStarted | None) -> None:
         assert head is not None
@@ -487,17 +487,17 @@ class ReplyStream:
 
     @property
     def content_type(self) -> str | None:
-        """Of a Success; ``None`` for other kinds, and without body."""
+        """Content type of a Success; ``None`` for other kinds, and without a body."""
         return self._head.content_type
 
     @property
     def length(self) -> int | None:
-        """Octets announced, native header included; ``None`` for undefined length."""
+        """The announced length in bytes, native header included; ``None`` for undefined length."""
         return self._head.length
 
     @property
     def took(self) -> float:
-        """Seconds that the peer computed before it began to answer."""
+        """Seconds that the peer worked before it began to answer."""
         return self._head.exec_time_ms / 1000
 
     def __aiter__(self) -> Self:
@@ -518,7 +518,7 @@ class ReplyStream:
 
 
 def _milliseconds(timeout: float | None) -> int:
-    """Return a timeout as it is on the wire, 0 for none."""
+    """Return a timeout in wire format, 0 for none."""
     if timeout is None:
         return 0
     if not timeout > 0:

@@ -1,6 +1,6 @@
 """Metrics of MAOP for Prometheus. Needs the extra: ``pip install 'levada[prometheus]'``.
 
-``prometheus_client.REGISTRY.register(MaopCollector(listener.metrics))``, then serve the registry as that package says, for example by
+Call ``prometheus_client.REGISTRY.register(MaopCollector(listener.metrics))``, then serve the registry, for example with
 ``start_http_server(9100)``.
 """
 
@@ -26,13 +26,13 @@ __all__ = ["MaopCollector"]
 
 
 class MaopCollector(Collector):
-    """Gives a registry the metrics of the protocol, by its names.
+    """Gives a registry the protocol's metrics, under the protocol's names.
 
-    Make it inside `trio.run`: metrics belong to that thread, so a scrape from another one, such as that of ``start_http_server``, is
-    answered there. After `trio.run` has ended there are none.
+    Make it inside `trio.run`. The metrics belong to that thread, so a scrape from another thread, as by ``start_http_server``, is passed to
+    it. After `trio.run` has ended there are no metrics.
 
     Args:
-        metrics: those of one listener or client; or of several by name, which the label ``source`` then holds.
+        metrics: of one listener or client, or a mapping from names to several, with the names in the label ``source``.
 
     Source: MA-133.
     """
@@ -43,7 +43,7 @@ class MaopCollector(Collector):
         self._trio = trio.lowlevel.current_trio_token()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all families, as of one moment. Called by the registry, in any thread but that of another `trio.run`."""
+        """Yield all families, as of one moment. The registry calls this, in any thread that does not run another `trio.run`."""
         if trio.lowlevel.in_trio_run():
             return iter(self._collect())
         try:

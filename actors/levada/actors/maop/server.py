@@ -1,4 +1,4 @@
-"""The server's side: a listener, its connections, and who is let in."""
+"""The server's side: a listener, its connections, and the authentication of clients."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ __all__ = ["Authenticate", "Listener", "ListenerActor", "ServerConnection", "che
 logger = logging.getLogger("levada.actors.maop")
 
 Authenticate: TypeAlias = Callable[[Authentication], Awaitable[Identity | Denied]] | Ref[Any] | Mapping[bytes, Identity]
-"""Who decides on a client: an async function; the ref of an actor that answers an `Authentication`; or the tokens that are valid, as they
-are, for the type ``Bearer``."""
+"""Decides on a client: an async function; the ref of an actor that answers an `Authentication`; or a mapping from valid ``Bearer`` tokens
+to identities."""
 
 ListenerContext = Callable[[], AbstractAsyncContextManager[Any]]
 """Listens at a carrier; leaving the context stops that."""
 
 
 def check_authenticate(authenticate: Authenticate) -> None:
-    """Refuse what can let nobody in.
+    """Refuse a value that cannot admit any client.
 
     Raises:
-        ConfigurationError: it is none of the three.
+        ConfigurationError: it is none of the three kinds.
     """
     if not (
         isinstance(authenticate, Ref | Mapping) or inspect.iscoroutinefunction(authenticate) or callable(authenticate)
@@ -63,7 +63,7 @@ class ServerConnection(Connection):
         self._share: Share | None = None
 
     async def begin(self, carrier: carriers.Connection) -> None:
-        """The handshake is complete: tell the core."""
+        """Tell the core that the handshake is complete."""
         self.feed(self.core.handshake_completed(now=trio.current_time()))
 
     def _on_authentication(self, event: AuthenticationReceived) -> None:
@@ -78,7 +78,7 @@ class ServerConnection(Connection):
     def _on_disapproved(self, event: DisapprovedEvent) -> None:
         super()._on_disapproved(event)
         if self._authenticator is not None:
-            self._authenticator.kill()  # the time for it is over
+            self._authenticator.kill()  # it has run out of time
 
     events: ClassVar = {
         **Connection.events,
@@ -87,7 +87,7 @@ class ServerConnection(Connection):
     }
 
     def decided(self, answer: Identity | Denied) -> None:
-        """Let the client in, or not, unless it is too late for that."""
+        """Admit the client or turn it away, unless it is too late for that."""
         if self.end is not None or self.disapproval is not None:
             return
         core, now = self.core, trio.current_time()
@@ -112,14 +112,14 @@ class ServerConnection(Connection):
         self.feed(events)
 
     async def stopping(self, reason: Reason) -> None:
-        """Leave the share of the client, too."""
+        """Stop, and leave the client's share."""
         await super().stopping(reason)
         if self._share is not None:
             self._share.leave(self.core)
 
 
 class ListenerActor(Acceptor[ServerConnection]):
-    """Accepts carriers and makes a connection of each, which enters itself when its client is let in."""
+    """Accepts carriers and makes a connection of each, which adds itself when its client is admitted."""
 
     shared: Shared
     listens: ListenerContext
@@ -134,25 +134,25 @@ class ListenerActor(Acceptor[ServerConnection]):
 
     @property
     def max_connections(self) -> int:
-        """See `Acceptor.max_connections`."""
+        """The most connections at a time, as configured."""
         return self.shared.config.max_connections
 
     def started(self) -> None:
-        """See `Actor.started`. Source: MA-131b."""
+        """Log the settings, spawn the limiter, and listen. Source: MA-131b."""
         logger.info("%s serves %s", self.ref.path, self.shared.config)
         self.spawn(lambda: self.shared.limiter, name="limiter")
         super().started()
 
     def listening(self) -> AbstractAsyncContextManager[carriers.Listener[carriers.Incoming]]:
-        """See `Acceptor.listening`."""
+        """Listen at the carrier."""
         return self.listens()
 
     def url_of(self, carrier_url: str) -> str:
-        """See `Acceptor.url_of`."""
+        """Turn the carrier's URL, with the real port, into the protocol's."""
         return f"maop+{carrier_url}".replace("maop+quic:", "maop:")
 
     async def accept(self, listener: carriers.Listener[Any]) -> carriers.Incoming:
-        """Wait for a client whose address has not tried too often. Source: MA-128."""
+        """Accept the next client; refuse addresses that try too often. Source: MA-128."""
         while True:
             incoming: carriers.Incoming = await listener.accept()
             if self._attempts is None or self.url.startswith("maop+memory:"):
@@ -164,23 +164,23 @@ class ListenerActor(Acceptor[ServerConnection]):
             incoming.refuse("its address has tried too often (max_attempts)")
 
     def make(self, accepted: carriers.Incoming) -> ServerConnection:
-        """See `Acceptor.make`."""
+        """Make the connection of an accepted carrier."""
         return ServerConnection(partial(accepting, accepted), self.shared, self)
 
 
 class Listener(ListenerHandle[ListenerActor]):
-    """What `serve` gives: where it listens, and who is connected."""
+    """The handle that `serve` yields: its address and its connected clients."""
 
     @property
     def peers(self) -> list[Peer]:
-        """The clients that were let in; operations may be sent to each."""
+        """The admitted clients; operations may be sent to each."""
         return [connection.peer for connection in self._actor.connections]
 
     @property
     def metrics(self) -> Metrics:
-        """What all connections have counted."""
+        """The metrics of all connections."""
         return self._actor.shared.metrics
 
     def approval_indexes(self) -> dict[str, float]:
-        """Return, by tenant or identifier, the share of approvals among all decisions: a low one may be abuse. Source: MA-134."""
+        """Return approvals as a fraction of all decisions, by tenant or identifier: a low value may mean abuse. Source: MA-134."""
         return self._actor.shared.registry.approval_indexes()

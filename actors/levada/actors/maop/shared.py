@@ -1,4 +1,4 @@
-"""What the connections of one listener, or of one client, have in common."""
+"""State that the connections of one listener, or of one client, share."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ __all__ = ["Shared"]
 
 @attrs.frozen(eq=False)
 class Shared:
-    """Handlers, and what is counted, queued and remembered across connections."""
+    """Handlers, and the counts, queues and memories that span connections."""
 
     config: PeerConfig
     handlers: dict[int, Handler]
     """By msg_id; fixed. Source: MA-112."""
     limiter: Limiter
-    """Who may work."""
+    """Bounds the handlers at work."""
     registry: Registry
-    """Who shares what."""
+    """State that the connections of each identity share."""
     metrics: Metrics = attrs.field(factory=Metrics)
-    """What happened."""
+    """The counts of all connections."""
     specs: dict[int, HandlerSpec] = attrs.field(init=False)
-    """Declarations of the handlers."""
+    """The declarations of the handlers."""
 
     def __attrs_post_init__(self) -> None:
         specs = {msg_id: handler.declared() for msg_id, handler in self.handlers.items()}

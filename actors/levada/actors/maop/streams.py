@@ -1,9 +1,9 @@
-"""The streams of a connection: what MAOP wants of `levada.actors.multiplexed` beyond what every protocol wants.
+"""The streams of a connection: MAOP's additions to `levada.actors.multiplexed`.
 
-* All that is at hand on a stream is read in the connection's next turn, before anything is written: so it has been judged before its
-  Proceed goes out (MA-50).
-* The core names a stream only if the peer allows one. A stream that was waited for is kept as a spare until the core names its number.
-* A control stream that takes no more for now is reported, and its signals wait in the core.
+* The connection's next turn reads everything at hand on a stream before it writes anything, so the core has judged all of it before the
+  operation's Proceed goes out (MA-50).
+* The core names a stream only if the peer allows one. A stream obtained by waiting is kept as a spare until the core names its number.
+* A control stream with a full queue is reported, and its signals wait in the core.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from .identities import Rate
 __all__ = ["Streams"]
 
 AT_ONCE: Final = 128
-"""Streams that are read in one turn: a burst of requests must not keep other connections waiting. Each is read as far as it goes (MA-50)."""
+"""Streams that one turn reads: a burst of requests must not delay other connections. Each is read until it has no more at hand (MA-50)."""
 CONTROL_HIGH: Final = 65_536
-"""Octets queued on a control stream above which its signals wait in the core, where they are ordered and bounded. Source: MA-85."""
+"""Bytes queued on a control stream above which its signals wait in the core, which orders and bounds them. Source: MA-85."""
 
 
 class Streams(Multiplexed[Event]):
     """The carrier's streams of one connection.
 
     Args:
-        core: of the connection.
+        core: the connection's core.
         feed: takes the core's events.
         wake: asks for a turn.
-        crowded: is told of a control stream that takes no more for now.
-        signals: hears all signals that go out; `None` if no one wants them.
+        crowded: called with the id of a control stream whose queue is full.
+        signals: called with all outgoing signals; `None` to skip that.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Streams(Multiplexed[Event]):
         }
 
     def limit(self, rate: Rate | None) -> None:
-        """Bound the bytes of bodies, if the identity has a limit."""
+        """Limit the bytes of bodies, if the identity has a limit."""
         self.throttle = None if rate is None else BodyRate(self._maop, rate)
 
     def refresh_credit(self) -> None:
@@ -103,7 +103,7 @@ class Streams(Multiplexed[Event]):
         """Wait until a stream has room for more.
 
         Raises:
-            CarrierError: there will be none.
+            CarrierError: it never will.
         """
         stream = self.get(stream_id)
         if stream is None:
@@ -111,32 +111,32 @@ class Streams(Multiplexed[Event]):
         await stream.send_all(b"")
 
     async def all_acked(self) -> None:
-        """Wait until the peer's carrier has all signals that were written."""
+        """Wait until the peer's carrier has acknowledged all signals."""
         for stream in [self.get(stream_id) for stream_id in self._maop.pool.streams]:
             try:
                 if stream is not None:
                     await stream.all_acked()
             except CarrierError:
-                pass  # it was stopped, or the connection has ended
+                pass  # the stream was stopped, or the connection has ended
 
     def clear(self) -> None:
-        """The connection is over."""
+        """Release everything, because the connection is over."""
         super().clear()
         self._tell_crowded = self._signals = None
 
 
 class BodyRate:
-    """Bounds the bytes of bodies that are read; other streams are not bounded."""
+    """Limits the bytes of bodies that are read, and no other streams."""
 
     def __init__(self, core: MaopCore, rate: Rate) -> None:
         self._core = core
         self._rate = rate
 
     def until(self, stream_id: int, now: float) -> float:
-        """See `levada.actors.multiplexed.Throttle`: when a stream may be read."""
+        """Return when a stream may be read."""
         return self._rate.until if type(self._core.streams.get(stream_id)) is Incoming else now
 
     def took(self, stream_id: int, octets: int, now: float) -> None:
-        """Count what was read of a body."""
+        """Count the bytes read from a body."""
         if type(self._core.streams.get(stream_id)) is Incoming:
             self._rate.take(octets, now)
