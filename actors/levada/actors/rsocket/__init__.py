@@ -1,4 +1,4 @@
-"""RSocket: serve and call, with actors below and credit all the way through.
+"""RSocket: serve and call, with an actor for each stream and credit from end to end.
 
 Example:
     >>> import trio

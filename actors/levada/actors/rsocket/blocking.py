@@ -9,15 +9,15 @@ Example:
 
 How it works:
 
-* One lock guards core, socket and streams; nobody waits while holding it, since the socket does not block. Whoever sends writes straight
-  to the socket as far as the kernel takes it; the rest goes out by the thread.
-* One thread for each connection reads, keeps the core's deadlines (keepalive) and writes what is left over. So a connection stays alive
+* One lock guards core, socket and streams. No thread waits while holding it, since the socket does not block. A sending thread writes
+  straight to the socket as much as the kernel takes; the connection's own thread writes the rest.
+* That thread, one per connection, reads, keeps the core's deadlines (keepalive) and writes what is left over. So a connection stays alive
   while its owner computes for minutes, and any number of threads may have any number of requests under way.
-* A request that is sent while more than `ClientConfig.high_water` octets wait is held back, within its time-out.
-* After a fork the child has a copy of the socket and none of the thread. There every call but `close` is refused, and `close` only
-  lets go of the copy: the parent's connection does not notice.
+* While more than `ClientConfig.high_water` bytes wait to be sent, a new request waits too, within its timeout.
+* After a fork the child has a copy of the socket but not the thread. In the child every call but `close` is refused, and `close` only
+  releases the copy: the parent's connection does not notice.
 
-Importing this starts nothing, neither a thread nor trio.
+Importing this module starts neither a thread nor trio.
 """
 
 from __future__ import annotations
@@ -76,28 +76,28 @@ R = TypeVar("R")
 S = TypeVar("S", bound="BlockingStream[Any]")
 T = TypeVar("T")
 
-READ = 256 * 1024  # octets taken from the socket at once
+READ = 256 * 1024  # bytes read from the socket at once
 CONNECT_TIMEOUT = 10.0  # seconds
-CLOSING = 1.0  # seconds in which the peer must take something of what is left at the end
+CLOSING = 1.0  # seconds in which the peer must take some of the remaining bytes at the end
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class RequestTimeout(LevadaError, TimeoutError):
-    """Nothing came in the time that was given; the request has been cancelled at the peer, and may have been processed."""
+    """No answer came in time. The request has been cancelled at the peer, and may have been processed."""
 
 
 def connect(url: str, *, config: ClientConfig | None = None, timeout: float = CONNECT_TIMEOUT) -> BlockingPeer:
     """Connect to a server and send SETUP.
 
     Args:
-        url: ``rsocket+tcp://host:port``, with ``tls`` or ``unix`` instead of ``tcp``, or the same of ``reactivesocket``.
-        config: as for `levada.actors.rsocket.connect`; of ``carrier`` a `TlsConfig` is used. Resumption and leases of this side are not
+        url: ``rsocket+tcp://host:port``, with ``tls`` or ``unix`` instead of ``tcp``; also with ``reactivesocket`` instead of ``rsocket``.
+        config: as for `levada.actors.rsocket.connect`; a `TlsConfig` as its ``carrier`` is used. Resumption and leases of this side are not
             supported here.
         timeout: seconds for the connection and the handshake.
 
     Raises:
-        ConnectionLost: nobody answers there, or not whom it should be.
-        ConfigurationError: a URL or settings that cannot work.
+        ConnectionLost: no server answers at the URL, or its certificate is wrong.
+        ConfigurationError: the URL or the settings cannot work.
     """
     dialect, carrier = carrier_url(url)
     settings = config or ClientConfig()
@@ -130,7 +130,7 @@ def _open(url: str, config: ClientConfig, timeout: float) -> socket.socket:
             return opened
         assert isinstance(settings, TlsConfig)
         return context.wrap_socket(opened, server_hostname=settings.server_name or parts.hostname)
-    except OSError as error:  # ssl.SSLError and time-outs are OSErrors
+    except OSError as error:  # ssl.SSLError and timeouts are OSErrors
         if opened is not None:
             opened.close()
         raise ConnectionLost(f"cannot connect to {url}: {error}") from error
@@ -139,8 +139,8 @@ def _open(url: str, config: ClientConfig, timeout: float) -> socket.socket:
 class BlockingPeer:
     """The server at the other end. Made by `connect`; all methods may be called from any thread.
 
-    What is sent, where it goes and how answers are read is as for `levada.actors.rsocket.Peer`, and so are the errors; where `timeout`
-    (seconds, ``None`` for no limit) passes first, it is `RequestTimeout`. Requests of the server are rejected.
+    Arguments, routes, answers and errors are the same as for `levada.actors.rsocket.Peer`. In addition, a request raises `RequestTimeout` if
+    `timeout` passes first (seconds, ``None`` for no limit). Requests from the server are rejected.
     """
 
     def __init__(self, opened: socket.socket, dialect: str, config: ClientConfig) -> None:
@@ -149,7 +149,7 @@ class BlockingPeer:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
-        """Told when the kernel has taken what waited, and at the end."""
+        """Notified when the kernel has taken what waited, and at the end."""
         self._core = core_of(dialect)(
             config.core, client=True, framed=False, now=time.monotonic(), random_bytes=os.urandom
         )
@@ -189,13 +189,13 @@ class BlockingPeer:
     def start_request(
         self, x: object, *, route: str | None = None, metadata: Metadata = None, timeout: float | None = None
     ) -> PendingAnswer:
-        """Send a request and return at once, so that many may be under way; waits, within `timeout`, only for room to send."""
+        """Send a request and return at once, so that many may be under way; waits only for room to send, within `timeout`."""
         payload = self._encoding.request(x, route, metadata)
         with self._lock:
             self._ready(_until(timeout))
             stream_id = self._core.send_request_response(payload, time.monotonic())
             future: Future[Payload] = Future()
-            future.set_running_or_notify_cancel()  # it is not to be cancelled but by `PendingAnswer.cancel`
+            future.set_running_or_notify_cancel()  # only `PendingAnswer.cancel` may cancel it
             self._calls[stream_id] = future
             self._write()
         return PendingAnswer(self, stream_id, future, x)
@@ -203,7 +203,7 @@ class BlockingPeer:
     def fire_and_forget(
         self, x: object, *, route: str | None = None, metadata: Metadata = None, timeout: float | None = None
     ) -> None:
-        """Send a request that nothing answers; waits, within `timeout`, only for room to send."""
+        """Send a request that gets no answer; waits only for room to send, within `timeout`."""
         payload = self._encoding.request(x, route, metadata)
         with self._lock:
             self._ready(_until(timeout))
@@ -249,13 +249,13 @@ class BlockingPeer:
         window: int | None = None,
         timeout: float | None = None,
     ) -> BlockingStream[Any]:
-        """Open a stream of answers; iterate over it, and close it if it is left before its end.
+        """Open a stream of answers. Iterate over it, and close it if you leave it before its end.
 
         Args:
             x: as for `levada.actors.rsocket.Peer`.
-            route: as there.
-            metadata: as there.
-            window: payloads that the responder may be ahead; ``None``: as the settings say.
+            route: as for `levada.actors.rsocket.Peer`.
+            metadata: as for `levada.actors.rsocket.Peer`.
+            window: payloads that the responder may send ahead; ``None``: the setting.
             timeout: seconds to wait for each item.
         """
         payload = self._encoding.request(x, route, metadata)
@@ -300,7 +300,7 @@ class BlockingPeer:
         window: int | None = None,
         timeout: float | None = None,
     ) -> BlockingChannel[Any]:
-        """Open a channel with its first payload: send the others, `BlockingChannel.finish`, and iterate over what comes back.
+        """Open a channel with its first payload. Send the others, call `BlockingChannel.finish`, and iterate over the answers.
 
         Arguments as for `request_stream`.
         """
@@ -326,9 +326,9 @@ class BlockingPeer:
         return stream
 
     def close(self) -> None:
-        """Close the connection; what is under way fails with `ConnectionClosed`. Twice is harmless, and so is a forked child's."""
+        """Close the connection; requests under way fail with `ConnectionClosed`. A second call does no harm, nor does one in a forked child."""
         if self._pid != os.getpid():
-            # A lock may have been held by a thread that is not here. Nothing is said on the wire: that is the parent's.
+            # In a forked child: a thread of the parent may hold a lock. Nothing goes on the wire, as the connection is the parent's.
             for part in (self._socket, self._awake, self._waker):
                 number = part.detach()
                 if number >= 0:
@@ -356,7 +356,7 @@ class BlockingPeer:
         self.close()
 
     def _ready(self, until: float | None) -> None:
-        """Wait for room for a request, and refuse if there is no connection that takes one."""
+        """Wait for room for a request, and raise if the connection takes no more."""
         self._wait_for_room(until)
         if self._draining:
             raise ConnectionLost("the peer is closing the connection and takes no more requests")
@@ -377,7 +377,7 @@ class BlockingPeer:
         return connection_lost(self._end.code, self._end.text or self._end.reason.value)
 
     def _write(self) -> None:
-        """Give the kernel what it takes now; the thread does the rest."""
+        """Write as much as the kernel takes now; the thread writes the rest."""
         waited = bool(self._unsent)
         self._unsent += b"".join(self._core.data_to_send(time.monotonic()))
         if self._unsent and not waited:
@@ -403,7 +403,7 @@ class BlockingPeer:
         try:
             self._waker.send(b"\0")
         except OSError:
-            pass  # full: it will wake anyhow; or closed: it has ended
+            pass  # full: it will wake anyway; closed: the connection has ended
 
     def _grant(self, stream_id: int, n: int) -> None:
         if self._end is None and stream_id in self._streams:
@@ -448,7 +448,7 @@ class BlockingPeer:
                     stopped = self._streams.get(stream_id)
                     if stopped is not None:
                         stopped._refuse_more()
-                        if stopped._over:  # else the end of the answers is still to come
+                        if stopped._over:  # otherwise the end of the answers is still to come
                             self._forget_if_over(stream_id)
                 case RequestReceived(_, stream_id):
                     if self._core.has_stream(stream_id):
@@ -462,7 +462,7 @@ class BlockingPeer:
                     pass
 
     def _finish(self, stream_id: int, error: LevadaError | None) -> None:
-        """The peer's direction has ended; without an error the other one of a channel may live on."""
+        """End the peer's direction; without an error a channel's other direction may go on."""
         stream = self._streams.get(stream_id)
         if stream is None:
             return
@@ -474,7 +474,7 @@ class BlockingPeer:
         stream._changed.notify_all()
 
     def _forget_if_over(self, stream_id: int) -> None:
-        """Keep a stream for as long as the core has it; the last one may have been what a drain waits for."""
+        """Keep a stream as long as the core has it; a drain may be waiting for the last one."""
         if not self._core.has_stream(stream_id):
             self._streams.pop(stream_id, None)
             if self._draining:
@@ -506,7 +506,7 @@ class BlockingPeer:
                 selector.modify(self._socket, events)
             ready = selector.select(wait)
             if self._end is not None and not ready:
-                break  # the peer takes nothing any more
+                break  # the peer takes no more
             with self._lock:
                 self._turn(any(key.fileobj is self._awake for key, _ in ready))
 
@@ -538,14 +538,14 @@ class PendingAnswer:
         self._stream_id = stream_id
         self._question = question
         self.future = future
-        """The answer's payload; for `concurrent.futures.wait` and callbacks, which run in the client's thread, must be quick
+        """The future of the answer's payload, for `concurrent.futures.wait` and callbacks. Callbacks run in the client's thread: they must be quick
         and must not use this client."""
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait for the answer.
 
         Raises:
-            RequestTimeout: it did not come in `timeout` seconds; the request has been cancelled.
+            RequestTimeout: no answer came in `timeout` seconds; the request has been cancelled.
         """
         try:
             answer = self.future.result(timeout)
@@ -561,15 +561,15 @@ class PendingAnswer:
         return self._peer._encoding.decode(answer, expected_reply(question)) if is_message(question) else answer
 
     def cancel(self) -> None:
-        """Give the request up; nothing if it was answered."""
+        """Cancel the request; does nothing if it was answered."""
         with self._peer._lock:
             self._peer._cancel(self._stream_id)
 
 
 class BlockingStream(Generic[T]):
-    """The answers to a request-stream, in order: an iterator, and a context manager that cancels what is left.
+    """The answers to a request-stream, in order: an iterator, and a context manager that cancels the rest.
 
-    Each item is waited for as long as the time-out of its request says; then it is `RequestTimeout` and the stream is cancelled.
+    The request's timeout applies to each item; after it `RequestTimeout` is raised and the stream is cancelled.
     """
 
     def __init__(
@@ -615,11 +615,11 @@ class BlockingStream(Generic[T]):
         self._refuse_more()
 
     def _refuse_more(self) -> None:
-        """This side's direction is over; of a stream, there is none."""
+        """End this side's direction; a stream has none."""
         self._changed.notify_all()
 
     def close(self) -> None:
-        """Cancel the stream, if it is not over; iterating ends."""
+        """Cancel the stream, if it is not over, and end the iteration."""
         if self._peer._pid == os.getpid():
             with self._peer._lock:
                 self._give_up()
@@ -634,7 +634,7 @@ class BlockingStream(Generic[T]):
 
 
 class BlockingChannel(BlockingStream[T]):
-    """A request-channel: what a `BlockingStream` is, and a direction of its own. One thread may send while another one iterates."""
+    """A request-channel: a `BlockingStream` that can also send. One thread may send while another one iterates."""
 
     def __init__(
         self, peer: BlockingPeer, stream_id: int, window: int, timeout: float | None, question: object
@@ -646,14 +646,14 @@ class BlockingChannel(BlockingStream[T]):
         """Send one more payload, when the responder has given credit for it.
 
         Args:
-            x: octets, text or a `Payload`; a message, if the first one was.
+            x: bytes, text or a `Payload`; a message, if the first one was.
             timeout: seconds to wait for credit and for room.
 
         Raises:
-            RequestTimeout: there was none; nothing was sent, and the channel lives on.
-            SenderFinished: after `finish`.
+            RequestTimeout: there was no credit or room in time; nothing was sent, and the channel stays open.
+            SenderFinished: `finish` was called before.
             ReceiverClosed: the responder takes no more, or the channel was closed here.
-            RequestFailed: the responder has ended the channel by an error.
+            RequestFailed: the responder has ended the channel with an error.
             ConnectionLost: the connection is over; `ConnectionClosed` if this side closed it.
         """
         peer, until = self._peer, _until(timeout)
@@ -671,7 +671,7 @@ class BlockingChannel(BlockingStream[T]):
             peer._write()
 
     def finish(self) -> None:
-        """Say that there are no more payloads; needs no credit. What comes back may still be iterated over. Twice is harmless."""
+        """Announce that there are no more payloads; needs no credit. The answers may still be iterated over. A second call does no harm."""
         with self._peer._lock:
             if not self._finished and not self._refused and self._peer._end is None:
                 self._peer._core.send_complete(self._stream_id)

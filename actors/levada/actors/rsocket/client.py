@@ -26,17 +26,17 @@ class ClientConnection(Connection):
     """A connection that this side dials."""
 
     url: str
-    """Of the carrier."""
+    """The carrier's URL."""
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         self.accepted = False
-        """Whether the server has shown that it took SETUP."""
+        """Whether the server has shown that it accepted SETUP."""
         self._dialling: trio.CancelScope | None = None
         self._leasing = False
 
     async def carry(self) -> None:
-        """Dial; dial again while there is a session to go on with."""
+        """Dial, and dial again while there is a session to resume."""
         assert isinstance(self.config, ClientConfig)
         attempt = 0
         while True:
@@ -98,10 +98,10 @@ class ClientConnection(Connection):
 
 
 def make_client(url: str, handler: Handler, config: ClientConfig | None) -> Callable[[], ClientConnection]:
-    """Make a factory for connections to one URL.
+    """Return a factory for connections to one URL.
 
     Raises:
-        ConfigurationError: a URL, a handler or settings that cannot work.
+        ConfigurationError: the URL, the handler or the settings cannot work.
     """
     dialect, carrier = carrier_url(url)
     core = core_of(dialect)

@@ -1,10 +1,10 @@
 """The connection actor of RSocket and ReactiveSocket: events of the core, requests of this side, leases.
 
-Requests and streams are served by actors, its children (`levada.actors.rsocket.streams`), which it drives by direct calls. The reader
-goes on without waiting for handlers. It waits only for children that have not begun yet, so that a flood of requests does not pile
-up, and for the carrier if the core's own answers fill it.
+Child actors serve the requests and streams (`levada.actors.rsocket.streams`); the connection drives them by direct calls. The reader goes
+on without waiting for handlers. It waits only for children that have not begun yet, so that a flood of requests does not pile up, and
+for the carrier if the core's own answers fill it.
 
-What is sent goes to the carrier right away if it is one request, and once for a batch of turns where many frames come of one.
+A single request goes to the carrier at once. Where many frames are produced together, one flush sends them for a batch of turns.
 """
 
 from __future__ import annotations
@@ -66,26 +66,26 @@ __all__ = ["Connection"]
 
 logger = logging.getLogger("levada.actors.rsocket")
 
-MAX_IDLE = 256  # actors without a stream that are kept, of each class: 0.1 MB
+MAX_IDLE = 256  # idle actors that are kept, of each class: 0.1 MB
 CHECKPOINT = 64  # fire-and-forget requests from one checkpoint to the next
 JOINED = 4096  # bytes of the largest request that may wait for others
 JOIN_WITHIN = 100e-6  # seconds between fire-and-forget requests; a flush costs 2 us and 10 in the kernel, a joined one less than 1
-PUSHES, PUSHED = 64, 1 << 20  # METADATA_PUSHes that wait for the hook, and bytes of them; one may be larger
+PUSHES, PUSHED = 64, 1 << 20  # METADATA_PUSHes that wait for the hook, and bytes of them; a single one may be larger
 
 
 class Renew:
-    """The lease that was granted last has run out."""
+    """The last granted lease has run out."""
 
     __slots__ = ()
 
 
 RENEW = Renew()
 FIRE_AND_FORGET = Interaction.FIRE_AND_FORGET
-OPEN = Phase.OPEN  # as a name of this module it costs a tenth
+OPEN = Phase.OPEN  # a module-level name takes a tenth of the time
 
 
 class Connection(SingleDriver[ReactiveStreamsCore]):
-    """One connection, or session, of either side. `Client` and `Server` say where carriers come from."""
+    """One connection, or session, of either side. `ClientConnection` and `ServerConnection` provide the carriers."""
 
     config: ClientConfig | ServerConfig
     handler: Handler
@@ -102,46 +102,46 @@ class Connection(SingleDriver[ReactiveStreamsCore]):
         self.responder: Responder = make_responder(self.handler)
         self.end: ConnectionEnded | None = None
         self.checks_requests = False
-        """Whether `check` is to be called for each request."""
+        """Whether each request goes to `check` first."""
         self.leases = False
-        """Whether this side gives leases, and has begun to."""
+        """Whether this side gives leases and has begun to."""
         self.requests_sent = self.requests_received = self.dropped = 0
         self.resumptions = 0
-        """Times that the session went on on another carrier."""
+        """How often the session was resumed on another carrier."""
         self.fire_and_forget = 0
         """Requests of the peer that are queued or in their handlers."""
         self.fire_and_forget_octets = 0
         """Bytes of data and metadata in them."""
         self.request_octets = 0
-        """Bytes of data and metadata in requests that their handlers hold; those of small ones are not counted."""
+        """Bytes of data and metadata in requests that their handlers hold; small requests do not count."""
         self.fired: deque[Request] = deque()
         """Fire-and-forget requests of the peer that have not begun."""
         self.firing = False
-        """Whether an actor has been told to take them up, and has not begun to."""
+        """Whether an actor has been told to take them up but has not begun."""
         self.idle = Pool(self, MAX_IDLE)
         self._fired = 0.0
         self._pushes: deque[bytes] = deque()
         self._pushed = 0
-        """Bytes in the pushes that wait."""
+        """Bytes in the waiting pushes."""
         self._pushing = False
 
     @property
     def drain_time(self) -> float:
-        """Seconds that open streams have when this side closes."""
+        """Seconds that open streams have to end when this side closes."""
         return self.config.drain
 
     def missing(self) -> int:
-        """Return how many bytes a frame lacks that has begun: there is nothing to act on before its end."""
+        """Return how many bytes are missing from a frame that has begun: before its end there is nothing to act on."""
         return self.core.missing
 
     def read_again(self) -> None:
-        """Let the core not judge the peer by the time in which nobody read."""
+        """Tell the core to ignore the time in which this side did not read, before it judges the peer."""
         self.core.touch(trio.current_time())
 
     def unmatched(self) -> set[int]:
         """Return the ids of streams that only the core has, or only the actors; there are none whenever a task has waited.
 
-        For tests: a stream that one side has forgotten and the other has not is a leak, and its users wait for ever.
+        For tests: a stream that only one side has forgotten is a leak, and its users wait forever.
         """
         return self.streams.keys() ^ self.core.stream_ids() if self.info is not None else set()
 
@@ -195,7 +195,7 @@ class Connection(SingleDriver[ReactiveStreamsCore]):
             return
         try:
             answer = self.idle.take(Answer)
-        except ActorStopped:  # the system is ending
+        except ActorStopped:  # the system is stopping
             self._reject(event.stream_id, "closing")
             return
         self.unbegun += 1
@@ -209,15 +209,15 @@ class Connection(SingleDriver[ReactiveStreamsCore]):
             self.core.send_error(stream_id, ErrorCode.REJECTED, text.encode())
 
     def has_room(self, octets: int) -> bool:
-        """Whether so many bytes more may be held for handlers; the only request may be as large as it likes."""
+        """Whether handlers may hold this many more bytes; a request that is alone may have any size."""
         return not self.request_octets or self.request_octets + octets <= self.config.max_request_octets
 
     def unhold(self, octets: int) -> None:
-        """So many bytes are held for handlers no more."""
+        """Note that handlers have released this many bytes."""
         self.request_octets -= octets
 
     def fire_on(self) -> bool:
-        """Have an actor take up the fire-and-forget requests that are queued; false if there is none to be had any more."""
+        """Have an actor take up the queued fire-and-forget requests; return false if no actor is available any more."""
         if self.fired and not self.firing:
             try:
                 actor = self.idle.take(Fired)
@@ -268,21 +268,21 @@ class Connection(SingleDriver[ReactiveStreamsCore]):
         self.log(logging.INFO, "resumed", "goes on, %d bytes again", event.octets_resent)
         self.resumed()
         if self.leases:
-            self.first_lease()  # RS-103: the one of the last carrier holds no more
+            self.first_lease()  # RS-103: the last carrier's lease no longer holds
 
     def _on_ended(self, event: ConnectionEnded) -> None:
         self.idle.limit = 0
         self.ended(event, f"{event.reason.value}: {event.text}" if event.text else event.reason.value)
 
     def error(self) -> CarrierError:
-        """Make the error for a request that the connection does not take any more."""
+        """Return the error for a request that the connection no longer takes."""
         end = self.end
         if end is not None and end.reason is not EndReason.CLOSED:
             return connection_lost(end.code, end.text or end.reason.value)
         return super().error()
 
     async def ready(self) -> None:
-        """Wait until a request may be sent; errors as `check_open`."""
+        """Wait until a request may be sent; raises the errors of `check_open`."""
         if self.crowded:
             await self.room()
         self.check_open()
@@ -313,10 +313,10 @@ class Connection(SingleDriver[ReactiveStreamsCore]):
     async def fire(self, payload: Payload) -> None:
         """Send a fire-and-forget request."""
         if not self.requests_sent % CHECKPOINT:
-            # Nothing else here waits, so a loop of these would let nobody else run, the carrier included.
+            # Nothing else here waits, so a loop of these calls would starve all other tasks, the carrier included.
             self.flush()
             await trio.lowlevel.checkpoint()
-            self._fired = perf_counter()  # the others' turns are no pause of this one's
+            self._fired = perf_counter()  # the time of other tasks' turns is not a pause of this one
         carrier = self.carrier
         if carrier is None or carrier.unsent > self.high_water or self.phase is not OPEN:
             await self.ready()
@@ -367,7 +367,7 @@ class Connection(SingleDriver[ReactiveStreamsCore]):
         return Sender(outbound), receiver
 
     def sent(self, payload: Payload, *, alone: bool) -> None:
-        """Count a request, and flush it: at once if it is large or comes alone, else together with others of this moment."""
+        """Count and flush a request: at once if it is large or alone, otherwise together with others sent at about the same time."""
         self.requests_sent += 1
         if alone or len(payload.data) > JOINED:
             self.flush()
@@ -381,7 +381,7 @@ class Connection(SingleDriver[ReactiveStreamsCore]):
         self.flush()
 
     def first_lease(self) -> None:
-        """Let the policy give a lease; one that is always the same the core has given already."""
+        """Let the policy give the first lease; the core has already given a constant one."""
         self.leases = True
         lease = self.config.lease
         if not isinstance(lease, LeaseGrant):
@@ -390,7 +390,7 @@ class Connection(SingleDriver[ReactiveStreamsCore]):
             self.timers.once("lease", lease.ttl, RENEW)
 
     def grant(self) -> None:
-        """Give the peer what the policy says now, and again when that has run out."""
+        """Give the peer the policy's current lease, and the next one when it has run out."""
         lease = self.config.lease
         if lease is None or self.phase is Phase.SUSPENDED or self.end is not None:
             return
@@ -406,28 +406,28 @@ class Connection(SingleDriver[ReactiveStreamsCore]):
         self.grant()
 
     def core_config(self) -> CoreConfig:
-        """Make the core's settings: with a policy both sides need leases, the first of which the policy gives itself."""
+        """Make the core's settings: with a policy both sides need leases, and the policy gives the first one itself."""
         config, lease = self.config.core, self.config.lease
         if lease is None:
             return config
         return attrs.evolve(config, lease=lease if isinstance(lease, LeaseGrant) else LeaseGrant())
 
     def established(self, data_mime_type: str, metadata_mime_type: str) -> None:
-        """Know the MIME types, start the handler's actor if it has one, and grant the first lease."""
+        """Store the MIME types, and start the handler's actor if it has one."""
         self.encoding = Encoding(data_mime_type, metadata_mime_type, self.config.codec)
         if isinstance(self.responder, Routes):
             self.spawn(self.responder.make, name="handler", supervise=restart())
 
     def release(self) -> None:
-        """Let go of the children and of the peer: they, and all that was never read, would stay until the collector comes."""
+        """Release the children and the peer; they, and all unread payloads, would otherwise stay until the garbage collector runs."""
         self.idle.close()
         del self.peer
 
     async def check(self, request: Request) -> None:
-        """Look at the credentials of a request of its own."""
+        """Check the credentials that a request brings."""
 
     def _on_unknown(self, event: Event) -> None:
-        """Leave what the core has dealt with by itself; its deadline may be another now."""
+        """Handle an event that the core has dealt with by itself: its deadline may have changed."""
         self.retime()
 
     events: ClassVar[dict[type, Callable[[Any, Any], None]]] = {

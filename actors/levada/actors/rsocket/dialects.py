@@ -1,4 +1,4 @@
-"""The two protocols that these actors speak: which core a URL's scheme stands for."""
+"""The two protocols that these actors speak: a URL's scheme selects the core."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["CoreFactory", "core_of"]
 
 
 class CoreFactory(Protocol):
-    """What makes a core: the class of one dialect."""
+    """Makes a core; the class of one dialect."""
 
     def __call__(
         self,
@@ -29,7 +29,7 @@ class CoreFactory(Protocol):
 
 
 def core_of(dialect: str) -> CoreFactory:
-    """Return the class of the core; of ReactiveSocket it is imported only here."""
+    """Return the class of the core; ReactiveSocket's is imported only here."""
     if dialect == "rsocket":
         return RSocketCore
     from levada.transports.reactivesocket import ReactiveSocketCore

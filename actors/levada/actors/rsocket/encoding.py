@@ -1,7 +1,7 @@
-"""From what users pass to payloads and back: message classes, routes and other metadata, by the MIME types that SETUP named.
+"""Converts users' values to payloads and back: message classes, routes and other metadata, by the MIME types that SETUP named.
 
-The codec's octets travel under a MIME type of our own (`MESSAGES`). A connection whose data MIME type that is carries messages without
-further ado; on others each such request says so in composite metadata (EXT-4), and the answer comes in the type of the request.
+The codec's bytes travel under a MIME type of our own (`MESSAGES`). A connection with that data MIME type carries messages directly. On
+others each such request says so in composite metadata (EXT-4), and the answer has the type of the request.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ COMPOSITE = CompositeMetadata.MIME_TYPE
 ROUTING = Routing.MIME_TYPE
 
 Metadata = bytes | CompositeMetadata | Sequence[Extension | Entry] | None
-"""Metadata of a request: as it is, or parts of composite metadata."""
+"""Metadata of a request: bytes, or parts of composite metadata."""
 
-_REMEMBERED = 1024  # pieces of metadata of 256 octets at most, for each connection
+_REMEMBERED = 1024  # pieces of metadata of at most 256 bytes, for each connection
 
 
 @attrs.frozen
 class Reading:
-    """What the metadata of a request says."""
+    """The decoded metadata of a request."""
 
     entries: CompositeMetadata
-    """All of it; metadata that is not composite is one entry."""
+    """All entries; metadata that is not composite is one entry."""
     route: str
-    """Where the request is to go; empty if it does not say."""
+    """The request's route; empty if it has none."""
     messages: bool
     """Whether the data is a message class."""
 
@@ -57,12 +57,12 @@ def is_message(value: object) -> bool:
 
 @attrs.define(eq=False)
 class Encoding:
-    """How the payloads of one connection are written and read."""
+    """Writes and reads the payloads of one connection."""
 
     data_mime_type: str
-    """Of SETUP."""
+    """The data MIME type in SETUP."""
     metadata_mime_type: str
-    """Of SETUP."""
+    """The metadata MIME type in SETUP."""
     codec: Codec
     _written: dict[tuple[str | None, bool], bytes] = attrs.field(factory=dict, init=False)
     _read: dict[bytes, Reading] = attrs.field(factory=dict, init=False)
@@ -75,8 +75,8 @@ class Encoding:
         """Make the payload of a request.
 
         Raises:
-            ConfigurationError: the metadata MIME type has no place for what is asked.
-            TypeError, ValueError: data or metadata of a wrong type, or a message that does not fit its annotations.
+            ConfigurationError: the metadata MIME type cannot carry the route or the metadata.
+            TypeError, ValueError: data or metadata has the wrong type, or a message does not fit its annotations.
         """
         if type(x) is bytes:
             return Payload(x, self._metadata(route, metadata, messages=False))
@@ -131,7 +131,7 @@ class Encoding:
         """Read the metadata of a request.
 
         Raises:
-            DecodeError: it is not what its MIME type says.
+            DecodeError: it does not fit its MIME type.
         """
         if metadata is None:
             return self._bare
@@ -149,7 +149,7 @@ class Encoding:
             route = metadata.decode("utf-8", "replace")
         own = entries.first(DataMimeType)
         reading = Reading(entries, route, (own.mime_type if own is not None else self.data_mime_type) == MESSAGES)
-        # Most requests of a connection have the metadata of one before. What holds a secret is not kept.
+        # Most requests of a connection repeat the metadata of an earlier one. Metadata that holds a secret is not kept.
         if (
             len(metadata) <= 256
             and len(entries.entries) <= 8  # 64 would fit, and take 8 kB
@@ -164,7 +164,7 @@ class Encoding:
         """Make the payload of an answer.
 
         Raises:
-            TypeError: neither octets, a `Payload` nor a message, where the request was no message.
+            TypeError: the value is neither bytes, a `Payload` nor a message; a message must answer a message.
         """
         if type(value) is Payload:
             return value
@@ -175,12 +175,12 @@ class Encoding:
         return Payload(_octets(value))
 
     def decode(self, payload: Payload, expected: Any = Any) -> Any:
-        """Read the data of a payload as a message; `DecodeError` if it is none that fits."""
+        """Read the data of a payload as a message; raise `DecodeError` if it does not fit."""
         return self.codec.decode(payload.data, expected)
 
 
 def expected_reply(question: object) -> Any:
-    """What the answers to a message are read as: ``R`` for a subclass of ``Asks[R]``, else anything."""
+    """Return the type of the answers to a message: ``R`` for a subclass of ``Asks[R]``, otherwise anything."""
     return reply_type(type(question)) if isinstance(question, Asks) else Any
 
 

@@ -1,4 +1,4 @@
-"""`connect`, `serve` and `balanced`: what programs begin with."""
+"""`connect`, `serve` and `balanced`, the entry points for programs."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ def connect(
     cancellation it closes at once. Within an actor: ``await self.enter(connect(self.system, url))``.
 
     Args:
-        system: has been entered.
+        system: an actor system that has been entered.
         url: ``rsocket+tcp://host:port``; instead of ``tcp`` also ``tls``, ``unix``, ``ws``, ``wss``, ``quic`` or ``memory``.
-        handler: answers the server's requests; left out, they are rejected.
+        handler: answers the server's requests; without one, they are rejected.
         config: see `ClientConfig`.
-        reconnect: dial again whenever the connection is lost; entering then waits for the first one as long as it takes.
+        reconnect: dial again whenever the connection is lost; entering then waits for the first connection as long as it takes.
 
     Yields:
         The peer to send requests to.
 
     Raises:
-        ConnectionLost: nobody answers there, or not whom it should be.
-        ConfigurationError: a URL, a handler or settings that cannot work, or an extra that is not installed.
+        ConnectionLost: no server answers at the URL, or its certificate is wrong.
+        ConfigurationError: the URL, the handler or the settings cannot work, or an extra is not installed.
     """
     if reconnect is not None:
         return _keep_connected(system, (url,), handler, config, reconnect, "round_robin", first=True)
@@ -84,24 +84,24 @@ def balanced(
     config: ClientConfig | None = None,
     reconnect: Backoff | None = None,
 ) -> AbstractAsyncContextManager[ReconnectingPeer]:
-    """Connect to several servers and choose one of those that are up for each request.
+    """Connect to several servers and choose one that is up for each request.
 
-    One that is lost is dialled again and joins again. While none is up requests fail at once with `NoEndpoint`, unless
-    `Backoff.wait` says how long they may wait. Entering waits until one is up, or none can be reached at the first try.
+    A lost server is dialled again and rejoins. While none is up, requests fail at once with `NoEndpoint`, unless `Backoff.wait` lets them
+    wait. Entering the block waits until one is up, or the first attempt has failed for all.
 
     Args:
-        system: has been entered.
+        system: an actor system that has been entered.
         urls: one or more, as for `connect`.
         handler: answers the servers' requests.
-        policy: which one gets the next request, see `Policy`.
+        policy: selects the server for the next request, see `Policy`.
         config: for all of them.
-        reconnect: how to dial again; left out, as `Backoff` says, and requests do not wait.
+        reconnect: how to dial again; without it, the defaults of `Backoff` apply, and requests do not wait.
 
     Yields:
         The peer to send requests to.
 
     Raises:
-        ConfigurationError: as for `connect`, or no URL.
+        ConfigurationError: as for `connect`, or no URL was given.
     """
     if not urls:
         raise ConfigurationError("balanced() needs one URL or more")
@@ -134,22 +134,22 @@ async def _keep_connected(
 async def serve(
     system: ActorSystem, url: str, handler: Handler = None, *, config: ServerConfig | None = None
 ) -> AsyncIterator[Listener]:
-    """Serve clients; entering the block means bound and listening, `Listener.url` holds the real port.
+    """Serve clients; entering the block means bound and listening, and `Listener.url` holds the real port.
 
     Leaving it accepts no more clients, rejects new requests, lets open streams end for ``ServerConfig.drain`` seconds, then closes;
     after an exception or a cancellation it closes at once. Within an actor: ``await self.enter(serve(self.system, …))``.
 
     Args:
-        system: has been entered.
+        system: an actor system that has been entered.
         url: as for `connect`; port 0 takes a free one.
         handler: answers the clients' requests: see `Handler`. An actor class is made once for each connection.
-        config: see `ServerConfig`; ``carrier`` is needed where the carrier needs a certificate.
+        config: see `ServerConfig`; ``carrier`` is required if the carrier needs a certificate.
 
     Yields:
         The listener.
 
     Raises:
-        ConfigurationError: a URL, a handler or settings that cannot work, an address that is taken, or an extra that is not installed.
+        ConfigurationError: the URL, the handler or the settings cannot work, the address is taken, or an extra is not installed.
     """
     dialect, carrier = carrier_url(url)
     settings = config or ServerConfig()

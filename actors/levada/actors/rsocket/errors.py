@@ -1,9 +1,8 @@
-"""What a request, or a whole connection, can end with.
+"""Errors of requests and of whole connections.
 
-A handler raises one of the classes below `RequestFailed` to choose the code that the peer sees, and the requester gets the same class:
-what one side raises the other side catches. One that it got itself from another peer becomes an `ApplicationError` on its way.
-Any other exception of a handler is a failure of its stream and an `ApplicationError` for
-the peer. A connection that is lost ends its requests with `levada.framework.errors.ConnectionLost`.
+A handler raises a subclass of `RequestFailed` to choose the code that the peer sees, and the requester catches the same class. If the
+handler itself got the error from another peer, its requester sees an `ApplicationError`. Any other exception of a handler fails its
+stream and is an `ApplicationError` for the peer. Requests on a lost connection end with `levada.framework.errors.ConnectionLost`.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ __all__ = [
 
 @attrs.define(eq=False, slots=False, str=False)
 class RequestFailed(ChannelError, StreamError):
-    """The responder ended a stream with an error; the connection lives on.
+    """The responder ended a stream with an error; the connection stays open.
 
-    It is raised by the await of a single answer and by `Receiver.receive` alike. Codes above 0x300 are the application's own.
+    Both the await of a single answer and `Receiver.receive` raise it. Codes above 0x300 belong to the application.
     """
 
     data: bytes = b""
-    """The error's data as it came, UTF-8 as a rule. Of what is sent, NULs at the end are left out (RS-28)."""
+    """The error's data as received, usually UTF-8. When an error is sent, trailing NULs are removed (RS-28)."""
 
     usual_code: ClassVar[int] = ErrorCode.APPLICATION_ERROR
 
@@ -41,24 +40,24 @@ class RequestFailed(ChannelError, StreamError):
 
     @property
     def retryable(self) -> bool:
-        """Whether the request is known not to have been processed, so that it may be sent again."""
+        """Whether the request was certainly not processed, so that it may be sent again."""
         return False
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class ApplicationError(RequestFailed):
-    """APPLICATION_ERROR: the handler refused or failed; what it has done by then is its own affair."""
+    """APPLICATION_ERROR: the handler refused or failed; it may have done part of its work."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class RequestRejected(RequestFailed):
-    """REJECTED: valid and refused, without any processing (no lease, too many streams, draining): it may be sent again."""
+    """REJECTED: the request was valid but refused without any processing (no lease, too many streams, draining), so it may be sent again."""
 
     usual_code: ClassVar[int] = ErrorCode.REJECTED
 
     @property
     def retryable(self) -> bool:
-        """True."""
+        """Always true."""
         return True
 
 
@@ -71,7 +70,7 @@ class RequestCanceled(RequestFailed):
 
 @attrs.define(eq=False, slots=False, str=False)
 class RequestInvalid(RequestFailed):
-    """INVALID: the responder can make nothing of this request; sending it again will not help."""
+    """INVALID: the responder cannot interpret this request; sending it again will not help."""
 
     usual_code: ClassVar[int] = ErrorCode.INVALID
 
@@ -86,16 +85,16 @@ _KINDS: dict[int, type[RequestFailed]] = {
 
 @attrs.define(eq=False, slots=False, str=False)
 class SetupRejected(ConnectionLost):
-    """The server refused the connection, or a hook of this server refuses one by raising this; the text travels as the error's data."""
+    """The server refused the connection. A hook of a server raises this to refuse one; the text travels as the error's data."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class NoEndpoint(ConnectionLost):
-    """No connection to send the request on: all endpoints are down, and the time to wait for one is over."""
+    """All endpoints are down, and the time to wait for one is over."""
 
 
 def stream_failed(event: StreamFailed) -> ChannelError | ConnectionLost:
-    """Make the error for a stream that is over; a code without a class of its own gives a plain `RequestFailed` (RS-28, RS-29)."""
+    """Return the error for a failed stream; a code without a class of its own gives a plain `RequestFailed` (RS-28, RS-29)."""
     if event.by is FailedBy.CONNECTION:
         return connection_lost(event.code, event.text)
     kind = _KINDS.get(event.code, RequestFailed)
@@ -103,6 +102,6 @@ def stream_failed(event: StreamFailed) -> ChannelError | ConnectionLost:
 
 
 def connection_lost(code: int, text: str) -> ConnectionLost:
-    """Make the error for a connection that is over."""
+    """Return the error for a connection that is over."""
     kind = SetupRejected if code in SETUP_CODES else ConnectionLost
     return kind(text or "the connection is over", code=code or None)

@@ -1,9 +1,9 @@
 """Payloads on their way to a `Receiver`, and the credit that taking them grants.
 
-An `Inbound` is the inside of an ordinary channel, so all that holds for receivers holds here: one owner, explicit ends, `to_mailbox`,
-closing. Three things differ. The receiver's window is what the peer may send, so the queue is bounded by the peer's credit, which the
-protocol core enforces, and not by this class. What is taken is counted, and half a window of it is granted anew (RS-66, RS-72): one
-REQUEST_N for many payloads. And a stream that its responder failed raises the responder's error, not one of a channel.
+An `Inbound` is the inside of an ordinary channel, so everything about receivers applies here: one owner, explicit ends, `to_mailbox`,
+closing. It differs in three ways. The receiver's window is the peer's credit, so the protocol core bounds the queue, not this class.
+Payloads are counted as they are taken, and after half a window one REQUEST_N grants that many again (RS-66, RS-72). And a stream that
+its responder failed raises the responder's error, not a channel error.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = ["Arrived", "Inbound", "again"]
 
 
 def again(error: LevadaError) -> LevadaError:
-    """Return an equal error to raise once more: a raised one would gather the traceback of every call."""
+    """Return an equal error to raise once more: a raised error would collect the traceback of every call."""
     copy = attrs.evolve(error)
     copy.__cause__ = error.__cause__
     return copy
 
 
 class _EndedBy(Half):
-    """A half that may have ended by an error of the peer's own."""
+    """A channel half that may have ended with an error of the peer's own."""
 
     __slots__ = ("failure",)
 
@@ -68,20 +68,20 @@ class Arrived(Envelope):
         return self._payload if self.decode is None else self.decode(self._payload)
 
     def settle(self, outcome: Outcome) -> None:
-        """Say that the payload is held no more."""
+        """Note that the payload is no longer held."""
         settled, self._settled = self._settled, None
         if settled is not None:
             settled()
 
 
 class Inbound(ChannelCore):
-    """The inside of the channel that a stream's payloads come by.
+    """The inside of the channel that carries a stream's payloads.
 
     Args:
         window: payloads that may be under way or queued.
         name: for logs and errors.
         item_type: as for `channel`.
-        grant: called with this object and the number of payloads that were taken since the last call.
+        grant: called with this object and the number of payloads taken since the last call.
     """
 
     __slots__ = ("_convert", "_grant", "_taken", "_top_up", "ended_by")
@@ -89,14 +89,14 @@ class Inbound(ChannelCore):
     def __init__(self, window: int, name: str, item_type: Any, grant: Callable[[Inbound, int], None]) -> None:
         super().__init__(item_type, window, name)
         self.receiver = self.ended_by = _EndedBy()
-        self.enveloped = True  # so that `took` is called for each payload
+        self.enveloped = True  # so that each payload goes through `took`
         self._grant = grant
         self._convert: Callable[[Any], Any] | None = None
         self._taken = 0
         self._top_up = max(1, window // 2)
 
     def convert(self, convert: Callable[[Any], Any]) -> None:
-        """From now on the receiver gets ``convert(payload)``, of what is queued too; its errors are raised where the payload is taken."""
+        """From now on give the receiver ``convert(payload)``, for queued payloads too; its errors are raised where the payload is taken."""
         self._convert = convert
         for at, payload in enumerate(self.queue):
             if isinstance(payload, Arrived):
@@ -105,12 +105,12 @@ class Inbound(ChannelCore):
                 self.queue[at] = Arrived(payload, convert)
 
     def took(self, entry: Any) -> Any:
-        """Count what the receiver takes; see `ChannelCore.took`."""
+        """Count a payload that the receiver takes; see `ChannelCore.took`."""
         self._count()
         return super().took(entry)
 
     def put(self, entry: Any, settled: Callable[[], object] | None = None) -> None:
-        """Hand over a payload; one that goes straight to a waiting task is taken at once. `settled` is called when it is taken or dropped."""
+        """Hand over a payload; if a task waits for it, it is taken at once. `settled` is called when it is taken or dropped."""
         if self._convert is not None or settled is not None:
             entry = Arrived(entry, self._convert, settled)
         if self.takers:
@@ -122,7 +122,7 @@ class Inbound(ChannelCore):
                 self.consumer()
 
     def settle(self, *entries: Any, outcome: Outcome) -> None:
-        """Count what a mailbox takes; see `ChannelCore.settle`."""
+        """Count payloads that a mailbox takes; see `ChannelCore.settle`."""
         super().settle(*entries, outcome=outcome)
         for _ in entries:
             self._count()
@@ -134,7 +134,7 @@ class Inbound(ChannelCore):
             self._grant(self, taken)
 
     def fail(self, error: LevadaError) -> None:
-        """End behind what is queued: with the connection, if it was lost, else by `error` itself."""
+        """End after the queued payloads: with the connection's loss if it was lost, otherwise with `error` itself."""
         if isinstance(error, ConnectionLost) or not isinstance(error, ChannelError):
             self.end(TerminalState.CONNECTION_LOST, discard=False, detail=error.detail, cause=error)
         else:

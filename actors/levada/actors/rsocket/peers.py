@@ -1,4 +1,4 @@
-"""`Peer`: whom requests are sent to. One connection, one that comes back, or several of which one is chosen for each request."""
+"""`Peer`: the handle for sending requests, over one connection, a reconnecting one, or several with a choice for each request."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class ConnectionStatistics:
     requests_sent: int
     requests_received: int
     fire_and_forget_dropped: int
-    """Fire-and-forget requests of the peer that found too many, or too much, in their handlers."""
+    """Fire-and-forget requests of the peer that were dropped because too many, or too many bytes, were in their handlers."""
     sessions_resumed: int
-    """Times that the session went on on another carrier."""
+    """How often the session was resumed on another carrier."""
     carrier: CarrierStatistics | None
-    """Of the carrier now in use; ``None`` if there is none."""
+    """The current carrier's counters; ``None`` if there is none."""
 
 
 class _Requesting(Protocol):
-    """What a peer needs of its connection; `levada.actors.rsocket.connection.Connection` says what each is."""
+    """The part of the connection that a peer uses; `levada.actors.rsocket.connection.Connection` documents each member."""
 
     config: ClientConfig | ServerConfig
     encoding: Encoding
@@ -77,29 +77,29 @@ class _Requesting(Protocol):
 
 
 class Peer(ABC):
-    """Requests go out here. The same for a client, for a server's clients, and for balanced endpoints.
+    """Sends requests: the same for a client, for a server's clients, and for balanced endpoints.
 
-    What is sent: octets, a `Payload`, or an instance of a message class; a message is answered by a message, of the type that its class
-    names (``class Get(Asks[int])``), everything else by `Payload`. Where it goes: `route`, and in `metadata` whatever else belongs to
-    the request (credentials, tracing, entries of one's own).
+    Data is bytes, a `Payload`, or an instance of a message class. A message is answered by a message, of the type that its class names
+    (``class Get(Asks[int])``), everything else by a `Payload`. `route` says where the request goes, and `metadata` holds everything else
+    about it (credentials, tracing, the application's entries).
 
-    Any task of the system's trio run may call; calls do not wait for one another. Timeouts are trio's (`trio.fail_after`): a cancelled
+    Any task of the system's trio run may call; calls do not wait for one another. For timeouts use trio (`trio.fail_after`): a cancelled
     request sends CANCEL.
 
     What the methods raise:
         RequestFailed: the responder answered with an error; its subclass says which, `RequestFailed.retryable` whether to try again.
-        ConnectionLost: there is no connection, or it was lost; whether the request was processed is not known in the latter case.
+        ConnectionLost: there is no connection, or it was lost; if it was lost, the request may have been processed.
         ConnectionClosed: this side closed it.
         LocalProtocolError: too many requests wait for a lease, or the dialect has no such request.
-        ConfigurationError, TypeError, ValueError: what was given cannot be sent.
+        ConfigurationError, TypeError, ValueError: the arguments cannot be sent.
     """
 
     _chosen: _Requesting | None = None
-    """The connection for each request, if there is no choice."""
+    """The connection for all requests, if there is no choice."""
 
     @abstractmethod
     async def _choose(self) -> _Requesting:
-        """Give the connection for the next request, waiting for one if that is wanted."""
+        """Return the connection for the next request; waits for one if configured to."""
 
     @overload
     async def request_response(self, x: Asks[R], *, route: str | None = None, metadata: Metadata = None) -> R: ...
@@ -108,9 +108,9 @@ class Peer(ABC):
     @overload
     async def request_response(self, x: object, *, route: str | None = None, metadata: Metadata = None) -> Any: ...
     async def request_response(self, x: Any, *, route: str | None = None, metadata: Metadata = None) -> Any:
-        """Send a request and wait for its one answer; an answer without payload is an empty one.
+        """Send a request and wait for its answer; an answer without a payload is an empty one.
 
-        Errors are those of the class; `DecodeError` if the answer to a message is not what its class promises.
+        Raises the errors of the class, and `DecodeError` if the answer to a message does not have the promised type.
 
         Cancellation:
             the request is cancelled at the peer. It may have been processed.
@@ -118,12 +118,12 @@ class Peer(ABC):
         await trio.lowlevel.checkpoint_if_cancelled()
         connection = self._chosen or await self._choose()
         answer = await connection.call(connection.encoding.request(x, route, metadata))
-        if type(x) is bytes or not is_message(x):  # the first as it is by far the quicker question
+        if type(x) is bytes or not is_message(x):  # `bytes` first, as that test is much faster
             return answer
         return connection.encoding.decode(answer, expected_reply(x))
 
     async def fire_and_forget(self, x: object, *, route: str | None = None, metadata: Metadata = None) -> None:
-        """Send a request that nothing answers. It has been handed to the carrier when this returns; whether it arrives nobody knows.
+        """Send a request that gets no answer. On return it has been handed to the carrier; delivery is not confirmed.
 
         Cancellation:
             nothing was sent.
@@ -149,15 +149,15 @@ class Peer(ABC):
     ) -> Receiver[Any]:
         """Open a stream of answers; returns when the request is sent.
 
-        Closing the receiver cancels the stream. It ends when the responder is done, and raises what the stream failed with, behind what
-        had arrived.
+        Closing the receiver cancels the stream. The receiver ends when the responder is done; if the stream fails, it raises the error after
+        everything that had arrived.
 
         Args:
             x: see the class. The answers to a message are read as the ``R`` of its ``Asks[R]``, each when it is taken.
             route: see the class.
             metadata: see the class.
-            window: payloads that the responder may be ahead of whoever receives; ``None``: as the settings say. This is the credit:
-                half of it is granted anew whenever half has been taken.
+            window: payloads that the responder may send ahead of the receiver; ``None``: the setting. This is the credit: each time half of it
+                has been taken, half is granted again.
 
         Cancellation:
             nothing was sent.
@@ -167,7 +167,7 @@ class Peer(ABC):
     async def request_subscription(
         self, x: object, *, route: str | None = None, metadata: Metadata = None, window: int | None = None
     ) -> Receiver[Any]:
-        """Open a stream without an end of its own; ReactiveSocket only. Otherwise as `request_stream`."""
+        """Open a stream that has no natural end; ReactiveSocket only. Otherwise as `request_stream`."""
         return await self._items(Interaction.REQUEST_SUBSCRIPTION, x, route, metadata, window)
 
     async def _items(
@@ -215,7 +215,7 @@ class Peer(ABC):
         )
 
     async def metadata_push(self, metadata: bytes) -> None:
-        """Send metadata of the connection as a whole; nothing answers it.
+        """Send metadata of the connection as a whole; there is no answer.
 
         Cancellation:
             nothing was sent.
@@ -225,7 +225,7 @@ class Peer(ABC):
 
 
 def _answers(connection: _Requesting, x: object) -> tuple[Any, Any]:
-    """Item type of the answers to `x`, and how to read each."""
+    """Return the item type of the answers to `x`, and the function that reads each."""
     if not is_message(x):
         return Payload, None
     expected = expected_reply(x)
@@ -233,32 +233,32 @@ def _answers(connection: _Requesting, x: object) -> tuple[Any, Any]:
 
 
 class ConnectedPeer(Peer):
-    """The other side of one connection (with resumption: of one session). It does not come back once it has ended."""
+    """The other side of one connection (with resumption: of one session). Once it has ended it stays so."""
 
     def __init__(self, connection: _Requesting) -> None:
         self._connection = self._chosen = connection
         self.setup: SetupReceived | None = None
-        """What the client said when it connected; ``None`` on the client itself."""
+        """The client's SETUP; ``None`` on the client itself."""
         self.principal: Any = None
-        """What the server's `authenticate` hook made of the client's credentials."""
+        """The result of the server's `authenticate` hook for the client's credentials."""
 
     async def _choose(self) -> _Requesting:
         return self._connection
 
     @property
     def info(self) -> CarrierInfo:
-        """Who is at the other end: addresses, certificate, credentials of the process; of the newest carrier."""
+        """The newest carrier's facts about the other end: addresses, certificate, credentials of the process."""
         info = self._connection.info
         assert info is not None
         return info
 
     @property
     def connected(self) -> bool:
-        """Whether requests may be sent; true too while a session is without carrier."""
+        """Whether requests may be sent; also true while a session is without a carrier."""
         return not self._connection.unusable.is_set()
 
     async def terminated(self) -> ConnectionEnded:
-        """Wait for the end, and return how it came.
+        """Wait for the end, and return its reason.
 
         Cancellation:
             only the waiting ends.
@@ -269,10 +269,10 @@ class ConnectedPeer(Peer):
         return end
 
     async def aclose(self) -> None:
-        """Take no new requests, let open streams end within ``drain`` seconds (a setting), then close. Twice is harmless.
+        """Take no new requests, let open streams end within ``drain`` seconds (a setting), then close. A second call does no harm.
 
         Cancellation:
-            closed at once.
+            the connection closes at once.
         """
         await self._connection.aclose()
 
@@ -281,12 +281,12 @@ class ConnectedPeer(Peer):
         self._connection.shut(reason="aborted")
 
     def drop_carrier(self) -> None:
-        """Cut the carrier off, as a network may: the end of the connection, or with resumption the beginning of another carrier."""
+        """Cut the carrier off, as a network failure would: the connection ends, or with resumption moves to another carrier."""
         if self._connection.carrier is not None:
             self._connection.carrier.abort()
 
     def statistics(self) -> ConnectionStatistics:
-        """Return the counters as they are now."""
+        """Return a snapshot of the counters."""
         connection = self._connection
         return ConnectionStatistics(
             open_streams=len(connection.streams),

@@ -1,8 +1,8 @@
-"""Connections that come back: a `Link` keeps one to each endpoint, a peer chooses among those that are there.
+"""Connections that come back: a `Link` keeps one to each endpoint, and a peer chooses among the endpoints that are up.
 
-A link is an actor whose children are its connections, one after the other. When one ends, or the peer announces its end, it dials again,
-waiting longer from try to try. Requests never travel on two connections: one that was lost with its connection fails, and whoever
-sent it knows whether it may be sent again.
+A link is an actor whose children are its connections, one after the other. When one ends, or the peer announces its end, the link dials
+again, waiting longer after each attempt. A request never moves to another connection: if its connection is lost it fails, and the caller
+decides whether to send it again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .peers import Peer
 __all__ = ["Link", "Policy", "ReconnectingPeer"]
 
 Policy = Literal["round_robin", "least_pending"]
-"""Which of the endpoints that are up gets the next request: one after the other, or the one with the fewest open streams."""
+"""Selects the endpoint for the next request: each in turn, or the one with the fewest open streams."""
 
 
 class Link(Actor[Any]):
@@ -39,12 +39,12 @@ class Link(Actor[Any]):
         """The connection that takes requests now."""
         self.tried = False
         self.given_up = False
-        """Whether it dials no more."""
+        """Whether it has stopped dialling."""
         self.error: LevadaError | None = None
-        """Why there is none, or why there was none before."""
+        """Why there is no connection, or why the previous one ended."""
 
     def started(self) -> None:
-        """See `Actor.started`."""
+        """Begin to dial."""
         self.start_soon(self._keep_connected)
 
     async def _keep_connected(self) -> None:
@@ -78,7 +78,7 @@ class Link(Actor[Any]):
 
 
 class ReconnectingPeer(Peer):
-    """One endpoint that is dialled again whenever its connection is lost, or several among which requests are balanced."""
+    """One endpoint that is dialled again whenever its connection is lost, or several that share the requests."""
 
     def __init__(self, policy: Policy, backoff: Backoff) -> None:
         if policy not in ("round_robin", "least_pending"):
@@ -96,15 +96,15 @@ class ReconnectingPeer(Peer):
         return len(self._usable())
 
     def changed(self) -> None:
-        """An endpoint came up, or could not be reached."""
+        """Wake waiting requests: an endpoint came up, or could not be reached."""
         event, self._event = self._event, trio.Event()
         event.set()
 
     async def tried(self, *, connected: bool) -> None:
-        """Wait until an endpoint is up or, unless `connected`, none can be reached.
+        """Wait until an endpoint is up or, unless `connected`, the first attempt has failed for all.
 
         Raises:
-            ConfigurationError: a URL or settings that cannot work.
+            ConfigurationError: a URL or the settings cannot work.
         """
         while not self._usable():
             for link in self.links:
@@ -135,7 +135,7 @@ class ReconnectingPeer(Peer):
         return usable[self._turn % len(usable)]
 
     def connections(self) -> list[Connection]:
-        """Those that are there now."""
+        """The connections that are up."""
         return [link.current for link in self.links if link.current is not None]
 
     def shut(self) -> None:
@@ -144,10 +144,10 @@ class ReconnectingPeer(Peer):
             connection.shut()
 
     async def aclose(self) -> None:
-        """Close all connections as `ConnectedPeer.aclose` does, at the same time, and dial no more.
+        """Close all connections concurrently, as `ConnectedPeer.aclose` does, and stop dialling.
 
         Cancellation:
-            closed at once.
+            all connections close at once.
         """
         self.give_up()
         try:
@@ -161,7 +161,7 @@ class ReconnectingPeer(Peer):
             await link.ref.terminated()
 
     def give_up(self) -> None:
-        """Dial no more; requests that wait for a connection fail."""
+        """Stop dialling; requests that wait for a connection fail."""
         self._closed = True
         for link in self.links:
             link.given_up = True

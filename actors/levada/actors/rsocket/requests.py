@@ -1,4 +1,4 @@
-"""`Request`: what a handler is given."""
+"""`Request`: a peer's request, as a handler gets it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ __all__ = ["Request"]
 class Request:
     """One request of the peer.
 
-    What is in the metadata is read when it is asked for; `levada.framework.errors.DecodeError` says that it is not what its MIME type
-    says, and, not caught by the handler, ends the stream with INVALID.
+    The metadata is decoded on first use. If it does not fit its MIME type, that raises `levada.framework.errors.DecodeError`; if the handler
+    does not catch it, the stream ends with INVALID.
     """
 
     __slots__ = ("_encoding", "_inbound", "_receiver", "connection", "kind", "payload", "principal", "stream_id")
@@ -44,26 +44,26 @@ class Request:
         inbound: Inbound | None,
     ) -> None:
         self.kind = kind
-        """Which of the interactions was asked for."""
+        """The kind of interaction."""
         self.stream_id = stream_id
         """Number of the stream, for logs."""
         self.payload = payload
-        """Data and metadata as they came; of a channel the first ones."""
+        """Data and metadata as received; a channel's first payload."""
         self.connection = connection
-        """The peer that asks; requests may be sent to it."""
+        """The peer that sent the request; a handler may send requests to it."""
         self.principal: Any = connection.principal
-        """What the `authenticate` hook made of the credentials: of this request's own, else of the connection's."""
+        """The result of the `authenticate` hook: for the request's own credentials if it has any, otherwise for the connection's."""
         self._encoding = encoding
         self._inbound = inbound
         self._receiver: Receiver[Any] | None = None
 
     @property
     def payloads(self) -> Receiver[Payload]:
-        """All payloads of a channel, the first one included; of another request the one it has. Closed when the answer is complete."""
+        """All payloads of a channel, the first one included; any other request has one. Closed when the answer is complete."""
         return self.receive()
 
     def receive(self, convert: Callable[[Payload], Any] | None = None) -> Receiver[Any]:
-        """Give what `payloads` gives, each payload turned into something else; to be called once then.
+        """Return `payloads` with each payload converted; call it at most once.
 
         Args:
             convert: its errors are raised where the payload is taken.
@@ -79,49 +79,49 @@ class Request:
         return self._receiver
 
     def close(self) -> None:
-        """Take no more payloads; the stream does it when the answer is complete."""
+        """Take no more payloads; the stream calls this when the answer is complete."""
         if self._inbound is not None:
             self._inbound.end(TerminalState.RECEIVER_CLOSED)
 
     @property
     def data(self) -> bytes:
-        """Bytes of the data."""
+        """The data as bytes."""
         return self.payload.data
 
     @property
     def metadata(self) -> bytes | None:
-        """Bytes of the metadata; ``None`` if there are none."""
+        """The metadata as bytes; ``None`` if there is none."""
         return self.payload.metadata
 
     @property
     def route(self) -> str:
-        """Where the request is to go: the routing entry, or the whole metadata of a connection without composite metadata."""
+        """The request's route: the routing entry, or on a connection without composite metadata all of the metadata."""
         return self._encoding.read(self.payload.metadata).route
 
     @property
     def entries(self) -> CompositeMetadata:
-        """All entries of the metadata; those of a connection without composite metadata are one."""
+        """All entries of the metadata; on a connection without composite metadata there is one."""
         return self._encoding.read(self.payload.metadata).entries
 
     @property
     def credentials(self) -> Authentication | None:
-        """The credentials that came with this very request (EXT-3)."""
+        """The credentials that came with this request (EXT-3)."""
         return self.entries.first(Authentication)
 
     @property
     def tracing(self) -> ZipkinTracing | None:
-        """The trace that it belongs to (EXT-5)."""
+        """The trace that the request belongs to (EXT-5)."""
         return self.entries.first(ZipkinTracing)
 
     @property
     def data_mime_type(self) -> str | int:
-        """What the data is: its own type (EXT-4), else that of the connection."""
+        """The MIME type of the data: the request's own (EXT-4), otherwise the connection's."""
         own = self.entries.first(DataMimeType)
         return own.mime_type if own is not None else self._encoding.data_mime_type
 
     @property
     def accepts(self) -> tuple[str | int, ...]:
-        """The data types that the requester wants in the answer (EXT-4); the connection's if it does not say."""
+        """The data types that the requester accepts in the answer (EXT-4); the connection's if it names none."""
         own = self.entries.first(AcceptableMimeTypes)
         return tuple(own.mime_types) if own is not None else (self._encoding.data_mime_type,)
 
@@ -142,7 +142,7 @@ class Request:
         return self._encoding.decode(self.payload, expected)
 
     def read(self, payload: Payload, expected: Any = Any) -> Any:
-        """Read a further payload of a channel as a message; as `message`."""
+        """Read a further payload of a channel as a message, as `message` does."""
         return self._encoding.decode(payload, expected)
 
     def __repr__(self) -> str:

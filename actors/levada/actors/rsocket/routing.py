@@ -1,6 +1,6 @@
-"""Handlers: what a user may pass to `connect` and `serve`, and how a request finds its way into it.
+"""Handlers: the values that a user may pass to `connect` and `serve`, and how a request reaches its handler.
 
-A route method of an actor class is called with what its parameter's annotation says:
+The annotation of a route method's parameter decides its argument:
 
 ====================================  ================================================================================
 annotation                            gets
@@ -11,8 +11,9 @@ a message class                       the data, decoded
 ``Receiver[…]`` of one of these       all payloads of a channel (of another request: the one it has), each as that
 ====================================  ================================================================================
 
-It runs in the actor of its stream, not in the mailbox of the object it belongs to: a slow one holds up nobody, and several may be under way
-on one object. All run in one thread, so nothing changes between two awaits. What it raises is the stream's failure, not the object's.
+A route method runs in the actor of its stream, not in the mailbox of the object it belongs to. So a slow method does not hold up others,
+and several may be under way on one object. All run in one thread, so nothing changes between two awaits. An exception fails the stream,
+not the object.
 """
 
 from __future__ import annotations
@@ -42,17 +43,17 @@ _MARK = "__levada_route__"
 
 Handler = Callable[[Request], Any] | Callable[[], Actor[Any]] | type[Actor[Any]] | Ref[Any] | None
 """An async (or sync) function of one `Request`; an actor class with `route` methods, or a `functools.partial` of one; a ref that answers
-messages; or nothing, which refuses all requests.
+messages; or ``None``, which refuses all requests.
 
-The answer is a `Payload`, octets, a message, ``None`` for nothing, or, for streams and channels, an async iterable of these."""
+The answer is a `Payload`, bytes, a message, ``None`` for nothing, or, for streams and channels, an async iterable of these."""
 
 
 Responder = Callable[[Request], Any]
-"""Calls the user's code; gives the answer, something to await for it, or an async iterable."""
+"""Calls the user's code; returns the answer, an awaitable for it, or an async iterable."""
 
 
 def route(name: str) -> Callable[[F], F]:
-    """Mark a method of an actor class as what answers the requests of one route.
+    """Mark a method of an actor class as the handler of one route.
 
     It may be sync or async and return one answer, or be an async generator, or return a `Receiver` or another async iterable.
 
@@ -93,7 +94,7 @@ class Routes:
     """The routes of an actor class, and the object that answers them for one connection.
 
     Args:
-        factory: makes the object; called again if the actor starts again.
+        factory: makes the object; called again if the actor restarts.
     """
 
     def __init__(self, factory: Callable[[], Actor[Any]], table: dict[str, _Route]) -> None:
@@ -118,10 +119,10 @@ class Routes:
 
 
 def make_responder(handler: Handler) -> Responder:
-    """Make what answers the requests of one connection.
+    """Return the function that answers the requests of one connection.
 
     Raises:
-        ConfigurationError: no handler of any kind, or an actor class without a route or with one that cannot be called.
+        ConfigurationError: `handler` is no handler of any kind, or an actor class with no route or with a route that cannot be called.
     """
     if handler is None:
         return _refuse
@@ -154,7 +155,7 @@ async def _ask(ref: Ref[Any], request: Request) -> Any:
 
 @functools.cache
 def route_table(cls: type[Actor[Any]]) -> dict[str, _Route]:
-    """Collect the routes of a class and of its bases."""
+    """Collect the routes of a class and its bases."""
     table: dict[str, _Route] = {}
     for name in dir(cls):
         function = inspect.getattr_static(cls, name, None)

@@ -1,4 +1,4 @@
-"""The server's side: a listener, its connections, and the sessions among them that can be resumed."""
+"""The server's side: a listener, its connections, and the resumable sessions among them."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class ServerConnection(Connection):
         super().__attrs_post_init__()
         self.checks_requests = isinstance(self.config, ServerConfig) and self.config.authenticate is not None
         self.heir: Connection | None = None
-        """The connection of an older session, which goes on on the carrier that came here."""
+        """The connection of an older session that continues on the carrier accepted here."""
 
     def refuse(self) -> None:
         """Turn the client away."""
         refuse(self.accepted)
 
     async def carry(self) -> None:
-        """Run the carrier that was accepted; the session may go on on others."""
+        """Run the accepted carrier; the session may continue on other carriers."""
         config = self.core_config()
         with trio.CancelScope() as arriving:
             arriving.deadline = trio.current_time() + config.setup_timeout
@@ -69,10 +69,10 @@ class ServerConnection(Connection):
                 self.retime()
                 await self.read(carrier)
         if self.heir is None:
-            await self.over.wait()  # the session may go on on another carrier
+            await self.over.wait()  # the session may continue on another carrier
 
     def user(self, carrier: SingleCarrier[Any]) -> SingleDriver[Any] | None:
-        """Return the connection that uses a carrier; it may be the one whose session goes on there."""
+        """Return the connection that uses a carrier; if an older session continues on it, that session's connection."""
         return super().user(carrier) if self.heir is None else self.heir.user(carrier)
 
     def _on_resume(self, event: ResumeReceived) -> None:
@@ -80,7 +80,7 @@ class ServerConnection(Connection):
         session.take_over(self)
 
     def take_over(self, other: ServerConnection) -> None:
-        """Go on on the carrier that came to another connection, which from now on only reads for this one."""
+        """Continue on another connection's carrier; from now on that connection only reads for this one."""
         self.reading.cancel()
         self.reading = other.reading
         carrier = other.detach()
@@ -137,7 +137,7 @@ class ServerConnection(Connection):
         self.retime()
 
     async def check(self, request: Request) -> None:
-        """See `Connection.check`."""
+        """Authenticate a request that brings its own credentials."""
         assert isinstance(self.config, ServerConfig)
         assert self.config.authenticate is not None
         credentials = request.credentials
@@ -173,7 +173,7 @@ class ListenerActor(Acceptor[ServerConnection]):
         make_responder(self.handler)  # so that a mistake shows now
         self.sessions: Sessions[RSocketCore] = Sessions(self.config.max_sessions, self.config.max_session_octets)
         self.owners: dict[object, ServerConnection] = {}
-        """Connection of each core whose session can be resumed."""
+        """The connection of each core whose session can be resumed."""
 
     @property
     def max_connections(self) -> int:
@@ -194,9 +194,9 @@ class ListenerActor(Acceptor[ServerConnection]):
 
 
 class Listener(ListenerHandle[ListenerActor]):
-    """What `serve` gives: where it listens, and who is connected."""
+    """The handle that `serve` yields: its address and its connected clients."""
 
     @property
     def peers(self) -> list[ConnectedPeer]:
-        """The clients that are connected, or may come back to their session; requests may be sent to each."""
+        """The clients that are connected, or may return to their session; requests may be sent to each."""
         return [connection.peer for connection in self._actor.connections if connection.end is None]

@@ -1,11 +1,11 @@
-"""Actors of streams: what waits for answers, what gives them. Children of their connection, each with one stream at a time.
+"""Actors of streams, which wait for answers or give them: children of their connection, each with one stream at a time.
 
-* The connection applies what arrives by direct calls (`received`, `credited`, `cancelled`, …): a turn of a mailbox would cost more than
-  all the rest. They are sync, run no code of the user, and raise nothing.
-* The user's code runs in the handler `Answer.answer`, so that its failure is that stream's, and a CANCEL is a kill of that actor.
+* The connection applies events by direct calls (`received`, `credited`, `cancelled`, …): a turn of a mailbox would cost more than
+  everything else. These methods are sync, run no user code, and raise nothing.
+* The user's code runs in the handler `Answer.answer`. So its failure fails only that stream, and a CANCEL kills only that actor.
 * An actor whose stream is over is *idle* until the connection needs one (`levada.actors.pool`), so no stream is ever replayed.
-* A stream's place in the connection's table ends with its place in the core's: the core is told first, then comes `leave`.
-* What was produced is flushed when the handler is about to wait, and every so many payloads, so that many frames share a write.
+* A stream leaves the connection's table when it leaves the core: the core is told first, then `leave` is called.
+* Payloads are flushed when the handler is about to wait, and every so many payloads, so that many frames share a write.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ __all__ = [
 ]  # fmt: skip
 
 FLUSH_ITEMS, FLUSH_OCTETS = 32, 65_536
-"""Payloads, or bytes of them, that a stream produces before they are flushed although it could go on."""
+"""After this many payloads, or bytes of them, a stream flushes although it could go on."""
 
-SMALL = 4096  # bytes of a payload that are not counted: counting costs time, and 4,096 streams with so many hold 16 MiB
+SMALL = 4096  # bytes of a payload that are not counted: counting takes time, and 4,096 streams with so many hold 16 MiB
 EMPTY = Payload(b"")
 
-# Members of an enum under names of this module, which cost a tenth of an attribute of it.
+# Members of an enum under names of this module: that takes a tenth of the time of an attribute lookup.
 OPEN = Phase.OPEN
 RESPONSE, CHANNEL = Interaction.REQUEST_RESPONSE, Interaction.REQUEST_CHANNEL
 
@@ -81,11 +81,11 @@ def before_waiting(coroutine: Coroutine[Any, Any, None], function: Callable[[], 
     except StopIteration:
         pass
     finally:
-        value = None  # a cancellation, whose traceback keeps this frame
+        value = None  # a cancellation, whose traceback keeps this frame alive
 
 
 class Begin:
-    """To an actor that has been given a stream: do what there is to do."""
+    """Tells an actor to begin with the stream that it has been given."""
 
     __slots__ = ()
 
@@ -94,7 +94,7 @@ BEGIN = Begin()
 
 
 class _Carrying(Protocol):
-    """What streams need of their connection; `levada.actors.rsocket.connection.Connection` says what each is."""
+    """The part of the connection that streams use; `levada.actors.rsocket.connection.Connection` documents each member."""
 
     core: ReactiveStreamsCore
     config: ClientConfig | ServerConfig
@@ -128,13 +128,13 @@ class _Carrying(Protocol):
 
 
 class Stream(Pooled):
-    """What all have in common: a place in the connection's table, from `occupy` to `leave`."""
+    """The base of all streams: a place in the connection's table, from `occupy` to `leave`."""
 
     connection: _Carrying
     stream_id: int = attrs.field(default=0, init=False)
-    """0 while it is idle."""
+    """The stream's id; 0 while the actor is idle."""
     busy: bool = attrs.field(default=False, init=False)
-    """Whether a handler of it runs, which sees to the rest."""
+    """Whether a handler of this actor runs; then the handler does the rest when it ends."""
 
     def occupy(self, stream_id: int) -> None:
         """Take up a stream."""
@@ -142,7 +142,7 @@ class Stream(Pooled):
         self.connection.streams[stream_id] = self
 
     def leave(self) -> None:
-        """The stream is over for this side."""
+        """Leave the table: the stream is over for this side."""
         stream_id = self.stream_id
         if stream_id:
             connection = self.connection
@@ -154,32 +154,32 @@ class Stream(Pooled):
             if not self.busy:
                 connection.idle.put(self)
 
-    # What the connection calls.
+    # The connection calls these.
 
     def received(self, payload: Payload, complete: bool) -> None:
         """Take a payload."""
         raise NotImplementedError
 
     def completed(self) -> None:
-        """The peer has sent everything."""
+        """Note that the peer has sent everything."""
         raise NotImplementedError
 
     def failed(self, event: StreamFailed) -> None:
-        """The stream is over by an error, of the peer or of the connection."""
+        """End the stream with an error of the peer or of the connection."""
         raise NotImplementedError
 
     def credited(self) -> None:
-        """The peer takes more."""
+        """Note that the peer takes more."""
 
     def cancelled(self) -> None:
-        """The peer wants no more, or the connection is over."""
+        """End sending: the peer wants no more, or the connection is over."""
 
     def give_up(self, reason: Reason) -> None:
-        """This actor is ended by somebody else than its stream."""
+        """End the stream, because this actor was stopped from outside."""
         raise NotImplementedError
 
     def stopping(self, reason: Reason) -> None:
-        """See `Actor.stopping`."""
+        """Give up the stream that is under way."""
         if self.stream_id:
             self.fit = False
             self.give_up(reason)
@@ -187,10 +187,10 @@ class Stream(Pooled):
         self.connection.idle.forget(self)
 
     def undelivered(self, messages: list[Any]) -> None:
-        """See `Actor.undelivered`: what this actor was to begin with is over."""
+        """Drop the messages: the stream that they announced is over."""
 
     def stopped_by(self, reason: Reason) -> ActorStopped:
-        """Make the error for those who wait for this stream."""
+        """Return the error for callers that wait for this stream."""
         return ActorStopped(f"the actor of stream {self.stream_id} was ended", actor=self.ref.path, reason=reason)
 
 
@@ -198,10 +198,10 @@ class Call(Stream):
     """Waits for the one answer of a request-response."""
 
     task: Task | None = attrs.field(default=None, init=False)
-    """Who waits."""
+    """The task that waits."""
 
     def abort(self, _: RaiseCancelT) -> Abort:
-        """Send a CANCEL, as who waits is cancelled."""
+        """Send a CANCEL, because the waiting task is cancelled."""
         self.task = None
         self._cancel()
         return Abort.SUCCEEDED
@@ -218,22 +218,22 @@ class Call(Stream):
             reschedule(task, result)
 
     def received(self, payload: Payload, complete: bool) -> None:
-        """See `Stream.received`."""
+        """Give the answer to the waiting task."""
         task, self.task = self.task, None
         self.leave()
         if task is not None:
             reschedule(task, Value(payload))
 
     def completed(self) -> None:
-        """See `Stream.completed`: an answer without a payload."""
+        """Give the waiting task an empty answer."""
         self._settle(Value(EMPTY))
 
     def failed(self, event: StreamFailed) -> None:
-        """See `Stream.failed`."""
+        """Raise the error in the waiting task."""
         self._settle(Error(stream_failed(event)))
 
     def give_up(self, reason: Reason) -> None:
-        """See `Stream.give_up`."""
+        """Send a CANCEL, and raise an error in the waiting task."""
         error = self.stopped_by(reason)
         task, self.task = self.task, None
         self._cancel()
@@ -247,7 +247,7 @@ class Items(Stream):
     inbound: Inbound | None = attrs.field(default=None, init=False)
 
     def begin(self, window: int, item_type: Any, convert: Callable[[Payload], Any] | None) -> Receiver[Any]:
-        """Make the channel by which the payloads come; before `occupy`."""
+        """Make the channel for the payloads; call it before `occupy`."""
         inbound = Inbound(window, "answers", item_type, self._grant)
         if convert is not None:
             inbound.convert(convert)
@@ -257,12 +257,12 @@ class Items(Stream):
         return Receiver(inbound)
 
     def leave(self) -> None:
-        """See `Stream.leave`."""
+        """Leave the table and the channel."""
         self.inbound = None
         super().leave()
 
     def _grant(self, inbound: Inbound, n: int) -> None:
-        # It may have another stream by now, and a receiver of the last one that still takes what it has.
+        # By now this actor may have another stream, while the receiver of the last one still takes its queued payloads.
         if self.inbound is inbound and self.stream_id:
             self.connection.core.send_request_n(self.stream_id, n)
             self.connection.flush()
@@ -274,44 +274,44 @@ class Items(Stream):
             self.connection.flush()
 
     def received(self, payload: Payload, complete: bool) -> None:
-        """See `Stream.received`."""
+        """Queue a payload for the receiver."""
         assert self.inbound is not None
         self.inbound.put(payload)
         if complete:
             self.completed()
 
     def completed(self) -> None:
-        """See `Stream.completed`."""
+        """End the receiver after the queued payloads."""
         inbound = self.inbound
         self.leave()
         if inbound is not None:
             inbound.finish_producer()
 
     def failed(self, event: StreamFailed) -> None:
-        """See `Stream.failed`."""
+        """Fail the receiver after the queued payloads."""
         self.end(stream_failed(event))
 
     def end(self, error: LevadaError) -> None:
-        """End what the user holds by `error`."""
+        """End the user's channel with `error`."""
         inbound = self.inbound
         self.leave()
         if inbound is not None:
             inbound.fail(error)
 
     def give_up(self, reason: Reason) -> None:
-        """See `Stream.give_up`."""
+        """Send a CANCEL, and fail the user's channel."""
         self.connection.core.send_cancel(self.stream_id)
         self.end(self.stopped_by(reason))
 
 
 class _Producing(Stream):
-    """What sends payloads as its credit and the carrier's room allow."""
+    """A stream that sends payloads as its credit and the carrier's room allow."""
 
     producer: Task | None = attrs.field(default=None, init=False)
-    """Waits for credit."""
+    """The task that waits for credit."""
 
     def credited(self) -> None:
-        """See `Stream.credited`."""
+        """Wake the task that waits for credit."""
         self._wake()
 
     @enable_ki_protection
@@ -331,16 +331,16 @@ class _Producing(Stream):
         await wait_task_rescheduled(abort)
 
     async def send_items(self, source: AsyncIterable[Any], encode: Callable[[Any], Payload]) -> bool:
-        """Send what `source` gives; false if the stream was over before it ended.
+        """Send the items of `source`; return false if the stream was over before the source ended.
 
         Cancellation:
-            what was sent stays sent; the source has been closed.
+            items already sent stay sent; the source has been closed.
         """
         connection, stream_id, scheduler = self.connection, self.stream_id, self.system.scheduler
         core = connection.core
         credit = items = octets = 0
         if connection.line.locked():
-            await connection.turn()  # others have been waiting for longer
+            await connection.turn()  # other tasks have been waiting for longer
         async for item in source:
             payload = encode(item)
             while credit < 1:
@@ -364,14 +364,14 @@ class _Producing(Stream):
 
 
 class Channel(Items, _Producing):
-    """A request-channel: takes payloads as a request-stream does, and sends those that its user puts into a `Sender`."""
+    """A request-channel: takes payloads as a request-stream does, and sends the payloads that its user puts into a `Sender`."""
 
     outbound: ChannelCore | None = attrs.field(default=None, init=False)
-    """What the user's sender feeds; ``None`` once this direction is over."""
+    """The channel behind the user's sender; ``None`` once this direction is over."""
     encode: Callable[[Any], Payload] | None = attrs.field(default=None, init=False)
 
     def feed(self, outbound: ChannelCore, encode: Callable[[Any], Payload]) -> None:
-        """Send what comes by `outbound`, whose receiver this takes; after `occupy`."""
+        """Send the payloads of `outbound` as its receiver; call it after `occupy`."""
         self.outbound, self.encode, self.busy = outbound, encode, True
         self.ref.tell(BEGIN)
 
@@ -397,7 +397,7 @@ class Channel(Items, _Producing):
             if await self.send_items(source, encode) and self.outbound is not None:
                 core.send_complete(stream_id)
         except ChannelError:
-            # Its user gave it up. Or the stream ended, or the responder wants no more: then this direction is over already.
+            # The user gave the sender up. Otherwise the stream ended or the responder wants no more, and this direction is over already.
             if self.outbound is not None:
                 core.send_cancel(stream_id)
                 inbound = self.inbound
@@ -415,7 +415,7 @@ class Channel(Items, _Producing):
             self.leave()
 
     def leave(self) -> None:
-        """See `Stream.leave`; what the user still sends is refused."""
+        """Leave the table, and refuse further payloads of the user."""
         super().leave()
         self._refuse()
 
@@ -426,7 +426,7 @@ class Channel(Items, _Producing):
         self._wake()
 
     def completed(self) -> None:
-        """See `Stream.completed`: of the other direction; this one goes on."""
+        """End the receiver after the queued payloads; the user may still send."""
         inbound, self.inbound = self.inbound, None
         if self.outbound is None:
             self.leave()
@@ -434,26 +434,26 @@ class Channel(Items, _Producing):
             inbound.finish_producer()
 
     def cancelled(self) -> None:
-        """See `Stream.cancelled`: the responder takes no more; its answers still come, unless they have ended (RS-69)."""
+        """Refuse further payloads of the user; the responder's answers still come, unless they have ended (RS-69)."""
         self._refuse()
         if self.inbound is None:
             self.leave()
 
 
 class Answer(_Producing):
-    """Runs the user's handler for one request of the peer, and sends what it gives."""
+    """Runs the user's handler for one request of the peer, and sends its answer."""
 
     request: Request | None = attrs.field(default=None, init=False)
     inbound: Inbound | None = attrs.field(default=None, init=False)
-    """Of a channel; ``None`` once the requester has sent everything."""
+    """The payloads of a channel; ``None`` once the requester has sent everything."""
     running: bool = attrs.field(default=False, init=False)
     answered: bool = attrs.field(default=False, init=False)
     """Whether this direction is over."""
     held: int = attrs.field(default=0, init=False)
-    """Bytes of the request that the connection has counted."""
+    """Bytes of the request that the connection counts."""
 
     def take(self, event: RequestReceived) -> None:
-        """Take up a request; what there is to do is done in this actor's turn."""
+        """Take up a request; this actor's turn does the work."""
         connection = self.connection
         self.busy, self.answered = True, False
         kind, stream_id = event.kind, event.stream_id
@@ -483,14 +483,14 @@ class Answer(_Producing):
             self._take_no_more()
 
     def _take_no_more(self) -> None:
-        """Tell the requester of a channel that has not completed to send nothing further (RS-69); the answers go on."""
+        """Tell the requester of a channel to send no more, unless it is done (RS-69); the answers continue."""
         if self.inbound is not None:
             self.inbound = None
             self.connection.core.send_cancel(self.stream_id)
             self.connection.flush_soon()
 
     def received(self, payload: Payload, complete: bool) -> None:
-        """Take a further payload of a channel; small ones are not counted, `max_request_octets` bounds the others."""
+        """Take a further payload of a channel; small ones are not counted, and `max_request_octets` bounds the others."""
         inbound, octets = self.inbound, payload.size
         if inbound is not None:
             connection = self.connection
@@ -511,41 +511,41 @@ class Answer(_Producing):
             self.completed()
 
     def completed(self) -> None:
-        """See `Stream.completed`: the requester of a channel has sent everything."""
+        """End the channel's receiver: the requester has sent everything."""
         inbound, self.inbound = self.inbound, None
         if inbound is not None:
             inbound.finish_producer()
 
     def failed(self, event: StreamFailed) -> None:
-        """See `Stream.failed`: the requester of a channel has failed."""
+        """Fail the channel's receiver, and end the answer: the requester has failed."""
         inbound, self.inbound = self.inbound, None
         if inbound is not None:
             inbound.fail(stream_failed(event))
         self.cancelled()
 
     def cancelled(self) -> None:
-        """See `Stream.cancelled`: a handler that runs is cancelled."""
+        """End the answer; a running handler is cancelled."""
         inbound, self.inbound = self.inbound, None
         self.leave()
         if self.running:
             self.fit = False
-            self.ref.kill()  # at its end it closes the request
+            self.ref.kill()  # when it ends it closes the request
         elif inbound is not None:
             inbound.end(TerminalState.CANCELLED)
 
     def give_up(self, reason: Reason) -> None:
-        """See `Stream.give_up`."""
+        """Answer CANCELED, because this actor was stopped from outside."""
         self._fail(ErrorCode.CANCELED, b"the handler was ended")
         self._take_no_more()  # the answers were complete before
         self.leave()
 
     def undelivered(self, messages: list[Any]) -> None:
-        """See `Actor.undelivered`: it was ended before it could begin."""
+        """Release the request: this actor was stopped before it could begin."""
         self.connection.begun()
         self._release()
 
     def _release(self) -> None:
-        """Count the bytes of the request no more."""
+        """Stop counting the bytes of the request."""
         self.connection.unhold(self.held)
         self.held = 0
 
@@ -559,7 +559,7 @@ class Answer(_Producing):
             self._release()
             connection.idle.put(self)
             return None
-        self.running, self.fit = True, False  # unfit until it has ended in order
+        self.running, self.fit = True, False  # fit again when it ends normally
         if request.kind is RESPONSE:
             return self._answer(request)  # sends nothing before its end, which flushes by itself
         return self._answer_flushing(request)
@@ -570,7 +570,7 @@ class Answer(_Producing):
         finally:
             self.connection.flush_soon()
 
-    # One coroutine for all of it: each further one would cost 0.3 us of each request.
+    # One coroutine for everything: each further one would cost 0.3 us per request.
     async def _answer(self, request: Request) -> None:
         connection, stream_id = self.connection, self.stream_id
         try:
@@ -589,7 +589,7 @@ class Answer(_Producing):
             if not self.answered and connection.crowded:
                 await connection.room()
             if request.kind is not RESPONSE and result is not None and not self.answered:
-                # ReactiveSocket's streams may begin without any (RX-63).
+                # ReactiveSocket's streams may begin without credit (RX-63).
                 while self.stream_id == stream_id and connection.core.credit(stream_id) < 1:
                     await self._wait_for_credit()
             if not self.answered and self.stream_id == stream_id:
@@ -603,7 +603,7 @@ class Answer(_Producing):
                 else:
                     connection.flush()  # no other handler is about to run; a turn for the flush would cost 2 us
         except RequestFailed as error:
-            # One that came from another peer says nothing of this request: REJECTED would promise that it was not processed.
+            # An error from another peer says nothing about this request: REJECTED would promise that it was not processed.
             self._fail(ErrorCode.APPLICATION_ERROR if error.channel else error.code, error.data)
         except DecodeError as error:
             self._fail(ErrorCode.INVALID, str(error).encode())
@@ -639,12 +639,12 @@ class Answer(_Producing):
         if not self.answered and self.connection.streams.get(self.stream_id) is self:
             self.inbound = None
             self.connection.core.send_error(self.stream_id, code, data)
-            self.answered = True  # not before: what cannot be sent, for its length or its code, is followed by CANCELED
+            self.answered = True  # not before: if the payload's length or code cannot be sent, CANCELED follows
             self.connection.flush_soon()
 
 
 async def close_source(source: Any) -> None:
-    """Close an async iterable that is not wanted any more; one that ended is not changed by it."""
+    """Close an async iterable that is no longer wanted; has no effect if it has ended."""
     if isinstance(source, Receiver):
         source.close()
     elif hasattr(source, "aclose"):

@@ -13,10 +13,10 @@ ALPN: Final = "rsocket"
 
 
 def carrier_url(url: str) -> tuple[str, str]:
-    """Part a URL into the dialect and the carrier's own URL; without a ``+`` in the scheme the carrier is TCP.
+    """Split a URL into the dialect and the carrier's own URL; without a ``+`` in the scheme the carrier is TCP.
 
     Raises:
-        ConfigurationError: no such scheme.
+        ConfigurationError: the scheme is unknown.
 
     Example:
         >>> carrier_url("rsocket+wss://example.org/quotes")
