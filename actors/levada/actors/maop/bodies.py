@@ -99,7 +99,7 @@ async def make_source(body: Body, codec: Codec, length: int | None = None, conte
         content_type: replaces the default one.
 
     Raises:
-        ConfigurationError: the body has no such type, or a length was given for a body that has one.
+        ConfigurationError: the body has an unsupported type, or a length was given for a body with a known length.
         OSError: the file cannot be opened.
     """
     if isinstance(body, AsyncIterable):

@@ -207,7 +207,7 @@ class Connection(MultiplexedDriver[MaopCore]):
         execution.execute(event.body)
 
     def _execution(self, operation: Received) -> Execution | None:
-        """Give an operation to a child. ``None`` if there are no more children, because the connection is ending with all its operations."""
+        """Give an operation to a child; return ``None`` if the connection is ending, with all its operations."""
         try:
             execution = self.executions[operation.stream_id] = self.idle.take(Execution)
         except ActorStopped:
@@ -338,7 +338,7 @@ class Connection(MultiplexedDriver[MaopCore]):
         return operation
 
     async def room(self, stream_id: int) -> None:
-        """Pass on what was written, and wait until its stream has room for more; raises the errors of `Streams.room`."""
+        """Flush, and wait until its stream has room for more; raises the errors of `Streams.room`."""
         self.flush()
         if self.streams.carrier is None:
             raise ConnectionClosed("the connection has no carrier")
@@ -417,7 +417,7 @@ class Connection(MultiplexedDriver[MaopCore]):
         await super().aclose()
 
     def shut(self, code: int = 0, reason: str = "") -> None:
-        """Close at once without telling the peer: operations end, and the actor stops."""
+        """Close at once without telling the peer. Operations end, and the actor stops."""
         super().shut(code)
 
     def release(self) -> None:

@@ -1,6 +1,6 @@
 """The control pool of a connection: it does the waiting for the control streams.
 
-The core decides what goes on which control stream and in which order, and replaces streams that the peer stops (MA-81 to MA-88a). Tasks of
+The core assigns signals to control streams, orders them, and replaces streams that the peer stops (MA-81 to MA-88a). Tasks of
 this actor wait: for room in a stream's writer, for a stream while the peer allows none, and for the acknowledgement of the last signals.
 The actor keeps no state that the core does not have, so after a failure or a kill it is simply restarted.
 """

@@ -76,7 +76,7 @@ class Executing(Protocol):
         ...
 
     async def room(self, stream_id: int) -> None:
-        """Pass on what was written, and wait until its stream has room for more."""
+        """Flush, and wait until its stream has room for more."""
         ...
 
 
@@ -213,7 +213,7 @@ class Execution(Pooled):
 
     @handles
     def on_undo(self, m: Undo) -> Coroutine[Any, Any, None]:
-        """Undo what was cut short between the gate and the work."""
+        """Undo an operation that was cut short between the gate and the work."""
         return self._undo_only()
 
     async def _run(self) -> None:

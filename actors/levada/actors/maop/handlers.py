@@ -37,7 +37,7 @@ class Reply:
     body: Body = b""
     """The answer's body, of any type that `Body` allows."""
     content_type: str | None = None
-    """Content type of a Success; ``None`` for the default of such a body."""
+    """Content type of a Success; ``None`` for the default for this type of body."""
     length: int | None = None
     """How many bytes an async iterator will yield; ``None`` for undefined length."""
 
@@ -301,7 +301,7 @@ class Handler:
     """Called once with the reason if the work or the transfer was cut short. An `OperationActor` uses its method instead."""
 
     code: Code | None = attrs.field(init=False, eq=False, repr=False)
-    """The code for all operations; ``None`` if each operation gets an actor of its own."""
+    """The code for all operations; ``None`` if each operation has its own actor."""
 
     def __attrs_post_init__(self) -> None:
         made: Any = self.execute

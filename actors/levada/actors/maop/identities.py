@@ -89,7 +89,7 @@ class Authentication(Asks["Identity | Denied"]):
 
 
 class Rate:
-    """Bytes per second, kept as the moment from which more may be read. Source: MA-118."""
+    """A limit in bytes per second, kept as the time when more may be read. Source: MA-118."""
 
     __slots__ = ("_octets", "until")
 
@@ -148,7 +148,7 @@ class Registry:
         return len(self._shares)
 
     def enter(self, name: str, identity: Identity, core: MaopCore) -> Share:
-        """Let a connection use the share of `name`; an empty name gets a share of its own. `Share.leave` ends the use."""
+        """Let a connection use the share of `name`; a connection with an empty name gets its own share. `Share.leave` ends the use."""
         share = self._shares.get(name) if name else None
         if share is None:
             settings, rate = self._config.core, identity.max_block_rate or self._config.max_block_rate

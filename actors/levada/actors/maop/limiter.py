@@ -1,4 +1,4 @@
-"""The limiter: bounds how many operations run at once, over all connections, and picks the next one that waits. Source: MA-117."""
+"""The limiter: bounds how many operations run at once over all connections, and picks the next one. Source: MA-117."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ class Metrics:
         return sum((core.statistic.failed for core in self._cores), Counter(self._past_fails))
 
     def rate(self, name: str, total: int, now: float) -> float:
-        """Return the growth of a total per second, measured over at least one second once there was a reading."""
+        """Return the growth of a total per second, since a previous reading at least one second ago."""
         since, before, rate = self._rates.get(name, (now, 0, 0.0))
         if name not in self._rates or now - since >= 1.0:
             rate = (total - before) / (now - since) if now > since else 0.0

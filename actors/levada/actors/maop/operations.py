@@ -81,7 +81,7 @@ class Calling(Protocol):
         ...
 
     async def room(self, stream_id: int) -> None:
-        """Pass on what was written, and wait until its stream has room for more."""
+        """Flush, and wait until its stream has room for more."""
         ...
 
 
@@ -180,7 +180,7 @@ class Operation(Pooled):
         return self.result()
 
     async def upload(self, source: Source) -> None:
-        """Send a body in pieces, once the peer wants it and as fast as the peer takes it; stop when the peer wants no more."""
+        """Send a body in pieces when the peer asks for it, as fast as the peer takes it, and stop when the peer says so."""
         if source.length == 0:
             return
         while self.outcome is None and not self.wanted:
@@ -206,7 +206,7 @@ class Operation(Pooled):
                 self._uploading = None
 
     def _is_cut_off(self) -> bool:
-        """Whether the peer wants no more of the body; its reason follows in a moment."""
+        """Whether the peer has stopped the body; its reason follows shortly."""
         entry = self.connection.core.streams.get(self.stream_id)
         return not isinstance(entry, Outgoing) or entry.cut_off
 

@@ -78,7 +78,7 @@ class ConnectionStatistics:
     streams: int
     """Streams of the carrier in use."""
     turns: int
-    """Turns in which input and output were collected."""
+    """Times that input and output were collected."""
     carrier: CarrierStatistics | None
     """Counters of the carrier; ``None`` if it keeps none."""
 

@@ -10,8 +10,8 @@ Example:
 How it works:
 
 * One lock guards core, socket and streams. No thread waits while holding it, since the socket does not block. A sending thread writes
-  straight to the socket as much as the kernel takes; the connection's own thread writes the rest.
-* That thread, one per connection, reads, keeps the core's deadlines (keepalive) and writes what is left over. So a connection stays alive
+  straight to the socket as much as the kernel takes; the connection's own thread writes the remainder.
+* That thread, one per connection, reads, keeps the core's deadlines (keepalive) and writes the rest. So a connection stays alive
   while its owner computes for minutes, and any number of threads may have any number of requests under way.
 * While more than `ClientConfig.high_water` bytes wait to be sent, a new request waits too, within its timeout.
 * After a fork the child has a copy of the socket but not the thread. In the child every call but `close` is refused, and `close` only

@@ -135,7 +135,7 @@ class Connection(SingleDriver[ReactiveStreamsCore]):
         return self.core.missing
 
     def read_again(self) -> None:
-        """Tell the core to ignore the time in which this side did not read, before it judges the peer."""
+        """Tell the core not to hold the time when this side did not read against the peer."""
         self.core.touch(trio.current_time())
 
     def unmatched(self) -> set[int]:

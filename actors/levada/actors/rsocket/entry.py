@@ -84,7 +84,7 @@ def balanced(
     config: ClientConfig | None = None,
     reconnect: Backoff | None = None,
 ) -> AbstractAsyncContextManager[ReconnectingPeer]:
-    """Connect to several servers and choose one that is up for each request.
+    """Connect to several servers and choose an available one for each request.
 
     A lost server is dialled again and rejoins. While none is up, requests fail at once with `NoEndpoint`, unless `Backoff.wait` lets them
     wait. Entering the block waits until one is up, or the first attempt has failed for all.
