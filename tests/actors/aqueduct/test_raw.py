@@ -68,7 +68,7 @@ async def test_a_message_that_cannot_be_sent_gives_its_handles_back() -> None:
             sender, receiver = channel(RawMessage)
             octets: Any = b"octets"
             with sender, receiver:
-                with pytest.raises(ValueError, match="101 octets, at most 100"):
+                with pytest.raises(ValueError, match="101 bytes, at most 100"):
                     await peer.send(RawMessage(bytes(101), [sender]))
                 with pytest.raises(TypeError, match="expected RawMessage, got bytes"):
                     await peer.send(octets)

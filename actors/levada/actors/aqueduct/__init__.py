@@ -1,7 +1,7 @@
-"""Aqueduct: typed channels inside messages, over QUIC. A handle in a message arrives as a handle, and works as a local one does.
+"""Aqueduct: typed channels inside messages, over QUIC. A handle in a message arrives as a handle that works like a local one.
 
 Example:
-    The message is a sender here; mostly it is a message class with senders and receivers in its fields.
+    Here the message is a sender. Usually it is a message class with senders and receivers in its fields.
 
     >>> import trio
     >>> from levada.actors.aqueduct import connect, serve

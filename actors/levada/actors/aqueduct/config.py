@@ -1,4 +1,4 @@
-"""How a side behaves, beyond what `levada.transports.aqueduct.AqueductConfig` says of the protocol; and what URLs mean."""
+"""Settings of one side, beyond the protocol (`levada.transports.aqueduct.AqueductConfig`), and the meaning of URLs."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ class PeerConfig:
     core: AqueductConfig = attrs.field(factory=AqueductConfig, validator=v.instance_of(AqueductConfig))
     """The protocol: windows, limits, delays. A server's running handlers also have ``drain`` seconds, from the end of the connection on."""
     carrier: Any = None
-    """``QuicConfig`` or `MemoryConfig`; ``None`` for the defaults (a QUIC server needs a certificate). The protocol name and the
-    number of streams that the peer may open are filled in where they are too small for `AqueductConfig.max_channels`; a client
-    keeps its connection alive, so that quiet channels last, if the settings do not say how often."""
+    """``QuicConfig`` or `MemoryConfig`; ``None`` for the defaults (a QUIC server needs a certificate). `connect` and `serve` set the
+    protocol name and raise the numbers of streams that are too small for `AqueductConfig.max_channels`. A client also sets a keepalive
+    if there is none, so that quiet channels last."""
     codec: Codec = attrs.field(factory=Codec, validator=v.instance_of(Codec))
     """Writes and reads messages."""
     headers: Headers = attrs.field(default=(), converter=_headers)
-    """Connection headers that the peer sees: pairs of ASCII text and octets."""
+    """Connection headers that the peer sees: pairs of ASCII text and bytes."""
     schema: Literal["refuse", "warn", "off"] = attrs.field(default="refuse", validator=v.in_(("refuse", "warn", "off")))
-    """What to do if the peer's message classes differ from those of the same tags here in a way that cannot work: end the connection
-    with an error that says what differs, log it, or neither tell nor look."""
+    """What to do if a message class of the peer is incompatible with the class that has the same tag here: end the connection with an
+    error that names the difference, log a warning, or do not compare."""
     early: bool = attrs.field(default=False, validator=v.instance_of(bool))
-    """Client over QUIC: `connect` does not wait for the server, and what is sent first travels with the first packet (0-RTT) if
-    `QuicConfig.sessions` has a ticket of an earlier connection. A server looks at it when the handshake is complete, so that nothing
-    which an attacker plays again is ever handled; if it refuses, it is sent again."""
+    """Client over QUIC: `connect` does not wait for the server, and the first messages travel with the first packet (0-RTT) if
+    `QuicConfig.sessions` has a ticket of an earlier connection. A server handles them when the handshake is complete, so a replay by an
+    attacker is never handled. If the server refuses early data, the carrier sends it again."""
     max_connections: int = attrs.field(default=1000, validator=_COUNT)
-    """Clients that a server lets in at once; further ones wait."""
+    """Clients connected to a server at the same time; further ones wait."""
     max_handlers: int = attrs.field(default=100, validator=_COUNT)
-    """Messages of one client that an async function may handle at once; further ones wait in the window."""
+    """Messages of one client that an async function handles at the same time; further ones wait in the window."""
 
 
 def dial_carrier(url: str, config: PeerConfig) -> AbstractAsyncContextManager[Any]:
@@ -59,7 +59,7 @@ def dial_carrier(url: str, config: PeerConfig) -> AbstractAsyncContextManager[An
     from levada.transports import quic  # an extra
 
     if not isinstance(settings, quic.QuicConfig) or settings.sessions is None:
-        raise ConfigurationError("early data wants QuicConfig(sessions=ClientSessions()), which keeps the tickets")
+        raise ConfigurationError("early data needs QuicConfig(sessions=ClientSessions()), which keeps the tickets")
     return quic.dial(carrier, settings, early=True)
 
 
@@ -73,7 +73,7 @@ def carrier_url(url: str) -> str:
     """Find the carrier's own URL.
 
     Raises:
-        ConfigurationError: another scheme.
+        ConfigurationError: the scheme is not one of Aqueduct.
 
     Example:
         >>> carrier_url("aqueduct://example.org:4433"), carrier_url("aqueduct+memory://desk")
@@ -87,13 +87,13 @@ def carrier_url(url: str) -> str:
 
 
 def fit(url: str, config: PeerConfig, *, client: bool) -> Any:
-    """Complete the carrier's settings: a channel takes a stream of each kind, the connection one more."""
+    """Complete the carrier's settings: a channel takes a stream of each kind, and the connection takes one more."""
     streams = config.core.max_channels + 1
     carrier = config.carrier
     if url.startswith("memory:"):
         carrier = MemoryConfig(shape="connection") if carrier is None else carrier
         if not isinstance(carrier, MemoryConfig):
-            return carrier  # `dial` and `listen` say what is wrong
+            return carrier  # `dial` and `listen` raise the error
         return attrs.evolve(
             carrier,
             max_streams_bidi=max(streams, carrier.max_streams_bidi),

@@ -1,8 +1,8 @@
 """The connection actor: a core, the carrier under it, and the streams of the carrier.
 
-* The halves of channels and the streams are actors, its children (`levada.actors.aqueduct.links`, `levada.actors.aqueduct.streams`), driven
-  by direct calls. The connection tells them what the core says of them, and why they end. When it ends itself, they end first.
-* Bytes queued on the carrier are bounded by the windows of the channels; a stream that the peer has stopped is noticed at the next write.
+* The halves of channels and the streams are child actors (`levada.actors.aqueduct.links`, `levada.actors.aqueduct.streams`), driven by
+  direct calls. The connection passes the core's events to them, and the reason when they end. When the connection ends, they end first.
+* The windows of the channels bound the bytes queued on the carrier. A stream that the peer has stopped is noticed at the next write.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Connection(MultiplexedDriver[AqueductCore]):
 
     config: PeerConfig
     item_type: Any
-    """Of the entrypoint's messages."""
+    """The type of the entrypoint's messages."""
     client: bool = attrs.field(kw_only=True)
     expose: Expose = attrs.field(default=(), kw_only=True)
     """What the peer may look up."""
@@ -94,14 +94,14 @@ class Connection(MultiplexedDriver[AqueductCore]):
         self.entry.receiver.away = int(self.client)
         self.entrance: Sender[Any] | None = Sender(self.entry) if self.client else None
         self.lookups: Sender[Any] | None = self.entrance
-        """Where actors of the peer are looked up, if they may be."""
+        """Sends lookups to the peer, if it exposes actors."""
         self._questions: Receiver[Lookup] | None = None
-        """Where the server looks up, if it may."""
+        """Receives the server's lookups, if this client exposes actors."""
         self.end: ConnectionEnded | None = None
         self.welcome = trio.Event()
-        """Set when the peer has greeted, or never will."""
+        """Set when the peer has greeted, or when the connection has ended before that."""
         self.unwelcome: CarrierError | None = None
-        """Why it never will."""
+        """The error of a connection that ended before the peer greeted."""
         self.datagrams_dropped = 0
         self.idle = Pool(self, MAX_IDLE)
         self.actors = StreamActors(self)
@@ -132,7 +132,7 @@ class Connection(MultiplexedDriver[AqueductCore]):
         return (CODEC, *schema, *self.config.headers)
 
     def time_out(self, now: float) -> list[Any]:
-        """Tell the core what it must know of the path, which may have changed, and let it do what is due."""
+        """Give the core the current datagram limit and round trip, and handle its timeouts."""
         carrier = self.streams.carrier
         if carrier is not None:
             self.core.datagram_limit = carrier.max_datagram_size()
@@ -140,12 +140,12 @@ class Connection(MultiplexedDriver[AqueductCore]):
         return super().time_out(now)
 
     def outputs(self) -> list[Any]:
-        """Take what the core wants done."""
+        """Take the outputs of the core."""
         outputs: list[Any] = self.core.data_to_send(trio.current_time(), AT_ONCE)
         return outputs
 
     def ends(self, event: ConnectionEnded) -> None:
-        """Say how the connection ended to all that end with it."""
+        """Note how the connection ended, for the halves that end with it."""
         halves = self.halves
         if self.phase is Phase.CLOSED or (event.closed_here and event.code == CloseCode.ORDERLY):
             halves.detail = "this side closed the connection"
@@ -204,17 +204,17 @@ class Connection(MultiplexedDriver[AqueductCore]):
         self.welcome.set()
 
     def names(self) -> Names:
-        """Return what the peer may look up."""
+        """Return the names that the peer may look up."""
         return Names(self.system, self.expose)
 
     def look_up_at(self, there: Sender[Lookup]) -> None:
-        """Learn where actors of the client are looked up."""
+        """Send lookups to the client here."""
         if self.lookups is not None:
             self.lookups.finish_nowait()
         self.lookups = there
 
     def _compare(self, headers: dict[str, bytes]) -> str:
-        """Say what of the peer's messages could not be understood, if anything."""
+        """Describe the message classes of the peer that are incompatible; empty if all are compatible."""
         theirs = headers.get(CODEC[0], CODEC[1])
         if theirs != CODEC[1]:
             return f"{CODEC[0]} is {theirs[:16]!r} there and {CODEC[1]!r} here"
@@ -227,7 +227,7 @@ class Connection(MultiplexedDriver[AqueductCore]):
         return f"message classes differ: {'; '.join(refused)}"[:400] if refused else ""
 
     def serve(self) -> None:
-        """Begin to take messages of the entrypoint; a server's connection does."""
+        """Begin to take messages of the entrypoint, on the server's side."""
 
     def _on_ended(self, event: ConnectionEnded) -> None:
         self.ended(event, event.reason if event.error is None else f"the peer broke the protocol: {event.reason}")
@@ -261,7 +261,7 @@ class Connection(MultiplexedDriver[AqueductCore]):
         if carrier is None:
             return
         if output.drain:
-            # What ended the channels is still on its way to the peer.
+            # The bytes that ended the channels are still on their way to the peer.
             self.tasks.start_soon(partial(carrier.aclose, output.code, output.reason, drain=output.drain))
         else:
             carrier.close(output.code, output.reason)
@@ -275,7 +275,7 @@ class Connection(MultiplexedDriver[AqueductCore]):
             pass
 
     def started(self) -> None:
-        """Answer lookups, if there are names for it, and begin."""
+        """Answer lookups, if there are names to look up, and begin."""
         self.halves.refs = Refs(self.halves, self.system)
         if self.entrance is not None and self.expose:
             there, self._questions = channel(Lookup, name="lookups")
@@ -284,12 +284,12 @@ class Connection(MultiplexedDriver[AqueductCore]):
         super().started()
 
     def connected(self, info: CarrierInfo, *, early: bool = False) -> None:
-        """There is a carrier: know what to call the peer."""
+        """Note the carrier, and name the peer after it."""
         super().connected(info, early=early)
         self.halves.peer = info.peer
 
     async def begin(self, carrier: carriers.Connection) -> None:
-        """Wait for the handshake, which is complete already but for an early client."""
+        """Wait for the handshake; only an early client really waits."""
         if isinstance(self.core.entrypoint, SenderHalf):
             self.halves.start(EntryOutbound(self.halves, self.entry, half=self.core.entrypoint))
         self.tasks.start_soon(self._receive_datagrams, carrier)
@@ -297,26 +297,26 @@ class Connection(MultiplexedDriver[AqueductCore]):
         try:
             self.info = await carrier.handshake()
             self.halves.peer = self.info.peer
-            # Refused streams are sent again by the carrier, under the same numbers: nothing for the core to do.
+            # The carrier sends refused streams again under the same numbers, so the core has nothing to do.
             self.feed(self.core.handshake_completed(carrier.max_datagram_size()))
         except CarrierError:
             pass  # it has ended
 
     def lost(self, code: int, reason: str) -> None:
-        """End the entrypoint, too, which may never have begun."""
+        """End the entrypoint as well, which may never have begun."""
         super().lost(code, reason)
         if self.client:
             self.halves.detail = self.halves.detail or str(self.error())
             self.halves.end(self.entry, TerminalState.CONNECTION_LOST)
 
     def error(self) -> CarrierError:
-        """Make the error for a call that needs the connection; a mistake of the peer is its cause."""
+        """Make the error for a call that needs the connection; a protocol error of the peer is its cause."""
         error = super().error()
         error.__cause__ = self.halves.cause
         return error
 
     async def aclose(self) -> None:
-        """Finish the entrypoint, let open channels end within the time for it, then close.
+        """Finish the entrypoint, let open channels end within `AqueductConfig.drain` seconds, then close.
 
         Cancellation:
             closed at once.
@@ -325,8 +325,8 @@ class Connection(MultiplexedDriver[AqueductCore]):
         await super().aclose()
 
     def close_entry(self) -> None:
-        """Send nothing more to the handler, or let it take nothing more."""
-        if self.lookups is not None:  # a client's is its entrance
+        """Stop sending to the peer's handler, or stop the handler of this side from receiving."""
+        if self.lookups is not None:  # on a client it is the entrance
             self.lookups.finish_nowait()
         if self._questions is not None:
             self._questions.close()
@@ -334,17 +334,17 @@ class Connection(MultiplexedDriver[AqueductCore]):
             self.entry.end(TerminalState.RECEIVER_CLOSED)
 
     def shut(self, code: int = CloseCode.ORDERLY, reason: str = "") -> None:
-        """Close at once, also if the carrier is closing in order."""
+        """Close at once, even if the carrier is closing in order."""
         super().shut(code)
         if self.carrier is not None:
             self.carrier.close(CloseCode.ORDERLY)
 
     def refuse(self) -> None:
-        """End the entrypoint, for which no task will."""
+        """End the entrypoint, since no task will do it."""
         self.lost(0, "")
 
     def release(self) -> None:
-        """Let go of all but what a `Peer` may still be asked."""
+        """Drop all but the state that a `Peer` still reads."""
         self.core.entrypoint = None
         self.halves.release()
         self.streams.clear()

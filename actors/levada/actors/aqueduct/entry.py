@@ -1,4 +1,4 @@
-"""`connect` and `serve`: what programs begin with."""
+"""`connect` and `serve`, where programs begin."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ T = TypeVar("T")
 def connect(
     system: ActorSystem, url: str, message_type: type[T], *, expose: Expose = (), config: PeerConfig | None = None
 ) -> AbstractAsyncContextManager[Peer[T]]:
-    """Connect to a server; entering the block means that it has greeted (with `PeerConfig.early`: that it was called).
+    """Connect to a server; the block begins when the server has greeted (with `PeerConfig.early`: at once).
 
-    Leaving it finishes the entrypoint, lets open channels end for `AqueductConfig.drain` seconds, then closes; after an exception or a
-    cancellation it closes at once. Within an actor: ``await self.enter(connect(self.system, …))``.
+    Leaving the block finishes the entrypoint, lets open channels end for `AqueductConfig.drain` seconds, then closes; after an exception
+    or a cancellation it closes at once. Within an actor: ``await self.enter(connect(self.system, …))``.
 
     Args:
         system: has been entered.
         url: ``aqueduct://host:port``, over QUIC, or ``aqueduct+memory://name``.
-        message_type: of the messages that the server's handler takes: a message class, a union of them (then the variable wants an
-            annotation), or ``object`` for all.
-        expose: names in ``system.registry`` that the server may `Peer.lookup`, or a function that says so of a name; by default none.
-        config: see `PeerConfig`.
+        message_type: type of the messages that the server's handler takes: a message class, a union of them (then the variable needs
+            an annotation), or ``object`` for all.
+        expose: names in ``system.registry`` that the server may `Peer.lookup`, or a predicate on names; by default none.
+        config: settings of this side.
 
     Yields:
         The peer to send to.
 
     Raises:
-        ConnectionLost: nobody answers there, or not whom it should be, or not in this protocol.
-        ConfigurationError: a URL or settings that cannot work, or an extra that is not installed.
+        ConnectionLost: the server does not answer, is not the expected one, or does not speak this protocol.
+        ConfigurationError: the URL or the settings cannot work, or an extra is not installed.
 
     Source: AQ-14, AQ-15, AQ-18.
     """
@@ -57,7 +57,7 @@ def connect(
 async def connect_over(
     system: ActorSystem, opens: Opens, message_type: type[T], config: PeerConfig, expose: Expose = ()
 ) -> AsyncIterator[Peer[T]]:
-    """Connect as `connect` does, over a carrier that the program makes.
+    """Connect like `connect`, over a carrier that the program makes.
 
     Args:
         system: has been entered.
@@ -67,7 +67,7 @@ async def connect_over(
         expose: as for `connect`.
 
     Yields:
-        The peer, as `connect` does; errors as there.
+        The peer. Errors are those `connect` raises.
     """
     check_expose(expose)
     if expose and message_type is RawMessage:
@@ -86,26 +86,26 @@ def serve(
     expose: Expose = (),
     config: PeerConfig | None = None,
 ) -> AbstractAsyncContextManager[Listener]:
-    """Serve clients; entering the block means bound and listening, `Listener.url` holds the real port.
+    """Serve clients; the block begins when the server listens, and `Listener.url` holds the real port.
 
-    Leaving it accepts nobody any more, closes the entrypoints, lets open channels end for `AqueductConfig.drain` seconds, then closes;
-    after an exception or a cancellation it closes at once.
+    Leaving the block accepts no more clients, closes the entrypoints, lets open channels end for `AqueductConfig.drain` seconds, then
+    closes; after an exception or a cancellation it closes at once.
 
     Args:
         system: has been entered.
         url: as for `connect`; port 0 takes a free one.
-        handler: gets the messages of the entrypoints, see `Handler`. An async function that raises is logged, and the handles in its
-            message are given up, so that the client sees it; an actor that ends closes the entrypoint.
-        message_type: of the messages; `Any` admits every message class that this program has.
-        expose: names in ``system.registry`` that clients may `Peer.lookup`, or a function that says so of a name; by default none.
-        config: see `PeerConfig`; over QUIC its ``carrier`` needs a certificate.
+        handler: gets the messages of the entrypoints, see `Handler`. If an async function raises, the exception is logged and the
+            handles in its message are cancelled or closed, so the client notices. An actor that ends closes the entrypoint.
+        message_type: type of the messages; `Any` accepts every message class of this program.
+        expose: names in ``system.registry`` that clients may `Peer.lookup`, or a predicate on names; by default none.
+        config: settings of this side; over QUIC its ``carrier`` needs a certificate.
 
     Yields:
         The listener.
 
     Raises:
-        ConfigurationError: a URL, a handler or settings that cannot work, or an extra that is not installed.
-        OSError: the address cannot be had, or a file cannot be read.
+        ConfigurationError: the URL, the handler or the settings cannot work, or an extra is not installed.
+        OSError: the address is not available, or a file cannot be read.
 
     Source: AQ-14, AQ-15, AQ-18.
     """
@@ -122,7 +122,7 @@ async def serve_over(
     config: PeerConfig,
     expose: Expose = (),
 ) -> AsyncIterator[Listener]:
-    """Serve as `serve` does, over a listener that the program makes.
+    """Serve like `serve`, over a listener that the program makes.
 
     Args:
         system: has been entered.
@@ -133,7 +133,7 @@ async def serve_over(
         expose: as for `serve`.
 
     Yields:
-        The listener, as `serve` does; errors as there.
+        The listener. Errors are those `serve` raises.
     """
     check_handler(handler)
     check_expose(expose)

@@ -19,12 +19,12 @@ _TAGS = b"\xadlevada.lookup", b"\xaelevada.lookups"
 
 
 def is_reserved(payload: bytes) -> bool:
-    """Whether a message is a `Lookup` or a `Lookups`: behind the header of its ext type and that of the array comes its tag."""
+    """Whether a message is a `Lookup` or a `Lookups`: its tag follows the headers of the ext type and of the array."""
     return payload.startswith(_TAGS, 4) or payload.startswith(_TAGS, 5)
 
 
 class EntryInbound(Inbound):
-    """The place of the client's entrypoint: what concerns lookups is done here, everything else is for the handler."""
+    """Stands in for the client's entrypoint: handles lookups here, and leaves all other messages to the handler."""
 
     names: Names
 
@@ -53,7 +53,7 @@ class EntryInbound(Inbound):
 
 
 class EntryOutbound(Outbound):
-    """The place of the server's entrypoint: what concerns lookups may be sent there, whatever its handler takes."""
+    """Stands in for the server's entrypoint: sends lookups there too, whatever type its handler takes."""
 
     def _encode(self, entry: Any) -> bytes:
         if type(entry) in (Lookup, Lookups):

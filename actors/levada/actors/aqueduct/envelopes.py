@@ -1,7 +1,7 @@
-"""The octets of remote refs: envelopes, reasons, failures, and who a ref is. ``docs/protocols/aqueduct-refs.md`` specifies them.
+"""The wire format of remote refs: envelopes, reasons, failures and identities. ``docs/protocols/aqueduct-refs.md`` specifies it.
 
-An envelope is a msgpack array whose first item is its kind, always in the shortest form, so that the octets before a message are fixed
-and the message behind them is read by the codec's own short way.  Nothing here knows of channels or actors.
+An envelope is a msgpack array whose first item is its kind, always in the shortest form. So the bytes before a message are fixed, and the
+codec's fast path reads the message after them.  Nothing here knows of channels or actors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
     "head_of", "read_failure", "read_signal",
 ]  # fmt: skip
 
-# On the channel of a ref: a message follows the first two; the attachment 0 is the oneshot for the answer, or for the notice of the end.
+# On the channel of a ref. A message follows the first two. Attachment 0 is the oneshot for the answer, or for the notice of the end.
 TELL: Final = b"\x92\x00"
 ASK: Final = b"\x93\x01\xd5\x01\x02\x00"
 WATCH: Final = b"\x92\x02\xd5\x01\x02\x00"
@@ -41,18 +41,18 @@ EXIT: Final = b"\x92\x07"
 _HEADS: Final = {head[1]: head for head in (TELL, ASK, WATCH, LINK)}
 
 MAX_TEXT: Final = 4096
-"""Characters of a text about a failure; the rest is cut off."""
+"""The most characters of a text about a failure; the rest is cut off."""
 MAX_PATH: Final = 4096
-"""Octets of a path."""
+"""The most bytes of a path."""
 
-_PLAIN = Codec(max_bytes=8 * MAX_TEXT)  # a character has up to four octets, and a failure two texts
+_PLAIN = Codec(max_bytes=8 * MAX_TEXT)  # a character has up to four bytes, and a failure has two texts
 
 
 def head_of(payload: bytes) -> bytes:
-    """Tell what is in an envelope that came on the channel of a ref: `TELL`, `ASK`, `WATCH` or `LINK`.
+    """Return the head of an envelope from the channel of a ref: `TELL`, `ASK`, `WATCH` or `LINK`.
 
     Raises:
-        DecodeError: none of them, or not in the form that is prescribed.
+        DecodeError: the head is unknown, or not in the prescribed form.
     """
     head = _HEADS.get(payload[1]) if len(payload) > 1 else None
     if head is None or not payload.startswith(head):
@@ -62,15 +62,15 @@ def head_of(payload: bytes) -> bytes:
 
 @attrs.frozen
 class Identity:
-    """Who a ref is in its own system: what goes with it when it travels."""
+    """Identifies the actor of a ref in its own system; travels with the ref."""
 
     incarnation: int
-    """`Ref.incarnation`; what comes back when the ref goes home."""
+    """`Ref.incarnation`; a ref that returns home is sent as this number."""
     path: str
     """`Ref.path`; for people."""
 
     def encode(self) -> bytes:
-        """The incarnation as a base-128 integer, least significant group first, then the path in UTF-8."""
+        """Return the incarnation as a base-128 integer, least significant group first, then the path in UTF-8."""
         groups = bytearray()
         number = self.incarnation
         while number > 0x7F:
@@ -81,10 +81,10 @@ class Identity:
 
     @classmethod
     def decode(cls, data: bytes) -> Identity:
-        """Read it.
+        """Read an identity.
 
         Raises:
-            DecodeError: the number is cut, not the shortest or over 64 bits; the path is too long, not UTF-8, or not fit to be printed.
+            DecodeError: the number is cut off, not in the shortest form, or over 64 bits; the path is too long, not UTF-8 or not printable.
         """
         number = size = 0
         for size, octet in enumerate(data[:10], 1):
@@ -96,7 +96,7 @@ class Identity:
         if number >= 1 << 64 or (size > 1 and not data[size - 1]):
             raise DecodeError("a ref whose number is over 64 bits, or longer than it need be")
         if len(data) - size > MAX_PATH:
-            raise DecodeError(f"a ref with a path of {len(data) - size} octets, at most {MAX_PATH}")
+            raise DecodeError(f"a ref with a path of {len(data) - size} bytes, at most {MAX_PATH}")
         try:
             path = data[size:].decode()
         except UnicodeDecodeError as error:
@@ -145,7 +145,7 @@ def read_signal(head: bytes, payload: bytes, actor: str) -> Reason:
     """Read a `DOWN` or an `EXIT` of the actor at that path.
 
     Raises:
-        DecodeError: it is none.
+        DecodeError: it is malformed.
     """
     if not payload.startswith(head):
         raise DecodeError(f"expected {head.hex()}, got {payload[:8].hex()}")
@@ -153,18 +153,18 @@ def read_signal(head: bytes, payload: bytes, actor: str) -> Reason:
 
 
 def _describe(error: BaseException) -> tuple[str, str]:
-    """Name the class of an exception, and what it says; never fails, and never says more than `MAX_TEXT` characters."""
+    """Return the class name and the text of an exception; never fails, and returns at most `MAX_TEXT` characters of text."""
     if isinstance(error, RemoteFailure):
         return error.kind, error.detail
     try:
         text = str(error)
-    except Exception as broken:  # noqa: BLE001 - a text that cannot be had must not hide that there was a failure
+    except Exception as broken:  # noqa: BLE001 - a `__str__` that fails must not hide the failure
         text = f"(no text: {type(broken).__name__})"
     return type(error).__name__, text[:MAX_TEXT].encode("utf-8", "replace").decode()
 
 
 def encode_failure(error: BaseException) -> bytes:
-    """Write what an asker is told in the place of an answer: class, text, and what else there is to know."""
+    """Write the failure that an asker gets in place of an answer: class, text, and one more value."""
     kind, text = _describe(error)
     more: Any = None
     if isinstance(error, ActorStopped):
@@ -175,10 +175,10 @@ def encode_failure(error: BaseException) -> bytes:
 
 
 def read_failure(payload: bytes) -> tuple[str, str, Any]:
-    """Read class, text, and what else there is.
+    """Read the class, the text and the other value of a failure.
 
     Raises:
-        DecodeError: it is no failure.
+        DecodeError: it is malformed.
     """
     plain = _PLAIN.decode(payload)
     match plain:
@@ -209,15 +209,15 @@ _ERRORS: Final[dict[str, Callable[[str, str, Any, Any], LevadaError]]] = {
 
 
 def error_from(payload: bytes, actor: str, message: Any) -> LevadaError:
-    """Make the error that an asker gets of a failure: those of levada as they are, others as an `ActorError` with a cause.
+    """Make the error for the asker from a failure: levada's own classes as they are, all others as an `ActorError` with a cause.
 
     Args:
         payload: the failure.
-        actor: path of the actor that was asked.
+        actor: path of the asked actor.
         message: the question.
 
     Raises:
-        DecodeError: it is no failure.
+        DecodeError: the failure is malformed.
     """
     kind, text, more = read_failure(payload)
     make = _ERRORS.get(kind)

@@ -1,9 +1,9 @@
 """The owner's side of a ref that has travelled: envelopes from the peer become messages, questions and signals of the actor here.
 
-* A message that finds the actor's mailbox full waits, and what is behind it stays in the channel, whose window closes: so senders at the
-  peer wait for the actor, as those here do.
-* An envelope that is none ends the channel; a message in one that cannot be decoded is that message's loss, and an error to whoever asked.
-* The channel outlives the actor: what is told to it then is a dead letter, and what is asked fails with the reason.
+* If the actor's mailbox is full, the message waits, and later ones stay in the channel, whose window closes. So senders at the peer wait
+  for the actor, like senders here.
+* A malformed envelope ends the channel. If the message in an envelope cannot be decoded, only that message is lost; an asker gets an error.
+* The channel outlives the actor: a message to an ended actor is a dead letter, and a question to it fails with the reason.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ logger = logging.getLogger("levada.actors.aqueduct")
 
 
 class Export(HalfActor):
-    """What receives the envelopes of one copy of a ref."""
+    """Receives the envelopes of one copy of a ref."""
 
     target: LocalRef
-    """The actor whose ref it is."""
+    """The actor that the ref is of."""
     _held: Any = attrs.field(default=None, init=False)
     """A message or a question that did not fit into the mailbox."""
     _waiting: bool = attrs.field(default=False, init=False)
@@ -47,27 +47,27 @@ class Export(HalfActor):
     _forget: Callable[[], None] = attrs.field(init=False)
     _busy: bool = attrs.field(default=False, init=False)
     _pausing: bool = attrs.field(default=False, init=False)
-    """Whether it goes on when others have run for as long as a large message took."""
+    """Whether it waits until other tasks have run for as long as a large message took."""
 
-    # What a message that is being packed asks of it.
+    # `levada.actors.aqueduct.halves.Passenger`
 
     def bound(self, half: Any) -> Export:
-        """The message has left, and this is the half."""
+        """Go on over this half, since the message has left."""
         self.half = half
         self.halves.inbound[half] = self
         self.halves.core.background.add(half)
         return self
 
     def forget(self) -> None:
-        """The message will never leave."""
+        """Do nothing: the message will never leave."""
 
     def give_back(self) -> None:
-        """The message could not be written."""
+        """Do nothing: the message could not be encoded."""
 
-    # What a record is.
+    # `levada.actors.aqueduct.halves.Record`
 
     def start(self) -> None:
-        """See `levada.actors.aqueduct.halves.Record`."""
+        """Begin; the message with the half has been sent."""
         if self.half.ended:
             self.ended()
         else:
@@ -75,19 +75,19 @@ class Export(HalfActor):
             self.pump()
 
     def ended(self) -> None:
-        """The peer has given the ref up, or is lost; what has arrived is still handled."""
+        """End after the peer has dropped the ref, or is lost; envelopes that have arrived are still handled."""
         self.halves.inbound.pop(self.half, None)
         self.halves.core.background.discard(self.half)
         self.pump()
         self.retire()
 
     def give_up(self, detail: str) -> None:
-        """See `HalfActor.give_up`."""
+        """Close the half."""
         self.half.close()
         self.halves.flush_soon()
 
     def pump(self) -> None:
-        """Give the actor what has arrived."""
+        """Deliver the envelopes that have arrived."""
         if self._busy or self._waiting:
             return
         self._busy = True
@@ -118,10 +118,10 @@ class Export(HalfActor):
         self.pump()
 
     def _open(self, delivery: Delivery) -> None:
-        """Do what an envelope says.
+        """Handle one envelope.
 
         Raises:
-            DecodeError: it is none.
+            DecodeError: it is malformed.
         """
         head = envelopes.head_of(delivery.payload)
         if head is envelopes.TELL:
@@ -173,10 +173,10 @@ class Export(HalfActor):
         cell.add_watcher(promise, lambda reason: promise.send(envelopes.encode_signal(envelopes.DOWN, reason)))
 
     def _link(self, delivery: Delivery) -> None:
-        """Tie the actor here to the one that asks for it, if it may be.
+        """Link the actor here to the actor there that asks for it, if it accepts such links.
 
         Raises:
-            DecodeError: it is no link.
+            DecodeError: it is malformed.
         """
         refs = self.halves.refs
         attachments = delivery.attachments
@@ -212,9 +212,9 @@ class Export(HalfActor):
                 self._forget = cell.on_stopped(self._room)
                 cell.on_room(self._room)
         except ActorStopped:
-            cell.tell(entry)  # a dead letter, or an error to whoever asked
+            cell.tell(entry)  # a dead letter, or an error for the asker
         except Exception:
-            # The key of a conflating mailbox is code of the user, and the peer is not to blame.
+            # The key function of a conflating mailbox is the user's code; the peer is not at fault.
             logger.exception("%s: no key for a message from %s", cell.path, self.halves.peer)
             if isinstance(entry, Ask):
                 entry.fail(ActorError(f"{cell.path} has no key for this question", actor=cell.path))
@@ -230,7 +230,7 @@ class Export(HalfActor):
 
 
 class Question(Ask):
-    """A question from the peer; what becomes of it is told on its oneshot."""
+    """A question from the peer, answered on its oneshot."""
 
     __slots__ = ("_promise", "_refs")
 
@@ -257,6 +257,6 @@ class Question(Ask):
 
 
 def answer_type(question: Any) -> Any:
-    """Tell how the answer to a question is written; one that does not say may be answered with whatever can travel."""
+    """Return the type of the answer to a question; `Any` if its class does not declare one."""
     kind = type(question)
     return reply_type(kind) if issubclass(kind, Asks) else Any

@@ -1,12 +1,12 @@
-"""Between the channels of a program and the halves of a connection: what is sent, what arrives, handles that travel, and the ends.
+"""Connects the channels of a program to the halves of a connection: messages in both directions, handles in them, and the ends.
 
-* A channel has one half here and one at the peer. What stands in for the peer's half is an `Outbound` (the peer receives) or an
-  `Inbound` (the peer sends): an actor (`levada.actors.aqueduct.links`), driven by calls from the channel and by events from the
-  connection.
-* A message is encoded inside the ``send`` that sends it, which is also when the handles in it move: all of them, or none. It is
-  decoded in the ``receive`` that takes it, so that what cannot be decoded is that receiver's `DecodeError` and nobody else's.
-* A channel that travels keeps its queue. What was sent before is encoded when it leaves; what cannot be is logged and not delivered.
-* Nothing here recurses: channels that travel in messages of channels that travel are begun one after the other.
+* A channel has one half here and one at the peer. An `Outbound` (the peer receives) or an `Inbound` (the peer sends) stands in for the
+  peer's half: an actor (`levada.actors.aqueduct.links`), driven by calls from the channel and by events from the connection.
+* ``send`` encodes its message, and at the same moment moves the handles in it: all of them, or none. ``receive`` decodes the message
+  that it takes, so only that receiver gets the `DecodeError` of a bad message.
+* A channel that travels keeps its queue. Messages in the queue are encoded when they leave; a message that cannot be encoded is logged and
+  not delivered.
+* Nothing here recurses: channels that travel in messages of channels that travel begin one after the other.
 """
 
 from __future__ import annotations
@@ -54,75 +54,75 @@ _KINDS: Final = {
     OneshotReceiver: (AttachmentKind.ONESHOT_RECEIVER, Attach.ONESHOT_RECEIVER),
 }
 
-# A member of an enum takes several times as long to look up as a name; these are wanted for each message.
+# A member of an enum takes several times as long to look up as a name, and each message needs these.
 _ORDERED, _ORDERED_HERE = aqueduct.Mode.ORDERED, Mode.ORDERED
 _SENDING: Final = (SenderState.OPEN, SenderState.UNATTACHED)
 
 CODEC: Final = ("levada-codec", b"1")
-"""Connection header: which messages this side writes, and that it knows `Unreadable`. A peer that says nothing about it is taken at its
-word when it sends any."""
+"""Connection header: the format of this side's messages. It also says that this side understands `Unreadable`. An `Unreadable` from a
+peer without this header is accepted."""
 MAX_CAUSE = 1000
-"""Characters of the cause in an `Unreadable`."""
+"""The most characters of the cause in an `Unreadable`."""
 MAX_EXPLAINED = 8
-"""Senders of one message that get one: a peer that attaches thousands to nonsense gets no thousands of answers."""
+"""Senders of one message that get an `Unreadable`: a peer that attaches thousands to nonsense must not get thousands of answers."""
 
 
 @message("levada.unreadable")
 class Unreadable:
-    """Comes on a sender that travelled in a message which could not be read, and is the last on it."""
+    """The last message on a sender that travelled in an unreadable message."""
 
     cause: str
-    """Why not."""
+    """Why the message could not be read."""
 
 
 _UNREADABLE = b"\xb1levada.unreadable"
 
 
 class Record(Protocol):
-    """What stands in for a peer's half."""
+    """Stands in for a peer's half."""
 
     def start(self) -> None:
-        """Begin; the message that the half travels in has been sent, or opened."""
+        """Begin; the message with the half has been sent, or opened."""
         ...
 
     def pump(self) -> None:
-        """Something has arrived, or there is room to send."""
+        """Take arrived messages, or use the room to send."""
         ...
 
     def ended(self) -> None:
-        """The half is gone."""
+        """End with the half, which is gone."""
         ...
 
 
 class SendingRecord(Record, Protocol):
-    """What stands in for a peer's receiver."""
+    """Stands in for a peer's receiver."""
 
     def settled(self, letters: list[Any], outcome: Outcome) -> None:
-        """It is known what became of messages."""
+        """Report the outcome of messages."""
         ...
 
 
 class Passenger(Protocol):
-    """What travels in a message like a channel does, and is none of the program's: the channels of remote refs."""
+    """Travels in a message like a channel, but the program has no handle of it: the channels of remote refs."""
 
     def bound(self, half: Any) -> Record:
-        """Go on over this half: the message has left."""
+        """Go on over this half, since the message has left."""
         ...
 
     def forget(self) -> None:
-        """The message will never leave."""
+        """Give up: the message will never leave."""
         ...
 
 
 def _nothing() -> None:
-    """Take nothing from a core that has nothing to say any more."""
+    """Do not flush a core that has ended."""
 
 
 class Halves:
     """The channels of one connection that have a half at the peer.
 
     Args:
-        connection: whose actor is the parent of all of theirs.
+        connection: its actor is the parent of all their actors.
         codec: writes and reads messages.
     """
 
@@ -136,30 +136,30 @@ class Halves:
         self.outbound: dict[SenderHalf, SendingRecord] = {}
         self.inbound: dict[ReceiverHalf, Record] = {}
         self.links: dict[Half, CreationLink] = {}
-        """What halves hang on that the peer's program has not got yet."""
+        """Links of the halves whose other half the peer's program does not have yet."""
         self.refs: Refs
         """Refs that have travelled; set before the first message."""
         self.detail = ""
-        """How the connection ended, when it has."""
+        """How the connection ended; empty before that."""
         self.cause: BaseException | None = None
         self.reason: Reason = Shutdown()
-        """Why the actors of halves end that end with it."""
+        """The reason of actors that end with the connection."""
         self.sent = self.received = self.undelivered = 0
         itself: Halves = weakref.proxy(self)
         self.packing = Packing(itself)
         self.plain = Letter(itself, b"", None, [])
-        """Stands for every message that nobody wants to hear of."""
+        """The shared letter of all messages whose outcome is not tracked."""
         self._starting: deque[Record] = deque()
         self._busy = False
 
     def release(self) -> None:
-        """The connection's actor has ended: let go of it."""
+        """Drop the connection, whose actor has ended."""
         del self.connection
         self.flush_soon = _nothing
         self.refs.release()
 
     def bind(self, channel: ChannelCore | Passenger, half: Half) -> None:
-        """Let a channel go on at the peer."""
+        """Continue a channel at the peer."""
         if not isinstance(channel, ChannelCore):
             self.start(channel.bound(half))
         elif isinstance(half, SenderHalf):
@@ -168,7 +168,7 @@ class Halves:
             self.start(Inbound(self, channel, half=half))
 
     def start(self, record: Record) -> None:
-        """Let a record begin, after those that are beginning."""
+        """Let a record begin, after the records that are beginning now."""
         self._starting.append(record)
         if self._busy:
             return
@@ -180,14 +180,14 @@ class Halves:
             self._busy = False
 
     def link(self, source: Ref[Any], carrier: SenderHalf, made: Iterable[Half]) -> None:
-        """Link the halves that a message has left here to the actor that has just sent it on `carrier`. Source: AQ-53."""
+        """Link the halves that a message has left here to the actor that sent the message on `carrier`. Source: AQ-53."""
         assert carrier.links is not None
         link = CreationLink(source, next(reversed(carrier.links)))
         for half in made:
             self.links[half] = link
 
     def end(self, channel: ChannelCore, state: TerminalState, *, discard: bool = True) -> None:
-        """End a channel the way its half ended."""
+        """End a channel in the same way as its half."""
         if state is TerminalState.CONNECTION_LOST:
             channel.end(state, discard=discard, detail=self.detail, cause=self.cause)
         else:
@@ -201,14 +201,14 @@ class Halves:
             channel.forget()
 
     def has_room(self, channels: int) -> bool:
-        """Whether so many channels more may be made."""
+        """Whether this many more channels may be made."""
         core = self.core
         live = len(core.halves) + len(core.unclaimed) + len(core.links.tombstones)
         return live + channels <= core.config.max_channels
 
 
 class Letter(Envelope):
-    """A message on its way to the peer: its octets, and what is to be told when it is known what became of it."""
+    """A message on its way to the peer: its bytes, and the sender to tell of its outcome."""
 
     __slots__ = ("attached", "halves", "payload", "tracked")
 
@@ -223,7 +223,7 @@ class Letter(Envelope):
         self.payload = payload
         self.tracked = tracked
         self.attached = attached
-        """Channels that travel with it; empty from when it has left, as the core knows of them then."""
+        """Channels that travel with it. Empty once it has left, since the core knows them from then on."""
 
     def settle(self, outcome: Outcome) -> None:
         """Report the outcome of the message, once."""
@@ -238,14 +238,14 @@ class Letter(Envelope):
 
 
 class Packing:
-    """The handles of the message that is being encoded, as `levada.framework.codec.Attachments`; one for all messages."""
+    """The handles of the message being encoded, as `levada.framework.codec.Attachments`; one object for all messages."""
 
     __slots__ = ("channel", "halves", "taken")
 
     def __init__(self, halves: Halves) -> None:
         self.halves = halves
         self.channel: ChannelCore | None = None
-        """That of the message."""
+        """The channel of the message."""
         self.taken: list[tuple[Any, ChannelCore | Passenger, Attach]] = []
 
     def attach(self, handle: Any) -> tuple[AttachmentKind, int] | tuple[AttachmentKind, int, bytes]:
@@ -259,7 +259,7 @@ class Packing:
         return kinds[0], len(self.taken) - 1
 
     def take(self, passenger: Any, kind: Attach) -> int:
-        """Take what belongs to no channel of the program; return its index."""
+        """Take a passenger; return its index."""
         self.taken.append((passenger, passenger, kind))
         return len(self.taken) - 1
 
@@ -270,14 +270,14 @@ class Packing:
 
 
 def give_up(handles: Iterable[Any]) -> None:
-    """Cancel senders and close receivers that nobody will use."""
+    """Cancel senders and close receivers that will not be used."""
     for handle in handles:
         if isinstance(handle, Ref):
-            continue  # it ends with the last one who holds it
+            continue  # it ends with its last holder
         try:
             handle.cancel() if isinstance(handle, Sender | OneshotSender) else handle.close()
         except HandleMoved:
-            pass  # somebody does use it
+            pass  # it is in use elsewhere
 
 
 class Arrival(Envelope):
@@ -290,19 +290,19 @@ class Arrival(Envelope):
         self.delivery = delivery
         self.item_type = item_type
         self.handles: tuple[Any, ...] = ()
-        """What was in the message, once it is open."""
+        """The handles in the message, once it is open."""
 
     @property
     def large(self) -> bool:
-        """Whether decoding may take long, so that others run before the next message."""
+        """Whether decoding may take long, so that other tasks should run before the next message."""
         return len(self.delivery.payload) > LARGE
 
     def open(self) -> Any:
-        """Decode the message and attach its handles; see `Envelope.open`.
+        """Decode the message and attach its handles.
 
         Raises:
-            DecodeError: the octets are no such message, or use an attachment wrongly; everything attached is given up.
-            ChannelCancelled: the peer could not read the message in which it got the sender, and says why.
+            DecodeError: the bytes are not a message of this type, or use an attachment wrongly; all attachments are given up.
+            ChannelCancelled: the peer could not read the message that the sender was in, and says why.
         """
         delivery, halves = self.delivery, self.halves
         if self.item_type is RawMessage:
@@ -336,17 +336,17 @@ class Arrival(Envelope):
 def open_delivery(
     halves: Halves, delivery: Delivery, payload: bytes, item: Any, first: int = 0
 ) -> tuple[Any, tuple[Any, ...]]:
-    """Decode a message with attachments; return it, and the handles that are in it.
+    """Decode a message with attachments; return the message and its handles.
 
     Args:
-        halves: of the connection.
+        halves: the channels of the connection.
         delivery: the message.
-        payload: its octets, or the end of them.
+        payload: its bytes, or the last part of them.
         item: annotation of the message.
-        first: attachments before this one are no concern of the message.
+        first: attachments before this index do not belong to the message.
 
     Raises:
-        DecodeError: the octets are no such message, or use an attachment wrongly; everything attached from `first` on is given up.
+        DecodeError: the bytes are not a message of this type, or use an attachment wrongly; attachments from `first` on are given up.
     """
     used: dict[int, Any] = {}
     attachments = delivery.attachments
@@ -355,7 +355,7 @@ def open_delivery(
         if kind is AttachmentKind.RETURNED_REF:
             return halves.refs.returned(number, kind)
         if number < first:
-            raise ValueError("it is not the message's")
+            raise ValueError("it does not belong to the message")
         handle = used[number] = _handle(halves, attachments[number], kind, item, note)
         return handle
 
@@ -367,7 +367,7 @@ def open_delivery(
             _explain(halves, own, error)
         for number, handle in used.items():
             if isinstance(handle, Sender | OneshotSender) and attachments[number].state not in _SENDING:
-                handle.finish_nowait()  # behind the explanation
+                handle.finish_nowait()  # after the explanation
             else:
                 give_up([handle])
         _give_up_halves(own)
@@ -382,20 +382,20 @@ def open_delivery(
 
 
 def read_unreadable(halves: Halves, payload: bytes) -> Unreadable | None:
-    """Read the octets of an `Unreadable` if they begin like one: behind the header of its ext type and that of the array comes its tag."""
+    """Read an `Unreadable` if the bytes begin like one: its tag follows the headers of the ext type and of the array."""
     if not (payload.startswith(_UNREADABLE, 4) or payload.startswith(_UNREADABLE, 5)):
         return None
     return halves.codec.decode(payload, Unreadable)
 
 
 def _explain(halves: Halves, attached: Iterable[Half], error: DecodeError) -> None:
-    """Say on senders of a message why it was not read, as far as they have not been used."""
+    """Send the reason why a message was not read on its unused senders."""
     fresh = (half for half in attached if isinstance(half, SenderHalf) and half.state in _SENDING and not half.sent)
     for half in islice(fresh, MAX_EXPLAINED):
         try:
             half.send(halves.codec.encode(Unreadable(printable(str(error), MAX_CAUSE))))
         except (LocalProtocolError, ValueError):
-            continue  # settings so tight that not even this fits
+            continue  # the settings allow not even this
         half.finish()
 
 
@@ -424,13 +424,13 @@ def _handle(halves: Halves, half: Half, kind: AttachmentKind, item: Any, note: b
 
 
 def _kind(half: Half) -> AttachmentKind:
-    """Tell what whoever gets a message may do with a half that is attached to it."""
+    """Return the kind of handle that the receiver of a message gets for an attached half."""
     sends = isinstance(half, SenderHalf)
     return AttachmentKind((AttachmentKind.SENDER if sends else AttachmentKind.RECEIVER) + (2 if half.oneshot else 0))
 
 
 class Outbound(HalfActor):
-    """The place of a receiver that is at the peer: takes what is sent on the channel, as far as the window lets it."""
+    """Stands in for a receiver at the peer: takes messages from the channel and sends them, as far as the window allows."""
 
     channel: ChannelCore
     half: SenderHalf = attrs.field(kw_only=True)
@@ -440,7 +440,7 @@ class Outbound(HalfActor):
         self.halves.outbound[self.half] = self
 
     def start(self) -> None:
-        """Begin; the message that the half travels in has been sent, or opened."""
+        """Begin; the message with the half has been sent, or opened."""
         gone = self.half.ended
         if not gone:
             self.begin()
@@ -450,12 +450,12 @@ class Outbound(HalfActor):
             self.ended()
 
     def prepare(self, entry: Any) -> Letter | None:
-        """Encode a message, and take the handles in it; raises what ``send`` raises. A plain one leaves at once. Source: AQ-26."""
+        """Encode a message and take its handles; raises the errors of ``send``. A plain message leaves at once. Source: AQ-26."""
         payload = self._encode(entry)
         channel, halves = self.channel, self.halves
         plain = not (halves.packing.taken or channel.queue or self._busy or isinstance(entry, Tracked))
         if plain and channel.mode is _ORDERED_HERE and self.half.push(payload, halves.plain):
-            # As if it had been queued and taken: with this and the codec's short way 100 octets cost 20 µs of CPU time, not 26.
+            # As if it had been queued and taken: with this and the codec's short way 100 bytes cost 20 µs of CPU time, not 26.
             channel.limit -= 1
             halves.sent += 1
             halves.flush_soon()
@@ -472,7 +472,7 @@ class Outbound(HalfActor):
         return codec.encode(message, channel.item_type, attachments=packing)
 
     def _letter(self, entry: Any, payload: bytes) -> Letter:
-        """Make the letter of what has been encoded, if its handles may travel."""
+        """Make a letter of an encoded message, if its handles may travel."""
         halves, packing = self.halves, self.halves.packing
         attached = [(core, kind) for _, core, kind in packing.taken]
         if attached and not halves.has_room(len(attached)):
@@ -485,7 +485,7 @@ class Outbound(HalfActor):
         return Letter(halves, payload, entry if isinstance(entry, Tracked) else None, attached)
 
     def pump(self) -> None:
-        """Send what is queued while there is room, then the end if it has come."""
+        """Send queued messages while there is room, then the end of the channel if it has come."""
         if self._busy:
             return
         self._busy = True
@@ -527,23 +527,23 @@ class Outbound(HalfActor):
                 self.halves.bind(channel, half)
 
     def settled(self, letters: list[Any], outcome: Outcome) -> None:
-        """It is known what became of messages."""
+        """Report the outcome of messages."""
         if self.channel.putters and self.half.ended:
-            self.halves.end(self.channel, _SENDER_ENDS[self.half.state])  # what is settled by the end makes no room
+            self.halves.end(self.channel, _SENDER_ENDS[self.half.state])  # messages that the end settles make no room
         self.channel.settle(*letters, outcome=outcome)
 
     def ended(self) -> None:
-        """The half is gone. Source: section 8 of the protocol."""
+        """End the channel with the half, which is gone. Source: section 8 of the protocol."""
         self.halves.outbound.pop(self.half, None)
         self.halves.end(self.channel, _SENDER_ENDS[self.half.state])
         self.retire()
 
     def give_up(self, detail: str) -> None:
-        """See `HalfActor.give_up`."""
+        """Cancel the channel; `detail` is in its error."""
         self.channel.end(TerminalState.CANCELLED, detail=detail)
 
     def _ended_here(self) -> None:
-        """The channel has ended, by its owner or the peer; finishing is the peer's to confirm."""
+        """End the half, since the channel was ended by its owner or the peer. The peer confirms a finish."""
         if not self.half.ended:
             if self.channel.sender.state is TerminalState.FINISHED:
                 self.half.finish()
@@ -562,23 +562,23 @@ _SENDER_ENDS: Final = {
 
 
 class Inbound(HalfActor):
-    """The place of a sender that is at the peer: puts what arrives into the channel, while that has room."""
+    """Stands in for a sender at the peer: puts arriving messages into the channel while it has room."""
 
     channel: ChannelCore
     half: ReceiverHalf = attrs.field(kw_only=True)
     _held: Arrival | None = attrs.field(default=None, init=False)
-    """Taken, and the channel had no room."""
+    """A message taken from the half when the channel had no room."""
     _waiting: bool = attrs.field(default=False, init=False)
-    """Whether the channel will call when it has."""
+    """Whether the channel will call when it has room."""
     _final: TerminalState | None = attrs.field(default=None, init=False)
-    """How the channel ends when everything that arrived is in it."""
+    """How the channel ends when all arrived messages are in it."""
     _busy: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.halves.inbound[self.half] = self
 
     def start(self) -> None:
-        """Begin; the message that the half travels in has been sent, or opened."""
+        """Begin; the message with the half has been sent, or opened."""
         gone = self.half.ended
         if not gone:
             self.begin()
@@ -589,7 +589,7 @@ class Inbound(HalfActor):
             self.pump()
 
     def pump(self) -> None:
-        """Put what has arrived into the channel."""
+        """Put arrived messages into the channel."""
         if self._busy or self._waiting:
             return
         self._busy = True
@@ -633,7 +633,7 @@ class Inbound(HalfActor):
         self.pump()
 
     def ended(self) -> None:
-        """The half is gone; what is in its mailbox is still to be had, unless it was cancelled or lost."""
+        """End the channel with the half, which is gone. Unless it was cancelled or closed, messages in its mailbox are still received."""
         state = self.half.state
         self.halves.inbound.pop(self.half, None)
         if state in (ReceiverState.CANCELLED, ReceiverState.CLOSED):
@@ -644,11 +644,11 @@ class Inbound(HalfActor):
         self.retire()
 
     def give_up(self, detail: str) -> None:
-        """See `HalfActor.give_up`."""
+        """Close the channel's receiver; `detail` is in its error."""
         self.channel.end(TerminalState.RECEIVER_CLOSED, detail=detail)
 
     def _ended_here(self) -> None:
-        """The channel has ended: by its receiver, or as the half did."""
+        """Close the half, since the channel has ended, by its receiver or with the half."""
         if self._held is not None:
             held, self._held = self._held, None
             held.settle(Outcome.NOT_PROCESSED)

@@ -1,12 +1,12 @@
 """Halves as actors, and the links between them.
 
-* A half that the program uses is an actor, a child of its connection, from when it begins until the half is gone. The connection and the
-  channel drive it by direct calls: a turn of a mailbox would cost more than all the rest. They are sync and raise nothing.
+* A half that the program uses is a child actor of its connection, from its beginning until the half is gone. The connection and the
+  channel drive it by direct calls: a turn of a mailbox would cost more than all the rest. The calls are sync and raise nothing.
 * A channel that travels in a message leaves a half here. That half is linked, one way, to the half that carries the message, until the
-  core says that the peer's program has the other half (`Reached`), or that it never will: then the link delivers the exit `Lost`. The
-  core finds out who is lost, of any depth and in one step; here nobody works that out again, and no actor's end ends another by itself.
-* Whose actor is ended by somebody else gives its channel up; the half itself goes on as a record until the peer has answered.
-* Once the connection is ending, its children end before it does, and leave the word to it: its end is theirs. None begins any more.
+  core reports that the peer's program has the other half (`Reached`) or will never have it: then the link delivers the exit `Lost`. The
+  core finds all lost halves, at any depth, in one step. This module does not repeat that work, and no actor's end ends another by itself.
+* If other code ends the actor, the channel is cancelled or closed. The half itself goes on as a record until the peer has answered.
+* When the connection ends, its children end first, for the reason of the connection. No new ones begin.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Connecting(Protocol):
 
 @attrs.frozen(eq=False)
 class CreationLink:
-    """From the halves that a message has left here to the half that carries the message. Source: AQ-53."""
+    """Links the halves that a message has left here to the half that carries the message. Source: AQ-53."""
 
     source: Ref[Any]
     """The actor that sent the message."""
@@ -73,17 +73,17 @@ class CreationLink:
 
 
 class HalfActor(Actor[Any]):
-    """What stands in for a peer's half, as an actor."""
+    """An actor that stands in for a peer's half."""
 
     halves: Halves
     half: Any = attrs.field(default=None, kw_only=True)
     """The half here; `None` only before its message has left."""
 
     is_actor: bool = attrs.field(default=False, init=False)
-    """Whether it has begun as one."""
+    """Whether it runs as an actor."""
 
     def begin(self) -> None:
-        """Be an actor from now on, unless the connection is ending."""
+        """Become an actor, unless the connection is ending."""
         try:
             self.halves.connection.idle.adopt(self)
             self.is_actor = True
@@ -91,7 +91,7 @@ class HalfActor(Actor[Any]):
             pass
 
     def retire(self) -> None:
-        """The half is gone, so the actor ends, for the reason that the core gives."""
+        """End the actor, since the half is gone, for the reason that the core gives."""
         if not self.is_actor:
             return
         half, halves = self.half, self.halves
@@ -116,6 +116,6 @@ class HalfActor(Actor[Any]):
         """Cancel the sender, or close the receiver.
 
         Args:
-            detail: why, for the error that whoever holds the channel gets.
+            detail: the cause, for the error that the owner of the channel gets.
         """
         raise NotImplementedError

@@ -1,6 +1,6 @@
-"""Finding an actor of the other system by its name: reserved messages on the entrypoint, which no handler sees.
+"""Lookups of the other system's actors by name: reserved messages on the entrypoint, which no handler sees.
 
-A client asks with a `Lookup`. A client whose own actors may be looked up says with its first message, `Lookups`, where the server asks.
+A client sends a `Lookup`. A client that exposes actors first sends a `Lookups` with a sender for the server's own `Lookup` messages.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ __all__ = ["Expose", "Lookup", "Lookups", "Names", "check_expose"]
 logger = logging.getLogger("levada.actors.aqueduct")
 
 Expose: TypeAlias = Collection[str] | Callable[[str], bool]
-"""Which names of the system's registry the peer may look up: some names, or a function that says so of each."""
+"""The names of the system's registry that the peer may look up: a collection, or a predicate on names."""
 
 
 @message("levada.lookup")
 class Lookup:
-    """Ask for a ref of the actor that is registered under a name."""
+    """Ask for a ref of the actor registered under a name."""
 
     name: str
     found: OneshotSender[Ref[Any] | None]
@@ -30,16 +30,16 @@ class Lookup:
 
 @message("levada.lookups")
 class Lookups:
-    """Say where actors of the client may be looked up."""
+    """Give the server a sender for lookups of the client's actors."""
 
     there: Sender[Lookup]
 
 
 def check_expose(expose: Expose) -> None:
-    """Refuse what says nothing of names.
+    """Check the type of an `Expose`.
 
     Raises:
-        ConfigurationError: one text, where several were meant, or neither a collection nor a function.
+        ConfigurationError: it is a single string, or neither a collection nor a function.
     """
     if isinstance(expose, str) or not (callable(expose) or isinstance(expose, Collection)):
         raise ConfigurationError(f"expose is a collection of names, or a function of one, not {expose!r}")
@@ -53,23 +53,23 @@ class Names:
         self._expose = expose
 
     def find(self, name: str) -> Ref[Any] | None:
-        """Find the actor of this name, if the peer may have it."""
+        """Find the actor of this name, if it is exposed."""
         expose = self._expose
         return self._system.registry.get(name) if (expose(name) if callable(expose) else name in expose) else None
 
     def answer(self, question: Lookup) -> None:
-        """Answer a lookup; if that fails, it is logged, and the oneshot ends without a value."""
+        """Answer a lookup; a failure is logged, and the oneshot ends without a value."""
         with question.found as found:
             try:
                 found.send(self.find(question.name))
             except ChannelError:
-                pass  # nobody wants to know any more
+                pass  # the peer has withdrawn the lookup
             except Exception:
-                # The function is the user's; a peer that cannot be answered hears just that.
+                # The predicate is the user's code; the peer only learns that there is no answer.
                 logger.exception("the lookup of %r failed", question.name)
 
     async def serve(self, questions: Receiver[Lookup]) -> None:
-        """Answer the lookups that come on a channel, until it ends; what is no lookup closes it."""
+        """Answer the lookups on a channel until it ends; any other message closes it."""
         with questions:
             try:
                 async for question in questions:
@@ -77,4 +77,4 @@ class Names:
             except DecodeError as error:
                 logger.warning("a lookup: %s", error)
             except ChannelError:
-                pass  # with the connection
+                pass  # the connection has ended

@@ -1,4 +1,4 @@
-"""Oneshots that remote refs use for answers and ends: records without handles, since no code of the program ever holds one."""
+"""Oneshots that remote refs use for answers and ends: records without handles, since the program never holds one."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _SENDING = (SenderState.OPEN, SenderState.UNATTACHED)
 
 
 class Awaited:
-    """One value that the peer is to send.
+    """One value that the peer will send.
 
     Args:
-        halves: of the connection.
+        halves: the channels of the connection.
         got: called with the value.
-        over: called if there will be none, unless this side closed it; with ``FINISHED`` if the peer ended it in order.
-        idle: whether a connection that closes in order need not wait for it.
+        over: called if there will be no value, unless this side closed the oneshot; with ``FINISHED`` if the peer ended it in order.
+        idle: whether a connection that closes in order does not wait for the value.
     """
 
     __slots__ = ("_calls", "_half", "_halves", "_idle")
 
     attachment_kind: ClassVar[str] = "oneshot_sender"
-    """What the peer gets."""
+    """The handle that the peer gets."""
 
     def __init__(
         self,
@@ -41,22 +41,22 @@ class Awaited:
     ) -> None:
         self._halves = halves
         self._calls: tuple[Callable[[Delivery], None], Callable[[TerminalState], None]] | None = (got, over)
-        """``None`` once it is settled: by a value, by its end, or by `close`. Whoever is called holds this, so it must not stay longer."""
+        """``None`` once settled: by a value, by its end, or by `close`. The callbacks' owner holds this object, so they go at once."""
         self._idle = idle
         self._half: ReceiverHalf | None = None
 
     def close(self) -> None:
-        """Want no value any more; harmless when it came, or was closed before."""
+        """Stop waiting for the value; harmless if it has come, or if this was called before."""
         if self._calls is not None:
             self._calls = None
             if self._half is not None:
                 self._half.close()
                 self._halves.flush_soon()
 
-    # What a message that is being packed asks of it.
+    # `levada.actors.aqueduct.halves.Passenger`
 
     def bound(self, half: Any) -> Awaited:
-        """The message has left, and this is the half."""
+        """Go on over this half, since the message has left."""
         self._half = half
         self._halves.inbound[half] = self
         if self._idle:
@@ -64,16 +64,16 @@ class Awaited:
         return self
 
     def forget(self) -> None:
-        """The message will never leave."""
+        """Give up: the message will never leave."""
         self._settle(TerminalState.CONNECTION_LOST if self._halves.detail else TerminalState.LOST)
 
     def give_back(self) -> None:
-        """The message could not be written."""
+        """Do nothing: the message could not be encoded."""
 
-    # What a record is.
+    # `levada.actors.aqueduct.halves.Record`
 
     def start(self) -> None:
-        """See `levada.actors.aqueduct.halves.Record`."""
+        """Begin; the message with the half has been sent, or opened."""
         assert self._half is not None
         if self._half.ended:
             self.ended()
@@ -83,7 +83,7 @@ class Awaited:
             self.pump()
 
     def pump(self) -> None:
-        """The value may be there."""
+        """Take the value, if it has come."""
         half = self._half
         assert half is not None
         if half.mailbox:
@@ -97,7 +97,7 @@ class Awaited:
             self._halves.flush_soon()
 
     def ended(self) -> None:
-        """The half is gone."""
+        """End with the half, which is gone."""
         half = self._half
         assert half is not None
         self._halves.inbound.pop(half, None)
@@ -119,30 +119,30 @@ _ENDS = {
 
 
 class Promise:
-    """One value that this side is to send.
+    """One value that this side will send.
 
     Args:
-        halves: of the connection.
-        gone: called when the peer wants none any more, or cannot be reached.
+        halves: the channels of the connection.
+        gone: called when the peer does not want the value any more, or is out of reach.
         idle: as for `Awaited`.
     """
 
     __slots__ = ("_due", "_gone", "_half", "_halves", "_idle")
 
     attachment_kind: ClassVar[str] = "oneshot_receiver"
-    """What the peer gets."""
+    """The handle that the peer gets."""
 
     def __init__(self, halves: Halves, gone: Callable[[], None], *, idle: bool = False) -> None:
         self._halves = halves
         self._gone: Callable[[], None] | None = gone
-        """``None`` once it is settled: by `send`, by `finish`, or by its end. Whoever is called holds this, so it must not stay longer."""
+        """``None`` once settled: by `send`, by `finish`, or by its end. The callback's owner holds this object, so it goes at once."""
         self._idle = idle
         self._half: SenderHalf | None = None
         self._due: Letter | None = None
-        """To be sent as soon as the message with the other half has left."""
+        """The value, until the message with the other half has left."""
 
     def send(self, payload: bytes) -> None:
-        """Send the value, with what is in the packing of the connection; nothing happens if it is settled."""
+        """Send the value, with the handles in the connection's packing; does nothing if it is settled."""
         packing = self._halves.packing
         if self._gone is None:
             packing.rollback()
@@ -154,7 +154,7 @@ class Promise:
         self._go()
 
     def finish(self) -> None:
-        """End it without a value; nothing happens if it is settled."""
+        """End the oneshot without a value; does nothing if it is settled."""
         if self._gone is not None:
             self._gone = None
             self._go()
@@ -178,16 +178,16 @@ class Promise:
             letter.settle(Outcome.NOT_PROCESSED)  # it ended meanwhile
             return
         self._halves.sent += 1
-        if made:  # the connection stands for halves that are no actors
+        if made:  # the connection stands for halves without an actor
             self._halves.link(self._halves.connection.ref, half, made)
         attached, letter.attached = letter.attached, []
         for (passenger, _), other in zip(attached, made, strict=True):
             self._halves.bind(passenger, other)
 
-    # What a message that is being packed asks of it.
+    # `levada.actors.aqueduct.halves.Passenger`
 
     def bound(self, half: Any) -> Promise:
-        """The message has left, or arrived, and this is the half."""
+        """Go on over this half, since the message has left or arrived."""
         self._half = half
         self._halves.outbound[half] = self
         if self._idle:
@@ -195,16 +195,16 @@ class Promise:
         return self
 
     def forget(self) -> None:
-        """The message will never leave."""
+        """Give up: the message will never leave."""
         self._over()
 
     def give_back(self) -> None:
-        """The message could not be written."""
+        """Do nothing: the message could not be encoded."""
 
-    # What a record is.
+    # `levada.actors.aqueduct.halves.Record`
 
     def start(self) -> None:
-        """See `levada.actors.aqueduct.halves.Record`."""
+        """Begin; the message with the half has been sent, or opened."""
         assert self._half is not None
         if self._half.ended:
             self.ended()
@@ -212,15 +212,15 @@ class Promise:
             self._go()
 
     def pump(self) -> None:
-        """There is always room for one value."""
+        """Do nothing: there is always room for one value."""
 
     def settled(self, letters: list[Any], outcome: Outcome) -> None:
-        """It is known what became of the value."""
+        """Report the outcome of the value."""
         for letter in letters:
             letter.settle(outcome)
 
     def ended(self) -> None:
-        """The half is gone."""
+        """End with the half, which is gone."""
         half = self._half
         assert half is not None
         self._halves.outbound.pop(half, None)

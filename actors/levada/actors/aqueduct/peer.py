@@ -1,4 +1,4 @@
-"""`Peer`: what a program holds of a connection."""
+"""`Peer`: a program's handle of a connection."""
 
 from __future__ import annotations
 
@@ -32,45 +32,45 @@ class ConnectionStatistics:
     """Counters of one connection; plain numbers, a snapshot."""
 
     channels: int
-    """Halves of channels that are here and have not ended; the entrypoint is one."""
+    """Halves of channels on this side that have not ended; the entrypoint is one."""
     unclaimed: int
-    """Channels that ended before the message came that names them."""
+    """Channels that ended before the message that names them came."""
     tombstones: int
-    """Channels that have ended here and whose other half the peer's program may still get."""
+    """Channels that have ended here although the peer's program may still get the other half."""
     streams: int
-    """Streams of the carrier that are in use."""
+    """Streams of the carrier in use."""
     messages_sent: int
     """Messages given to the protocol."""
     messages_received: int
     """Messages taken from the protocol."""
     messages_undelivered: int
-    """Messages sent of which it is known that they did not arrive."""
+    """Messages sent that are known not to have arrived."""
     datagrams_dropped: int
-    """Datagrams that found no room on this side's carrier."""
+    """Datagrams dropped because this side's carrier had no room for them."""
     octets_held: int
-    """Octets that have arrived and wait for the program."""
+    """Bytes that have arrived and wait for the program."""
     turns: int
-    """Times that output was collected and handed to the carrier."""
+    """Times that outputs were taken from the core and handed to the carrier."""
     carrier: CarrierStatistics | None
     """Counters of the carrier; ``None`` if there is none."""
 
 
 class Peer(Generic[T]):
-    """The other side of a connection. `connect` gives it."""
+    """The other side of a connection, as `connect` and `Listener.peers` return it."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     @property
     def entry(self) -> Sender[T]:
-        """Sends to the server's handler; everything else travels inside these messages.
+        """Sends to the server's handler; all other channels travel inside these messages.
 
         Raises:
-            ConfigurationError: this is the server's side, which has no entrypoint to send to.
+            ConfigurationError: a server has no entrypoint to send to.
         """
         if self._connection.entrance is None:
             raise ConfigurationError(
-                "only a client has an entrypoint to send to; a server answers on senders that it gets"
+                "only a client has an entrypoint to send to; a server answers on the senders that it gets"
             )
         return self._connection.entrance
 
@@ -84,7 +84,7 @@ class Peer(Generic[T]):
         """Send a message to the server's handler: ``peer.entry.send``.
 
         Cancellation:
-            the message was not sent, and the handles in it are still here.
+            the message was not sent, and its handles still belong to this side.
         """
         if receipt:
             return await self.entry.send(message, receipt=True)
@@ -93,12 +93,12 @@ class Peer(Generic[T]):
 
     @property
     def headers(self) -> Headers:
-        """What the peer said when it greeted."""
+        """The connection headers of the peer; empty until it has greeted."""
         return self._connection.core.peer_headers or ()
 
     @property
     def info(self) -> CarrierInfo:
-        """Who is at the other end of the carrier."""
+        """The peer's address and identity, as the carrier knows them."""
         info = self._connection.info
         assert info is not None
         return info
@@ -135,20 +135,20 @@ class Peer(Generic[T]):
     ) -> Ref[Any]: ...
 
     async def lookup(self, name: str, message_type: Any = Any, *, timeout: float | None = DEFAULT_TIMEOUT) -> Ref[Any]:
-        """Find an actor of the peer that it lets this side look up (``serve(…, expose=…)``, ``connect(…, expose=…)``).
+        """Find an actor that the peer exposes (``serve(…, expose=…)``, ``connect(…, expose=…)``).
 
-        What a client exposes is known to the server before the first message of that client reaches its handler.
+        A server knows the names that a client exposes before the first message of that client reaches its handler.
 
         Args:
-            name: under which the actor is registered in the peer's `ActorSystem.registry`.
-            message_type: of the messages that the actor handles; for type checkers only.
-            timeout: seconds; ``None``: no limit. Left out: the system's ``ask_timeout``.
+            name: the name of the actor in the peer's `ActorSystem.registry`.
+            message_type: type of the messages that the actor handles; for type checkers only.
+            timeout: seconds; ``None`` for no limit; by default the system's ``ask_timeout``.
 
         Raises:
             NameUnknown: the peer exposes no living actor of this name.
-            AskTimeout: no answer in time.
-            ConfigurationError: the connection is one of `RawMessage`.
-            ChannelError: the entrypoint was finished, or is closed by the server's handler; the connection is closing.
+            AskTimeout: the peer did not answer in time.
+            ConfigurationError: the messages of the connection are `RawMessage`.
+            ChannelError: the entrypoint was finished, the server's handler has closed it, or the connection is closing.
             ChannelConnectionLost: the connection was lost.
 
         Cancellation:
@@ -174,10 +174,10 @@ class Peer(Generic[T]):
         )
 
     async def greeted(self) -> None:
-        """Wait until the server has greeted; only of use with `PeerConfig.early`, as `connect` waits for it else.
+        """Wait until the server has greeted. Useful with `PeerConfig.early` only: otherwise `connect` waits for it.
 
         Raises:
-            ConnectionLost: nobody answers there, or not whom it should be, or not in this protocol.
+            ConnectionLost: the server does not answer, is not the expected one, or does not speak this protocol.
 
         Cancellation:
             only the waiting ends.
@@ -195,11 +195,11 @@ class Peer(Generic[T]):
         await self._connection.aclose()
 
     def abort(self) -> None:
-        """Close at once: channels that are open end with `ChannelConnectionLost`, on both sides."""
+        """Close at once: open channels end with `ChannelConnectionLost` on both sides."""
         self._connection.shut()
 
     async def terminated(self) -> Reason:
-        """Wait for the end of the connection, whoever ends it.
+        """Wait for the end of the connection, by either side, and return the reason.
 
         Cancellation:
             only the waiting ends.

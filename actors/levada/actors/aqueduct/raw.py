@@ -1,4 +1,4 @@
-"""Messages as octets, for peers that have no message classes: other implementations, and tools."""
+"""Messages as bytes, for peers that have no message classes: other implementations, and tools."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def _handles(handles: Any) -> tuple[Any, ...]:
 
 @attrs.frozen(eq=False)
 class RawMessage:
-    """A message that no codec has touched.
+    """A message as bytes, without a codec.
 
-    Channels of it (``connect(…, RawMessage)``, ``serve(…, message_type=RawMessage)``, ``channel(RawMessage)``) lead to any program at the peer.
+    Channels of it (``connect(…, RawMessage)``, ``serve(…, message_type=RawMessage)``, ``channel(RawMessage)``) work with any program at the peer.
 
     Example:
         >>> import trio
@@ -42,25 +42,25 @@ class RawMessage:
     """
 
     payload: bytes = attrs.field(default=b"", validator=attrs.validators.instance_of(bytes))
-    """The octets."""
+    """The bytes."""
     carries_attachments: ClassVar[bool] = True
     attachments: tuple[Any, ...] = attrs.field(default=(), converter=_handles)
-    """Handles that travel with them, by index: senders and receivers, oneshots too. Those that arrive are of `RawMessage` again.
-    Whoever gets a message finishes or closes all of them."""
+    """Handles that travel with the bytes, by index: senders, receivers and oneshots. On arrival they are handles of `RawMessage` again.
+    The receiver of a message must finish or close all of them."""
 
 
 def encode_raw(message: Any, limit: int, attachments: Attachments) -> bytes:
-    """Give the octets of a message and take its handles; a failure gives them back.
+    """Return the bytes of a message and take its handles; a failure gives them back.
 
     Raises:
-        TypeError: it is no `RawMessage`, or one of its handles is none.
-        ValueError: more than `limit` octets.
+        TypeError: the message is not a `RawMessage`, or one of its handles is not a handle.
+        ValueError: the message has more than `limit` bytes.
         LevadaError: from ``attachments.attach``.
     """
     if not isinstance(message, RawMessage):
         raise TypeError(f"expected RawMessage, got {type(message).__qualname__}")
     if len(message.payload) > limit:
-        raise ValueError(f"{len(message.payload)} octets, at most {limit} (max_message)")
+        raise ValueError(f"{len(message.payload)} bytes, at most {limit} (max_message)")
     try:
         for handle in message.attachments:
             attachments.attach(handle)

@@ -1,15 +1,15 @@
-"""Refs of actors in another system: what a program holds (`RemoteRef`), and the refs of one connection (`Refs`).
+"""Refs of actors in another system: the refs that a program holds (`RemoteRef`), and the refs of one connection (`Refs`).
 
-* A ref is copied into a message, never moved. Each copy brings a channel of envelopes to its owner's side; where this side knows the
-  actor already, the copy arrives as the very ref that is here, and its channel ends unused. So refs of one connection are equal if
-  and only if they are of the same actor.
-* What is told and asked goes over the ref's channel, in order. Answers and ends come back on oneshots of their own, so that neither
-  waits behind messages, and a lost connection ends each of them.
-* A ref that nobody holds gives its channel up; what was told on it still arrives.
-* The end of an actor is known here when it was watched, or sent something, and its notice has come; the end of the connection is
-  the end of all its refs, for the reason `Lost`.
+* A ref is copied into a message, never moved. Each copy brings a channel of envelopes to the owner's side. If this side already has a
+  ref of the actor, the copy arrives as that ref, and its channel ends unused. So two refs of one connection are equal if and only if
+  they refer to the same actor.
+* Messages and questions go over the ref's channel, in order. Answers and ends come back on oneshots of their own, so they never wait
+  behind messages, and a lost connection ends each of them.
+* A ref without holders finishes its channel; messages sent on it still arrive.
+* The end of an actor is known here if the actor was watched, or was sent a message, and its notice has come. The end of the connection
+  ends all its refs, for the reason `Lost`.
 
-What the owner's side does is in `levada.actors.aqueduct.exports`, the octets are in `levada.actors.aqueduct.envelopes`.
+`levada.actors.aqueduct.exports` is the owner's side, and `levada.actors.aqueduct.envelopes` has the wire format.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class Refs:
     def __init__(self, halves: Halves, system: ActorSystem) -> None:
         self.halves = halves
         self.system = system
-        # An envelope has a few octets before its message.
+        # An envelope has a few bytes before its message.
         self.codec = attrs.evolve(halves.codec, max_bytes=max(1, halves.codec.max_bytes - 16))
         self._exported: weakref.WeakValueDictionary[int, LocalRef] = weakref.WeakValueDictionary()
-        """Actors of this side that the peer has had a ref of: living ones, and dead ones that somebody here still holds."""
+        """Actors of this side whose refs the peer has had, living ones, and dead ones that are still held here."""
         self.answers = ChannelCore(Any, 1, "for an answer")
-        """Names the place of handles in answers."""
+        """The channel that errors name for handles in answers."""
         self._remote: weakref.WeakValueDictionary[int, RemoteRef] = weakref.WeakValueDictionary()
         self._peer = ""
 
@@ -65,7 +65,7 @@ class Refs:
         return self._peer or self.halves.peer
 
     def release(self) -> None:
-        """The connection's actor has ended: let go of what may hold this."""
+        """Drop the connection's halves, since its actor has ended and they may hold this object."""
         self._peer = self.halves.peer
         self.halves = weakref.proxy(self.halves)
 
@@ -73,10 +73,10 @@ class Refs:
         """Put a ref, or a oneshot of one, into a message.
 
         Raises:
-            HandleNotForwardable: a ref of a third system, or a handle that cannot travel at all.
+            HandleNotForwardable: the handle is a ref of a third system, or cannot travel at all.
         """
         if packing.channel is not None and packing.channel.item_type is RawMessage:
-            raise HandleNotForwardable(f"{handle!r} cannot travel beside octets; send a Sender")
+            raise HandleNotForwardable(f"{handle!r} cannot travel in a RawMessage; send a Sender")
         if isinstance(handle, LocalRef):
             self._exported[handle.incarnation] = handle
             note = Identity(handle.incarnation, handle.path).encode()
@@ -85,7 +85,7 @@ class Refs:
             if handle.refs is self:
                 return AttachmentKind.RETURNED_REF, handle.incarnation
             raise HandleNotForwardable(
-                f"{handle!r} came over another connection and goes no further; send one of an actor here that passes messages on"
+                f"{handle!r} came over another connection and cannot be forwarded; send a ref of an actor here that passes messages on"
             )
         if isinstance(handle, Awaited):
             return AttachmentKind.ONESHOT_SENDER, packing.take(handle, Attach.ONESHOT_SENDER)
@@ -96,14 +96,14 @@ class Refs:
         )
 
     def arrived(self, half: Any, note: bytes) -> RemoteRef:
-        """Give the ref that came with a message.
+        """Return the ref that came with a message.
 
         Args:
             half: the sender's half of its channel.
-            note: who it is.
+            note: its encoded `Identity`.
 
         Raises:
-            DecodeError: the note says nothing.
+            DecodeError: the note is malformed.
         """
         identity = Identity.decode(note)
         known = self._remote.get(identity.incarnation)
@@ -115,39 +115,39 @@ class Refs:
         return ref
 
     def returned(self, number: int, kind: AttachmentKind, item: Any = None, note: bytes = b"") -> Ref[Any]:
-        """Give the actor of this side whose ref came home.
+        """Return the actor of this side whose ref has returned.
 
         Raises:
-            LookupError: it is no ref that came home.
+            LookupError: the attachment is not a returned ref.
         """
         if kind is not AttachmentKind.RETURNED_REF:
             raise LookupError("the message has no attachments")
         cell = self._exported.get(number)
-        # Whoever is not known any more has ended; a number that was never given away leads nowhere either.
+        # An unknown number is of an actor that has ended, or was never sent; both give a dead ref.
         return cell if cell is not None else dead_ref(self.system, number)
 
 
 class Signal:
-    """An entry of a ref's channel that is not just a message to tell."""
+    """An entry of a ref's channel that is not a plain message."""
 
     __slots__ = ()
 
     @property
     def wanted(self) -> bool:
-        """Whether it need still be sent."""
+        """Whether it still needs to be sent."""
         return True
 
     def encode(self, refs: Refs, packing: Packing) -> bytes:
-        """Give the octets, and put what travels along into the packing."""
+        """Return the bytes, and put attached handles into the packing."""
         raise NotImplementedError
 
     def failed(self, error: BaseException | None) -> None:
-        """It was to be sent later, and cannot be: the error, or ``None`` if the ref has ended."""
+        """Handle an error of a later send; the error is ``None`` if the ref has ended."""
         raise NotImplementedError
 
 
 class _Later(Signal):
-    """A message that stands in line for room, told by nobody who could wait."""
+    """A message that waits for room, from a sender that cannot wait."""
 
     __slots__ = ("message", "ref")
 
@@ -165,7 +165,7 @@ class _Later(Signal):
 
 
 class _RefOutbound(Outbound):
-    """The place of the owner at the end of a ref's channel."""
+    """Stands in for the owner at the end of a ref's channel."""
 
     def _encode(self, entry: Any) -> bytes:
         refs, packing = self.halves.refs, self.halves.packing
@@ -201,12 +201,12 @@ class Asking(Signal):
         self.question.fail(error or self.ref.stopped(self.question.message))
 
     def withdraw(self) -> None:
-        """Nobody waits for the answer any more: the owner's side learns of it."""
+        """Stop waiting for the answer, and tell the owner's side."""
         self.answer.close()
 
     def _answered(self, delivery: Delivery) -> None:
         question, halves, payload = self.question, self.ref.refs.halves, delivery.payload
-        if question.settled:  # given up in the turn in which the answer came: what is in it is nobody's
+        if question.settled:  # withdrawn in the turn when the answer came: its handles are given up
             delivery.discard()
             return
         try:
@@ -232,12 +232,12 @@ class Asking(Signal):
 
 
 class _Watching(Signal):
-    """The wish to know of the actor's end."""
+    """A request for notice of the actor's end."""
 
     __slots__ = ("down", "ref")
 
     def __init__(self, ref: RemoteRef) -> None:
-        # Weakly: that somebody would like to know keeps no ref, those who watch do.
+        # Weak: a request for notice does not keep the ref alive, the watchers do.
         self.ref = weakref.ref(ref)
         self.down = Awaited(ref.refs.halves, self._down, self._over, idle=True)
 
@@ -269,7 +269,7 @@ class _Watching(Signal):
 class Tie(Signal):
     """One side's record of a link between an actor here and one there.
 
-    Each side has a oneshot to say on that its actor has ended, and why; one that ends without a value unties.
+    Each side reports the end of its actor, with the reason, on a oneshot. A oneshot that ends without a value unlinks.
     """
 
     __slots__ = ("cell", "ours", "ref", "theirs")
@@ -279,30 +279,30 @@ class Tie(Signal):
         self.ref = ref
         self.cell = cell
         self.ours = Promise(halves, self._unheard, idle=True)
-        """To tell of the end of the actor here."""
+        """Tells the peer of the end of the actor here."""
         self.theirs = Awaited(halves, self._exited, self._untied, idle=True)
-        """To hear of the end of the actor there."""
+        """Tells this side of the end of the actor there."""
 
     def encode(self, refs: Refs, packing: Packing) -> bytes:
         """Return the bytes, and put attached handles into the packing."""
         return refs.codec.encode([envelopes.LINK[1], self.cell, self.theirs, self.ours], attachments=packing)
 
     def failed(self, error: BaseException | None) -> None:
-        """Note that the signal cannot be sent any more."""
+        """End the link, which cannot be requested any more."""
         self.end(Failed(error) if error is not None else self.ref.reason)
 
     def tell_exit(self, reason: Reason) -> None:
-        """The actor here has ended."""
+        """Tell the peer that the actor here has ended."""
         self.ours.send(envelopes.encode_signal(envelopes.EXIT, reason))
         self.theirs.close()
 
     def cut(self) -> None:
-        """Untie, from this side."""
+        """Unlink, from this side."""
         self.ours.finish()
         self.theirs.close()
 
     def end(self, reason: Reason) -> None:
-        """The actor there has ended, or is out of reach."""
+        """End the link: the actor there has ended, or is out of reach."""
         self.cut()
         self.ref.forget_tie(self)
         self.cell.exited(self.ref, reason)
@@ -324,11 +324,11 @@ class Tie(Signal):
             self.end(Lost(self.ref.refs.peer))
 
     def _unheard(self) -> None:
-        """The peer's side of it has ended, which it says on its own oneshot too."""
+        """Do nothing: the peer also reports the end of its side on its own oneshot."""
 
 
 class RemoteRef(Ref[Any]):
-    """An actor in another system, as a program here holds it; what a ref in a message arrives as."""
+    """A ref of an actor in another system; refs in messages arrive as this."""
 
     __slots__ = (
         "__weakref__", "_channel", "_identity", "_reason", "_standing", "_ties", "_watchers", "_watching", "is_lost", "refs",
@@ -339,9 +339,9 @@ class RemoteRef(Ref[Any]):
         self._identity = identity
         self._reason: Reason | None = None
         self.is_lost = False
-        """Whether it ended because the way to the actor was lost, not because the actor ended."""
+        """Whether the ref ended because the actor is out of reach, not because it ended."""
         self._standing: set[Signal] = set()
-        """Stand in line for room."""
+        """The signals that wait for room."""
         self._ties: dict[LocalRef, list[Tie]] = {}
         self._watchers: dict[Hashable, Callable[[Reason], None]] = {}
         self._watching: _Watching | None = None
@@ -365,7 +365,7 @@ class RemoteRef(Ref[Any]):
 
     @property
     def where(self) -> str:
-        """The path and the peer: for texts of errors."""
+        """The path and the peer, for texts of errors."""
         return f"{self.path} at {self.refs.peer}"
 
     @property
@@ -375,15 +375,15 @@ class RemoteRef(Ref[Any]):
 
     @property
     def is_alive(self) -> bool:
-        """Whether the actor has not ended, as far as is known here; its end is known late, or never if nobody watches it."""
+        """Whether the actor has not ended, as far as this side knows. It learns of the end late, or never without a watcher."""
         return self._reason is None
 
     def tell(self, message: Any) -> None:
-        """Send a message to the actor without waiting; see `Ref.tell`.
+        """Send a message to the actor without waiting.
 
         Raises:
-            MailboxFull: the window of the channel to its system is full: the actor, or the network, is slower than those who tell.
-            TypeError, ValueError, LevadaError: the message cannot travel; its handles are still here.
+            MailboxFull: the window of the channel to its system is full: the actor, or the network, is slower than its senders.
+            TypeError, ValueError, LevadaError: the message cannot travel; its handles still belong to this side.
         """
         if self._reason is None and self._channel.accept(message):
             return
@@ -399,26 +399,26 @@ class RemoteRef(Ref[Any]):
         )
 
     async def send(self, message: Any) -> None:
-        """Send a message; wait while the window of the channel to its system is full. See `Ref.send`.
+        """Send a message; wait while the window of the channel to the actor's system is full.
 
         Raises:
-            TypeError, ValueError, LevadaError: the message cannot travel; its handles are still here.
+            TypeError, ValueError, LevadaError: the message cannot travel; its handles still belong to this side.
         """
         await self.system.scheduler.checkpoint_if_slice_over()
         if self._reason is None:
             self._watch_end()
             if self._channel.accept(message):
                 return
-            # A connection that is lost makes room, by settling what was under way, before the channel ends.
+            # A lost connection settles the messages under way before the channel ends, and so makes room.
             if await self._channel.wait_to_put(self, message) and not self.is_lost:
                 return
         raise self.stopped(message)
 
     async def ask(self, message: Any, *, timeout: float | None = DEFAULT_TIMEOUT) -> Any:
-        """Ask the actor and wait for its answer; see `Ref.ask`. A circle of asks over two systems is not seen: it ends by its timeouts.
+        """Ask the actor and wait for its answer. A circle of asks over two systems is not detected: it ends by its timeouts.
 
         Raises:
-            TypeError, ValueError, LevadaError: the question cannot travel; its handles are still here.
+            TypeError, ValueError, LevadaError: the question cannot travel; its handles still belong to this side.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._reason is not None:
@@ -448,7 +448,7 @@ class RemoteRef(Ref[Any]):
         self._refuse("killed")
 
     async def terminated(self) -> Reason:
-        """Wait for the end of the actor and return its reason."""
+        """Wait for the end of the actor and return the reason."""
         ended = trio.Event()
         key = object()
         self.add_watcher(key, lambda _: ended.set())
@@ -465,7 +465,7 @@ class RemoteRef(Ref[Any]):
         return _RemoteFromThread(self)
 
     def on_stopped(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call a function when the actor has ended; see `Ref.on_stopped`."""
+        """Call a function when the actor has ended; the returned function cancels that."""
         key = object()
         self.add_watcher(key, lambda _: callback())
         return lambda: self.forget_watcher(key)
@@ -486,15 +486,15 @@ class RemoteRef(Ref[Any]):
 
     @property
     def line(self) -> Any:
-        """What stands in line for room in the channel."""
+        """The senders that wait for room in the channel."""
         return self._channel.putters
 
     def depth(self) -> int:
-        """Messages on their way, or in line."""
+        """Messages on their way, or waiting for room."""
         return len(self._channel.queue) + len(self._channel.putters)
 
     def enqueue(self, message: Any, *, patient: bool = False) -> None:
-        """Put a message or a question in, or in line for room, for those who cannot wait: routers and threads."""
+        """Send a message or a question now, or when there is room; for callers that cannot wait: routers and threads."""
         if not isinstance(message, Ask):
             later = _Later(self, message)
             if self._reason is None:
@@ -510,7 +510,7 @@ class RemoteRef(Ref[Any]):
             message.fail(self.stopped(message.message))
 
     def add_watcher(self, key: Hashable, ended: Callable[[Reason], None]) -> None:
-        """Call `ended` when the actor has ended, or is out of reach."""
+        """Call `ended` with the reason when the actor has ended, or is out of reach."""
         if self._reason is not None:
             ended(self._reason)
             return
@@ -518,7 +518,7 @@ class RemoteRef(Ref[Any]):
         self._watchers[key] = ended
 
     def forget_watcher(self, key: Hashable) -> None:
-        """Take a watcher out; the owner is told when the last one goes."""
+        """Remove a watcher; the owner is told when the last one goes."""
         if self._watchers.pop(key, None) is not None and not self._watchers and self._watching is not None:
             watching, self._watching = self._watching, None
             self._standing.discard(watching)
@@ -532,7 +532,7 @@ class RemoteRef(Ref[Any]):
             self._ties[cell] = [tie]
 
     def untie(self, cell: LocalRef) -> None:
-        """Take a link back."""
+        """Unlink the actor there from one here."""
         for tie in self._ties.pop(cell, ()):
             tie.cut()
 
@@ -562,7 +562,7 @@ class RemoteRef(Ref[Any]):
         halves.start(tie.theirs.bound(theirs))
 
     def forget_tie(self, tie: Tie) -> bool:
-        """Take a link out that has ended; whether there is none left with that actor."""
+        """Remove an ended link; return whether none is left with the actor here."""
         ties = self._ties.get(tie.cell, [])
         if tie in ties:
             ties.remove(tie)
@@ -572,22 +572,22 @@ class RemoteRef(Ref[Any]):
 
     @property
     def reason(self) -> Reason:
-        """Why it has ended."""
+        """The reason why it has ended."""
         assert self._reason is not None
         return self._reason
 
     def stopped(self, message: Any) -> LevadaError:
-        """Make the error for a message that nobody will handle."""
+        """Make the error for a message that will not be handled."""
         return stopped_error(self, self.reason, message)  # type: ignore[arg-type]
 
     def lose(self) -> None:
-        """The way to the actor is gone."""
+        """End for the reason `Lost`: the actor is out of reach."""
         if self._reason is None:
             self.is_lost = True
             self.end(Lost(self.refs.peer))
 
     def end(self, reason: Reason) -> None:
-        """The actor has ended, or is out of reach."""
+        """End: the actor has ended, or is out of reach."""
         if self._reason is not None:
             return
         self._reason = reason
@@ -603,21 +603,21 @@ class RemoteRef(Ref[Any]):
         _release(self._channel, self._watching, self)
 
     def _post(self, signal: Signal) -> None:
-        """Send a signal, or let it stand in line for room; raises what `encode` raises."""
+        """Send a signal, or let it wait for room; raises the errors of `encode`."""
         if not self._channel.offer(signal, lambda: self._try_post(signal)):
             self._standing.add(signal)
 
     def _try_post(self, signal: Signal) -> None:
-        """The same, for a signal whose sender is told by `Signal.failed`."""
+        """Send a signal like `_post`, and report an error by `Signal.failed`."""
         self._standing.discard(signal)
         if signal.wanted and self._reason is None:
             try:
                 self._post(signal)
-            except Exception as error:  # noqa: BLE001 - whatever keeps it from travelling, its sender is to know
+            except Exception as error:  # noqa: BLE001 - the sender must learn of any error
                 signal.failed(error)
 
     def _watch_end(self) -> None:
-        """See to it that the end of the actor is told here."""
+        """Ask for notice of the actor's end, once."""
         if self._watching is None:
             watching = _Watching(self)
             self._post(watching)
@@ -625,13 +625,13 @@ class RemoteRef(Ref[Any]):
 
     def _refuse(self, done: str) -> NoReturn:
         raise ActorError(
-            f"{self.path} lives at {self.refs.peer} and is {done} by its own system only; tell it what you want of it",
+            f"{self.path} lives at {self.refs.peer} and is {done} only by its own system; send it a message instead",
             actor=self.path,
         )
 
 
 def _release(channel: ChannelCore, watching: _Watching | None, handle: object = None) -> None:
-    """Give the channel of a ref up; what is queued still leaves."""
+    """Finish the channel of a ref; queued messages still leave."""
     if watching is not None:
         watching.down.close()
     if channel.producers and channel.sender.state is TerminalState.OPEN:
@@ -639,7 +639,7 @@ def _release(channel: ChannelCore, watching: _Watching | None, handle: object = 
 
 
 class _ThreadQuestion(ThreadAsk):
-    """A question of a thread; its withdrawal is told to the owner's side."""
+    """A question of a thread; its withdrawal also tells the owner's side."""
 
     __slots__ = ("asking",)
 

@@ -1,8 +1,8 @@
-"""What two programs mean by the message classes that they exchange: told in a connection header, compared before the first message.
+"""The schemas of the message classes that two programs exchange: sent in a connection header, compared before the first message.
 
-Each side lists the classes that can be reached from the type of the entrypoint's messages, by way of fields and of channels in them. The
-other side looks up each tag among its own classes, whatever it declared itself. What cannot be decoded ends the connection at once, with
-the difference in the text of the error; what may still work is logged.
+Each side lists the classes reachable from the type of the entrypoint's messages, through fields and through channels in them. The other
+side looks up each tag among all its own classes. A class that could not be decoded ends the connection at once, and the error's text
+names the difference. A difference that may still work is logged.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _CODEC = Codec(max_bytes=2**15)
 
 
 def schema_header(item_type: Any) -> tuple[tuple[str, bytes], ...]:
-    """Make the header for an entrypoint; none if it takes anything, or if there are too many classes for one."""
+    """Make the header for an entrypoint; no header if it takes anything, or if there are too many classes for one."""
     try:
         schema = schema_of(_classes(item_type))
         return ((SCHEMA, _CODEC.encode(schema, _WIRE)),) if schema else ()
     except (ConfigurationError, ValueError):
-        return ()  # a class that cannot travel says so when one of its messages is sent
+        return ()  # sending a message of such a class raises the error
 
 
 def _classes(item_type: Any) -> Iterator[type]:
@@ -48,10 +48,10 @@ def _classes(item_type: Any) -> Iterator[type]:
 
 
 def compare_schema(header: bytes) -> tuple[list[str], list[str]]:
-    """Compare a peer's classes with those of the same tags here.
+    """Compare a peer's classes with the classes that have the same tags here.
 
     Returns:
-        What cannot work, and what may.
+        The differences that cannot work, and the differences that may.
     """
     try:
         theirs = _CODEC.decode(header, _WIRE)

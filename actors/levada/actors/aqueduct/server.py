@@ -1,4 +1,4 @@
-"""The server's side: a listener, its connections, and what handles the messages of their entrypoints."""
+"""The server's side: a listener, its connections, and the handlers of their entrypoints."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ __all__ = ["Handler", "Listener", "ListenerActor", "ServerConnection"]
 logger = logging.getLogger("levada.actors.aqueduct")
 
 Handler: TypeAlias = Callable[[Any], Awaitable[None]] | Callable[[], Actor[Any]] | Ref[Any]
-"""What gets the messages of the entrypoint: an async function of one message, called for each; an actor class or a
-`functools.partial` of one, made once for each connection; or the ref of an actor that is there already."""
+"""Gets the messages of the entrypoint: an async function of one message, called for each; an actor class or a `functools.partial` of
+one, started once for each connection; or the ref of a running actor."""
 
 ListenerContext = Callable[[], AbstractAsyncContextManager[Any]]
-"""Listens at a carrier; leaving the context stops that."""
+"""Makes the context of a carrier's listener; leaving the context stops listening."""
 
 
 def check_handler(handler: Handler) -> None:
-    """Refuse what can handle nothing.
+    """Check the type of a handler.
 
     Raises:
-        ConfigurationError: it is neither callable nor a ref.
+        ConfigurationError: the handler is neither callable nor a ref.
     """
     if not (isinstance(handler, Ref) or callable(handler)):
         raise ConfigurationError(f"a handler is an actor class, a Ref or an async function, not {handler!r}")
@@ -60,12 +60,12 @@ class Calls:
         self._running = 0
 
     def pump(self) -> None:
-        """Begin with what is there and may begin."""
+        """Call the function for queued messages, up to `PeerConfig.max_handlers` at a time."""
         channel = self._channel
         while channel.queue and self._running < self._connection.config.max_handlers:
             self._running += 1
             arrival = channel.take()
-            channel.settle(arrival, outcome=Outcome.PROCESSED)  # a handler that runs takes no room in the window
+            channel.settle(arrival, outcome=Outcome.PROCESSED)  # a running handler takes no room in the window
             self._connection.handlers.start_soon(self._call, arrival)
         if channel.pending is not None and not channel.queue and not self._running:
             channel.end_pending()
@@ -107,7 +107,7 @@ class ServerConnection(Connection):
         self.handlers: trio.Nursery
 
     async def run_on(self, carrier: carriers.Connection) -> None:
-        """Run the carrier; handlers that run at its end have `AqueductConfig.drain` seconds."""
+        """Run the carrier; handlers still running at its end get `AqueductConfig.drain` seconds."""
         async with trio.open_nursery() as self.handlers:
             await super().run_on(carrier)
             self.handlers.cancel_scope.deadline = trio.current_time() + self.config.core.drain
@@ -122,7 +122,7 @@ class ServerConnection(Connection):
         receiver.to_mailbox(handler if isinstance(handler, Ref) else self.spawn(handler, name="handler"))
 
     async def stopping(self, reason: Reason) -> None:
-        """Close the entrypoint first, and wait for no handler."""
+        """Close the entrypoint first, and cancel the handlers."""
         self.close_entry()
         self.shut()
         if self.info is not None:
@@ -131,7 +131,7 @@ class ServerConnection(Connection):
 
 
 class ListenerActor(Acceptor[ServerConnection]):
-    """Accepts carriers and makes a connection of each, which enters itself when it has greeted."""
+    """Accepts carriers and makes a connection of each, which registers itself when the client has greeted."""
 
     config: PeerConfig
     listens: ListenerContext
@@ -139,7 +139,7 @@ class ListenerActor(Acceptor[ServerConnection]):
     handler: Handler
     expose: Expose = ()
     decoding: trio.Lock = attrs.field(factory=trio.Lock, init=False)
-    """Large messages of all clients are decoded one after the other; for as long as one took, others run."""
+    """Held while a large message is decoded, and for the same time again, so that others run."""
 
     @property
     def max_connections(self) -> int:
@@ -168,12 +168,12 @@ class ListenerActor(Acceptor[ServerConnection]):
 
 
 class Listener(ListenerHandle[ListenerActor]):
-    """What `serve` gives: where it listens, and who is connected.
+    """The listener that `serve` returns: its URL, and the connected clients.
 
-    Its end closes the entrypoints at once, the rest when open channels have ended or had `AqueductConfig.drain` seconds for it.
+    Closing it closes the entrypoints at once, and the connections when open channels have ended or after `AqueductConfig.drain` seconds.
     """
 
     @property
     def peers(self) -> list[Peer[Any]]:
-        """The clients that are connected."""
+        """The connected clients."""
         return [Peer(connection) for connection in self._actor.connections]

@@ -1,8 +1,8 @@
-"""Streams as actors, and what follows when one of them is ended.
+"""Streams as actors, and the consequences when one of them is ended.
 
-A stream in use is an actor, a child of the connection. It has no task and does nothing: `levada.actors.multiplexed` reads and writes. When
-its stream is over the actor is idle until another stream needs one (`levada.actors.pool`). Ended by somebody else, it gives its stream
-up in both directions; the core says what follows for a channel or for the connection. While the connection is ending, new streams have
+A stream in use has an actor, a child of the connection. It has no task and does nothing: `levada.actors.multiplexed` reads and writes.
+When its stream is over, the actor is idle until another stream needs one (`levada.actors.pool`). If other code ends the actor, the stream
+is reset and stopped; the core decides what follows for a channel or for the connection. While the connection is ending, new streams get
 no actor.
 """
 
@@ -23,7 +23,7 @@ from levada.transports.aqueduct import AqueductCore, CloseCode, Event, ResetCode
 __all__ = ["AT_ONCE", "StreamActor", "StreamActors"]
 
 AT_ONCE = 32
-"""Streams that are read or written before others may run: about half a millisecond."""
+"""Streams that are read or written in one turn, before other tasks run: about half a millisecond."""
 _SERVER, _UNIDIRECTIONAL = 1, 2  # bits of a stream's number
 
 
@@ -50,10 +50,10 @@ class StreamActor(Pooled):
 
     connection: Streaming
     stream_id: int = attrs.field(default=-1, init=False)
-    """-1 while it is idle."""
+    """-1 while the actor is idle."""
 
     def stopping(self, reason: Reason) -> None:
-        """Give the stream up, if it is in use."""
+        """Reset and stop the stream, if it is in use."""
         connection, stream_id = self.connection, self.stream_id
         if stream_id < 0:
             connection.idle.forget(self)
@@ -81,7 +81,7 @@ class StreamActors:
         self._actors[stream_id] = actor
 
     def end(self, stream_id: int) -> None:
-        """A stream is over: its actor may have another one."""
+        """Free the actor of a stream that is over, for another stream."""
         actor = self._actors.pop(stream_id, None)
         if actor is None:
             return
@@ -89,14 +89,14 @@ class StreamActors:
         if actor.fit:
             if len(self._idle.of(StreamActor)) < self._idle.limit:
                 self._idle.put(actor)
-            else:  # where ten thousand channels end at once
+            else:  # reached when ten thousand channels end at once
                 release(actor)
 
     def give_up(self, stream_id: int) -> None:
-        """The actor of a stream was ended: end the stream, in both directions, and tell the core.
+        """End a stream in both directions, because its actor was ended, and tell the core.
 
-        A channel whose control stream this was is lost. A channel with messages on it cannot complete any more, and has the time of
-        AQ-20a to end. The connection ends with its own control stream.
+        If it was a channel's control stream, the channel is lost. If it carried messages of a channel, the channel cannot complete and
+        has the time of AQ-20a to end. If it was the connection's control stream, the connection ends.
 
         Source: AQ-20, AQ-20a, AQ-48, E-13.
         """
@@ -116,7 +116,7 @@ class StreamActors:
         connection.feed(events)
 
     def release(self) -> None:
-        """The connection's actor has ended: let go of it."""
+        """Drop the connection, whose actor has ended."""
         for actor in self._actors.values():
             actor.stream_id = -1
         self._actors.clear()
