@@ -631,7 +631,7 @@ async def test_rf18_the_oneshot_of_an_ask_is_not_the_questions(raw: Begin, autoj
     """A question that names attachment 0 cannot be decoded."""
     async with raw() as ends:
         failure = await ends.ask(packed(record("tests.aqueduct.Do", "say", attachment(2, 0))))
-        assert "it is not the message's" in envelopes.read_failure(failure)[1]
+        assert "it does not belong to the message" in envelopes.read_failure(failure)[1]
 
 
 @pytest.mark.rule("RF-11")
