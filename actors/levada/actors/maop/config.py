@@ -54,7 +54,7 @@ class PeerConfig:
     max_identities: int = attrs.field(default=10_000, validator=_COUNT)
     """Identities whose quotas are remembered. Beyond that, the idle identity that was quiet the longest is forgotten."""
     dedup_ttl: float = attrs.field(default=600.0, validator=v.gt(0.0))
-    """Seconds for which the answer to an operation with an idempotency key is kept. Source: MA-123."""
+    """Seconds that the answer to an operation with an idempotency key is kept. Source: MA-123."""
     log_reasons: Literal["debug", "production"] = attrs.field(
         default="production", validator=v.in_(("debug", "production"))
     )

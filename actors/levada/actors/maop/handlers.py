@@ -343,7 +343,7 @@ Handlers: TypeAlias = Mapping[int, "Handler | Executes | type[OperationActor]"]
 
 
 def handler_table(handlers: Handlers | None) -> dict[int, Handler]:
-    """Complete short forms.
+    """Return the table with all short forms expanded.
 
     Raises:
         ConfigurationError: a msg_id is not available to applications, or an entry handles nothing.

@@ -51,7 +51,7 @@ class Identity:
 
 @attrs.frozen
 class Denied:
-    """What `authenticate` returns to turn a client away. Source: MA-21 to MA-24."""
+    """A refusal: `authenticate` returns it to turn the client away. Source: MA-21 to MA-24."""
 
     reason: str = "These credentials are not valid here."
     """A sentence for people, visible to the client; no token, no personal data."""
@@ -142,7 +142,7 @@ class Registry:
         self.dedup = DedupStore(ttl=config.dedup_ttl)
         """Answers to operations with an idempotency key."""
         self.replay = ReplayWindow()
-        """When each identity last began an operation of a kind."""
+        """When each identity last began an operation of each kind."""
 
     def __len__(self) -> int:
         return len(self._shares)

@@ -60,9 +60,9 @@ class Log:
 
         Args:
             event: name of the event.
-            text: the facts.
+            text: the message.
             stream_id: the stream concerned.
-            level: of the record.
+            level: the record's level.
             reason: the peer's own text, or our text for the peer; a setting says where it is logged. Source: MA-94.
         """
         shown = f": {reason[:MAX_TEXT]}" if reason else ""

@@ -35,7 +35,7 @@ Authenticate: TypeAlias = Callable[[Authentication], Awaitable[Identity | Denied
 to identities."""
 
 ListenerContext = Callable[[], AbstractAsyncContextManager[Any]]
-"""Listens at a carrier; leaving the context stops that."""
+"""Listens at a carrier until the context is left."""
 
 
 def check_authenticate(authenticate: Authenticate) -> None:

@@ -21,7 +21,7 @@ class Shared:
 
     config: PeerConfig
     handlers: dict[int, Handler]
-    """By msg_id; fixed. Source: MA-112."""
+    """Handlers by msg_id; the table never changes. Source: MA-112."""
     limiter: Limiter
     """Bounds the handlers at work."""
     registry: Registry

@@ -328,7 +328,7 @@ class BlockingPeer:
     def close(self) -> None:
         """Close the connection; requests under way fail with `ConnectionClosed`. A second call does no harm, nor does one in a forked child."""
         if self._pid != os.getpid():
-            # In a forked child: a thread of the parent may hold a lock. Nothing goes on the wire, as the connection is the parent's.
+            # In a forked child a lock may be held by a thread that does not exist here. Nothing is sent: the connection is the parent's.
             for part in (self._socket, self._awake, self._waker):
                 number = part.detach()
                 if number >= 0:

@@ -62,7 +62,7 @@ class _SideConfig:
     carrier: CarrierConfig = None
     """Settings of the carrier that the URL names, for example `TlsConfig`; ``None`` for its defaults."""
     codec: Codec = attrs.field(factory=Codec, validator=v.instance_of(Codec))
-    """Writes and reads data that is a message class."""
+    """Writes and reads data that is an instance of a message class."""
     window: int = attrs.field(default=32, validator=_COUNT)
     """Payloads of a stream or channel that the peer may send ahead of the receiver; half a window is granted at a time."""
     high_water: int = attrs.field(default=256 * 1024, validator=_COUNT)
@@ -76,7 +76,7 @@ class _SideConfig:
     max_request_octets: int = attrs.field(default=64 * 1024 * 1024, validator=_COUNT)
     """Bytes of data and metadata in requests of the peer whose handlers have not ended, and in payloads of channels that wait for their
     handlers. Beyond that, a further request is answered with REJECTED and a channel with a further payload with CANCELED, except when it is
-    alone. Requests of at most 4 KiB do not count, since `CoreConfig.max_streams` and `window` bound them, nor do requests without an answer."""
+    alone. Up to 4 KiB does not count, since `CoreConfig.max_streams` and `window` bound it, nor do requests without an answer."""
     lease: Lease | None = None
     """Makes requests of either side need a lease from the other; this is the lease that this side gives (section 10 of the rules)."""
     metadata_pushed: Callable[[ConnectedPeer, bytes], Awaitable[None]] | None = None

@@ -69,7 +69,7 @@ logger = logging.getLogger("levada.actors.rsocket")
 MAX_IDLE = 256  # idle actors that are kept, of each class: 0.1 MB
 CHECKPOINT = 64  # fire-and-forget requests from one checkpoint to the next
 JOINED = 4096  # bytes of the largest request that may wait for others
-JOIN_WITHIN = 100e-6  # seconds between fire-and-forget requests; a flush costs 2 us and 10 in the kernel, a joined one less than 1
+JOIN_WITHIN = 100e-6  # seconds between fire-and-forget requests; a flush costs 2 us plus 10 in the kernel, a joined request less than 1
 PUSHES, PUSHED = 64, 1 << 20  # METADATA_PUSHes that wait for the hook, and bytes of them; a single one may be larger
 
 
@@ -139,7 +139,7 @@ class Connection(SingleDriver[ReactiveStreamsCore]):
         self.core.touch(trio.current_time())
 
     def unmatched(self) -> set[int]:
-        """Return the ids of streams that only the core has, or only the actors; there are none whenever a task has waited.
+        """Return the ids of streams that only the core has, or only the actors. After any task has waited there are none.
 
         For tests: a stream that only one side has forgotten is a leak, and its users wait forever.
         """

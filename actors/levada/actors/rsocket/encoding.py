@@ -27,7 +27,7 @@ from levada.transports.rsocket.extensions import (
 __all__ = ["COMPOSITE", "MESSAGES", "ROUTING", "Encoding", "Metadata", "Reading", "expected_reply", "is_message"]
 
 MESSAGES = "application/vnd.levada.message+msgpack"
-"""MIME type of data that is a message class, as `levada.framework.Codec` writes it."""
+"""MIME type of data that is an instance of a message class, as `levada.framework.Codec` writes it."""
 
 COMPOSITE = CompositeMetadata.MIME_TYPE
 ROUTING = Routing.MIME_TYPE
@@ -47,7 +47,7 @@ class Reading:
     route: str
     """The request's route; empty if it has none."""
     messages: bool
-    """Whether the data is a message class."""
+    """Whether the data is an instance of a message class."""
 
 
 def is_message(value: object) -> bool:

@@ -47,7 +47,7 @@ class _EndedBy(Half):
 
 
 class Arrived(Envelope):
-    """A payload that is decoded when the application takes it, so that its errors are raised there, or whose size counts until then."""
+    """A payload that is decoded only when the application takes it, so that errors are raised there, or whose size counts until then."""
 
     __slots__ = ("_payload", "_settled", "decode")
 

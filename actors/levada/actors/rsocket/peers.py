@@ -86,7 +86,7 @@ class Peer(ABC):
     Any task of the system's trio run may call; calls do not wait for one another. For timeouts use trio (`trio.fail_after`): a cancelled
     request sends CANCEL.
 
-    What the methods raise:
+    The methods raise:
         RequestFailed: the responder answered with an error; its subclass says which, `RequestFailed.retryable` whether to try again.
         ConnectionLost: there is no connection, or it was lost; if it was lost, the request may have been processed.
         ConnectionClosed: this side closed it.

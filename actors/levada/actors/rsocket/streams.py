@@ -54,7 +54,7 @@ __all__ = [
 ]  # fmt: skip
 
 FLUSH_ITEMS, FLUSH_OCTETS = 32, 65_536
-"""After this many payloads, or bytes of them, a stream flushes although it could go on."""
+"""Payloads, or bytes of them, after which a stream flushes even though it could go on."""
 
 SMALL = 4096  # bytes of a payload that are not counted: counting takes time, and 4,096 streams with so many hold 16 MiB
 EMPTY = Payload(b"")
