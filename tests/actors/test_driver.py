@@ -12,6 +12,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from levada.actors import aqueduct, lumberjack, maop, rsocket
 from levada.actors.listening import HURRY, Accepted, Acceptor, running
 from levada.actors.single import SingleDriver, accept_single, dial_single, listen_single
 from levada.framework import ActorSystem
@@ -173,3 +174,39 @@ async def test_a_peer_that_does_not_read_cannot_hold_up_a_block_that_failed(
         with pytest.raises(ZeroDivisionError):
             await (fail_as_client if side == "client" else fail_as_server)(system)
         assert trio.current_time() - began == pytest.approx(HURRY)
+
+
+def served(protocol: str, system: ActorSystem) -> AbstractAsyncContextManager[Any]:
+    url = f"{protocol}+memory://young"
+
+    async def handler(m: Any) -> None:
+        raise AssertionError("there are no requests")
+
+    match protocol:
+        case "rsocket":
+            return rsocket.serve(system, url, handler)
+        case "aqueduct":
+            return aqueduct.serve(system, url, handler)
+        case "maop":
+            return maop.serve(system, url, {}, authenticate={})
+        case _:
+            return lumberjack.serve(system, url, handler)
+
+
+@pytest.mark.parametrize("protocol", ["rsocket", "aqueduct", "maop", "lumberjack"])
+async def test_a_listener_ends_at_once_however_young_its_connection_is(
+    protocol: str, autojump_clock: MockClock
+) -> None:
+    """The connection is closed before it has a carrier, a reader, or anything else that comes one step later."""
+    shape: Any = "connection" if protocol in ("aqueduct", "maop") else "bytes"
+    for turns in range(16):
+        async with (
+            ActorSystem() as system,
+            served(protocol, system) as listener,
+            dial("memory://young", MemoryConfig(shape=shape)),
+        ):
+            for _ in range(turns):
+                await trio.lowlevel.checkpoint()
+            began = trio.current_time()
+            await listener.aclose()
+            assert trio.current_time() - began < 0.1, turns

@@ -288,12 +288,12 @@ class SingleDriver(Driver[C]):
         """Read from a carrier until it, or the connection that uses it, is over."""
         # In a task of its own: each coroutine around the waiting one costs a call for every piece that arrives.
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._read, carrier)
+            self.reading = trio.CancelScope()  # here, because the connection may end before the task has begun
+            nursery.start_soon(self._read, carrier, self.reading)
 
-    async def _read(self, carrier: SingleCarrier[Any]) -> None:
+    async def _read(self, carrier: SingleCarrier[Any], scope: trio.CancelScope) -> None:
         code, reason = 0, ""
-        with trio.CancelScope() as scope:
-            self.reading = scope
+        with scope:
             try:
                 while data := await carrier.receive():
                     if type(data) is bytes and len(data) <= _PIECE and self.carrier is carrier and self.end is None:
