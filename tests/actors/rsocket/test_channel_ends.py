@@ -164,7 +164,7 @@ async def test_each_way_in_which_a_requester_ends_first(dialect: str, how: str) 
 
 
 @both_dialects
-async def test_a_responder_that_is_killed_while_it_closes_its_source(dialect: str) -> None:
+async def test_a_responder_that_is_killed_while_it_closes_its_source(dialect: str, autojump_clock: MockClock) -> None:
     """Its answers were complete, but it had not yet said that it takes no more."""
 
     class Source:
