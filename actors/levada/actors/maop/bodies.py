@@ -113,11 +113,7 @@ async def make_source(body: Body, codec: Codec, length: int | None = None, conte
 
 
 def quick_source(body: Any, codec: Codec, content_type: str | None = None) -> Source:
-    """Make a source from bytes or a message.
-
-    Raises:
-        ConfigurationError: it is neither.
-    """
+    """Make a source from bytes or a message; raise `ConfigurationError` for anything else."""
     if isinstance(body, bytes):
         octets, kind = body, OCTET_STREAM
     elif isinstance(body, bytearray | memoryview):

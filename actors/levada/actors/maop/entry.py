@@ -85,20 +85,12 @@ async def connect_over(
     handlers: Handlers | None = None,
     config: PeerConfig | None = None,
 ) -> AsyncIterator[Peer]:
-    """Connect as `connect` does, over a carrier that the program makes.
+    """Connect as `connect` does, over a carrier that the program makes. Other arguments, result and errors are as for `connect`.
 
     Args:
-        system: an actor system that has been entered.
         opens: connects, such as ``partial(dial, url, settings)`` with a carrier's ``dial``; called once. Leaving its context closes it.
-        token: as for `connect`.
-        auth_type: as for `connect`.
-        pairs: as for `connect`.
         bind: as for `connect`; the carrier must provide `CarrierInfo.channel_binding`.
-        handlers: as for `connect`.
         config: as for `connect`; its ``carrier`` is not used.
-
-    Yields:
-        The peer, as `connect` does; the errors are the same.
     """
     if not isinstance(token, bytes | bytearray | memoryview):
         raise TypeError(f"a token is bytes, not {type(token).__name__}: encode it")
@@ -152,17 +144,11 @@ async def serve_over(
     authenticate: Authenticate,
     config: PeerConfig | None = None,
 ) -> AsyncIterator[Listener]:
-    """Serve as `serve` does, over a listener that the program makes.
+    """Serve as `serve` does, over a listener that the program makes. Other arguments, result and errors are as for `serve`.
 
     Args:
-        system: an actor system that has been entered.
         listening: listens, such as ``partial(listen, url, settings)`` with a carrier's ``listen``; called once. Leaving its context stops it.
-        handlers: as for `serve`.
-        authenticate: as for `serve`.
         config: as for `serve`; its ``carrier`` is not used.
-
-    Yields:
-        The listener, as `serve` does; the errors are the same.
     """
     check_authenticate(authenticate)
     shared = _share(handlers, config or PeerConfig())

@@ -343,11 +343,7 @@ Handlers: TypeAlias = Mapping[int, "Handler | Executes | type[OperationActor]"]
 
 
 def handler_table(handlers: Handlers | None) -> dict[int, Handler]:
-    """Return the table with all short forms expanded.
-
-    Raises:
-        ConfigurationError: a msg_id is not available to applications, or an entry handles nothing.
-    """
+    """Return the table with all short forms expanded; raise `ConfigurationError` for a reserved msg_id or an entry that handles nothing."""
     table: dict[int, Handler] = {}
     for msg_id, given in (handlers or {}).items():
         if not isinstance(msg_id, int) or not 1 < msg_id < 65_536:

@@ -168,11 +168,7 @@ class Operation(Pooled):
         self.wake()
 
     async def finish(self, source: Source) -> Completed:
-        """Send the body, if it comes in pieces, and wait for the end.
-
-        Raises:
-            MaopError: the operation did not succeed.
-        """
+        """Send the body, if it comes in pieces, and wait for the end; raise `MaopError` if the operation did not succeed."""
         if source.whole is None:
             await self.upload(source)
         while self.outcome is None:
@@ -211,11 +207,7 @@ class Operation(Pooled):
         return not isinstance(entry, Outgoing) or entry.cut_off
 
     def result(self) -> Completed:
-        """Return the outcome.
-
-        Raises:
-            MaopError: the operation did not succeed.
-        """
+        """Return the outcome; raise `MaopError` if the operation did not succeed."""
         outcome = self.outcome
         if isinstance(outcome, Completed):
             return outcome

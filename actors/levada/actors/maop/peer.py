@@ -240,20 +240,14 @@ class Peer:
         idempotency: bytes | None = None,
         retry: RetryPolicy | None = None,
     ) -> Any:
-        """Send a Request and wait for the whole Response.
+        """Send a Request and wait for the whole Response. Other arguments are as for `message`.
 
         Args:
-            msg_id: as for `message`.
-            body: as for `message`.
             response: the type to return: ``bytes``; `Reply`, for bytes with their content type; or a message class.
             timeout: seconds from the complete body to the beginning of the Response; the peer is told. ``None``: no limit.
-            priority: as for `message`.
-            length: as for `message`.
             response_id: the kind of Response to ask for; 0 is Success.
             success_layout: whether another kind has the header of Success, by agreement. Source: MA-99a.
             max_response: the most bytes that it may have; a longer one fails with CONTENT_TOO_LARGE. ``None``: no limit.
-            idempotency: as for `message`.
-            retry: as for `message`.
 
         Raises:
             OperationFailed: also with RESPONSE_MISMATCH (18) or RESPONSE_CONSUME (19), if the Response does not decode; the peer is told.
@@ -332,9 +326,7 @@ class Peer:
         """Send a Request and take the Response piece by piece: entering means that it has begun, leaving early cancels it.
 
         The peer may send ``MaopConfig.stream_window`` bytes ahead. If that window is full and the caller takes nothing for
-        ``MaopConfig.response_transfer_timeout`` seconds, the operation fails with TIMEOUT.
-
-        Args: as for `request`.
+        ``MaopConfig.response_transfer_timeout`` seconds, the operation fails with TIMEOUT. Arguments are as for `request`.
         """
         connection = self._connection
         source = await make_source(body, self.codec, length)

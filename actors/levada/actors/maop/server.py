@@ -39,11 +39,7 @@ ListenerContext = Callable[[], AbstractAsyncContextManager[Any]]
 
 
 def check_authenticate(authenticate: Authenticate) -> None:
-    """Refuse a value that cannot admit any client.
-
-    Raises:
-        ConfigurationError: it is none of the three kinds.
-    """
+    """Raise `ConfigurationError` for a value that is none of the three kinds and so cannot admit any client."""
     if not (
         isinstance(authenticate, Ref | Mapping) or inspect.iscoroutinefunction(authenticate) or callable(authenticate)
     ):

@@ -100,11 +100,7 @@ class Streams(Multiplexed[Event]):
             self.carrier.close(output.code, output.reason)
 
     async def room(self, stream_id: int) -> None:
-        """Wait until a stream has room for more.
-
-        Raises:
-            CarrierError: it never will.
-        """
+        """Wait until a stream has room for more; raise `CarrierError` if it never will."""
         stream = self.get(stream_id)
         if stream is None:
             raise StreamWasStopped(f"stream {stream_id} takes no more octets")

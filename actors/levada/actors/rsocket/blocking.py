@@ -252,9 +252,6 @@ class BlockingPeer:
         """Open a stream of answers. Iterate over it, and close it if you leave it before its end.
 
         Args:
-            x: as for `levada.actors.rsocket.Peer`.
-            route: as for `levada.actors.rsocket.Peer`.
-            metadata: as for `levada.actors.rsocket.Peer`.
             window: payloads that the responder may send ahead; ``None``: the setting.
             timeout: seconds to wait for each item.
         """

@@ -98,11 +98,7 @@ class ClientConnection(Connection):
 
 
 def make_client(url: str, handler: Handler, config: ClientConfig | None) -> Callable[[], ClientConnection]:
-    """Return a factory for connections to one URL.
-
-    Raises:
-        ConfigurationError: the URL, the handler or the settings cannot work.
-    """
+    """Return a factory for connections to one URL; raise `ConfigurationError` if the URL, the handler or the settings cannot work."""
     dialect, carrier = carrier_url(url)
     core = core_of(dialect)
     settings = config or ClientConfig()

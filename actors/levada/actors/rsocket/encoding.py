@@ -128,11 +128,7 @@ class Encoding:
         return front + more.encode()
 
     def read(self, metadata: bytes | None) -> Reading:
-        """Read the metadata of a request.
-
-        Raises:
-            DecodeError: it does not fit its MIME type.
-        """
+        """Read the metadata of a request; raise `DecodeError` if it does not fit its MIME type."""
         if metadata is None:
             return self._bare
         known = self._read.get(metadata)

@@ -94,7 +94,7 @@ def balanced(
         urls: one or more, as for `connect`.
         handler: answers the servers' requests.
         policy: selects the server for the next request, see `Policy`.
-        config: for all of them.
+        config: for all connections.
         reconnect: how to dial again; without it, the defaults of `Backoff` apply, and requests do not wait.
 
     Yields:

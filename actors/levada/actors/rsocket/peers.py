@@ -154,8 +154,6 @@ class Peer(ABC):
 
         Args:
             x: see the class. The answers to a message are read as the ``R`` of its ``Asks[R]``, each when it is taken.
-            route: see the class.
-            metadata: see the class.
             window: payloads that the responder may send ahead of the receiver; ``None``: the setting. This is the credit: each time half of it
                 has been taken, half is granted again.
 
