@@ -81,7 +81,10 @@ class Renew:
 
 RENEW = Renew()
 FIRE_AND_FORGET = Interaction.FIRE_AND_FORGET
-OPEN = Phase.OPEN  # a module-level name takes a tenth of the time
+BEGINNING = (
+    Phase.OPEN,
+    Phase.EARLY,
+)  # requests may begin: a client that only fires is early for long, as the server says nothing
 
 
 class Connection(SingleDriver[ReactiveStreamsCore]):
@@ -295,7 +298,7 @@ class Connection(SingleDriver[ReactiveStreamsCore]):
             a CANCEL has been sent, or nothing was.
         """
         carrier = self.carrier
-        if carrier is None or carrier.unsent > self.high_water or self.phase is not OPEN:
+        if carrier is None or carrier.unsent > self.high_water or self.phase not in BEGINNING:
             await self.ready()
         call = self.idle.take(Call)
         try:
@@ -318,7 +321,7 @@ class Connection(SingleDriver[ReactiveStreamsCore]):
             await trio.lowlevel.checkpoint()
             self._fired = perf_counter()  # the time of other tasks' turns is not a pause of this one
         carrier = self.carrier
-        if carrier is None or carrier.unsent > self.high_water or self.phase is not OPEN:
+        if carrier is None or carrier.unsent > self.high_water or self.phase not in BEGINNING:
             await self.ready()
         self.core.send_fire_and_forget(payload, trio.current_time())
         now = perf_counter()
