@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from levada.actors.aqueduct import Listener, Peer, PeerConfig, connect, serve
-from levada.actors.aqueduct.connection import Connection
+from levada.actors.aqueduct.connection import AqueductDriver
 from levada.actors.aqueduct.entry import connect_over, serve_over
 from levada.framework import (
     Actor,
@@ -70,12 +70,12 @@ class Ends:
     """What the server's handler got."""
 
     @property
-    def client(self) -> Connection:
+    def client(self) -> AqueductDriver:
         return self.peer._connection
 
     @property
-    def server(self) -> Connection:
-        connection: Connection
+    def server(self) -> AqueductDriver:
+        connection: AqueductDriver
         (connection,) = self.listener._actor.connections
         return connection
 
@@ -297,12 +297,12 @@ class Two:
     """The actor, from the other system."""
 
     @property
-    def client(self) -> Connection:
+    def client(self) -> AqueductDriver:
         return self.peer._connection
 
     @property
-    def server(self) -> Connection:
-        connection: Connection
+    def server(self) -> AqueductDriver:
+        connection: AqueductDriver
         (connection,) = self.listener._actor.connections
         return connection
 

@@ -13,7 +13,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.aqueduct import connect, serve
-from levada.actors.aqueduct.connection import MAX_IDLE, Connection
+from levada.actors.aqueduct.connection import MAX_IDLE, AqueductDriver
 from levada.framework import (
     Actor,
     ActorSystem,
@@ -43,20 +43,20 @@ NOTHING = (0,) * 10
 DEAF = MemoryConfig(shape="connection", datagram_loss=1.0)
 
 
-def halves(connection: Connection) -> Counter[str]:
+def halves(connection: AqueductDriver) -> Counter[str]:
     """Count the actors of halves by their kinds."""
     kinds: Counter[str] = Counter(type(child._actor).__name__ for child in connection.children)  # type: ignore[attr-defined]
     del kinds["StreamActor"]
     return kinds
 
 
-def wires(connection: Connection) -> list[Any]:
+def wires(connection: AqueductDriver) -> list[Any]:
     """List the actors of streams that are in use."""
     actors = [child._actor for child in connection.children]  # type: ignore[attr-defined]
     return [actor for actor in actors if type(actor).__name__ == "StreamActor" and actor.stream_id >= 0]
 
 
-def actor_of(connection: Connection, kind: str) -> Any:
+def actor_of(connection: AqueductDriver, kind: str) -> Any:
     """Find the one half of a kind."""
     (found,) = [child for child in connection.children if type(child._actor).__name__ == kind]  # type: ignore[attr-defined]
     return found
@@ -74,7 +74,7 @@ class Coroner(Actor[ActorTerminated]):
             self.notes.append((self.kinds[m.ref], m.reason))
 
 
-def watch_ends(system: ActorSystem, *connections: Connection) -> list[tuple[str, Reason]]:
+def watch_ends(system: ActorSystem, *connections: AqueductDriver) -> list[tuple[str, Reason]]:
     """Note the ends of all children that there are now."""
     notes: list[tuple[str, Reason]] = []
     kinds = {child: type(child._actor).__name__ for one in connections for child in one.children}  # type: ignore[attr-defined]

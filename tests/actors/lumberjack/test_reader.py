@@ -13,7 +13,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.lumberjack import Reader, ReaderConfig, Sink, Unit, serve
-from levada.actors.lumberjack.connection import Connection
+from levada.actors.lumberjack.connection import LumberjackDriver
 from levada.actors.lumberjack.load import Load
 from levada.framework import Actor, ActorSystem, Reply, actor, handles
 from levada.framework.errors import ConfigurationError, ConnectionLost
@@ -422,7 +422,7 @@ async def test_a_connection_may_end_at_any_moment(
     async with ActorSystem() as system, trio.open_nursery() as nursery:
         client, server = memory_streams()
         client.send_nowait(data)
-        connection = Connection(server, system.spawn(actor(slow)), load)
+        connection = LumberjackDriver(server, system.spawn(actor(slow)), load)
         ref = system.spawn(lambda: connection)
         for _ in range(steps):
             await trio.lowlevel.checkpoint()

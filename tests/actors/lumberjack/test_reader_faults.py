@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from levada.actors.lumberjack import ReaderConfig, Unit, serve
-from levada.actors.lumberjack.connection import Connection
+from levada.actors.lumberjack.connection import LumberjackDriver
 from levada.actors.lumberjack.load import Load
 from levada.framework import ActorSystem, actor
 from levada.framework.errors import CarrierError
@@ -89,7 +89,7 @@ async def test_lj55_every_event_at_least_once_over_a_network_that_fails(
     async with ActorSystem() as system:
         for _ in range(400):
             client, server = network.pair(*memory_streams())
-            system.spawn(functools.partial(Connection, server, actor(store), load))
+            system.spawn(functools.partial(LumberjackDriver, server, actor(store), load))
             with network:
                 await shipper.ship(client)
             assert set(shipper.acked) <= set(stored)

@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from levada.actors.maop import Call, Identity, Listener, Peer, PeerConfig, connect, serve
-from levada.actors.maop.connection import Connection
+from levada.actors.maop.connection import MaopDriver
 from levada.actors.maop.entry import connect_over, serve_over
 from levada.framework import ActorSystem, message
 from levada.transports.carriers.simnet import SimNet
@@ -56,12 +56,12 @@ class Ends:
     peer: Peer
 
     @property
-    def client(self) -> Connection:
+    def client(self) -> MaopDriver:
         return self.peer._connection
 
     @property
-    def server(self) -> Connection:
-        connection: Connection
+    def server(self) -> MaopDriver:
+        connection: MaopDriver
         (connection,) = self.listener._actor.connections
         return connection
 
@@ -87,7 +87,7 @@ class Ends:
         ]
 
 
-def control_streams(end: Connection) -> int:
+def control_streams(end: MaopDriver) -> int:
     """Count the streams of signals, of both sides."""
     from levada.transports.maop.control import ControlIn
 

@@ -30,7 +30,7 @@ from levada.actors.maop import (
     serve,
 )
 from levada.actors.maop.authenticator import Authenticator
-from levada.actors.maop.connection import MAX_IDLE, Connection
+from levada.actors.maop.connection import MAX_IDLE, MaopDriver
 from levada.actors.maop.control import ControlPool
 from levada.actors.maop.executions import Execution
 from levada.actors.maop.operations import Operation
@@ -47,7 +47,7 @@ STREAMING = HandlerSpec(allow_undefined_length=True, streaming=True)
 SEEN: contextvars.ContextVar[int] = contextvars.ContextVar("seen", default=0)
 
 
-def kinds(connection: Connection) -> list[type]:
+def kinds(connection: MaopDriver) -> list[type]:
     """List the classes of a connection's children, in order of start."""
     return [type(actor(child)) for child in connection.children]
 
@@ -522,4 +522,4 @@ async def test_an_authenticator_that_is_ended_lets_nobody_in(how: str, autojump_
 def kinds_of(ref: Ref[Any]) -> list[type]:
     """List the classes of a connection's children; none of another actor."""
     made = actor(ref)
-    return kinds(made) if isinstance(made, Connection) else []
+    return kinds(made) if isinstance(made, MaopDriver) else []

@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.maop import Handler, HandlerSpec, PeerConfig, TestPlan, connect
-from levada.actors.maop.connection import Connection
+from levada.actors.maop.connection import MaopDriver
 from levada.transports import carriers
 from levada.transports.carriers import MemoryConfig
 from levada.transports.maop import Capability, Incoming, ReceiverState, Version
@@ -32,7 +32,7 @@ KEYED = {"maop-capabilities": f"{Capability(0b11111):x}"}
 class Attacker:
     """A client that keeps to no limits but the server's."""
 
-    def __init__(self, connection: carriers.Connection, hostile: Connection) -> None:
+    def __init__(self, connection: carriers.Connection, hostile: MaopDriver) -> None:
         self.connection = connection
         self.hostile = hostile
         """The server's side of it."""

@@ -13,7 +13,7 @@ import trio
 
 from levada.actors import rsocket
 from levada.actors.rsocket import ConnectedPeer, Listener, Peer
-from levada.actors.rsocket.connection import Connection
+from levada.actors.rsocket.connection import RSocketDriver
 from levada.transports.carriers import TlsConfig
 from levada.transports.carriers.websocket import WebSocketConfig
 from levada.transports.quic import QuicConfig
@@ -99,10 +99,10 @@ def tables() -> Iterator[Tables]:
     assert _checked.pop().differences == []
 
 
-def below(peer: Peer) -> Connection:
+def below(peer: Peer) -> RSocketDriver:
     """The connection of a peer, for tests of what a peer does not show."""
     assert isinstance(peer, ConnectedPeer)
-    assert isinstance(peer._connection, Connection)
+    assert isinstance(peer._connection, RSocketDriver)
     return peer._connection
 
 

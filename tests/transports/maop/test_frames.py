@@ -27,7 +27,7 @@ from levada.transports.maop import (
     sanitise,
 )
 from levada.transports.maop.authentication import Authentication, Octets, Result, read_authentication, read_result
-from levada.transports.maop.errors import Fault
+from levada.transports.maop.codes import Fault
 from levada.transports.maop.versions import parse_capabilities
 
 DATA = json.loads((Path(__file__).parent / "data" / "vectors.json").read_text("utf-8"))

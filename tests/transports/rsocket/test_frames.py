@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from levada.transports.rsocket import ConnectionState, LeaseGrant, Payload, RSocketCore
-from levada.transports.rsocket.errors import InvalidFrame
+from levada.transports.rsocket.codes import InvalidFrame
 from levada.transports.rsocket.events import (
     ConnectionEnded,
     EndReason,

@@ -56,7 +56,7 @@ from .refs import Refs
 from .schema import SCHEMA, compare_schema, schema_header
 from .streams import AT_ONCE, StreamActors
 
-__all__ = ["Connection"]
+__all__ = ["AqueductDriver"]
 
 logger = logging.getLogger("levada.actors.aqueduct")
 
@@ -66,7 +66,7 @@ MAX_IDLE = 256  # actors without a stream that are kept: 0.1 MB
 _OUTCOMES = {True: Outcome.PROCESSED, False: Outcome.NOT_PROCESSED, None: Outcome.UNKNOWN}
 
 
-class Connection(MultiplexedDriver[AqueductCore]):
+class AqueductDriver(MultiplexedDriver[AqueductCore]):
     """One connection of either side."""
 
     config: PeerConfig

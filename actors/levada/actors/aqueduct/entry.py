@@ -13,7 +13,7 @@ from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
 
 from .config import PeerConfig, dial_carrier, listen_carrier
-from .connection import Connection
+from .connection import AqueductDriver
 from .lookup import Expose, check_expose
 from .peer import Peer
 from .raw import RawMessage
@@ -73,7 +73,7 @@ async def connect_over(
     if expose and message_type is RawMessage:
         raise ConfigurationError("a connection of RawMessage has no names to look up")
     item_type = Any if message_type is object else message_type
-    async with running(system, Connection(opens, config, item_type, client=True, expose=expose)) as connection:
+    async with running(system, AqueductDriver(opens, config, item_type, client=True, expose=expose)) as connection:
         yield Peer(connection)
 
 

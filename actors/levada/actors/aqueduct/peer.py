@@ -19,7 +19,7 @@ from .lookup import Lookup
 from .raw import RawMessage
 
 if TYPE_CHECKING:
-    from .connection import Connection
+    from .connection import AqueductDriver
 
 __all__ = ["ConnectionStatistics", "Peer"]
 
@@ -58,7 +58,7 @@ class ConnectionStatistics:
 class Peer(Generic[T]):
     """The other side of a connection, as `connect` and `Listener.peers` return it."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: AqueductDriver) -> None:
         self._connection = connection
 
     @property

@@ -21,7 +21,7 @@ from levada.transports import carriers
 from levada.transports.text import printable
 
 from .config import PeerConfig
-from .connection import Connection
+from .connection import AqueductDriver
 from .halves import Arrival, give_up
 from .lookup import Expose
 from .peer import Peer
@@ -96,7 +96,7 @@ class Calls:
             self.pump()
 
 
-class ServerConnection(Connection):
+class ServerConnection(AqueductDriver):
     """A connection that a client opened."""
 
     handler: Handler

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from levada.transports.maop import Authentication, MaopConfig, Operation, Result, code_name
 from levada.transports.maop.authentication import Octets, read_authentication, read_result
-from levada.transports.maop.errors import Fault
+from levada.transports.maop.codes import Fault
 from levada.transports.maop.frames import (
     UNDEFINED,
     Block,

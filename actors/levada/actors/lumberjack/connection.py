@@ -1,7 +1,7 @@
 """The actor of one writer's connection: it moves bytes and asks the sink. The rules are in `ReaderCore`.
 
 It pulls, where `levada.actors.single` pushes: bytes are read only while the core wants them, and worked off step by step in fair
-turns. `Connection.carry` does both; `_ask` runs once for each unit at the sink. Acks are queued at the carrier and sent by its own
+turns. `LumberjackDriver.carry` does both; `_ask` runs once for each unit at the sink. Acks are queued at the carrier and sent by its own
 task, so the sink never waits for a writer that does not read (LJ-27).
 """
 
@@ -26,14 +26,14 @@ from .load import Load
 from .turns import Share
 from .unit import Origin, Unit
 
-__all__ = ["Connection"]
+__all__ = ["LumberjackDriver"]
 
 _LATE: Final = 60.0  # seconds after its end in which a connection still counts commits (LJ-26)
 _LATE_LOG: Final = 60.0  # seconds between log lines about them
 _SLOW: Final = 1.0  # seconds from which on a late commit is the sink's fault
 
 
-class Connection(Driver[ReaderCore]):
+class LumberjackDriver(Driver[ReaderCore]):
     """One writer, from the first byte to the last commit.
 
     Args:

@@ -23,14 +23,14 @@ from levada.transports.carriers.tls import TlsListener
 from levada.transports.lumberjack import ReaderConfig
 
 from .balance import HostConfig, targets
-from .connection import Connection
+from .connection import LumberjackDriver
 from .load import Load, ReaderStatistics
 from .unit import Sink, Unit
 
 __all__ = ["Reader", "serve"]
 
 
-class ReaderActor(Acceptor[Connection]):
+class ReaderActor(Acceptor[LumberjackDriver]):
     """Takes connections in."""
 
     carrier_url: str
@@ -67,9 +67,9 @@ class ReaderActor(Acceptor[Connection]):
             self.admission.turn_away(stream.info.peer, "there are enough connections (max_connections)")
             stream.abort()
 
-    def make(self, accepted: ByteStream) -> Connection:
+    def make(self, accepted: ByteStream) -> LumberjackDriver:
         """Make a connection."""
-        return Connection(accepted, self.sink, self.load)
+        return LumberjackDriver(accepted, self.sink, self.load)
 
     def statistics(self) -> ReaderStatistics:
         """Return the counters as they are now."""

@@ -10,14 +10,14 @@ from levada.actors.multiplexed import Opens
 from levada.framework import Actor
 from levada.transports import carriers
 
-from .connection import Connection
+from .connection import MaopDriver
 from .identities import BINDING_PAIR
 from .shared import Shared
 
 __all__ = ["ClientActor", "ClientConnection"]
 
 
-class ClientConnection(Connection):
+class ClientConnection(MaopDriver):
     """A connection that this program opened."""
 
     token: bytes

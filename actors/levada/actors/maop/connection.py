@@ -63,13 +63,13 @@ from .peer import Peer
 from .shared import Shared
 from .streams import Streams
 
-__all__ = ["Connection"]
+__all__ = ["MaopDriver"]
 
 MAX_IDLE: Final = 256
 """Idle children that are kept, of each kind."""
 
 
-class Connection(MultiplexedDriver[MaopCore]):
+class MaopDriver(MultiplexedDriver[MaopCore]):
     """One connection of either side."""
 
     shared: Shared

@@ -25,7 +25,7 @@ from .metrics import Metrics
 from .operations import Operation
 
 if TYPE_CHECKING:
-    from .connection import Connection
+    from .connection import MaopDriver
 
 __all__ = ["ConnectionStatistics", "Done", "Peer", "ReplyStream"]
 
@@ -91,7 +91,7 @@ class Peer:
     over. Cancelling a call cancels the operation at the peer, which may have executed it in part. Source: MA-61, MA-115.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: MaopDriver) -> None:
         self._connection = connection
 
     @property

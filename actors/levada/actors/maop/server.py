@@ -20,7 +20,7 @@ from levada.transports.maop import AttemptLimiter, AuthenticationReceived, Error
 from levada.transports.maop import Disapproved as DisapprovedEvent
 
 from .authenticator import DECIDE, Authenticator
-from .connection import Connection
+from .connection import MaopDriver
 from .identities import Authentication, Denied, Identity, Share
 from .metrics import Metrics
 from .peer import Peer
@@ -46,7 +46,7 @@ def check_authenticate(authenticate: Authenticate) -> None:
         raise ConfigurationError(f"authenticate is an async function, a Ref or a dict of tokens, not {authenticate!r}")
 
 
-class ServerConnection(Connection):
+class ServerConnection(MaopDriver):
     """A connection that a client opened."""
 
     listener: ListenerActor
@@ -77,7 +77,7 @@ class ServerConnection(Connection):
             self._authenticator.kill()  # it has run out of time
 
     events: ClassVar = {
-        **Connection.events,
+        **MaopDriver.events,
         AuthenticationReceived: _on_authentication,
         DisapprovedEvent: _on_disapproved,
     }

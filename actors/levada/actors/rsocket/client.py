@@ -14,7 +14,7 @@ from levada.framework.errors import CarrierError, ConfigurationError
 from levada.transports.rsocket.events import ConnectionEnded, LeaseGranted, SetupAccepted
 
 from .config import ClientConfig
-from .connection import Connection
+from .connection import RSocketDriver
 from .dialects import core_of
 from .routing import Handler
 from .urls import ALPN, carrier_url
@@ -22,7 +22,7 @@ from .urls import ALPN, carrier_url
 __all__ = ["ClientConnection", "make_client"]
 
 
-class ClientConnection(Connection):
+class ClientConnection(RSocketDriver):
     """A connection that this side dials."""
 
     url: str
@@ -90,7 +90,7 @@ class ClientConnection(Connection):
             self._dialling.cancel()
 
     events: ClassVar = {
-        **Connection.events,
+        **RSocketDriver.events,
         ConnectionEnded: _on_ended,
         SetupAccepted: _on_setup_accepted,
         LeaseGranted: _on_lease,

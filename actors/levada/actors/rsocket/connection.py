@@ -62,7 +62,7 @@ from .requests import Request
 from .routing import Handler, Responder, Routes, make_responder
 from .streams import BEGIN, SMALL, Answer, Call, Channel, Items, Stream
 
-__all__ = ["Connection"]
+__all__ = ["RSocketDriver"]
 
 logger = logging.getLogger("levada.actors.rsocket")
 
@@ -87,7 +87,7 @@ BEGINNING = (
 )  # requests may begin: a client that only fires is early for long, as the server says nothing
 
 
-class Connection(SingleDriver[ReactiveStreamsCore]):
+class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
     """One connection, or session, of either side. `ClientConnection` and `ServerConnection` provide the carriers."""
 
     config: ClientConfig | ServerConfig

@@ -13,7 +13,7 @@ import attrs
 
 from levada.framework.errors import ChannelError, ConnectionLost, StreamError
 from levada.transports.rsocket import ErrorCode
-from levada.transports.rsocket.errors import SETUP_CODES
+from levada.transports.rsocket.codes import SETUP_CODES
 from levada.transports.rsocket.events import FailedBy, StreamFailed
 
 __all__ = [

@@ -44,7 +44,7 @@ class ConnectionStatistics:
 
 
 class _Requesting(Protocol):
-    """The part of the connection that a peer uses; `levada.actors.rsocket.connection.Connection` documents each member."""
+    """The part of the connection that a peer uses; `levada.actors.rsocket.connection.RSocketDriver` documents each member."""
 
     config: ClientConfig | ServerConfig
     encoding: Encoding

@@ -17,7 +17,7 @@ from levada.framework.errors import CarrierError, ConfigurationError, Connection
 
 from .client import ClientConnection
 from .config import Backoff
-from .connection import Connection
+from .connection import RSocketDriver
 from .errors import NoEndpoint
 from .peers import Peer
 
@@ -117,7 +117,7 @@ class ReconnectingPeer(Peer):
     def _usable(self) -> list[ClientConnection]:
         return [c for link in self.links if (c := link.current) is not None and not c.unusable.is_set()]
 
-    async def _choose(self) -> Connection:
+    async def _choose(self) -> RSocketDriver:
         usable = self._usable()
         if not usable:
             with trio.move_on_after(self._backoff.wait):
@@ -134,7 +134,7 @@ class ReconnectingPeer(Peer):
             usable = [connection for connection in usable if len(connection.streams) == least]
         return usable[self._turn % len(usable)]
 
-    def connections(self) -> list[Connection]:
+    def connections(self) -> list[RSocketDriver]:
         """The connections that are up."""
         return [link.current for link in self.links if link.current is not None]
 

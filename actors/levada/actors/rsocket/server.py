@@ -19,7 +19,7 @@ from levada.transports.rsocket.events import ConnectionEnded, ResumeReceived, Se
 from levada.transports.rsocket.extensions import Authentication
 
 from .config import ServerConfig
-from .connection import Connection
+from .connection import RSocketDriver
 from .dialects import CoreFactory
 from .encoding import Encoding
 from .errors import RequestRejected, SetupRejected
@@ -33,7 +33,7 @@ __all__ = ["Listener", "ListenerActor", "ServerConnection"]
 logger = logging.getLogger("levada.actors.rsocket")
 
 
-class ServerConnection(Connection):
+class ServerConnection(RSocketDriver):
     """A connection that a client opened."""
 
     accepted: Accepted
@@ -42,7 +42,7 @@ class ServerConnection(Connection):
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         self.checks_requests = isinstance(self.config, ServerConfig) and self.config.authenticate is not None
-        self.heir: Connection | None = None
+        self.heir: RSocketDriver | None = None
         """The connection of an older session that continues on the carrier accepted here."""
 
     def refuse(self) -> None:
@@ -152,7 +152,7 @@ class ServerConnection(Connection):
         self.listener.owners.pop(self.core, None)
 
     events: ClassVar = {
-        **Connection.events,
+        **RSocketDriver.events,
         ConnectionEnded: _on_ended,
         ResumeReceived: _on_resume,
         SetupReceived: _on_setup,

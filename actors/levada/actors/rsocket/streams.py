@@ -94,7 +94,7 @@ BEGIN = Begin()
 
 
 class _Carrying(Protocol):
-    """The part of the connection that streams use; `levada.actors.rsocket.connection.Connection` documents each member."""
+    """The part of the connection that streams use; `levada.actors.rsocket.connection.RSocketDriver` documents each member."""
 
     core: ReactiveStreamsCore
     config: ClientConfig | ServerConfig

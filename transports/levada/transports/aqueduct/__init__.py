@@ -32,9 +32,9 @@ Example:
 
 from __future__ import annotations
 
+from .codes import PROTOCOL_ERRORS, CloseCode, LimitExceeded, ResetCode
 from .config import AqueductConfig
 from .core import AqueductCore
-from .errors import PROTOCOL_ERRORS, CloseCode, LimitExceeded, ResetCode
 from .events import (
     CloseConnection,
     ConnectionEnded,

@@ -23,8 +23,8 @@ from collections.abc import Callable, Sequence
 from levada.framework.errors import LocalProtocolError, RemoteProtocolError
 from levada.transports.numbers import Numbers
 
+from .codes import CloseCode, LimitExceeded, ResetCode, violation
 from .config import AqueductConfig
-from .errors import CloseCode, LimitExceeded, ResetCode, violation
 from .events import CloseConnection, ConnectionEnded, Event, HeadersReceived, Output, Reached, StreamUnblocked
 from .frames import (
     LARGEST,

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 
 import attrs
 
-from .errors import LimitExceeded, violation
+from .codes import LimitExceeded, violation
 
 __all__ = [
     "ALPN", "LARGEST", "VERSION", "AckNackUnreliable", "AckReliable", "ChannelControl", "CloseReceiver",

@@ -13,7 +13,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
-from .errors import LimitExceeded, ResetCode, violation
+from .codes import LimitExceeded, ResetCode, violation
 from .events import Ended, Readable
 from .frames import LARGEST, encode_ranges, split_runs
 from .ids import ONESHOT

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from levada.framework.errors import LocalProtocolError
 
-from .errors import ResetCode, violation
+from .codes import ResetCode, violation
 from .events import DatagramData, Ended, Settled, Writable
 from .frames import LARGEST, encode_int
 from .ids import ONESHOT, Attach

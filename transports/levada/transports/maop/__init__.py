@@ -36,10 +36,10 @@ Example:
 from __future__ import annotations
 
 from .authentication import Authentication, Result
+from .codes import ErrorCode, close_code, code_name, sanitise
 from .config import HandlerSpec, MaopConfig
 from .core import MaopCore
 from .counters import Statistics
-from .errors import ErrorCode, close_code, code_name, sanitise
 from .events import (
     Approved,
     Audited,

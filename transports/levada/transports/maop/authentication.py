@@ -11,8 +11,8 @@ from typing import Final, Generic, TypeVar
 
 import attrs
 
+from .codes import ErrorCode, Fault
 from .config import MaopConfig
-from .errors import ErrorCode, Fault
 from .versions import CAPABILITY_PAIR, Capability, Version, parse_capabilities, parse_version
 
 __all__ = ["Authentication", "Octets", "Result", "read_authentication", "read_result"]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from .codes import ErrorCode, Fault
 from .config import MaopConfig
-from .errors import ErrorCode, Fault
 from .events import Octets, Output, StreamData
 from .frames import BLOCK, BLOCK_END, UNDEFINED
 from .state import MISPLACED

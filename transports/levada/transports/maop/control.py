@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from .codes import ErrorCode, Fault, close_code
 from .config import MaopConfig
-from .errors import ErrorCode, Fault, close_code
 from .events import Event, OpenStream, Output, StopStream, StreamData, StreamUnblocked
 from .frames import BATCH, CONTROL_OPS, DISCONNECT_REQUEST, DONE_ENTRY, ENTRIES, FAIL, PROCEED_ENTRY, REFUSE_ENTRY
 from .rates import TokenBucket

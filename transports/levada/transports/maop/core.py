@@ -26,11 +26,11 @@ from levada.framework.errors import LocalProtocolError, RemoteProtocolError
 from levada.transports.numbers import Numbers
 
 from .body import BodyReader
+from .codes import ErrorCode, check_code, close_code, sanitise
 from .config import TEST_SPEC, HandlerSpec, MaopConfig
 from .control import ControlIn, ControlPool, Signals
 from .counters import Statistics
 from .ending import Ending
-from .errors import ErrorCode, check_code, close_code, sanitise
 from .events import (
     Begun,
     CloseConnection,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from levada.framework.errors import LocalProtocolError
 
-from .errors import close_code
+from .codes import close_code
 from .events import Draining, Event
 from .session import Session
 from .state import CONNECTION, ConnectionInput, ConnectionState

@@ -13,7 +13,7 @@ from typing import ClassVar, Final, TypeAlias
 
 import attrs
 
-from .errors import ErrorCode, Fault
+from .codes import ErrorCode, Fault
 
 __all__ = [
     "ALPN", "UNDEFINED", "Block", "BlockEnd", "Disconnect", "DisconnectRequest", "Done", "Fail", "Message", "Op",

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from .codes import ErrorCode
 from .config import HandlerSpec, MaopConfig
 from .control import ControlPool
-from .errors import ErrorCode
 from .events import Audited, Event, OperationOffered
 from .fairness import FairQueue
 from .rates import TokenBucket

@@ -7,8 +7,8 @@ from typing import Protocol
 from levada.framework.errors import LocalProtocolError
 
 from .body import BodyReader, write_blocks, write_end
+from .codes import ErrorCode, Fault, close_code
 from .control import Signals
-from .errors import ErrorCode, Fault, close_code
 from .events import (
     BodyReceived,
     BodyWanted,

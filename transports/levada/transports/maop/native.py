@@ -8,7 +8,7 @@ from typing import Final
 
 import attrs
 
-from .errors import ErrorCode, Fault
+from .codes import ErrorCode, Fault
 from .events import Completed, Octets
 from .frames import BLOCK, UNDEFINED
 

@@ -10,8 +10,8 @@ from typing import Protocol
 from levada.framework.errors import LocalProtocolError
 
 from .body import BodyReader, misplaced, write_blocks, write_end
+from .codes import ErrorCode, Fault, close_code
 from .config import HandlerSpec
-from .errors import ErrorCode, Fault, close_code
 from .events import (
     BodyEnded,
     BodyReceived,

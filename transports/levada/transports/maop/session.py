@@ -12,8 +12,8 @@ import attrs
 from levada.framework.errors import LocalProtocolError, RemoteProtocolError
 
 from .authentication import MIN_RESULT, Authentication, Octets, Result, read_authentication, read_result
+from .codes import ErrorCode, Fault, close_code, sanitise
 from .config import MaopConfig
-from .errors import ErrorCode, Fault, close_code, sanitise
 from .events import (
     Approved,
     Audited,

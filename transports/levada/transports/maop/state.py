@@ -10,7 +10,7 @@ import enum
 from collections.abc import Mapping
 from typing import Final
 
-from .errors import ErrorCode
+from .codes import ErrorCode
 from .frames import Op
 
 __all__ = [

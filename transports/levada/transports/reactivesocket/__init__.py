@@ -8,8 +8,8 @@ the connection closed (RX-12); nothing can be resumed (RX-60), and nothing annou
 
 from __future__ import annotations
 
+from levada.transports.reactivesocket.codes import ErrorCode
 from levada.transports.reactivesocket.config import ReactiveSocketConfig
 from levada.transports.reactivesocket.core import ReactiveSocketCore
-from levada.transports.reactivesocket.errors import ErrorCode
 
 __all__ = ["ErrorCode", "ReactiveSocketConfig", "ReactiveSocketCore"]

@@ -12,7 +12,7 @@ from typing import Final, Self
 
 from levada.framework.errors import ConfigurationError, LocalProtocolError
 from levada.transports.reactivesocket import frames as f
-from levada.transports.reactivesocket.errors import SETUP_CODES, ErrorCode
+from levada.transports.reactivesocket.codes import SETUP_CODES, ErrorCode
 from levada.transports.reactivesocket.frames import FrameError
 from levada.transports.reactivesocket.state import CONNECTION, ConnectionInput, ConnectionState
 from levada.transports.rsocket.config import CoreConfig, mime_type_fault

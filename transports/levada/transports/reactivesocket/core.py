@@ -16,8 +16,8 @@ from typing import Final
 
 from levada.framework.errors import LocalProtocolError
 from levada.transports.reactivesocket import frames as f
+from levada.transports.reactivesocket.codes import STREAM_CODES, ErrorCode
 from levada.transports.reactivesocket.connection import ConnectionCore, Parsed
-from levada.transports.reactivesocket.errors import STREAM_CODES, ErrorCode
 from levada.transports.reactivesocket.frames import FrameError
 from levada.transports.reactivesocket.state import STREAM, ConnectionState, StreamInput, StreamState
 from levada.transports.rsocket.config import CUT_INTO, MAX_U31, CoreConfig

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any, Final, Self
 
 from levada.framework.errors import ConfigurationError, LocalProtocolError
+from levada.transports.rsocket.codes import SETUP_CODES, ErrorCode, InvalidFrame
 from levada.transports.rsocket.config import LARGEST_SENT, MAX_U31, CoreConfig, mime_type_fault
-from levada.transports.rsocket.errors import SETUP_CODES, ErrorCode, InvalidFrame
 from levada.transports.rsocket.events import (
     ConnectionDraining,
     ConnectionEnded,

@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from levada.framework.errors import LocalProtocolError
+from levada.transports.rsocket.codes import STREAM_CODES, ErrorCode, InvalidFrame
 from levada.transports.rsocket.config import CUT_INTO, LARGEST_SENT, MAX_U31, CoreConfig
 from levada.transports.rsocket.connection import RSocketConnection
-from levada.transports.rsocket.errors import STREAM_CODES, ErrorCode, InvalidFrame
 from levada.transports.rsocket.events import (
     CreditGranted,
     Event,

@@ -15,8 +15,8 @@ from typing import Final
 
 import attrs
 
+from levada.transports.rsocket.codes import InvalidFrame
 from levada.transports.rsocket.config import MAX_U31
-from levada.transports.rsocket.errors import InvalidFrame
 from levada.transports.rsocket.payload import Payload
 
 __all__ = [

@@ -14,8 +14,8 @@ import attrs
 
 from levada.framework.errors import LocalProtocolError
 from levada.transports.core import BytesInput, Core, MessagesInput
+from levada.transports.rsocket.codes import ErrorCode
 from levada.transports.rsocket.config import MAX_U31, CoreConfig
-from levada.transports.rsocket.errors import ErrorCode
 from levada.transports.rsocket.events import Event
 from levada.transports.rsocket.payload import Payload
 from levada.transports.rsocket.state import ConnectionState

@@ -7,8 +7,8 @@ from typing import Final
 
 import attrs
 
+from levada.transports.rsocket.codes import StreamIdsExhausted
 from levada.transports.rsocket.config import MAX_U31
-from levada.transports.rsocket.errors import StreamIdsExhausted
 from levada.transports.rsocket.events import Interaction
 from levada.transports.rsocket.fragments import Gathering
 from levada.transports.rsocket.payload import Payload
