@@ -229,7 +229,7 @@ async def test_a_chain_of_100_000_linked_actors_ends_without_recursion(system: A
 
     refs: list[Any] = [system.spawn(Link) for _ in range(100_000)]
     for one, two in itertools.pairwise(refs):
-        one._link(two)
+        one.link(two)
     refs[0].kill()
     assert await refs[-1].terminated() == Killed()
     assert system.statistics().actors == 0

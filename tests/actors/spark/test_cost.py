@@ -404,7 +404,7 @@ def test_a_message_of_many_values_is_refused(desk: Actors, route: str) -> None:
 @pytest.mark.parametrize("route", ["mailbox/lines", "ask/desk"])
 def test_a_question_that_is_not_called_a_message_is_refused(desk: Actors, route: str) -> None:
     question = Describe() if route == "mailbox/lines" else Question("x")
-    assert "is a message" in str(refused(desk, Payload(Codec().encode(question), routed(route))))
+    assert "takes a message" in str(refused(desk, Payload(Codec().encode(question), routed(route))))
 
 
 def test_questions_that_no_journal_takes_are_refused_and_do_not_end_it(desk: Actors) -> None:

@@ -312,7 +312,7 @@ def test_a_mailbox_may_be_a_view_and_no_table(spark: SparkSession, actors: Actor
     made = actors.mailbox("lines", Line)
     actors.do(lambda: made.append([Line(1, "a"), Line(2, "b")]))
     given = f"USING mailbox OPTIONS (address '{actors.bridge.address}', mailbox 'lines')"
-    with pytest.raises(Exception, match="say CREATE TEMPORARY VIEW"):
+    with pytest.raises(Exception, match="use CREATE TEMPORARY VIEW"):
         spark.sql(f"CREATE TABLE lines {given}")
     spark.sql(f"CREATE TEMPORARY VIEW lines {given}")
     assert [row.number for row in spark.sql("SELECT number FROM lines ORDER BY number").collect()] == [1, 2]

@@ -273,7 +273,11 @@ class Query(Actor[AwaitAvailable | GetProgress]):
                 asked, self._waiting = self._waiting, []
                 if not any(reply.wanted for reply in asked):
                     continue
-                done, failure = await self._in_thread(run.process)
+                try:
+                    done, failure = await self._in_thread(run.process)
+                except BaseException:
+                    self._waiting = asked + self._waiting  # they end with the actor, which says why
+                    raise
                 if failure is not None:
                     for reply in asked:
                         reply.fail(failure)
