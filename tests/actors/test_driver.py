@@ -13,6 +13,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors import aqueduct, lumberjack, maop, rsocket
+from levada.actors.driver import Phase
 from levada.actors.listening import HURRY, Accepted, Acceptor, running
 from levada.actors.single import SingleDriver, accept_single, dial_single, listen_single
 from levada.framework import ActorSystem
@@ -210,3 +211,23 @@ async def test_a_listener_ends_at_once_however_young_its_connection_is(
             began = trio.current_time()
             await listener.aclose()
             assert trio.current_time() - began < 0.1, turns
+
+
+async def test_a_connection_that_is_closed_just_when_it_gets_a_carrier_ends_in_order(autojump_clock: MockClock) -> None:
+    there = trio.Event()
+
+    @asynccontextmanager
+    async def opening() -> AsyncIterator[Any]:
+        async with dial_single("memory://desk", alpn="plain") as carrier:
+            await there.wait()
+            yield carrier
+
+    async with listen("memory://desk", MemoryConfig()), ActorSystem("test") as system:
+        connection = Connection(opening, BytesCore)
+        ref = system.spawn(lambda: connection)
+        await wait_all_tasks_blocked()
+        there.set()  # its task goes on in the next step, whatever is cancelled now
+        connection.shut()
+        await ref.terminated()
+        assert connection.phase is Phase.CLOSED
+    assert system.statistics().failures == 0

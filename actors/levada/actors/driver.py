@@ -202,7 +202,10 @@ class Driver(Actor[Any], Generic[C]):
     def connected(self, info: CarrierInfo, *, early: bool = False) -> None:
         """There is a carrier; with `early`, work may begin before the peer has greeted."""
         self.info = info
-        self._go(Change.CONNECT_EARLY if early else Change.CONNECT)
+        if (
+            self.phase is Phase.CONNECTING
+        ):  # else it was closed in this moment, and `carry` is cancelled at its next checkpoint
+            self._go(Change.CONNECT_EARLY if early else Change.CONNECT)
 
     def greeted(self) -> None:
         """Both sides have let each other in."""
