@@ -16,7 +16,7 @@ from levada.actors import aqueduct, lumberjack, maop, rsocket
 from levada.actors.driver import Phase
 from levada.actors.listening import HURRY, Accepted, Acceptor, running
 from levada.actors.single import SingleDriver, accept_single, dial_single, listen_single
-from levada.framework import ActorSystem
+from levada.framework import ActorSystem, Normal
 from levada.framework.errors import ConfigurationError, ConnectionLost
 from levada.transports import carriers
 from levada.transports.carriers import MemoryConfig, MessageStream, dial, listen
@@ -214,20 +214,26 @@ async def test_a_listener_ends_at_once_however_young_its_connection_is(
 
 
 async def test_a_connection_that_is_closed_just_when_it_gets_a_carrier_ends_in_order(autojump_clock: MockClock) -> None:
-    there = trio.Event()
+    there, ends = trio.Event(), list[type[BaseException]]()
 
     @asynccontextmanager
     async def opening() -> AsyncIterator[Any]:
         async with dial_single("memory://desk", alpn="plain") as carrier:
             await there.wait()
-            yield carrier
+            try:
+                yield carrier
+            except BaseException as error:
+                ends.append(type(error))
+                raise
 
-    async with listen("memory://desk", MemoryConfig()), ActorSystem("test") as system:
+    async with listen("memory://desk", MemoryConfig()) as listener, ActorSystem("test") as system:
         connection = Connection(opening, BytesCore)
         ref = system.spawn(lambda: connection)
+        accepted = await listener.accept()
         await wait_all_tasks_blocked()
         there.set()  # its task goes on in the next step, whatever is cancelled now
         connection.shut()
-        await ref.terminated()
-        assert connection.phase is Phase.CLOSED
-    assert system.statistics().failures == 0
+        assert (await ref.terminated(), connection.phase) == (Normal(), Phase.CLOSED)
+        assert not isinstance(accepted, carriers.Incoming)
+        accepted.abort()
+    assert ends == [trio.Cancelled]
