@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
@@ -551,6 +551,11 @@ class MultiplexedDriver(Driver[C], Generic[C]):
     async def begin(self, carrier: carriers.Connection) -> None:
         """Tell the core of the handshake; what comes is read already."""
         raise NotImplementedError
+
+    def start_task(self, function: Callable[..., Awaitable[None]], *args: Any) -> None:
+        """Start a task that ends with the carrier; after that, start none."""
+        if not self.streams.over:
+            self.tasks.start_soon(function, *args)
 
     def carrier_statistics(self) -> carriers.CarrierStatistics | None:
         """Return the counters of the carrier."""

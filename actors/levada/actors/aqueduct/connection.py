@@ -262,7 +262,7 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
             return
         if output.drain:
             # The bytes that ended the channels are still on their way to the peer.
-            self.tasks.start_soon(partial(carrier.aclose, output.code, output.reason, drain=output.drain))
+            self.start_task(partial(carrier.aclose, output.code, output.reason, drain=output.drain))
         else:
             carrier.close(output.code, output.reason)
 

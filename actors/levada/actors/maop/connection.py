@@ -225,7 +225,7 @@ class MaopDriver(MultiplexedDriver[MaopCore]):
         self.streams.resume(event.stream_id)
 
     def _on_room_wanted(self, event: RoomWanted) -> None:
-        self.tasks.start_soon(self._make_room, event.stream_id)
+        self.start_task(self._make_room, event.stream_id)
 
     async def _make_room(self, stream_id: int) -> None:
         try:

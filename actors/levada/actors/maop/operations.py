@@ -8,9 +8,9 @@ While the peer allows no further stream, callers wait in a queue by priority and
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import attrs
 import trio
@@ -40,7 +40,6 @@ class Calling(Protocol):
     end: ConnectionEnded | None
     operations: dict[int, Operation]
     idle: Pool
-    tasks: trio.Nursery
 
     @property
     def ending(self) -> bool:
@@ -66,6 +65,10 @@ class Calling(Protocol):
 
     def begin_operation(self, begin: Begin) -> Operation:
         """Begin an operation."""
+        ...
+
+    def start_task(self, function: Callable[..., Awaitable[None]], *args: Any) -> None:
+        """Start a task that ends with the carrier."""
         ...
 
     def refresh_credit(self) -> None:
@@ -272,7 +275,7 @@ class CreditQueue:
         self._queue.push(waiting, priority, 0, trio.current_time())
         if not self._opening:
             self._opening = True
-            connection.tasks.start_soon(self._open, connection)
+            connection.start_task(self._open, connection)
         try:
             await waiting.event.wait()
         except BaseException:
