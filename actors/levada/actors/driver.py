@@ -142,7 +142,7 @@ class Driver(Actor[Any], Generic[C]):
         self.phase = Phase.NEW
         self.info: CarrierInfo | None = None
         """Who is at the other end; None before there is a carrier."""
-        self.end: Ended | None = None
+        self.end: Any = None
         """The core's last event, once the connection is over."""
         self.acceptor: Acceptor | None = None
         """The listener of a server's connection."""

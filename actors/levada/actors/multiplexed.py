@@ -512,7 +512,7 @@ class MultiplexedDriver(Driver[C], Generic[C]):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        self.streams: Multiplexed[Any]
+        self.streams: Any  # a `Multiplexed`, or a class that is derived from it
         self.carrier: carriers.Connection | None = None
         self.tasks: trio.Nursery
         """Where the connection's own tasks run, while it has a carrier."""

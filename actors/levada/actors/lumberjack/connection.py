@@ -99,6 +99,7 @@ class LumberjackDriver(Driver[ReaderCore]):
                 finally:
                     if self.end is None:
                         self.shut()
+                assert self.end is not None
                 if self.end.reason == "closed":
                     self.stream.abort()  # who closes at once does not wait for the writer
             self._late.deadline = trio.current_time() + (0.0 if self.end.reason in ("drained", "closed") else _LATE)

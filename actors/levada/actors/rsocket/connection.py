@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from time import perf_counter
 from typing import Any, ClassVar
 
@@ -433,7 +433,7 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
         """Handle an event that the core has dealt with by itself: its deadline may have changed."""
         self.retime()
 
-    events: ClassVar[dict[type, Callable[[Any, Any], None]]] = {
+    events: ClassVar[Mapping[type, Callable[[Any, Any], None]]] = {
         ConnectionDraining: _on_draining,
         ConnectionEnded: _on_ended,
         CreditGranted: _on_credit,

@@ -50,6 +50,7 @@ class ThreadInbox(Protocol):
 
     def is_home(self) -> bool:
         """Whether this is the system's thread, inside its run of trio."""
+        ...
 
     def put(self, cell: Any, message: Any) -> None:
         """Send a message; from any thread."""
@@ -80,10 +81,12 @@ class System(Protocol):
     @property
     def inbox(self) -> ThreadInbox:
         """Messages from other threads."""
+        ...
 
     @property
     def phase(self) -> str:
         """The phase of the system."""
+        ...
 
     def start_task(self, function: Callable[..., Awaitable[object]], *args: Any, name: str) -> None:
         """Run a task of the runtime in the system's nursery."""
@@ -100,6 +103,7 @@ class System(Protocol):
         adopted: bool = False,
     ) -> Cell:
         """Make an actor object the actor of a new cell below `parent`."""
+        ...
 
     def dead_letter(self, message: Any, to: Ref[Any], why: str) -> None:
         """Note a message that reached no handler."""

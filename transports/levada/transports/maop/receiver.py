@@ -86,7 +86,7 @@ class Incoming(Received):
         self.spec = _NO_SPEC
         self.since = self.approved_at = self.exec_at = now
         self.state = _NEW
-        self.deadline = None
+        self.deadline: float | None = None
         self.filed: int | None = None
         self.checked = False
         """Whether the header is whole."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from typing import Self
+from typing import Any
 
 import attrs
 
@@ -129,7 +129,7 @@ class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[E
         """Client: begin on a new carrier, after `SessionSuspended`."""
 
     @abstractmethod
-    def resume_on(self, carrier: Self, now: float) -> None:
+    def resume_on(self, carrier: Any, now: float) -> None:
         """Server: take over the carrier of the core that reported `ResumeReceived`, and what came on it; that core is done."""
 
     @abstractmethod
