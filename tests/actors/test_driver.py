@@ -94,13 +94,16 @@ class Listener(Acceptor[Connection]):
     url_: str
     config: MemoryConfig
     make_core: type[Core]
-    max_connections = 10
 
     def listening(self) -> AbstractAsyncContextManager[Any]:
         return listen_single(self.url_, self.config, alpn="plain")
 
     def url_of(self, carrier_url: str) -> str:
         return carrier_url
+
+    @property
+    def max_connections(self) -> int:
+        return 10
 
     def make(self, accepted: Accepted) -> Connection:
         return Connection(lambda: accept_single(accepted), self.make_core)
