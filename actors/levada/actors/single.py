@@ -306,9 +306,8 @@ class SingleDriver(Driver[C]):
                     else:
                         for part in data if isinstance(data, list) else (data,):
                             await self._feed(carrier, part)
-                        data = part = (
-                            b""  # held while this waits, it would double the cost of a peer that stops in a frame
-                        )
+                        # Held while this waits, it would double the cost of a peer that stops in a frame.
+                        data = part = b""
                     if carrier.unsent > self.high_water + self.reflex and (user := self.user(carrier)) is not None:
                         await user.room()
                         user.read_again()
