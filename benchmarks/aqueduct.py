@@ -199,7 +199,7 @@ async def channel_connection(server: QuicConfig, client: QuicConfig) -> AsyncIte
     async with ActorSystem() as system:
         config = PeerConfig(carrier=server, core=core, max_handlers=2 * MANY)
         async with (
-            serve(system, "aqueduct://127.0.0.1:0", handle, config=config) as listener,
+            serve(system, "aqueduct://127.0.0.1:0", handle, Any, config=config) as listener,
             connect(system, listener.url, object, config=PeerConfig(carrier=client, core=core)) as peer,
         ):
             yield peer

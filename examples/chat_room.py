@@ -95,7 +95,7 @@ async def main() -> None:
     async with ActorSystem() as system:
         room = Room()
         ref = system.spawn(lambda: room)
-        async with serve(system, "aqueduct+memory://chat", ref) as listener, trio.open_nursery() as nursery:
+        async with serve(system, "aqueduct+memory://chat", ref, Join) as listener, trio.open_nursery() as nursery:
             for name, said in heard.items():
                 # Everybody says two lines and stays until the own ones have come back.
                 nursery.start_soon(visit, system, listener.url, name, [f"I am {name}", "bye"], 2, said)

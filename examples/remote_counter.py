@@ -109,7 +109,7 @@ async def main() -> None:
         counting.registry.register("counter", counter)
         counting.registry.register("secret", counting.spawn(Counter))
         async with (
-            serve(counting, "aqueduct+memory://counting", ignore, expose={"counter"}) as listener,
+            serve(counting, "aqueduct+memory://counting", ignore, Any, expose={"counter"}) as listener,
             connect(using, listener.url, object) as peer,
         ):
             print(await use(using, peer))

@@ -94,7 +94,7 @@ async def main() -> None:
     pool = Pool()
     async with (
         ActorSystem() as system,
-        serve(system, "aqueduct+memory://pool", pool.employ) as listener,
+        serve(system, "aqueduct+memory://pool", pool.employ, Join) as listener,
         trio.open_nursery() as nursery,
     ):
         for name in ("Ada", "Bob", "Cyd"):

@@ -29,7 +29,9 @@ async def ignore(m: object) -> None:
 def serve(protocol: str, system: ActorSystem, quic: QuicConfig) -> AbstractAsyncContextManager[Any]:
     match protocol:
         case "aqueduct":
-            return aqueduct.serve(system, "aqueduct://127.0.0.1:0", ignore, config=aqueduct.PeerConfig(carrier=quic))
+            return aqueduct.serve(
+                system, "aqueduct://127.0.0.1:0", ignore, Any, config=aqueduct.PeerConfig(carrier=quic)
+            )
         case "maop":
             config = maop.PeerConfig(carrier=quic)
             return maop.serve(system, "maop://127.0.0.1:0", {}, authenticate=TOKENS, config=config)

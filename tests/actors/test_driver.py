@@ -190,7 +190,7 @@ def served(protocol: str, system: ActorSystem) -> AbstractAsyncContextManager[An
         case "rsocket":
             return rsocket.serve(system, url, handler)
         case "aqueduct":
-            return aqueduct.serve(system, url, handler)
+            return aqueduct.serve(system, url, handler, Any)
         case "maop":
             return maop.serve(system, url, {}, authenticate={})
         case _:

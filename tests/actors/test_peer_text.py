@@ -236,7 +236,7 @@ async def test_aqueduct_an_actor_that_refuses() -> None:
     async with ActorSystem("there") as there, ActorSystem("here") as here:
         there.registry.register("failing", there.spawn(Failing))
         async with (
-            aqueduct.serve(there, "aqueduct+memory://desk", ignore, expose={"failing"}),
+            aqueduct.serve(there, "aqueduct+memory://desk", ignore, Any, expose={"failing"}),
             aqueduct.connect(here, "aqueduct+memory://desk", object) as peer,
         ):
             ref = await peer.lookup("failing", FailSo)

@@ -69,7 +69,7 @@ async def test_a_server_without_certificates_says_so() -> None:
     async with (
         ActorSystem() as system,
         rsocket.serve(system, "rsocket+memory://none", echo) as one,
-        aqueduct.serve(system, "aqueduct+memory://nothing", ignore) as other,
+        aqueduct.serve(system, "aqueduct+memory://nothing", ignore, Any) as other,
     ):
         for listener in (one, other):
             with pytest.raises(ConfigurationError, match="has no certificates to reload"):

@@ -99,7 +99,7 @@ def desk() -> Desk:
     return Desk()
 
 
-def _served(handler: Callable[..., Any], made: SelfSigned, **settings: Any) -> Iterator[str]:
+def _served(handler: Callable[..., Any], made: SelfSigned, message_type: Any) -> Iterator[str]:
     """Serve in a thread: `cli.main` has a trio run of its own."""
     ready, urls = threading.Event(), []
     stop: list[tuple[trio.lowlevel.TrioToken, trio.CancelScope]] = []
@@ -111,7 +111,7 @@ def _served(handler: Callable[..., Any], made: SelfSigned, **settings: Any) -> I
             async with (
                 ActorSystem() as system,
                 serve(
-                    system, "aqueduct://127.0.0.1:0", handler, config=config, expose=["clerk"], **settings
+                    system, "aqueduct://127.0.0.1:0", handler, message_type, config=config, expose=["clerk"]
                 ) as listener,
             ):
                 system.registry.register("clerk", system.spawn(Clerk, []))
@@ -132,13 +132,13 @@ def _served(handler: Callable[..., Any], made: SelfSigned, **settings: Any) -> I
 
 @pytest.fixture(scope="module")
 def url(made: SelfSigned, desk: Desk) -> Iterator[str]:
-    yield from _served(desk.answer, made)
+    yield from _served(desk.answer, made, Any)
 
 
 @pytest.fixture(scope="module")
 def raw_url(made: SelfSigned) -> Iterator[str]:
     """The contract of `levada interop aqueduct`."""
-    yield from _served(answer, made, message_type=RawMessage)
+    yield from _served(answer, made, RawMessage)
 
 
 @pytest.fixture

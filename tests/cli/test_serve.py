@@ -240,6 +240,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["apps_for_serve:number", "--url", "x://y"], "apps_for_serve:number is no handler"),
         (["apps_for_serve:handler", "--url", "http://x:1"], "no protocol for 'http://x:1': expected aqueduct://"),
         (["apps_for_serve:handler", "--url", "maop://x:1"], "a single handler cannot serve maop://: write an app"),
+        (["apps_for_serve:handler", "--url", "aqueduct+memory://desk"], "handler must say which messages clients may"),
         (["apps_for_serve:handler", "--url", "aqueduct://127.0.0.1:0"], "aqueduct://127.0.0.1:0 needs --cert FILE"),
         (["apps_for_serve:handler", "--url", "rsocket+tcp://203.0.113.1:1"], "cannot listen at"),
         (["apps_for_serve:app", "--health", "203.0.113.1:1"], "cannot listen at 203.0.113.1:1"),

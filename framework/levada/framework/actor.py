@@ -551,7 +551,9 @@ def actor(function: Callable[[M], Any]) -> Callable[[], Actor[M]]:
 
         handle = handle_sync
 
+    generic: Any = Actor
     body = {"handle": handles(annotation)(handle), "__doc__": plain.__doc__, "__module__": plain.__module__}
     return cast(
-        "Callable[[], Actor[M]]", types.new_class(plain.__name__, (Actor,), exec_body=lambda ns: ns.update(body))
+        "Callable[[], Actor[M]]",
+        types.new_class(plain.__name__, (generic[annotation],), exec_body=lambda ns: ns.update(body)),
     )

@@ -131,7 +131,7 @@ def start() -> Start:
         with Keeper() as keeper:
             async with (
                 ActorSystem() as system,
-                serve(system, "aqueduct+memory://desk", keeper.function(), config=config) as listener,
+                serve(system, "aqueduct+memory://desk", keeper.function(), Any, config=config) as listener,
                 connect(system, listener.url, item, config=config) as peer,
             ):
                 yield Ends(system, listener, peer, keeper.got)
@@ -342,7 +342,7 @@ def two() -> Callable[..., AbstractAsyncContextManager[Two]]:
                 there.registry.register("clerk", cell)
                 async with (
                     serve(
-                        there, "aqueduct+memory://office", keeper.function(), expose={"clerk"}, config=config
+                        there, "aqueduct+memory://office", keeper.function(), Any, expose={"clerk"}, config=config
                     ) as listener,
                     connect(here, listener.url, object, config=config) as peer,
                 ):

@@ -473,7 +473,7 @@ async def test_halves_that_come_while_the_connection_ends_are_records(autojump_c
     seen: list[Any] = []
     async with (
         ActorSystem() as system,
-        serve(system, "aqueduct+memory://late", partial(Late, seen.extend)) as listener,
+        serve(system, "aqueduct+memory://late", partial(Late, seen.extend), Any) as listener,
         connect(system, listener.url, Parcel) as peer,
     ):
         theirs, receiver = channel(Parcel)

@@ -88,7 +88,10 @@ def tasks() -> int:
 async def exchange(config: PeerConfig, steps: int = 0) -> bool:
     """Run an exchange, cancelled after so many steps; whether it came to its end."""
     whole = Exchange()
-    async with ActorSystem() as system, serve(system, "aqueduct+memory://desk", whole.serve, config=config) as listener:
+    async with (
+        ActorSystem() as system,
+        serve(system, "aqueduct+memory://desk", whole.serve, Any, config=config) as listener,
+    ):
         await wait_all_tasks_blocked()
         before = tasks()
         with trio.CancelScope() as scope:

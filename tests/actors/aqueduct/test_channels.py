@@ -469,7 +469,7 @@ async def test_a_handler_that_fails_gives_up_the_handles_of_its_message(
     with caplog.at_level(logging.ERROR):
         async with (
             ActorSystem() as system,
-            serve(system, "aqueduct+memory://desk", fail) as listener,
+            serve(system, "aqueduct+memory://desk", fail, Any) as listener,
             connect(system, listener.url, Parcel) as peer,
         ):
             sender, receiver = channel(int)

@@ -96,7 +96,7 @@ async def test_one_message_costs_at_most_two_seconds_and_150_mb(octets: bytes) -
     """Measured on two cores: 0.45 s and 80 MB; CPU time, so that a busy machine does not decide."""
     async with (
         ActorSystem() as system,
-        serve(system, "aqueduct+memory://desk", Handler().function()) as listener,
+        serve(system, "aqueduct+memory://desk", Handler().function(), Any) as listener,
         connect(system, listener.url, RawMessage) as peer,
     ):
         for measure in (time.process_time, lambda: tracemalloc.get_traced_memory()[1]):
@@ -117,7 +117,7 @@ async def test_others_are_served_between_large_messages(kind: str) -> None:
     handler = Handler()
     async with (
         ActorSystem() as system,
-        serve(system, "aqueduct+memory://desk", getattr(handler, kind)()) as listener,
+        serve(system, "aqueduct+memory://desk", getattr(handler, kind)(), Any) as listener,
         connect(system, listener.url, RawMessage) as hostile,
         connect(system, listener.url, object) as honest,
     ):
@@ -135,7 +135,7 @@ async def test_messages_that_are_refused_cost_their_sender_only_them(levels: int
     handler = Handler()
     async with (
         ActorSystem() as system,
-        serve(system, "aqueduct+memory://desk", handler.function()) as listener,
+        serve(system, "aqueduct+memory://desk", handler.function(), Any) as listener,
         connect(system, listener.url, RawMessage) as peer,
     ):
         for octets in (
@@ -180,7 +180,7 @@ async def honest(peer: Peer[Any]) -> None:
 async def test_many_lookups_hold_nobody_up() -> None:
     async with (
         ActorSystem() as system,
-        serve(system, "aqueduct+memory://desk", Handler().function()) as listener,
+        serve(system, "aqueduct+memory://desk", Handler().function(), Any) as listener,
         connect(system, listener.url, object) as hostile,
         connect(system, listener.url, object) as peer,
         trio.open_nursery() as nursery,
@@ -204,7 +204,7 @@ async def test_channels_in_channels_that_are_dropped_hold_nobody_up(shape: str) 
     """A thousand receivers, each in a message of another: one after the other, or ten in each. The first is closed."""
     async with (
         ActorSystem() as system,
-        serve(system, "aqueduct+memory://desk", Handler().function()) as listener,
+        serve(system, "aqueduct+memory://desk", Handler().function(), Any) as listener,
         connect(system, listener.url, object) as hostile,
         connect(system, listener.url, object) as peer,
     ):
@@ -229,7 +229,7 @@ async def test_channels_in_channels_that_are_dropped_hold_nobody_up(shape: str) 
 async def test_raw_octets_hold_nobody_up(what: str) -> None:
     async with (
         ActorSystem() as system,
-        serve(system, "aqueduct+memory://desk", Handler().function()) as listener,
+        serve(system, "aqueduct+memory://desk", Handler().function(), Any) as listener,
         connect(system, listener.url, object) as peer,
         dial("memory://desk") as hostile,
     ):

@@ -257,7 +257,7 @@ async def test_the_server_leaves_in_order(autojump_clock: MockClock) -> None:
         done.append(m.text)
 
     async with ActorSystem() as system:
-        async with serve(system, "aqueduct+memory://desk", slow) as listener:
+        async with serve(system, "aqueduct+memory://desk", slow, Any) as listener:
             context = connect(system, listener.url, Parcel)
             peer = await context.__aenter__()
             sender, receiver = channel(str)
@@ -280,7 +280,7 @@ async def test_the_end_of_the_system_ends_everything(autojump_clock: MockClock) 
         await trio.sleep_forever()
 
     async with ActorSystem() as system:
-        serving = serve(system, "aqueduct+memory://desk", keep)
+        serving = serve(system, "aqueduct+memory://desk", keep, Any)
         listener = await serving.__aenter__()
         connecting = connect(system, listener.url, Parcel)
         peer = await connecting.__aenter__()
@@ -345,7 +345,7 @@ async def test_headers_of_both_sides(autojump_clock: MockClock) -> None:
 
         async def ignore(m: Any) -> None: ...
 
-        async with serve(system, "aqueduct+memory://desk", ignore, config=server) as listener:
+        async with serve(system, "aqueduct+memory://desk", ignore, Any, config=server) as listener:
             client = PeerConfig(headers=(("who", b"me"),))
             async with connect(system, listener.url, Parcel, config=client) as peer:
                 assert peer.headers[1:] == (("motd", b"hello"), ("motd", b"again"))
@@ -364,7 +364,7 @@ async def test_mistakes_are_told(autojump_clock: MockClock) -> None:
             async with connect(system, "aqueduct+memory://nowhere", Parcel):
                 pass
         with pytest.raises(ConfigurationError, match="an actor class, a Ref or an async function"):
-            async with serve(system, "aqueduct+memory://desk", 7):  # type: ignore[arg-type]
+            async with serve(system, "aqueduct+memory://desk", 7, Any):  # type: ignore[arg-type]
                 pass
         with pytest.raises(ConfigurationError, match="takes a MemoryConfig"):
             async with connect(system, "aqueduct+memory://desk", Parcel, config=PeerConfig(carrier="fast")):
@@ -395,7 +395,7 @@ async def test_as_many_messages_are_handled_at_once_as_the_settings_say(autojump
     async with ActorSystem() as system:
         config = PeerConfig(max_handlers=400)
         async with (
-            serve(system, "aqueduct+memory://desk", wait, config=config) as listener,
+            serve(system, "aqueduct+memory://desk", wait, Any, config=config) as listener,
             connect(system, listener.url, Parcel) as peer,
             trio.open_nursery() as nursery,
         ):
@@ -430,7 +430,7 @@ async def test_actors_as_handlers(kind: str, autojump_clock: MockClock) -> None:
     async with ActorSystem() as system:
         handler: Any = {"class": Desk, "ref": system.spawn(Desk), "partial": partial(Desk)}[kind]
         async with (
-            serve(system, "aqueduct+memory://desk", handler) as listener,
+            serve(system, "aqueduct+memory://desk", handler, Any) as listener,
             connect(system, listener.url, Parcel) as one,
             connect(system, listener.url, Parcel) as two,
         ):

@@ -128,7 +128,7 @@ async def test_the_end_of_an_actor_that_holds_a_handle_is_told_over_the_network(
     try:
         async with (
             ActorSystem() as system,
-            serve(system, "aqueduct+memory://fragile", Fragile) as listener,
+            serve(system, "aqueduct+memory://fragile", Fragile, Any) as listener,
             connect(system, listener.url, Parcel) as peer,
         ):
             (connection,) = listener._actor.connections

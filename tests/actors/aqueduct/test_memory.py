@@ -96,7 +96,7 @@ async def once(system: ActorSystem, how: str, quic: Quic | None) -> None:
     with Keeper() as keeper:
         if quic is None:
             async with (
-                serve(system, "aqueduct+memory://desk", keeper.function(), expose={"clerk"}) as listener,
+                serve(system, "aqueduct+memory://desk", keeper.function(), Any, expose={"clerk"}) as listener,
                 connect(system, listener.url, object) as peer,
             ):
                 ends = Ends(system, listener, peer, keeper.got)

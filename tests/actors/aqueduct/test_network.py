@@ -128,7 +128,7 @@ async def test_aq14_e11_a_peer_without_datagrams_is_refused(quic: tuple[QuicConf
 
     async with ActorSystem() as system:
         server = PeerConfig(carrier=attrs.evolve(quic[0], datagrams=False))
-        async with serve(system, "aqueduct://127.0.0.1:0", ignore, config=server) as listener:
+        async with serve(system, "aqueduct://127.0.0.1:0", ignore, Any, config=server) as listener:
             client = PeerConfig(carrier=attrs.evolve(quic[1], server_name="localhost"))
             with pytest.raises(ConnectionLost, match="E-11"):
                 async with connect(system, listener.url, Parcel, config=client):
@@ -146,7 +146,7 @@ async def test_over_a_real_socket(quic: tuple[QuicConfig, QuicConfig]) -> None:
 
     async with ActorSystem() as system:
         server = PeerConfig(carrier=quic[0])
-        async with serve(system, "aqueduct://127.0.0.1:0", double, config=server) as listener:
+        async with serve(system, "aqueduct://127.0.0.1:0", double, Any, config=server) as listener:
             assert listener.url.startswith("aqueduct://127.0.0.1:")
             client = PeerConfig(carrier=attrs.evolve(quic[1], server_name="localhost"), core=AqueductConfig(window=32))
             async with connect(system, listener.url, Parcel, config=client) as peer:

@@ -524,7 +524,7 @@ async def test_rf13_a_ref_of_a_third_system_goes_no_further(two: Any, autojump_c
 
     async with two() as both, ActorSystem("third") as third:
         async with (
-            serve(third, "aqueduct+memory://third", ignore) as listener,
+            serve(third, "aqueduct+memory://third", ignore, Any) as listener,
             connect(both.here, listener.url, object) as peer,
         ):
             sender, receiver = channel(int)
@@ -724,7 +724,7 @@ async def test_what_is_exposed_is_names_or_a_function(expose: Any, autojump_cloc
 
     async with ActorSystem() as system:
         with pytest.raises(ConfigurationError, match="a collection of names, or a function"):
-            async with serve(system, "aqueduct+memory://desk", ignore, expose=expose):
+            async with serve(system, "aqueduct+memory://desk", ignore, Any, expose=expose):
                 pass
 
 
@@ -740,7 +740,7 @@ async def test_over_a_real_socket(quic: tuple[QuicConfig, QuicConfig]) -> None:
         client = PeerConfig(carrier=attrs.evolve(quic[1], server_name="localhost"))
         async with (
             serve(
-                there, "aqueduct://127.0.0.1:0", ignore, expose={"clerk"}, config=PeerConfig(carrier=quic[0])
+                there, "aqueduct://127.0.0.1:0", ignore, Any, expose={"clerk"}, config=PeerConfig(carrier=quic[0])
             ) as listener,
             connect(here, listener.url, object, config=client) as peer,
         ):

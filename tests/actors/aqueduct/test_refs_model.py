@@ -66,7 +66,7 @@ class Refs(ActorStateMachine):
         self.stack = AsyncExitStack()
         self.there = await self.stack.enter_async_context(ActorSystem("there"))
         self.listener = await self.stack.enter_async_context(
-            serve(self.there, "aqueduct+memory://model", ignore, expose=lambda name: True)
+            serve(self.there, "aqueduct+memory://model", ignore, Any, expose=lambda name: True)
         )
         self.locals: list[Local] = []
         self.remotes: list[Remote] = []

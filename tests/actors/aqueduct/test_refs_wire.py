@@ -147,7 +147,7 @@ def raw() -> Begin:
             system.registry.register("clerk", clerk)
             system.registry.register("secret", clerk)
             async with (
-                serve(system, "aqueduct+memory://desk", ignore, expose={"clerk"}, config=config) as listener,
+                serve(system, "aqueduct+memory://desk", ignore, Any, expose={"clerk"}, config=config) as listener,
                 connect(system, listener.url, RawMessage, config=config) as peer,
             ):
                 found = await look_up(peer)

@@ -123,7 +123,7 @@ class Forest:
         with Keeper() as keeper:
             async with (
                 ActorSystem() as system,
-                serve(system, "aqueduct+memory://forest", keeper.function(), config=config) as listener,
+                serve(system, "aqueduct+memory://forest", keeper.function(), Any, config=config) as listener,
             ):
                 try:
                     # The first connection may live for all the messages; `look` compares a later one with it.

@@ -92,7 +92,7 @@ async def test_a_difference_is_an_error_that_says_what_differs(autojump_clock: M
     client, server = PeerConfig(headers=OTHER if by_client else ()), PeerConfig(headers=() if by_client else OTHER)
     async with (
         ActorSystem() as system,
-        serve(system, "aqueduct+memory://schema", ignore, config=server) as listener,
+        serve(system, "aqueduct+memory://schema", ignore, Any, config=server) as listener,
     ):
         with pytest.raises(ConnectionLost, match=re.escape(DIFFERENCE)) as caught:
             async with connect(system, listener.url, object, config=client):

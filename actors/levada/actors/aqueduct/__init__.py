@@ -12,7 +12,7 @@ Example:
     ...             await numbers.send(number)
     >>> async def main() -> None:
     ...     async with ActorSystem() as system:
-    ...         async with serve(system, "aqueduct+memory://counter", count, message_type=Sender[int]) as listener:
+    ...         async with serve(system, "aqueduct+memory://counter", count, Sender[int]) as listener:
     ...             async with connect(system, listener.url, Sender[int]) as peer:
     ...                 sender, receiver = channel(int)
     ...                 await peer.send(sender)

@@ -81,8 +81,8 @@ def serve(
     system: ActorSystem,
     url: str,
     handler: Handler,
+    message_type: Any,
     *,
-    message_type: Any = Any,
     expose: Expose = (),
     config: PeerConfig | None = None,
 ) -> AbstractAsyncContextManager[Listener]:
@@ -96,7 +96,8 @@ def serve(
         url: as for `connect`; port 0 takes a free one.
         handler: gets the messages of the entrypoints, see `Handler`. If an async function raises, the exception is logged and the
             handles in its message are cancelled or closed, so the client notices. An actor that ends closes the entrypoint.
-        message_type: type of the messages; `Any` accepts every message class of this program.
+        message_type: type of the messages that clients may send: a message class or a union of them. `Any` accepts every message class
+            that this program has imported.
         expose: names in ``system.registry`` that clients may `Peer.lookup`, or a predicate on names; by default none.
         config: settings of this side; over QUIC its ``carrier`` needs a certificate.
 
@@ -137,5 +138,6 @@ async def serve_over(
     """
     check_handler(handler)
     check_expose(expose)
-    async with running(system, ListenerActor(config, listening, message_type, handler, expose)) as actor:
+    item_type = Any if message_type is object else message_type
+    async with running(system, ListenerActor(config, listening, item_type, handler, expose)) as actor:
         yield Listener(actor)

@@ -19,7 +19,7 @@ def _handles(handles: Any) -> tuple[Any, ...]:
 class RawMessage:
     """A message as bytes, without a codec.
 
-    Channels of it (``connect(…, RawMessage)``, ``serve(…, message_type=RawMessage)``, ``channel(RawMessage)``) work with any program at the peer.
+    Channels of it (``connect(…, RawMessage)``, ``serve(…, RawMessage)``, ``channel(RawMessage)``) work with any program at the peer.
 
     Example:
         >>> import trio
@@ -31,7 +31,7 @@ class RawMessage:
         >>> async def main() -> None:
         ...     async with (
         ...         ActorSystem() as system,
-        ...         serve(system, "aqueduct+memory://echo", echo, message_type=RawMessage) as listener,
+        ...         serve(system, "aqueduct+memory://echo", echo, RawMessage) as listener,
         ...         connect(system, listener.url, RawMessage) as peer,
         ...     ):
         ...         sender, answers = channel(RawMessage)

@@ -181,7 +181,7 @@ async def pipeline(settings: Settings, run: Pipeline) -> AsyncIterator[None]:
         async with (
             rsocket.serve(system, door_url, desk.answer, config=rsocket.ServerConfig(core=ROUTES)) as door,
             rsocket.connect(system, _near(door.url), config=rsocket.ClientConfig(core=ROUTES)) as peer,
-            aqueduct.serve(system, channels_url, desk.send, message_type=Follow, config=channels) as publisher,
+            aqueduct.serve(system, channels_url, desk.send, Follow, config=channels) as publisher,
             aqueduct.connect(system, _near(publisher.url), Follow, config=channels) as subscriber,
             lumberjack.serve(system, reader_url, ingest, carrier=tls) as reader,
             trio.open_nursery() as nursery,

@@ -73,4 +73,4 @@ def serve(
 ) -> AbstractAsyncContextManager[Listener]:
     """Serve the contract; arguments as for `levada.actors.interop.rsocket.serve`."""
     config = PeerConfig(carrier=carrier_settings(carrier, tls), max_handlers=AT_ONCE)
-    return serve_aqueduct(system, f"aqueduct://{where}", answer, message_type=RawMessage, config=config)
+    return serve_aqueduct(system, f"aqueduct://{where}", answer, RawMessage, config=config)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import argparse
 import base64
+import inspect
 import json
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import msgpack
 
@@ -21,13 +22,13 @@ from levada.actors.aqueduct.envelopes import ANSWER, ASK, TELL, read_failure
 from levada.actors.aqueduct.halves import CODEC, Unreadable, give_up
 from levada.actors.cli.calls import CallFailed, carrier_for, in_time, octets_of, print_octets, refuse, shown
 from levada.actors.explain.values import EXT_ATTACHMENT, EXT_MESSAGE, Tagged, as_json, as_text, read_value
-from levada.framework import ActorSystem, OneshotReceiver, Receiver, Sender, channel, oneshot
+from levada.framework import Actor, ActorSystem, OneshotReceiver, Receiver, Sender, channel, oneshot
 from levada.framework.codec import AttachmentKind
 from levada.framework.errors import ChannelError, ConfigurationError, DecodeError, EndOfChannel
 from levada.framework.message import tag_of
 from levada.transports.text import printable
 
-__all__ = ["REPLY", "add_arguments", "call", "message_octets", "serve"]
+__all__ = ["REPLY", "add_arguments", "call", "message_octets", "message_type_of", "serve"]
 
 REPLY = "@reply"
 """Stands among the fields for the sender that answers come on."""
@@ -36,8 +37,36 @@ REPLY = "@reply"
 def serve(
     system: ActorSystem, url: str, handler: Any, *, carrier: Any, drain: float
 ) -> AbstractAsyncContextManager[Listener]:
-    """Serve one handler."""
-    return serve_aqueduct(system, url, handler, config=PeerConfig(carrier=carrier, core=AqueductConfig(drain=drain)))
+    """Serve one handler; its annotation says which messages clients may send."""
+    config = PeerConfig(carrier=carrier, core=AqueductConfig(drain=drain))
+    return serve_aqueduct(system, url, handler, message_type_of(handler), config=config)
+
+
+def message_type_of(handler: Any) -> Any:
+    """Return the type of the messages that a handler takes.
+
+    Args:
+        handler: an async function with an annotated parameter, or a class derived from ``Actor[…]``.
+
+    Raises:
+        ConfigurationError: the handler does not say what it takes.
+
+    Example:
+        >>> async def take(price: float) -> None: ...
+        >>> message_type_of(take)
+        <class 'float'>
+    """
+    if inspect.isclass(handler):
+        types = [get_args(base)[0] for base in getattr(handler, "__orig_bases__", ()) if get_origin(base) is Actor]
+    else:
+        hints = get_type_hints(handler)
+        types = [hints[name] for name in [*inspect.signature(handler).parameters][:1] if name in hints]
+    if not types:
+        raise ConfigurationError(
+            f"{handler.__name__} must say which messages clients may send: annotate its parameter, or derive it from Actor[Message]; "
+            "typing.Any is every message class"
+        )
+    return types[0]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
