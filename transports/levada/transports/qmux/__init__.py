@@ -1,0 +1,27 @@
+"""QMux version 1 (draft 02): QUIC's streams and datagrams over an ordered byte stream or a WebSocket."""
+
+from __future__ import annotations
+
+from .codes import TransportError, error_name
+from .config import QmuxConfig
+from .core import QmuxCore
+from .events import (
+    DatagramReceived,
+    Ended,
+    Established,
+    Event,
+    StreamAcked,
+    StreamData,
+    StreamFlushed,
+    StreamOpened,
+    StreamReset,
+    StreamRoom,
+    StreamsAllowed,
+    StreamStopped,
+)
+from .frames import Parameters
+
+__all__ = [
+    "DatagramReceived", "Ended", "Established", "Event", "Parameters", "QmuxConfig", "QmuxCore", "StreamAcked", "StreamData", "StreamFlushed",
+    "StreamOpened", "StreamReset", "StreamRoom", "StreamStopped", "StreamsAllowed", "TransportError", "error_name",
+]  # fmt: skip

@@ -1,0 +1,55 @@
+"""How a QMux connection behaves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from attrs import validators as v
+
+from levada.framework.errors import ConfigurationError
+
+__all__ = ["QmuxConfig"]
+
+_size: Any = [v.instance_of(int), v.in_(range(1, 1 << 62))]
+_streams: Any = [v.instance_of(int), v.in_(range((1 << 60) + 1))]
+_seconds: Any = [v.instance_of((int, float)), v.gt(0)]
+
+
+@attrs.frozen(kw_only=True)
+class QmuxConfig:
+    """Windows, limits and time-outs of one side. Immutable; derive with `attrs.evolve`."""
+
+    stream_window: int = attrs.field(default=1 << 20, validator=_size)
+    """Bytes that the peer may send on one stream beyond what the application has taken."""
+    connection_window: int = attrs.field(default=8 << 20, validator=_size)
+    """The same for all streams together."""
+    max_streams: int = attrs.field(default=128, validator=_streams)
+    """Bidirectional streams that the peer may have open at once."""
+    max_streams_unidirectional: int = attrs.field(default=128, validator=_streams)
+    """Unidirectional streams that the peer may have open at once."""
+    send_high: int = attrs.field(default=256 << 10, validator=_size)
+    """Bytes queued on a stream above which `send_all` waits."""
+    send_low: int = attrs.field(default=128 << 10, validator=[v.instance_of(int), v.ge(0)])
+    """Bytes queued on a stream at which `send_all` continues."""
+    datagrams: bool = True
+    """Whether datagrams from the peer are accepted."""
+    datagram_queue: int = attrs.field(default=256, validator=_size)
+    """Most datagrams kept in each direction: senders wait, receivers lose the oldest."""
+    idle_timeout: float = attrs.field(default=30.0, validator=[v.instance_of((int, float)), v.ge(0)])
+    """Seconds without a record from the peer after which the connection is lost; the smaller value of both ends counts. 0 for never."""
+    keepalive: bool = False
+    """Whether a silent peer is pinged while no stream is open. With an open stream it always is. Source: QX-35 (D-19)."""
+    handshake_timeout: float = attrs.field(default=10.0, validator=_seconds)
+    """Seconds within which the peer's parameters must have come. Source: QX-43."""
+    record_timeout: float = attrs.field(default=30.0, validator=_seconds)
+    """Seconds within which a record that has begun must be complete. Source: QX-43."""
+    drain: float = attrs.field(default=5.0, validator=[v.instance_of((int, float)), v.ge(0)])
+    """Seconds that the peer has to receive everything queued after `QmuxCore.drain`."""
+    close_timeout: float = attrs.field(default=3.0, validator=_seconds)
+    """Seconds to wait for the peer's end after a close. Source: QX-36 (D-20)."""
+
+    def __attrs_post_init__(self) -> None:
+        """Check the watermarks."""
+        if self.send_low > self.send_high:
+            raise ConfigurationError(f"send_low {self.send_low} is above send_high {self.send_high}")
