@@ -23,6 +23,7 @@ import trio
 from aioquic.quic import events
 
 from levada.framework.errors import CarrierError, ConnectionClosed, ConnectionLost, DatagramTooLarge, IdleTimeout
+from levada.transports.carriers.connection_stream import ConnectionStream
 from levada.transports.carriers.contracts import CarrierInfo, CarrierStatistics, CloseReason, Datagram, Octets
 
 from .config import QuicConfig
@@ -78,11 +79,11 @@ class QuicConnection:
         self.engine = engine
         self.is_client = is_client
         self.streams: dict[int, QuicStream] = {}
-        self.blocked: dict[QuicStream, None] = {}
+        self.blocked: dict[ConnectionStream, None] = {}
         """Streams whose `send_all` waits for room."""
-        self.flushing: dict[QuicStream, None] = {}
+        self.flushing: dict[ConnectionStream, None] = {}
         """Streams whose `flush` waits."""
-        self.acking: dict[QuicStream, None] = {}
+        self.acking: dict[ConnectionStream, None] = {}
         """Streams whose `all_acked` waits."""
         self.cids: set[bytes] = set()
         """Connection ids that the endpoint routes here."""
@@ -335,6 +336,42 @@ class QuicConnection:
         else:
             self.mark_dirty()
 
+    def set_priority(self, stream_id: int, priority: int) -> None:
+        """Change the priority of what a stream sends."""
+        self.engine.set_priority(stream_id, priority)
+
+    def unsent(self, stream_id: int) -> int:
+        """Return the bytes of a stream that are in no packet yet."""
+        return self.engine.unsent(stream_id)
+
+    def unacked(self, stream_id: int) -> int:
+        """Return the bytes of a stream that the peer has not acknowledged."""
+        return self.engine.unacked(stream_id)
+
+    def send(self, stream_id: int, data: Octets, fin: bool) -> None:
+        """Queue bytes of a stream, and have them sent."""
+        # aioquic only measures and copies the bytes, so any type of them will do.
+        self.engine.send_stream_data(stream_id, data, fin)  # type: ignore[arg-type]
+        if fin:
+            self.send_promptly(len(data))
+        else:
+            self.mark_dirty()
+
+    def reset(self, stream_id: int, code: int) -> None:
+        """Drop what a stream has queued, and tell the peer."""
+        self.engine.discard_stream(stream_id, code)
+        self.mark_dirty()
+
+    def stop(self, stream_id: int, code: int) -> None:
+        """Ask the peer to send no more on a stream."""
+        self.engine.refuse_stream(stream_id, code)
+        self.mark_dirty()
+
+    def consumed(self, stream_id: int, octets: int) -> None:
+        """Note that the application has taken bytes of a stream."""
+        if self.engine.consumed(stream_id, octets):
+            self.mark_dirty()
+
     def is_full(self, stream_id: int) -> bool:
         """Whether a sender has to wait."""
         engine, config = self.engine, self._config
@@ -454,17 +491,17 @@ class QuicConnection:
             if stream is not None and stream.forgotten() and engine.grant_stream(unidirectional=stream.unidirectional):
                 self.mark_dirty()
         if self.blocked:
-            for stream in list(self.blocked):
-                if self.has_room(stream.stream_id):
-                    stream.wake_room()
+            for waiting in list(self.blocked):
+                if self.has_room(waiting.stream_id):
+                    waiting.wake_room()
         if self.flushing:
-            for stream in list(self.flushing):
-                if not stream.unsent:
-                    stream.wake_flushing()
+            for waiting in list(self.flushing):
+                if not waiting.unsent:
+                    waiting.wake_flushing()
         if self.acking:
-            for stream in self.acking:
-                if not stream.unacked:
-                    stream.wake_sending()
+            for waiting in self.acking:
+                if not waiting.unacked:
+                    waiting.wake_sending()
         for unidirectional in (False, True):
             lot = self._opening[unidirectional]
             if lot:

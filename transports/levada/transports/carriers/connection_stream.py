@@ -1,0 +1,563 @@
+"""The stream of a connection that has flow control: the part that QUIC and QMux share.
+
+The rules of this file:
+
+* Bytes that have arrived wait here, bounded by the window that the connection granted. Bytes to be sent wait in the connection.
+* A stream has no task. The connection calls it when something has happened, and it wakes the tasks that wait.
+* Errors are sticky. The first error of a direction stays, and the end of the connection comes after it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import trio
+
+from levada.framework.errors import CarrierError, ConnectionClosed, LocalProtocolError, StreamWasReset, StreamWasStopped
+from levada.transports.carriers.contracts import CarrierInfo, CarrierStatistics, Octets
+from levada.transports.carriers.streams import again
+
+__all__ = ["ConnectionStream", "StreamOwner"]
+
+ABORTED = 0
+"""Code of a reset or stop for which the application gave none."""
+
+
+class StreamOwner(Protocol):
+    """The connection of a `ConnectionStream`."""
+
+    @property
+    def info(self) -> CarrierInfo:
+        """The two ends."""
+        ...
+
+    is_client: bool
+    """Whether this side dialled."""
+    blocked: dict[ConnectionStream, None]
+    """Streams whose `send_all` waits for room."""
+    flushing: dict[ConnectionStream, None]
+    """Streams whose `flush` waits."""
+    acking: dict[ConnectionStream, None]
+    """Streams whose `all_acked` waits."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the connection has ended."""
+        ...
+
+    def error(self) -> CarrierError:
+        """Return the error that every call raises after the end."""
+        ...
+
+    def set_priority(self, stream_id: int, priority: int) -> None:
+        """Change the priority of what a stream sends."""
+        ...
+
+    def unsent(self, stream_id: int) -> int:
+        """Return the bytes queued that were not handed on."""
+        ...
+
+    def unacked(self, stream_id: int) -> int:
+        """Return the bytes queued or sent that the peer has not acknowledged."""
+        ...
+
+    def is_full(self, stream_id: int) -> bool:
+        """Whether a sender has to wait."""
+        ...
+
+    def has_room(self, stream_id: int) -> bool:
+        """Whether a sender that waited may continue."""
+        ...
+
+    def send(self, stream_id: int, data: Octets, fin: bool) -> None:
+        """Queue bytes, and have them sent."""
+        ...
+
+    def reset(self, stream_id: int, code: int) -> None:
+        """Drop what is queued, and tell the peer."""
+        ...
+
+    def stop(self, stream_id: int, code: int) -> None:
+        """Ask the peer to send no more."""
+        ...
+
+    def consumed(self, stream_id: int, octets: int) -> None:
+        """Note that the application has taken bytes, or dropped them, and grant the peer more."""
+        ...
+
+
+class ConnectionStream:
+    """A `levada.transports.carriers.contracts.Stream` of a connection that queues its bytes and bounds the peer's.
+
+    `send_all` waits while the connection says that the stream is full.
+    """
+
+    __slots__ = (
+        "_connection", "_stream_id", "_priority", "_chunks", "_buffered", "_received", "_written", "_reads", "_writes",
+        "_early", "_can_send", "_can_receive", "_fin", "_end", "_settled", "_receive_error", "_send_error",
+        "_stop_code", "_tell_readable", "_tell_stopped", "_reader", "_writer", "_news", "_flushed", "_paused",
+        "_waiting", "_forgotten",
+    )  # fmt: skip
+
+    def __init__(self, connection: StreamOwner, stream_id: int, priority: int = 128):
+        self._connection = connection
+        self._stream_id = stream_id
+        self._priority = priority
+        self._chunks: deque[bytes] = deque()
+        self._buffered = 0
+        self._received = 0
+        self._written = 0
+        self._reads = 0
+        self._writes = 0
+        self._early = False
+        ours = bool(stream_id & 1) != connection.is_client
+        self._can_send = ours or not stream_id & 2
+        self._can_receive = not ours or not stream_id & 2
+        self._fin = False  # the end was written
+        self._end = False  # the peer's end has arrived
+        self._settled = not self._can_send  # everything sent is acknowledged, or given up
+        self._receive_error: CarrierError | None = None
+        self._send_error: CarrierError | None = None
+        self._stop_code: int | None = None
+        self._tell_readable: Callable[[], None] | None = None
+        self._tell_stopped: Callable[[int], None] | None = None
+        self._reader: trio.lowlevel.Task | None = None
+        self._writer: trio.lowlevel.Task | None = None
+        self._news: trio.Event | None = None  # set when the state of sending changes
+        self._flushed: trio.Event | None = None
+        self._paused = False  # above the high watermark, and not yet below the low one
+        self._waiting = False  # in the queue of streams to be accepted
+        self._forgotten = False  # the connection has no state for it any more
+
+    def __repr__(self) -> str:
+        return f"<stream {self._stream_id} of {self._connection!r}>"
+
+    @property
+    def stream_id(self) -> int:
+        """Number on the wire."""
+        return self._stream_id
+
+    @property
+    def initiated_here(self) -> bool:
+        """Whether this side opened it."""
+        return bool(self._stream_id & 1) != self._connection.is_client
+
+    @property
+    def unidirectional(self) -> bool:
+        """Whether only the opener sends."""
+        return bool(self._stream_id & 2)
+
+    @property
+    def early(self) -> bool:
+        """Whether bytes received so far came as 0-RTT data, which may be a replay."""
+        return self._early
+
+    @property
+    def info(self) -> CarrierInfo:
+        """The two ends of the connection."""
+        return self._connection.info
+
+    @property
+    def priority(self) -> int:
+        """0 (first) to 255; streams with equal priority take turns."""
+        return self._priority
+
+    @priority.setter
+    def priority(self, value: int) -> None:
+        if not 0 <= value <= 255:
+            raise ValueError(f"priority is {value}, wanted 0 to 255")
+        if not self._can_send:
+            raise LocalProtocolError(f"stream {self._stream_id} is only received on, so it has no priority")
+        self._priority = value
+        self._connection.set_priority(self._stream_id, value)
+
+    @property
+    def unsent(self) -> int:
+        """Bytes queued that have not been in any packet."""
+        return self._connection.unsent(self._stream_id)
+
+    @property
+    def unacked(self) -> int:
+        """Bytes queued or sent that the peer has not acknowledged."""
+        return self._connection.unacked(self._stream_id)
+
+    def statistics(self) -> CarrierStatistics:
+        """Return the counters as they are now; the connection's own counters count packets."""
+        unsent = self.unsent
+        return CarrierStatistics(
+            octets_sent=self._written - unsent,
+            octets_received=self._received,
+            writes=self._writes,
+            reads=self._reads,
+            unsent=unsent,
+        )
+
+    def send_nowait(self, data: Octets, *, fin: bool = False) -> None:
+        """Queue without waiting, also above the watermark, and optionally finish. Errors as `send_all`."""
+        self._check_sending()
+        if isinstance(data, memoryview):
+            data = data.cast("B") if data.contiguous else data.tobytes()
+        self._written += len(data)
+        self._writes += 1
+        self._fin = fin
+        self._connection.send(self._stream_id, data, fin)
+
+    async def send_all(self, data: Octets) -> None:
+        """Queue all of `data`, waiting first while more than the high watermark is queued.
+
+        Raises:
+            ConnectionClosed: this side closed the connection, finished or reset the stream.
+            ConnectionLost: the connection is gone.
+            StreamWasStopped: the peer wants no more.
+            LocalProtocolError: a stream that only the peer sends on.
+            trio.BusyResourceError: another task is sending.
+        """
+        if self._writer is not None:
+            raise trio.BusyResourceError("another task is sending on this stream")
+        self._check_sending()
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if self._paused or self._connection.is_full(self._stream_id):
+            # It stays so if this call is cancelled: the next call also waits for the low watermark.
+            self._paused = True
+            await self._wait_for_room()
+            self._paused = False
+        self.send_nowait(data)
+
+    async def _wait_for_room(self) -> None:
+        connection = self._connection
+        connection.blocked[self] = None
+        try:
+            while not connection.has_room(self._stream_id):
+                self._check_sending()
+                self._writer = trio.lowlevel.current_task()
+                await trio.lowlevel.wait_task_rescheduled(self._give_up_writing)
+        finally:
+            connection.blocked.pop(self, None)
+
+    async def send_eof(self) -> None:
+        """Send no more; a second call is harmless. Errors as `send_all`."""
+        if not self._fin:
+            self.send_nowait(b"", fin=True)
+        await trio.lowlevel.checkpoint()
+
+    async def flush(self) -> None:
+        """Wait until all bytes have been in a packet; raise the stream's error if they never will be."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while self.unsent:
+            self._check_alive()
+            if self._flushed is None:
+                self._flushed = trio.Event()
+            self._connection.flushing[self] = None
+            await self._flushed.wait()
+        if self._send_error is not None:
+            raise again(self._send_error)
+
+    def reset(self, code: int) -> None:
+        """Give up sending: the queue is dropped, and the peer's `receive_some` raises `StreamWasReset`."""
+        if not self._can_send:
+            raise LocalProtocolError(f"stream {self._stream_id} is the peer's, there is nothing to reset: stop it")
+        if not self._settled and self._send_error is None:
+            self._send_error = ConnectionClosed(
+                f"sending on stream {self._stream_id} was given up here with code {code}"
+            )
+            if not self._connection.is_over:
+                self._connection.reset(self._stream_id, code)
+            self.wake_sending()
+
+    async def stopped(self) -> int | None:
+        """Wait until the peer stops this side's sending and return its code; ``None`` once all is acknowledged or given up here."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while self._stop_code is None and not self._settled and self._send_error is None:
+            self._check_alive()
+            await self._wait_for_news()
+        return self._stop_code
+
+    def on_stopped(self, tell: Callable[[int], None]) -> None:
+        """Have `tell` called with the code when the peer stops this side's sending; `Stream.on_stopped` says more."""
+        if not self._can_send:
+            raise LocalProtocolError(f"stream {self._stream_id} is only received on")
+        self._tell_stopped = tell
+        if isinstance(self._send_error, StreamWasStopped):
+            tell(self._send_error.code)
+
+    async def acked(self) -> bool:
+        """Wait until the peer has everything, including the end; false if the stream was reset or stopped."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while not self._settled and self._send_error is None:
+            self._check_alive()
+            await self._wait_for_news()
+        return self._settled and self._send_error is None
+
+    async def all_acked(self) -> None:
+        """Wait until the peer has acknowledged everything sent so far; `Stream.all_acked` says more."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        acking = self._connection.acking
+        try:
+            while self.unacked and self._send_error is None:
+                self._check_alive()
+                acking[self] = None
+                await self._wait_for_news()
+        finally:
+            acking.pop(self, None)
+        if self._send_error is not None:
+            raise again(self._send_error)
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """Wait for bytes and take up to `max_bytes` (``None``: all that have arrived); ``b""`` is the peer's end.
+
+        Raises:
+            ConnectionClosed: this side closed the connection or stopped the stream.
+            ConnectionLost: the connection is gone; earlier bytes were returned first.
+            StreamWasReset: the peer gave up.
+            LocalProtocolError: a stream that only this side sends on.
+            trio.BusyResourceError: another task is receiving.
+            ValueError: `max_bytes` is below 1.
+        """
+        if max_bytes is not None and max_bytes < 1:
+            raise ValueError(f"max_bytes is {max_bytes}, wanted at least 1")
+        if self._reader is not None:
+            raise trio.BusyResourceError("another task is receiving on this stream")
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while not self._chunks:
+            if self._receive_error is not None:
+                raise again(self._receive_error)
+            if self._end:
+                return b""
+            if not self._can_receive:
+                raise LocalProtocolError(f"stream {self._stream_id} is only sent on")
+            self._check_alive()
+            self._reader = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(self._give_up_reading)
+        return self._take_some(max_bytes)
+
+    def receive_nowait(self) -> bytes | None:
+        """Take the bytes that have arrived; ``b""`` is the peer's end, ``None``: there are none. Errors as `receive_some`."""
+        if self._chunks:
+            return self._take_some(None)
+        if self._receive_error is not None:
+            raise again(self._receive_error)
+        if self._end:
+            return b""
+        if not self._can_receive:
+            raise LocalProtocolError(f"stream {self._stream_id} is only sent on")
+        self._check_alive()
+        return None
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the peer's end has come and everything before it was taken."""
+        return self._end and not self._chunks
+
+    def on_readable(self, tell: Callable[[], None]) -> None:
+        """Have `tell` called when there is something to take; `Stream.on_readable` says more."""
+        if not self._can_receive:
+            raise LocalProtocolError(f"stream {self._stream_id} is only sent on")
+        self._tell_readable = tell
+        if self._chunks or self._end or self._receive_error is not None or self._connection.is_over:
+            tell()
+
+    def _take_some(self, max_bytes: int | None) -> bytes:
+        chunks = self._chunks
+        if max_bytes is None or self._buffered <= max_bytes:
+            data = chunks.popleft() if len(chunks) == 1 else b"".join(chunks)
+            chunks.clear()
+        else:
+            data = self._take(max_bytes)
+        self._buffered -= len(data)
+        self._reads += 1
+        self._connection.consumed(self._stream_id, len(data))
+        return data
+
+    def _take(self, octets: int) -> bytes:
+        taken: list[bytes] = []
+        while octets:
+            chunk = self._chunks.popleft()
+            if len(chunk) > octets:
+                self._chunks.appendleft(chunk[octets:])
+                chunk = chunk[:octets]
+            taken.append(chunk)
+            octets -= len(chunk)
+        return b"".join(taken)
+
+    def stop(self, code: int) -> None:
+        """Ask the peer to stop sending; bytes that have arrived or still arrive are dropped."""
+        if not self._can_receive:
+            raise LocalProtocolError(f"stream {self._stream_id} is only sent on, there is nothing to stop: reset it")
+        if self._receive_error is None:
+            self._receive_error = ConnectionClosed(
+                f"receiving on stream {self._stream_id} was stopped here with code {code}"
+            )
+            if not self._end and not self._connection.is_over:
+                self._connection.stop(self._stream_id, code)
+            self._drop_with_credit()
+            self._wake_reader()
+
+    async def aclose(self) -> None:
+        """Finish sending and stop receiving; queued data is sent while the connection lives."""
+        if not self._connection.is_over:
+            if self._can_send and not self._fin and self._send_error is None:
+                self.send_nowait(b"", fin=True)
+            if self._can_receive and not self._end:
+                self.stop(ABORTED)
+        if self._receive_error is None:
+            self._receive_error = ConnectionClosed(f"stream {self._stream_id} was closed here")
+            self._drop_with_credit()
+        await trio.lowlevel.checkpoint()
+
+    def abort(self) -> None:
+        """Give up both directions at once."""
+        if self._can_send:
+            self.reset(ABORTED)
+        if self._can_receive:
+            self.stop(ABORTED)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.abort()
+        else:
+            await self.aclose()
+
+    def data_arrived(self, data: bytes, end: bool) -> None:
+        """Take bytes of the peer, in order."""
+        if self._receive_error is not None:
+            if data:
+                self._connection.consumed(self._stream_id, len(data))
+        elif data:
+            self._chunks.append(data)
+            self._buffered += len(data)
+        self._received += len(data)
+        if end:
+            self._end = True
+        self._wake_reader()
+
+    def appeared(self) -> None:
+        """Note that it waits to be accepted."""
+        self._waiting = True
+
+    def accepted(self) -> bool:
+        """Note that the application has it; true if the connection has already dropped it, so that its credit is due."""
+        self._waiting = False
+        return self._forgotten
+
+    def outlive(self, ended: StreamOwner) -> None:
+        """Outlive the connection, which is over for good; `ended` tells how."""
+        self._connection = ended
+
+    def forgotten(self) -> bool:
+        """Note that the connection has dropped it; true if its credit is due: the peer's stream, and accepted."""
+        self._forgotten = True
+        return not self._waiting and not self.initiated_here
+
+    @property
+    def settled(self) -> bool:
+        """Whether the sending half is over for good."""
+        return self._settled
+
+    def mark_early(self) -> None:
+        """Note that bytes came as 0-RTT data."""
+        self._early = True
+
+    def reset_arrived(self, code: int) -> None:
+        """Note that the peer gave up sending; the connection has credited the bytes not taken."""
+        if self._receive_error is None:
+            self._receive_error = StreamWasReset(f"the peer gave stream {self._stream_id} up with code {code}", code)
+            self._drop()
+        self._wake_reader()
+
+    def stop_arrived(self, code: int) -> None:
+        """Note that the peer wants no more; the connection has reset the stream with the same code."""
+        if self._stop_code is None:
+            self._stop_code = code
+            if self._send_error is None and not self._settled:
+                self._send_error = StreamWasStopped(f"the peer stopped stream {self._stream_id} with code {code}", code)
+                if self._tell_stopped is not None:
+                    self._tell_stopped(code)
+        self.wake_sending()
+
+    def sending_settled(self) -> None:
+        """Note that the peer has acknowledged the end, or the reset."""
+        self._settled = True
+        self.wake_sending()
+
+    def connection_ended(self) -> None:
+        """Wake all waiting tasks, which find out why it ended."""
+        self._wake_reader()
+        self.wake_sending()
+
+    def wake_room(self) -> None:
+        """Let `send_all` check again."""
+        task = self._writer
+        if task is not None:
+            self._writer = None
+            trio.lowlevel.reschedule(task)
+
+    def wake_sending(self) -> None:
+        """Let all tasks check again that wait for this side's sending."""
+        self.wake_room()
+        if self._news is not None:
+            self._news.set()
+            self._news = None
+        self.wake_flushing()
+
+    def wake_flushing(self) -> None:
+        """Note that all bytes have been in a packet, or never will be."""
+        if self._flushed is not None:
+            self._connection.flushing.pop(self, None)
+            self._flushed.set()
+            self._flushed = None
+
+    @property
+    def undelivered(self) -> bool:
+        """Whether it was finished and the peer has not acknowledged all of it."""
+        return self._fin and not self._settled and self._send_error is None
+
+    def _check_alive(self) -> None:
+        if self._connection.is_over:
+            raise self._connection.error()
+
+    def _check_sending(self) -> None:
+        if not self._can_send:
+            raise LocalProtocolError(f"stream {self._stream_id} is only received on")
+        if self._send_error is not None:
+            raise again(self._send_error)
+        self._check_alive()
+        if self._fin:
+            raise ConnectionClosed(f"stream {self._stream_id} was finished here")
+
+    async def _wait_for_news(self) -> None:
+        if self._news is None:
+            self._news = trio.Event()
+        await self._news.wait()
+
+    def _drop(self) -> None:
+        self._chunks.clear()
+        self._buffered = 0
+
+    def _drop_with_credit(self) -> None:
+        if self._buffered and not self._connection.is_over:
+            self._connection.consumed(self._stream_id, self._buffered)
+        self._drop()
+
+    def _wake_reader(self) -> None:
+        task = self._reader
+        if task is not None:
+            self._reader = None
+            trio.lowlevel.reschedule(task)
+        if self._tell_readable is not None:
+            self._tell_readable()
+
+    def _give_up_reading(self, _: Any) -> trio.lowlevel.Abort:
+        self._reader = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    def _give_up_writing(self, _: Any) -> trio.lowlevel.Abort:
+        self._writer = None
+        return trio.lowlevel.Abort.SUCCEEDED
