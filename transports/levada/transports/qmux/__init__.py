@@ -14,6 +14,7 @@ from .events import (
     StreamData,
     StreamFlushed,
     StreamOpened,
+    StreamOver,
     StreamReset,
     StreamRoom,
     StreamsAllowed,
@@ -23,5 +24,5 @@ from .frames import Parameters
 
 __all__ = [
     "DatagramReceived", "Ended", "Established", "Event", "Parameters", "QmuxConfig", "QmuxCore", "StreamAcked", "StreamData", "StreamFlushed",
-    "StreamOpened", "StreamReset", "StreamRoom", "StreamStopped", "StreamsAllowed", "TransportError", "error_name",
+    "StreamOpened", "StreamOver", "StreamReset", "StreamRoom", "StreamStopped", "StreamsAllowed", "TransportError", "error_name",
 ]  # fmt: skip

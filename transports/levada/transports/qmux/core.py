@@ -153,6 +153,14 @@ class QmuxCore:
         """
         raise NotImplementedError
 
+    def accepted(self, stream_id: int) -> None:
+        """Note that the application has taken a stream of the peer.
+
+        A stream counts against the peer's limit until it is over and accepted. So a peer cannot pile up streams, however short, at an
+        application that accepts none.
+        """
+        raise NotImplementedError
+
     def unsent(self, stream_id: int) -> int:
         """Return the bytes queued on a stream and not written."""
         raise NotImplementedError

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 from .frames import Parameters
 
 __all__ = [
-    "DatagramReceived", "Ended", "Established", "Event", "StreamAcked", "StreamData", "StreamFlushed", "StreamOpened",
+    "DatagramReceived", "Ended", "Established", "Event", "StreamAcked", "StreamData", "StreamFlushed", "StreamOpened", "StreamOver",
     "StreamReset", "StreamRoom", "StreamStopped", "StreamsAllowed",
 ]  # fmt: skip
 
@@ -79,6 +79,13 @@ class StreamAcked(NamedTuple):
     """Number of the stream."""
 
 
+class StreamOver(NamedTuple):
+    """Both directions of a stream are over, and its last frame is written. It gets no other event but `StreamAcked`. Source: QX-23, D-14."""
+
+    stream_id: int
+    """Number of the stream."""
+
+
 class StreamsAllowed(NamedTuple):
     """The peer allows more streams."""
 
@@ -117,6 +124,7 @@ Event: TypeAlias = (
     | StreamRoom
     | StreamFlushed
     | StreamAcked
+    | StreamOver
     | StreamsAllowed
     | DatagramReceived
     | Ended
