@@ -23,8 +23,17 @@ from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 import trio
 
-from levada.framework import Actor, Reason, handles
-from levada.framework.errors import CarrierError, ConfigurationError, ConnectionClosed, ConnectionLost, LevadaError
+from levada.actors.authentication import Authenticator, Credentials, Gatekeeper, Refused
+from levada.framework import Actor, Identity, Reason, Ref, RemotePeer, handles
+from levada.framework.embedding import ActorPhase, local_ref
+from levada.framework.errors import (
+    ActorStopped,
+    CarrierError,
+    ConfigurationError,
+    ConnectionClosed,
+    ConnectionLost,
+    LevadaError,
+)
 from levada.transports.carriers import CarrierInfo
 from levada.transports.core import Core
 from levada.transports.text import printable
@@ -75,6 +84,7 @@ class Change(Enum):
 _BEFORE: Final = (Phase.NEW, Phase.CONNECTING, Phase.GREETING)
 _CARRIED: Final = (Phase.GREETING, Phase.EARLY, Phase.OPEN, Phase.SUSPENDED, Phase.DRAINING, Phase.LEAVING)
 _USABLE: Final = (Phase.EARLY, Phase.OPEN, Phase.SUSPENDED)
+_GREETING: Final = (Phase.GREETING, Phase.EARLY)
 _ENDED: Final = (Phase.CLOSED, Phase.LOST)
 
 PHASES: Final[Mapping[tuple[Phase, Change], Phase]] = {
@@ -109,8 +119,12 @@ DUE: Final = Due()
 class Acceptor(Protocol):
     """A listener, as its connections know it."""
 
+    url: str
+    """What it listens at."""
     connections: dict[Any, None]
     """The connections whose clients were let in."""
+    gatekeeper: Gatekeeper
+    """Decides on clients."""
 
 
 class Ended(Protocol):
@@ -141,7 +155,11 @@ class Driver(Actor[Any], Generic[C]):
         """Set before there is a carrier, at the latest when `connected` is called."""
         self.phase = Phase.NEW
         self.info: CarrierInfo | None = None
-        """Who is at the other end; None before there is a carrier."""
+        """Facts about the carrier; None before there is one."""
+        self.identity: Identity | None = None
+        """Who the client is, once the listener's hook has admitted it."""
+        self.remote: RemotePeer | None = None
+        """The other end; None before there is a carrier."""
         self.end: Any = None
         """The core's last event, once the connection is over."""
         self.acceptor: Acceptor | None = None
@@ -157,6 +175,8 @@ class Driver(Actor[Any], Generic[C]):
         self._carrying = trio.CancelScope()
         self._gone = trio.Event()
         self._armed = math.inf
+        self._authenticator: Ref[Any] | None = None
+        self._credentials: Credentials | None = None
 
     @property
     def drain_time(self) -> float:
@@ -201,15 +221,80 @@ class Driver(Actor[Any], Generic[C]):
 
     def connected(self, info: CarrierInfo, *, early: bool = False) -> None:
         """There is a carrier; with `early`, work may begin before the peer has greeted."""
-        self.info = info
+        self.meet(info)
         if (
             self.phase is Phase.CONNECTING
         ):  # else it was closed in this moment, and `carry` is cancelled at its next checkpoint
             self._go(Change.CONNECT_EARLY if early else Change.CONNECT)
 
+    def meet(self, info: CarrierInfo) -> None:
+        """Note who is at the other end, in `info` and `remote`."""
+        self.info = info
+        self.remote = RemotePeer(self.protocol, printable(info.peer), self.identity, info)
+
+    @property
+    def ending(self) -> bool:
+        """Whether this actor is ending, and all its children with it: there may be no more of them."""
+        return local_ref(self).phase is not ActorPhase.RUNNING
+
+    @property
+    def credentials(self) -> Credentials:
+        """What the carrier shows of the client; a protocol adds what the client says."""
+        acceptor, info = self.acceptor, self.info
+        assert info is not None, "there is no carrier"
+        return Credentials(protocol=self.protocol, listener=acceptor.url if acceptor is not None else "", info=info)
+
+    def authenticate(self, credentials: Credentials) -> None:
+        """Have the listener decide on its client; `admitted` or `refused` follows, at once if the listener has no hook.
+
+        Neither follows if the connection ends before the decision.
+        """
+        acceptor = self.acceptor
+        if acceptor is None or acceptor.gatekeeper.authentication is None:
+            self.admitted(None)
+            return
+        gatekeeper, self._credentials = acceptor.gatekeeper, credentials
+        try:
+            self._authenticator = self.spawn(
+                Authenticator, gatekeeper, credentials, self._decided, name="authenticator"
+            )
+        except ActorStopped:  # the connection is ending
+            pass
+
+    def _decided(self, answer: Identity | Refused) -> None:
+        acceptor, credentials, self._credentials = self.acceptor, self._credentials, None
+        if credentials is None or acceptor is None or self.info is None or self.ending or self.phase not in _GREETING:
+            return
+        gatekeeper, name = acceptor.gatekeeper, ""
+        if isinstance(answer, Identity):
+            name = answer.name
+            refusal = gatekeeper.enter(answer)
+            if refusal is None:
+                self.identity = answer
+                self.meet(self.info)
+                self.admitted(answer)
+                return
+            answer = refusal
+        gatekeeper.refuse(self.system, credentials, answer, name)
+        self.refused(answer)
+
+    def cancel_authentication(self) -> None:
+        """End the hook: its decision no longer matters."""
+        self._credentials = None
+        if self._authenticator is not None:
+            self._authenticator.kill()
+
+    def admitted(self, identity: Identity | None) -> None:
+        """Let the client in; `identity` is None if the listener has no hook. Called by `authenticate`."""
+        raise NotImplementedError
+
+    def refused(self, refusal: Refused) -> None:
+        """Tell the client that it is refused, and why. Called by `authenticate`."""
+        raise NotImplementedError
+
     def greeted(self) -> None:
         """Both sides have let each other in."""
-        if self.phase in (Phase.GREETING, Phase.EARLY):
+        if self.phase in _GREETING:
             self._go(Change.GREET)
             if self.acceptor is not None:
                 self.acceptor.connections[self] = None
@@ -238,6 +323,7 @@ class Driver(Actor[Any], Generic[C]):
             self._go(Change.CLOSE if self.phase is Phase.DRAINING else Change.LOSE)
         self.log_end(event)
         self.timers.cancel_all()
+        self.cancel_authentication()
 
     def apply(self, events: list[Any]) -> None:
         """Call the handlers of events."""
@@ -371,7 +457,10 @@ class Driver(Actor[Any], Generic[C]):
 
     def extra(self, event: str) -> dict[str, object]:
         """Return the fields of a log record."""
-        return {"protocol": self.protocol, "actor": self.ref.path, "event": event}
+        fields: dict[str, object] = {"protocol": self.protocol, "actor": self.ref.path, "event": event}
+        if self.remote is not None:
+            fields["connection_id"] = str(self.remote)
+        return fields
 
     def log_end(self, event: Any) -> None:
         """Log how the connection ended."""
@@ -381,4 +470,5 @@ class Driver(Actor[Any], Generic[C]):
         """Log a line about this connection, under the protocol's logger."""
         logger = logging.getLogger(f"levada.actors.{self.protocol}")
         if logger.isEnabledFor(level):
-            logger.log(level, "%s: %s", self.ref.path, text % arguments, extra=self.extra(event))
+            who = f"{self.ref.path} ({self.identity.name})" if self.identity is not None else self.ref.path
+            logger.log(level, "%s: %s", who, text % arguments, extra=self.extra(event))

@@ -12,8 +12,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+import attrs
 import trio
 
+from levada.actors.authentication import Authenticate, Authentication, Gatekeeper
 from levada.framework import Actor, ActorSystem, Reason, Ref
 from levada.framework.embedding import adopt
 from levada.framework.errors import CarrierError, ConfigurationError, LevadaError
@@ -44,8 +46,12 @@ R = TypeVar("R", bound="Driver[Any] | Acceptor[Any]")
 class Acceptor(Actor[Any], Generic[C]):
     """Accepts carriers and makes a connection of each."""
 
+    authenticate: Authenticate | Authentication | None = attrs.field(default=None, kw_only=True)
+    """Decides on clients; None lets all in."""
+
     def __attrs_post_init__(self) -> None:
         self.url = ""
+        self.gatekeeper = Gatekeeper(Authentication.of(self.authenticate))
         self.connections: dict[Any, None] = {}
         """Connections whose client was let in."""
         self._places = trio.CapacityLimiter(self.max_connections)
@@ -129,6 +135,8 @@ class Acceptor(Actor[Any], Generic[C]):
 
     def _left(self, connection: Actor[Any], place: object) -> None:
         self._places.release_on_behalf_of(place)
+        if isinstance(connection, Driver) and connection.identity is not None:
+            self.gatekeeper.leave(connection.identity)
         # Not before: a listener that closes waits for work that came before the end, too.
         self.connections.pop(connection, None)
 
@@ -176,6 +184,11 @@ class ListenerHandle(Generic[A]):
     def url(self) -> str:
         """The URL that clients connect to, with the real port."""
         return self._actor.url
+
+    @property
+    def refused(self) -> int:
+        """The number of clients and requests that ``authenticate``, or a limit of a tenant, has refused."""
+        return self._actor.gatekeeper.refused
 
     def reload(self) -> None:
         """Read the certificate files again, for new clients; connected clients stay.

@@ -271,7 +271,7 @@ class SingleDriver(Driver[C]):
         self._self = local_ref(self)
         self._now = trio.lowlevel.current_clock().current_time
         self.carrier = carrier
-        self.info: CarrierInfo | None = carrier.info
+        self.meet(carrier.info)
         self._carried.set()
 
     def detach(self) -> SingleCarrier[Any] | None:

@@ -251,7 +251,7 @@ async def test_connecting_and_serving_may_be_cancelled(start: Start, autojump_cl
         await trio.sleep_forever()
 
     async with start({101: echo}, server={}) as ends:
-        ends.listener._actor.authenticate = never
+        ends.listener._actor.decides = never
         with trio.move_on_after(1) as scope:
             async with connect(ends.system, ends.listener.url, token=b"x"):
                 pass

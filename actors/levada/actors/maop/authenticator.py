@@ -47,7 +47,7 @@ class Authenticator(Actor[Decide]):
         self.stop()
 
     async def _ask(self) -> Any:
-        authenticate, question = self.connection.listener.authenticate, self.question
+        authenticate, question = self.connection.listener.decides, self.question
         if isinstance(authenticate, Ref):
             return await authenticate.ask(question, timeout=self.connection.config.core.auth_timeout)
         if isinstance(authenticate, Mapping):

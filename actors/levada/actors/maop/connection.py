@@ -96,7 +96,7 @@ class MaopDriver(MultiplexedDriver[MaopCore]):
             replay=shared.registry.replay,
         )
         self._peer: Callable[[], Peer | None] = lambda: None
-        self.identity = Identity()
+        self.who = Identity()
         """The client's identity; known on the server's side only."""
         self.records: Log
         self.approval: Approved | None = None

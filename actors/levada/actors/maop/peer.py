@@ -97,7 +97,7 @@ class Peer:
     @property
     def identity(self) -> Identity:
         """The identity that `authenticate` returned for this client; empty on a client's side."""
-        return self._connection.identity
+        return self._connection.who
 
     @property
     def codec(self) -> Codec:

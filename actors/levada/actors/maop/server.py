@@ -92,7 +92,7 @@ class ServerConnection(MaopDriver):
             return
         registry = self.shared.registry
         share = self._share = registry.enter(answer.tenant or answer.identifier or "", answer, core)
-        self.identity = answer
+        self.who = answer
         self.streams.limit(share.rate)
         try:
             events = core.approve_client(
@@ -119,7 +119,7 @@ class ListenerActor(Acceptor[ServerConnection]):
 
     shared: Shared
     listens: ListenerContext
-    authenticate: Authenticate
+    decides: Authenticate
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()

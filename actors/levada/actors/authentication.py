@@ -1,0 +1,260 @@
+"""Admission of clients: who is there, and whether it may come in. One hook for all protocols.
+
+A program passes ``authenticate`` to ``serve``: an async function of `Credentials`, or the ref of an actor that answers them. It returns an
+`Identity`, or a `Refused` with the reason.
+
+* The hook of a connection runs in a child actor of it, `Authenticator`, which ends with the connection.
+* A listener runs `Authentication.at_once` hooks at a time, further clients wait in order. Waiting and deciding together may take
+  `Authentication.timeout` seconds.
+* A hook that fails, or returns something else, refuses. Its error is logged here, and the peer gets a text that says nothing about it.
+* Each refusal is counted (`Gatekeeper.refused`), published as `PeerRefused`, and logged, but not as one line each. No token is in any of them.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import attrs
+import trio
+from attrs import validators as v
+
+from levada.framework import Actor, Asks, Identity, Reason, Ref
+from levada.framework.errors import ConfigurationError
+from levada.transports.carriers import CarrierInfo
+from levada.transports.carriers.admission import Admission
+from levada.transports.text import printable
+
+if TYPE_CHECKING:
+    from levada.framework import ActorSystem
+
+__all__ = [
+    "Authenticate",
+    "Authentication",
+    "Authenticator",
+    "Credentials",
+    "Gatekeeper",
+    "PeerRefused",
+    "Refused",
+]
+
+logger = logging.getLogger("levada.actors.authentication")
+
+BINDING: Final = "channel-binding"
+"""Header with the channel binding of the client's end, in hexadecimal."""
+
+
+def _check_retry_after(_: Any, attribute: Any, value: float | None) -> None:
+    if value is not None and not (value >= 0 and math.isfinite(value)):
+        raise ConfigurationError(f"retry_after is a number of seconds, not {value!r}")
+
+
+@attrs.frozen
+class Refused:
+    """A refusal: an ``authenticate`` hook returns it to turn a client, or a request, away."""
+
+    reason: str = attrs.field(default="These credentials are not valid here.", validator=v.instance_of(str))
+    """A sentence for people. The peer sees it, so it holds no token and no personal data."""
+    code: int | None = attrs.field(default=None, kw_only=True, validator=v.optional(v.instance_of(int)))
+    """A code of the protocol; None: the protocol's usual code for a refusal."""
+    retry_after: float | None = attrs.field(default=None, kw_only=True, validator=_check_retry_after)
+    """Seconds to wait before another attempt, in protocols that can say so."""
+
+
+@attrs.frozen(kw_only=True)
+class Credentials(Asks[Identity | Refused]):
+    """What a client says about itself, and what its carrier shows. The peer's claims have the right form and are within limits, no more."""
+
+    protocol: str
+    """For example ``"aqueduct"``."""
+    listener: str
+    """The listener's URL."""
+    info: CarrierInfo
+    """The client's address, its TLS certificate, the user of a Unix socket, and more."""
+    scheme: str = ""
+    """Of the token, in lower case: ``"bearer"``, ``"simple"``, ``"basic"``, or another; empty if there is none."""
+    user: str = ""
+    """The user's name, in the schemes that have one."""
+    token: bytes = attrs.field(default=b"", repr=False)
+    """The token, or the user's password. Never logged."""
+    headers: Mapping[str, bytes] = attrs.field(factory=dict[str, bytes], repr=False)
+    """The client's headers (Aqueduct) or pairs (MAOP)."""
+    setup: Any = attrs.field(default=None, repr=False)
+    """The event that the protocol's core made of the client's greeting: RSocket's ``SetupReceived``, MAOP's ``AuthenticationReceived``."""
+    early: bool = False
+    """Whether this came as early data, which a third party can send again."""
+    identity: Identity | None = None
+    """The connection's identity, if these are the credentials of one request (RSocket)."""
+
+    @property
+    def bound(self) -> bool:
+        """Whether the client has named this very connection, so that no third party can have passed its token on.
+
+        A MAOP client does so with ``connect(bind=True)``. False if it named none or another one, or if the carrier has no channel
+        binding. Source: MA-19, RFC 9266.
+        """
+        own = self.info.channel_binding
+        return own is not None and hmac.compare_digest(self.headers.get(BINDING, b""), own.hex().encode())
+
+
+Authenticate: TypeAlias = Callable[[Credentials], Awaitable[Identity | Refused]] | Ref[Any]
+"""Decides on a client: an async function, or the ref of an actor that answers `Credentials`."""
+
+
+def _check_hook(_: Any, attribute: Any, value: Any) -> None:
+    if not (isinstance(value, Ref) or callable(value)):
+        raise ConfigurationError(f"authenticate is an async function or a Ref, not {type(value).__name__}")
+
+
+@attrs.frozen
+class Authentication:
+    """An ``authenticate`` hook with its limits. `serve` takes the bare hook, too."""
+
+    hook: Authenticate = attrs.field(validator=_check_hook)
+    """Decides."""
+    timeout: float = attrs.field(default=5.0, kw_only=True, validator=v.gt(0.0))
+    """Seconds from the client's credentials to the decision, waiting included; then the client is refused."""
+    at_once: int = attrs.field(default=64, kw_only=True, validator=[v.instance_of(int), v.ge(1)])
+    """Hooks of a listener that run at a time; further clients wait in order."""
+
+    @classmethod
+    def of(cls, authenticate: Authenticate | Authentication | None) -> Authentication | None:
+        """Return the settings for what ``serve`` was given.
+
+        Raises:
+            ConfigurationError: it is neither an async function nor a ref.
+        """
+        if authenticate is None or isinstance(authenticate, Authentication):
+            return authenticate
+        return cls(authenticate)
+
+
+@attrs.frozen
+class PeerRefused:
+    """A client, or a request, was refused: an event of the system's event stream, for audits.
+
+    Example:
+        ``system.events.subscribe(PeerRefused, ref)``
+    """
+
+    protocol: str
+    """For example ``"aqueduct"``."""
+    listener: str
+    """The listener's URL."""
+    address: str
+    """Where the peer is."""
+    name: str
+    """The name it gave or was known by; empty if there is none."""
+    reason: str
+    """What the peer was told."""
+    at: float
+    """When, in seconds since 1970."""
+
+
+FAILED: Final = Refused("The server could not check these credentials.", retry_after=1.0)
+LATE: Final = Refused("The server did not check these credentials in time.", retry_after=1.0)
+
+
+class Gatekeeper:
+    """Decides on the clients of one listener: runs its hook, counts the connections of tenants, and keeps account of refusals.
+
+    Args:
+        authentication: the hook and its limits; None lets every client in.
+    """
+
+    def __init__(self, authentication: Authentication | None) -> None:
+        self.authentication = authentication
+        self._places = trio.CapacityLimiter(authentication.at_once if authentication is not None else 1)
+        self._tenants: Counter[str] = Counter()
+        self._admission = Admission("")
+
+    @property
+    def refused(self) -> int:
+        """The number of refusals so far."""
+        return self._admission.refused
+
+    async def decide(self, credentials: Credentials) -> Identity | Refused:
+        """Run the hook, within its limits. Never raises; the caller tells `refuse` of a refusal.
+
+        Cancellation:
+            the hook is cancelled.
+        """
+        authentication = self.authentication
+        assert authentication is not None, "there is no hook to ask"
+        hook, place = authentication.hook, object()
+        with trio.move_on_after(authentication.timeout):
+            await self._places.acquire_on_behalf_of(place)
+            try:
+                answer = await (hook.ask(credentials, timeout=None) if isinstance(hook, Ref) else hook(credentials))
+                if not isinstance(answer, Identity | Refused):
+                    raise TypeError(f"authenticate returns an Identity or a Refused, not {type(answer).__name__}")
+            except Exception:
+                logger.exception("%s: authenticate failed", credentials.listener, extra={"event": "hook_failed"})
+                return FAILED
+            finally:
+                self._places.release_on_behalf_of(place)
+            return answer
+        return LATE
+
+    def enter(self, identity: Identity) -> Refused | None:
+        """Count a connection of a tenant; return a refusal if the tenant has enough. `leave` ends it."""
+        tenant, most = identity.tenant, identity.limits.max_connections
+        count = self._tenants[tenant]
+        if most is not None and count >= most:
+            return Refused(f"There are {count} connections of this tenant, at most {most}.")
+        self._tenants[tenant] += 1
+        return None
+
+    def leave(self, identity: Identity) -> None:
+        """Uncount a connection that `enter` has counted."""
+        tenant = identity.tenant
+        self._tenants[tenant] -= 1
+        if not self._tenants[tenant]:
+            del self._tenants[tenant]
+
+    def refuse(self, system: ActorSystem, credentials: Credentials, refusal: Refused, name: str = "") -> None:
+        """Count, publish and log a refusal.
+
+        Args:
+            system: has the event stream.
+            credentials: of the client or request.
+            refusal: what the peer is told.
+            name: the peer's, if it is known better than by what it said.
+        """
+        name, reason = printable(name or credentials.user, 256), printable(refusal.reason)
+        address = credentials.info.peer
+        self._admission.url = credentials.listener
+        self._admission.turn_away(f"{name} ({address})" if name else address, reason)
+        system.events.publish(
+            PeerRefused(credentials.protocol, credentials.listener, printable(address), name, reason, time.time())
+        )
+
+
+class Authenticator(Actor[Any]):
+    """Decides on one client, then stops. If it is stopped first, the client is refused."""
+
+    gatekeeper: Gatekeeper
+    credentials: Credentials
+    decided: Callable[[Identity | Refused], None]
+    """Called once, with the decision."""
+    waiting: bool = attrs.field(default=True, init=False)
+
+    def started(self) -> None:
+        """Run the hook, in a task: it is cancelled when this actor is stopped, as a handler would not be."""
+        self.start_soon(self._decide)
+
+    async def _decide(self) -> None:
+        answer = await self.gatekeeper.decide(self.credentials)
+        self.waiting = False
+        self.decided(answer)
+        self.stop()
+
+    def stopping(self, reason: Reason) -> None:
+        """Refuse the client if there is no decision."""
+        if self.waiting:
+            self.decided(FAILED)
