@@ -16,7 +16,7 @@ from levada.actors import aqueduct, lumberjack, maop, rsocket
 from levada.actors.driver import Phase
 from levada.actors.listening import HURRY, Accepted, Acceptor, running
 from levada.actors.single import SingleDriver, accept_single, dial_single, listen_single
-from levada.framework import ActorSystem, Normal
+from levada.framework import ActorSystem, Lost, Normal
 from levada.framework.errors import ConfigurationError, ConnectionLost
 from levada.transports import carriers
 from levada.transports.carriers import MemoryConfig, MessageStream, dial, listen
@@ -187,12 +187,12 @@ def served(protocol: str, system: ActorSystem) -> AbstractAsyncContextManager[An
         raise AssertionError("there are no requests")
 
     match protocol:
-        case "rsocket":
+        case "rsocket" | "reactivesocket":
             return rsocket.serve(system, url, handler)
         case "aqueduct":
             return aqueduct.serve(system, url, handler, Any)
         case "maop":
-            return maop.serve(system, url, {}, authenticate={})
+            return maop.serve(system, url, {}, authenticate={b"secret": maop.Identity("client")})
         case _:
             return lumberjack.serve(system, url, handler)
 
@@ -240,3 +240,38 @@ async def test_a_connection_that_is_closed_just_when_it_gets_a_carrier_ends_in_o
         assert not isinstance(accepted, carriers.Incoming)
         accepted.abort()
     assert [issubclass(end, Exception) for end in ends] == [False]  # only the cancellation
+
+
+async def greet(system: ActorSystem, protocol: str, url: str, stack: AsyncExitStack) -> Any:
+    match protocol:
+        case "aqueduct":
+            return await stack.enter_async_context(aqueduct.connect(system, url, object))
+        case "maop":
+            return await stack.enter_async_context(maop.connect(system, url, token=b"secret"))
+        case _:
+            return await stack.enter_async_context(rsocket.connect(system, url))
+
+
+def cut(peer: Any) -> None:
+    carrier = peer._connection.carrier
+    getattr(carrier, "stream", carrier).link.cut("somebody dug")
+
+
+@pytest.mark.parametrize("end", ["client", "server", "client aborts", "server aborts", "network"])
+@pytest.mark.parametrize("protocol", ["aqueduct", "maop", "rsocket", "reactivesocket"])
+async def test_both_sides_are_told_who_ended_a_connection(protocol: str, end: str, autojump_clock: MockClock) -> None:
+    async with ActorSystem() as system, served(protocol, system) as listener, AsyncExitStack() as stack:
+        client = await greet(system, protocol, listener.url, stack)
+        await wait_all_tasks_blocked()
+        (server,) = listener.peers
+        lost = {"client": Lost(server.info.peer), "server": Lost(client.info.peer)}
+        match end:
+            case "client" | "server":
+                await (client if end == "client" else server).aclose()
+            case "client aborts" | "server aborts":
+                (client if end == "client aborts" else server).abort()
+            case _:
+                cut(client)
+        ours = Normal() if end.startswith("client") else lost["server"]
+        theirs = Normal() if end.startswith("server") else lost["client"]
+        assert (await client.terminated(), await server.terminated()) == (ours, theirs)

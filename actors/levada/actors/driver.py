@@ -24,8 +24,8 @@ from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 import trio
 
 from levada.actors.authentication import Authenticator, Credentials, Gatekeeper, Refused
-from levada.framework import Actor, Identity, Reason, Ref, RemotePeer, handles
-from levada.framework.embedding import ActorPhase, local_ref
+from levada.framework import Actor, Identity, Lost, Normal, Reason, Ref, RemotePeer, handles
+from levada.framework.embedding import ActorPhase, local_ref, release
 from levada.framework.errors import (
     ActorStopped,
     CarrierError,
@@ -367,7 +367,7 @@ class Driver(Actor[Any], Generic[C]):
             self.lost(0, "the connection was given up")
             self._gone.set()
         await self.wind_up()
-        self.stop()
+        release(self, self.why())
 
     async def opened(self) -> None:
         """Wait until work may begin.
@@ -403,6 +403,12 @@ class Driver(Actor[Any], Generic[C]):
             return ConnectionLost("there is no connection")
         reason = self._reason or f"closed with code {self.end.code}"
         return ConnectionLost(f"the connection was lost: {reason}", code=self.end.code)
+
+    def why(self) -> Reason:
+        """Return why the connection has ended: `Normal` if this side closed it, else `Lost`. It becomes the reason of the actor."""
+        if self.phase is Phase.CLOSED:
+            return Normal()
+        return Lost("" if self.info is None else self.info.peer)
 
     def lost(self, code: int, reason: str) -> None:
         """The carrier has ended by itself; a session that can be resumed goes on without."""

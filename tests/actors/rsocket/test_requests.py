@@ -688,7 +688,9 @@ async def test_requests_after_the_end() -> None:
         with pytest.raises(ConnectionClosed):
             await peer.metadata_push(b"")
         assert not peer.connected
-        assert (await peer.terminated()).reason.value == "closed"
+        await peer.terminated()
+        assert peer.end is not None
+        assert peer.end.reason.value == "closed"
         await peer.aclose()
 
 

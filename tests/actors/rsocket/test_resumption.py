@@ -138,11 +138,15 @@ async def test_rs102_a_session_that_is_not_resumed_ends(autojump_clock: MockCloc
             began = trio.current_time()
             cut(peer)
             (client,) = listener.peers
-            assert (await client.terminated()).reason is EndReason.TIMED_OUT
+            await client.terminated()
+            assert client.end is not None
+            assert client.end.reason is EndReason.TIMED_OUT
         assert trio.current_time() - began == pytest.approx(20.0, abs=0.5)
         await wait_all_tasks_blocked()  # the handler ends in a turn of its own
         assert sorted(ended) == ["call", "handler"]
-        assert (await peer.terminated()).reason is EndReason.TIMED_OUT
+        await peer.terminated()
+        assert peer.end is not None
+        assert peer.end.reason is EndReason.TIMED_OUT
 
 
 @pytest.mark.rule("RS-98")
@@ -159,7 +163,9 @@ async def test_rs98_a_server_that_knows_nothing_of_the_session(autojump_clock: M
         assert client.setup.resume_token is not None
         listener._actor.sessions.remove(client.setup.resume_token)
         cut(peer)
-        end = await peer.terminated()
+        await peer.terminated()
+        end = peer.end
+        assert end is not None
         assert (end.reason, end.code) == (EndReason.REFUSED, 0x004)
 
 

@@ -66,7 +66,9 @@ async def test_accept_and_refuse() -> None:
                 with pytest.raises(SetupRejected, match="say please") as caught:
                     await peer.request_response(b"")
                 assert caught.value.code == 0x003
-                end = await peer.terminated()
+                await peer.terminated()
+                end = peer.end
+                assert end is not None
                 assert (end.reason, end.code) == (EndReason.REFUSED, 0x003)
                 assert listener.peers == []
             polite = ClientConfig(core=CoreConfig(setup_payload=Payload(b"please")))
@@ -472,7 +474,9 @@ async def test_draining_lets_streams_end(autojump_clock: MockClock) -> None:
                 with pytest.raises(ConnectionClosed, match="closing"):
                     await listener.peers[0].request_response(b"0")
             assert answers == [b"done"]
-            assert (await peer.terminated()).reason is EndReason.CLOSED_BY_PEER
+            await peer.terminated()
+            assert peer.end is not None
+            assert peer.end.reason is EndReason.CLOSED_BY_PEER
             assert trio.current_time() - began < 3
 
 
@@ -535,7 +539,9 @@ async def test_the_other_side_is_told_that_a_peer_is_gone(side: str) -> None:
             wire = below(client if side == "server" else peer).carrier
             assert wire is not None
             wire.abort()
-        assert (await gone.terminated()).reason is EndReason.LOST
+        await gone.terminated()
+        assert gone.end is not None
+        assert gone.end.reason is EndReason.LOST
         await wait_all_tasks_blocked()
         assert sorted(ended) == ["call", "handler"]
         assert listener.peers == []
@@ -551,7 +557,9 @@ async def test_one_client_is_closed_by_the_server() -> None:
         await one.request_response(b"")
         await other.request_response(b"")
         await listener.peers[0].aclose()
-        assert (await one.terminated()).reason is EndReason.CLOSED_BY_PEER
+        await one.terminated()
+        assert one.end is not None
+        assert one.end.reason is EndReason.CLOSED_BY_PEER
         assert (await other.request_response(b"still")).data == b"still"
         assert len(listener.peers) == 1
 
@@ -564,7 +572,9 @@ async def test_a_silent_peer_is_given_up(autojump_clock: MockClock) -> None:
         await trio.sleep(60)
         assert peer.connected
         below(peer).carrier.stream.link.hold()  # type: ignore[union-attr]
-        end = await peer.terminated()
+        await peer.terminated()
+        end = peer.end
+        assert end is not None
         assert end.reason is EndReason.TIMED_OUT
 
 
@@ -676,7 +686,9 @@ async def test_a_stopped_connection_actor_says_goodbye() -> None:
     async with pair(lambda request: request.payload) as (peer, listener, _):
         await peer.request_response(b"")
         below(peer).ref.stop()
-        end = await listener.peers[0].terminated()
-        assert end.reason is EndReason.CLOSED_BY_PEER
+        (client,) = listener.peers
+        await client.terminated()
+        assert client.end is not None
+        assert client.end.reason is EndReason.CLOSED_BY_PEER
         with pytest.raises(ConnectionClosed):
             await peer.request_response(b"")

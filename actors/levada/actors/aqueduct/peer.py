@@ -199,7 +199,10 @@ class Peer(Generic[T]):
         self._connection.shut()
 
     async def terminated(self) -> Reason:
-        """Wait for the end of the connection, by either side, and return the reason.
+        """Wait for the end of the connection and return the reason.
+
+        Returns:
+            `Normal` if this side closed it in order, `Lost` if the peer or the network ended it.
 
         Cancellation:
             only the waiting ends.

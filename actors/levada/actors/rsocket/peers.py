@@ -10,7 +10,7 @@ import attrs
 import trio
 
 from levada.actors.single import SingleCarrier
-from levada.framework import Asks, Receiver, Ref, Sender
+from levada.framework import Asks, Reason, Receiver, Ref, Sender
 from levada.transports.carriers import CarrierInfo, CarrierStatistics
 from levada.transports.rsocket import Payload
 from levada.transports.rsocket.events import ConnectionEnded, Interaction, SetupReceived
@@ -255,16 +255,21 @@ class ConnectedPeer(Peer):
         """Whether requests may be sent; also true while a session is without a carrier."""
         return not self._connection.unusable.is_set()
 
-    async def terminated(self) -> ConnectionEnded:
-        """Wait for the end, and return its reason.
+    @property
+    def end(self) -> ConnectionEnded | None:
+        """How the protocol ended: code, text and cause; ``None`` before that, and if there never was a session."""
+        return self._connection.end
+
+    async def terminated(self) -> Reason:
+        """Wait for the end of the connection (with resumption: of the session) and return the reason.
+
+        Returns:
+            `Normal` if this side closed it in order, `Lost` if the peer or the network ended it.
 
         Cancellation:
             only the waiting ends.
         """
-        await self._connection.over.wait()
-        end = self._connection.end
-        assert end is not None
-        return end
+        return await self._connection.ref.terminated()
 
     async def aclose(self) -> None:
         """Take no new requests, let open streams end within ``drain`` seconds (a setting), then close. A second call does no harm.
