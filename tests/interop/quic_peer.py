@@ -62,6 +62,7 @@ async def call(engine: str, folder: Path, port: int) -> None:
         is_client=True, alpn_protocols=["levada"], max_datagram_frame_size=65_535, server_name="localhost"
     )
     configuration.load_verify_locations(cafile=str(folder / "ca.pem"))
+    configuration.load_cert_chain(str(folder / "cert.pem"), str(folder / "key.pem"))
     async with library.connect("127.0.0.1", port, configuration=configuration, create_protocol=Peer) as client:
 
         async def one(n: int) -> None:

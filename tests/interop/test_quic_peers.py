@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -77,9 +78,11 @@ async def echo(listener: QuicListener) -> None:
             nursery.start_soon(one, (await listener.accept()).accept())
 
 
-@pytest.mark.parametrize("retry", ["never", "always"])
-async def test_their_client_to_our_server(peer: str, config: QuicConfig, made: SelfSigned, retry: str) -> None:
-    config = attrs.evolve(config, retry="always" if retry == "always" else "never")
+@pytest.mark.parametrize("changes", [{"retry": "always"}, {"retry": "never", "client_certificates": "required"}])
+async def test_their_client_to_our_server(
+    peer: str, config: QuicConfig, made: SelfSigned, changes: dict[str, Any]
+) -> None:
+    config = attrs.evolve(config, **changes)
     async with listen("quic://127.0.0.1:0", config) as listener, trio.open_nursery() as nursery:
         nursery.start_soon(echo, listener)
         port = listener.url.rpartition(":")[2]

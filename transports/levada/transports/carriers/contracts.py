@@ -47,9 +47,9 @@ class CarrierInfo:
     peer_certificate: bytes | None = None
     """The peer's certificate in DER, if it showed one and it was verified."""
     peer_subject: str | None = None
-    """Subject of that certificate, as in ``"CN=web-01,O=Example"``; TLS only."""
+    """Subject of that certificate, as in ``"CN=web-01,O=Example"``, escaped as RFC 4514 says."""
     peer_names: tuple[str, ...] = ()
-    """Its subject alternative names, as in ``"DNS:web-01"``; TLS only."""
+    """Its subject alternative names, as in ``"DNS:web-01"``, ``"URI:…"``, ``"email:…"`` or ``"IP Address:192.0.2.1"``."""
     server_name: str | None = None
     """Name that the client asked for (SNI)."""
     resumed: bool = False

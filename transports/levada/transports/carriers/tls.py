@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import socket as stdlib_socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from os import PathLike
-from typing import Any, Literal
+from typing import Literal
 
 import attrs
 import trio
@@ -20,6 +20,7 @@ from attrs import validators as v
 
 from levada.framework.errors import CarrierError, ConfigurationError, ConnectionLost, IdleTimeout
 from levada.transports.carriers.admission import Admission
+from levada.transports.carriers.certificates import WRITTEN, alternative_name, subject_text
 from levada.transports.carriers.contracts import Octets
 from levada.transports.carriers.streams import JoinedStream, Ready, StreamConfig, accept_from, discard, plain_nursery
 from levada.transports.carriers.tcp import TcpConfig, authority, bind, connect, host_and_port, let_in, prepare
@@ -32,7 +33,6 @@ logger = logging.getLogger("levada.transports.carriers.tls")
 File = str | PathLike[str]
 
 _ALERT_LINGER = 1.0  # seconds for a peer to take the alert before the connection is cut
-_SHORT = {"commonName": "CN", "organizationName": "O", "organizationalUnitName": "OU", "countryName": "C"}
 
 
 @attrs.frozen(kw_only=True)
@@ -130,12 +130,6 @@ class _TlsStream(JoinedStream):
         await self._raw.aclose()
 
 
-def _subject(certificate: Mapping[str, Any]) -> str | None:
-    """Return whom a certificate is for; the short names of RFC 4514 where there are some."""
-    parts = [f"{_SHORT.get(key, key)}={value}" for part in certificate.get("subject", ()) for key, value in part]
-    return ",".join(parts) or None
-
-
 async def _send_alert(raw: trio.SocketStream, tls: trio.SSLStream[_Below]) -> None:
     """Tell the peer why its handshake failed: OpenSSL has written that, and trio leaves it where it is."""
     alert = tls._outgoing.read()
@@ -189,8 +183,10 @@ async def _shake_hands(
         alpn=tls.selected_alpn_protocol(),
         tls_version=tls.version(),
         peer_certificate=tls.getpeercert(binary_form=True) if context.verify_mode is not ssl.CERT_NONE else None,
-        peer_subject=_subject(shown),
-        peer_names=tuple(f"{kind}:{name}" for kind, name in shown.get("subjectAltName", ())),
+        peer_subject=subject_text(shown.get("subject", ())),
+        peer_names=tuple(
+            alternative_name(kind, name) for kind, name in shown.get("subjectAltName", ()) if kind in WRITTEN
+        ),
         server_name=server_name,
         resumed=bool(tls.session_reused),
     )

@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import attrs
+from aioquic.quic import connection
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.tls import SessionTicket
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+from cryptography.x509 import load_pem_x509_certificates
 
 from levada.framework.errors import ConfigurationError
 from levada.transports.private_files import warn_if_others_can_read
@@ -23,6 +26,7 @@ LOOPBACK_PACKET = 16_384
 """Bytes. aioquic writes frame lengths as two bytes, so packets above 16,410 would contain corrupt frames."""
 SMALLEST_PACKET = 1_200
 MTU_CEILING = 1_452  # 1,500 of Ethernet less 40 of IPv6 and 8 of UDP
+_REST = 2_048  # bytes of a handshake's other messages, which share aioquic's buffer with the certificates
 WORKER_LIMIT = 256  # the first byte of a connection id names the worker process
 
 _positive: Any = attrs.validators.and_(attrs.validators.instance_of((int, float)), attrs.validators.gt(0))
@@ -96,15 +100,19 @@ class QuicConfig:
     alpn: tuple[str, ...] = ("levada",)
     """Application protocols, preferred first; both ends must have one in common."""
     certificate: str | PathLike[str] | None = None
-    """PEM file with the server's certificate chain; required to listen."""
+    """PEM file with this side's certificate and its chain; a listener needs one, a client shows it if asked."""
     key: str | PathLike[str] | None = None
     """PEM file with its key; ``None`` if the certificate's file contains it."""
     key_password: str | None = attrs.field(default=None, repr=False)
     """Password of the key file."""
     ca: str | PathLike[str] | bytes | None = None
-    """PEM file, or PEM bytes, with the authorities that a client trusts; ``None`` for the public ones."""
+    """PEM file, or PEM bytes, with the authorities to trust; ``None`` for the public ones, on a client."""
     verify: bool = True
     """Whether a client checks the server's certificate and name. Disable it in experiments only."""
+    client_certificates: Literal["none", "optional", "required"] = attrs.field(
+        default="none", validator=attrs.validators.in_(["none", "optional", "required"])
+    )
+    """Whether a listener asks clients for certificates, verified against `ca`. One that asks gives no tickets, so it takes no 0-RTT."""
     server_name: str | None = None
     """Name that a client requests and checks; ``None`` for the host of the URL."""
 
@@ -175,7 +183,8 @@ class QuicConfig:
     tickets: TicketStore | None = None
     """Where a server keeps session tickets; ``None`` for the listener's own store."""
     early_data: bool = True
-    """Whether a server issues tickets that allow 0-RTT. Data that arrives this way is marked ``early``: it may be a replay."""
+    """Whether a server issues tickets that allow 0-RTT. Data that arrives this way is marked ``early``: it may be a replay. A server that
+    asks for client certificates issues none."""
     sessions: ClientSessions | None = None
     """Where a client keeps tickets and tokens between connections; ``None`` for nowhere."""
 
@@ -228,24 +237,41 @@ class QuicConfig:
         if is_client:
             configuration.server_name = self.server_name or server_name
             configuration.verify_mode = ssl.CERT_REQUIRED if self.verify else ssl.CERT_NONE
-            if isinstance(self.ca, bytes):
-                configuration.cadata = self.ca
-            elif self.ca is not None:
-                try:
-                    configuration.cadata = Path(self.ca).read_bytes()
-                except OSError as error:
-                    raise ConfigurationError(f"cannot use {self.ca}: {error}") from error
         elif self.certificate is None:
             raise ConfigurationError("a QUIC server needs a certificate: QuicConfig(certificate=FILE, key=FILE)")
+        elif self.client_certificates == "none":
+            configuration.verify_mode = ssl.CERT_NONE
+        elif self.ca is None:
+            raise ConfigurationError("client certificates need authorities to check them against: set `ca`")
         else:
+            required = self.client_certificates == "required"
+            configuration.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
+        if self.ca is not None:
             try:
-                configuration.load_cert_chain(self.certificate, self.key, self.key_password)
+                configuration.cadata = self.ca if isinstance(self.ca, bytes) else Path(self.ca).read_bytes()
+                load_pem_x509_certificates(configuration.cadata)
+            except (OSError, ValueError) as error:
+                what = "`ca`" if isinstance(self.ca, bytes) else self.ca
+                raise ConfigurationError(f"cannot use {what}: {error}") from error
+        if self.certificate is not None:
+            password = None if self.key_password is None else self.key_password.encode()
+            try:
+                # aioquic's own function wants the key last in a common file, and in one form.
+                shown = load_pem_x509_certificates(Path(self.certificate).read_bytes())
+                key: Any = load_pem_private_key(Path(self.key or self.certificate).read_bytes(), password)
                 warn_if_others_can_read(self.key or self.certificate, "a private key")
-            except (OSError, ValueError, TypeError, IndexError) as error:  # TypeError: a missing or surplus password
+            except (OSError, ValueError, TypeError) as error:  # TypeError: a missing or surplus password
                 files = ", ".join(str(file) for file in (self.certificate, self.key) if file is not None)
-                raise ConfigurationError(f"cannot use {files}: {error}") from error
-            if configuration.private_key is None:
-                raise ConfigurationError(f"{self.certificate} holds no private key: set `key`")
-            if configuration.private_key.public_key() != configuration.certificate.public_key():
+                hint = "" if self.key is not None else " (set `key` if it is in another file)"
+                raise ConfigurationError(f"cannot use {files}: {error}{hint}") from error
+            configuration.certificate, *configuration.certificate_chain = shown
+            configuration.private_key = key
+            length, room = (
+                sum(len(one.public_bytes(Encoding.DER)) for one in shown),
+                connection.CRYPTO_BUFFER_SIZE - _REST,
+            )
+            if length > room:
+                raise ConfigurationError(f"the certificates in {self.certificate} have {length} bytes, at most {room}")
+            if key.public_key() != shown[0].public_key():
                 raise ConfigurationError(f"{self.key or self.certificate} is not the key of {self.certificate}")
         return configuration

@@ -21,11 +21,13 @@ from typing import TYPE_CHECKING, Any, Self
 import attrs
 import trio
 from aioquic.quic import events
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from levada.framework.errors import CarrierError, ConnectionClosed, ConnectionLost, DatagramTooLarge, IdleTimeout
 from levada.transports.carriers.connection_stream import ConnectionStream
 from levada.transports.carriers.contracts import CarrierInfo, CarrierStatistics, CloseReason, Datagram, Octets
 
+from .certificates import names, subject
 from .config import QuicConfig
 from .engine import EarlyDatagram, PlainEngine
 from .port import Address, authority
@@ -566,11 +568,14 @@ class QuicConnection:
 
     def _handshake_completed(self, event: events.HandshakeCompleted) -> None:
         engine = self.engine
+        certificate = engine.peer_certificate if not self.is_client or self._config.verify else None
         self._info = attrs.evolve(
             self._info,
             alpn=event.alpn_protocol,
             tls_version="TLSv1.3",
-            peer_certificate=engine.peer_certificate if self.is_client and self._config.verify else None,
+            peer_certificate=None if certificate is None else certificate.public_bytes(Encoding.DER),
+            peer_subject=None if certificate is None else subject(certificate),
+            peer_names=() if certificate is None else names(certificate),
             resumed=event.session_resumed,
             early_data_accepted=event.early_data_accepted if self._early_offered or event.early_data_accepted else None,
             channel_binding=engine.channel_binding,

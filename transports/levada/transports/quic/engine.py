@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import os
+import ssl
 import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
@@ -40,10 +41,11 @@ from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.recovery import QuicPacketRecovery, QuicPacketSpace
 from aioquic.quic.stream import QuicStream
-from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509 import Certificate
 
 from levada.transports.text import printable
 
+from .certificates import ClientCertificateRequired, verify_client
 from .keys import RollingKeys, channel_binding
 from .ranges import Ranges
 
@@ -61,6 +63,10 @@ _LONG_HEADER = 11
 
 MAX_GAPS: Final = 4_096
 """Gaps in the received data of all streams of a connection; half of the packets that fill a window of 8 MiB."""
+
+MAX_HANDSHAKE_MESSAGE: Final = 1 << 16
+"""Bytes of a message of TLS that are kept until it is complete; the longest are chains of certificates. aioquic keeps up to 16 MiB, and
+copies them all for each further piece."""
 
 
 @attrs.frozen(kw_only=True)
@@ -191,10 +197,9 @@ class PlainEngine(QuicConnection):
         return self._packet_number
 
     @property
-    def peer_certificate(self) -> bytes | None:
-        """The peer's certificate in DER."""
-        certificate = self.tls._peer_certificate
-        return None if certificate is None else certificate.public_bytes(Encoding.DER)
+    def peer_certificate(self) -> Certificate | None:
+        """The certificate that the peer has shown; a client checks it unless told not to, a server always."""
+        return self.tls._peer_certificate
 
     def peer_reset_tokens(self) -> set[bytes]:
         """Stateless reset tokens that may end this connection: only for the ids in use (RFC 9000 section 10.3.1)."""
@@ -319,10 +324,18 @@ class PlainEngine(QuicConnection):
             self._loss._on_packets_lost(congestion_event=False, now=0.0, packets=packets, space=space)
         super()._initialize(peer_cid)
         self._crypto = self._cryptos[_ONE_RTT] = RollingKeys(self._cryptos[_ONE_RTT])
+        self.tls._request_client_certificate = self._asks_client
+
+    @property
+    def _asks_client(self) -> bool:
+        return not self._is_client and self._configuration.verify_mode in (ssl.CERT_OPTIONAL, ssl.CERT_REQUIRED)
 
     def _update_traffic_key(
         self, direction: tls.Direction, epoch: tls.Epoch, cipher_suite: tls.CipherSuite, secret: bytes
     ) -> None:
+        if epoch is _ONE_RTT and direction is tls.Direction.DECRYPT and self._asks_client:
+            # The client's Finished was right just now. Without this key nothing that it says later can be read.
+            self._verify_client()
         super()._update_traffic_key(direction, epoch, cipher_suite, secret)
         if epoch is _ONE_RTT and self.channel_binding is None:
             # This epoch's first key is made, on both sides, when the transcript ends with the server's Finished, as the exporter secret
@@ -330,6 +343,14 @@ class PlainEngine(QuicConnection):
             schedule = self.tls.key_schedule
             assert schedule is not None
             self.channel_binding = channel_binding(schedule.algorithm, schedule.derive_secret(b"exp master"))
+
+    def _verify_client(self) -> None:
+        certificate, authorities = self.tls._peer_certificate, self._configuration.cadata
+        assert authorities is not None
+        if certificate is not None:
+            verify_client(certificate, self.tls._peer_certificate_chain, authorities)
+        elif self._configuration.verify_mode == ssl.CERT_REQUIRED:
+            raise ClientCertificateRequired("a client certificate is required")
 
     def receive_datagram(self, data: bytes, addr: Any, now: float) -> None:
         """Take a packet, and note if the peer has moved."""
@@ -351,7 +372,12 @@ class PlainEngine(QuicConnection):
                 # aioquic's `negotiate` keeps the alert in a local variable, so the alert would refer to itself, and its frames to us.
                 error.__context__.__traceback__ = None
             raise
-
+        if len(self.tls._receive_buffer) > MAX_HANDSHAKE_MESSAGE:
+            raise QuicConnectionError(
+                error_code=QuicErrorCode.CRYPTO_BUFFER_EXCEEDED,
+                frame_type=frame_type,
+                reason_phrase="Too long a message of the handshake",
+            )
         self._bound_gaps(self._crypto_streams[context.epoch], frame_type)
 
     def _handle_stream_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
@@ -484,6 +510,7 @@ _PLAIN_NAMES = """
     _datagrams_pending _remote_max_datagram_frame_size _network_paths _events
     _cryptos _spaces _handshake_confirmed _initialize _update_traffic_key _send_probe _handle_crypto_frame
     _handle_stream_frame _handle_retire_connection_id_frame _host_cids _is_client _ping_pending _probe_pending
+    _configuration
 """
 _TUNED_NAMES = """
     _streams_queue _streams_blocked_bidi _streams_blocked_uni _streams_blocked_pending _unblock_streams
@@ -527,6 +554,10 @@ def _missing(names: str) -> list[str]:
             getattr(sample, "_loss", None),
             "_pacer _cc _pto_count _rtt_initial _rtt_smoothed _rtt_latest _rtt_min _rtt_variance _rtt_initialized _rtt_first_sample_time "
             "_time_of_last_sent_ack_eliciting_packet max_ack_delay peer_completed_address_validation",
+        ),
+        (
+            tls.Context(is_client=False),
+            "_peer_certificate _peer_certificate_chain _receive_buffer _request_client_certificate",
         ),
         (CryptoPair(), "recv send _update_key _update_key_requested"),
         (HeaderProtection, "_mask"),

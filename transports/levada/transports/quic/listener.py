@@ -198,13 +198,15 @@ class QuicListener:
         """Make the connection of an accepted client."""
         endpoint, config = self.endpoint, self.endpoint.config
         now = trio.current_time()
+        # A resumed session shows no certificate, and 0-RTT data would come before one.
+        resumable = config.early_data and config.client_certificates == "none"
         engine = endpoint.engine_type(
             configuration=self._configuration,
             settings=endpoint.engine_settings(config, address_validated=leave is not None),
             original_destination_connection_id=original_cid or incoming.destination_cid,
             retry_source_connection_id=incoming.destination_cid if original_cid is not None else None,
-            session_ticket_fetcher=self._tickets.take if config.early_data else None,
-            session_ticket_handler=self._tickets.add if config.early_data else None,
+            session_ticket_fetcher=self._tickets.take if resumable else None,
+            session_ticket_handler=self._tickets.add if resumable else None,
         )
         connection = QuicConnection(endpoint, engine, address, config=config, is_client=False, now=now)
         endpoint.adopt(connection, incoming.destination_cid, engine.host_cid)
