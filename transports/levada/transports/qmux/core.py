@@ -56,6 +56,11 @@ class QmuxCore:
         """Bytes queued on all streams and in datagrams."""
         raise NotImplementedError
 
+    @property
+    def has_output(self) -> bool:
+        """Whether `data_to_send` has something to return now. Owners ask before each write, so it is a few comparisons."""
+        raise NotImplementedError
+
     def take_events(self) -> list[Event]:
         """Return the events that calls of the owner left behind; each is returned once."""
         raise NotImplementedError
