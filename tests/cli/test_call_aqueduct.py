@@ -258,9 +258,11 @@ def test_mistakes(call: Call, arguments: list[str], complaint: str) -> None:
     assert err.startswith(f"levada: {complaint}")
 
 
-def test_a_url_of_another_carrier_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["call", "aqueduct+tcp://127.0.0.1:9"]) == 2
-    assert capsys.readouterr().err.startswith("levada: expected aqueduct://host:port")
+def test_a_url_of_an_unknown_carrier_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["call", "aqueduct+smoke://127.0.0.1:9"]) == 2
+    assert capsys.readouterr().err.startswith(
+        "levada: no carrier for 'smoke://127.0.0.1:9': its scheme must be one of "
+    )
 
 
 def test_octets_are_those_of_the_codec() -> None:

@@ -19,11 +19,12 @@ from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
 
 import trio
 
-from levada.framework.errors import CarrierError, ConnectionClosed, StreamWasReset
+from levada.framework.errors import CarrierError, ConfigurationError, ConnectionClosed, StreamWasReset
 from levada.transports import carriers
 from levada.transports.core import Core, StreamsInput
 
 from .driver import DUE, Driver, Ended
+from .listening import Accepted
 
 __all__ = [
     "Ending", "Multiplexed", "MultiplexedCore", "MultiplexedDriver", "Opening", "Opens", "Sending", "accepting",
@@ -480,16 +481,29 @@ class Multiplexed(Generic[E]):
             backlog.append((do, output))
 
 
-Opens: TypeAlias = Callable[[], AbstractAsyncContextManager[carriers.Connection]]
+Opens: TypeAlias = Callable[
+    [], AbstractAsyncContextManager[carriers.ByteStream | carriers.MessageStream | carriers.Connection]
+]
 """Makes the context of a carrier: entering it connects or accepts, leaving it closes."""
 
 
 @asynccontextmanager
-async def accepting(incoming: carriers.Incoming) -> AsyncIterator[carriers.Connection]:
-    """Open what a listener handed over, with its handshake; leaving the block closes it."""
+async def accepting(incoming: Accepted) -> AsyncIterator[carriers.Connection]:
+    """Open what a listener handed over, with its handshake; leaving the block closes it.
+
+    Raises:
+        ConfigurationError: the listener's carrier has no connections of many streams.
+    """
+    if not isinstance(incoming, carriers.Incoming):
+        incoming.abort()
+        raise _one_stream(incoming)
     async with incoming.accept() as connection:
         await connection.handshake()
         yield connection
+
+
+def _one_stream(carrier: carriers.ByteStream | carriers.MessageStream) -> ConfigurationError:
+    return ConfigurationError(f"needs a carrier of many streams; {carrier.info.scheme}:// has one")
 
 
 C = TypeVar("C", bound=Core[Any, Any])
@@ -527,6 +541,8 @@ class MultiplexedDriver(Driver[C], Generic[C]):
     async def carry(self) -> None:
         """Run the one carrier."""
         async with self.opens() as carrier:
+            if not isinstance(carrier, carriers.Connection):
+                raise _one_stream(carrier)
             await self.run_on(carrier)
 
     async def run_on(self, carrier: carriers.Connection) -> None:

@@ -18,6 +18,7 @@ from typing import Protocol as Contract
 
 import attrs
 
+from levada.actors.stream_carriers import carrier_of
 from levada.framework.errors import ConfigurationError
 from levada.transports.plugins import Part, Plugins, name_of
 
@@ -31,7 +32,7 @@ __all__ = [
     "of_url", "register",
 ]  # fmt: skip
 
-SECURE: Final = ("tls", "wss", "quic")
+SECURE: Final = ("tls", "wss", "quic", "qmux+tls", "qmux+wss")
 """Carriers whose listeners need a certificate."""
 
 
@@ -149,6 +150,8 @@ class Protocol:
     """A URL, for help and error texts."""
     carrier: str = "tcp"
     """The carrier of a URL that names none: ``maop://host:port`` is ``maop+quic://host:port``."""
+    streams: bool = False
+    """Whether it needs a carrier of many streams, so that its URLs mean what `levada.actors.stream_carriers` says."""
     serve: Part[Serve] | None = None
     """For ``levada serve --url``; left out by a protocol that takes more than one handler."""
     connect: Part[Connect] | None = None
@@ -174,6 +177,7 @@ _PROTOCOLS = Plugins(
             scheme="aqueduct",
             example="aqueduct://host:port",
             carrier="quic",
+            streams=True,
             serve=f"{_COMMANDS}.aqueduct:serve",
             call=f"{_COMMANDS}.aqueduct",
             explain="levada.actors.explain.aqueduct",
@@ -199,6 +203,7 @@ _PROTOCOLS = Plugins(
             scheme="maop",
             example="maop://host:port",
             carrier="quic",
+            streams=True,
             call=f"{_COMMANDS}.maop",
             explain="levada.actors.explain.maop",
             interop="levada.actors.interop.maop",
@@ -246,8 +251,8 @@ def of_url(url: str) -> tuple[Protocol, str]:
         ConfigurationError: the URL has none, or it cannot be loaded.
 
     Example:
-        >>> [(protocol.scheme, carrier) for protocol, carrier in map(of_url, ["rsocket+wss://example.org", "maop://example.org"])]
-        [('rsocket', 'wss'), ('maop', 'quic')]
+        >>> [(protocol.scheme, carrier) for protocol, carrier in map(of_url, ["rsocket+wss://example.org", "maop+wss://example.org"])]
+        [('rsocket', 'wss'), ('maop', 'qmux+wss')]
     """
     name, separator, _ = url.partition("://")
     scheme, _, carrier = name.partition("+")
@@ -257,7 +262,8 @@ def of_url(url: str) -> tuple[Protocol, str]:
         raise ConfigurationError(
             f"no protocol for {url!r}: expected {examples}, or a scheme of an installed package (entry point group levada.protocols)"
         )
-    return protocol, carrier or protocol.carrier
+    carrier = carrier or protocol.carrier
+    return protocol, carrier_of(carrier) if protocol.streams else carrier
 
 
 def carrier_settings(carrier: str, tls: TlsConfig | None) -> Any:

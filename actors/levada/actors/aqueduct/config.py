@@ -9,6 +9,7 @@ from typing import Any, Literal
 import attrs
 from attrs import validators as v
 
+from levada.actors.stream_carriers import carrier_url
 from levada.framework import Codec
 from levada.framework.errors import ConfigurationError
 from levada.transports.aqueduct import ALPN, AqueductConfig, Headers
@@ -52,7 +53,7 @@ class PeerConfig:
 
 def dial_carrier(url: str, config: PeerConfig) -> AbstractAsyncContextManager[Any]:
     """Connect to an ``aqueduct://`` URL. Source: AQ-14."""
-    carrier = carrier_url(url)
+    carrier = carrier_url("aqueduct", url)
     settings = fit(carrier, config, client=True)
     if not config.early:
         return dial(carrier, settings)
@@ -65,40 +66,29 @@ def dial_carrier(url: str, config: PeerConfig) -> AbstractAsyncContextManager[An
 
 def listen_carrier(url: str, config: PeerConfig) -> AbstractAsyncContextManager[Any]:
     """Listen at an ``aqueduct://`` URL. Source: AQ-14."""
-    carrier = carrier_url(url)
+    carrier = carrier_url("aqueduct", url)
     return listen(carrier, fit(carrier, config, client=False))
 
 
-def carrier_url(url: str) -> str:
-    """Find the carrier's own URL.
-
-    Raises:
-        ConfigurationError: the scheme is not one of Aqueduct.
-
-    Example:
-        >>> carrier_url("aqueduct://example.org:4433"), carrier_url("aqueduct+memory://desk")
-        ('quic://example.org:4433', 'memory://desk')
-    """
-    scheme, separator, rest = url.partition("://")
-    carriers = {"aqueduct": "quic", "aqueduct+quic": "quic", "aqueduct+memory": "memory"}
-    if not separator or scheme not in carriers:
-        raise ConfigurationError(f"expected aqueduct://host:port or aqueduct+memory://name, got {url!r}")
-    return f"{carriers[scheme]}://{rest}"
-
-
 def fit(url: str, config: PeerConfig, *, client: bool) -> Any:
-    """Complete the carrier's settings: a channel takes a stream of each kind, and the connection takes one more."""
+    """Complete the carrier's settings: a channel takes a stream of each kind, and the connection takes one more.
+
+    Settings of another carrier than the URL's stay as they are; `dial` and `listen` raise the error.
+    """
     streams = config.core.max_channels + 1
     carrier = config.carrier
-    if url.startswith("memory:"):
+    scheme = url.partition("://")[0]
+    if scheme == "memory":
         carrier = MemoryConfig(shape="connection") if carrier is None else carrier
         if not isinstance(carrier, MemoryConfig):
-            return carrier  # `dial` and `listen` raise the error
+            return carrier
         return attrs.evolve(
             carrier,
             max_streams_bidi=max(streams, carrier.max_streams_bidi),
             max_streams_uni=max(streams, carrier.max_streams_uni),
         )
+    if scheme != "quic":
+        return carrier
     from levada.transports.quic import QuicConfig  # an extra
 
     carrier = QuicConfig() if carrier is None else carrier

@@ -34,7 +34,8 @@ def connect(
 
     Args:
         system: has been entered.
-        url: ``aqueduct://host:port``, over QUIC, or ``aqueduct+memory://name``.
+        url: ``aqueduct://host:port``, over QUIC; or with a carrier, as in ``aqueduct+tls://host:port``: see
+            `levada.actors.stream_carriers`.
         message_type: type of the messages that the server's handler takes: a message class, a union of them (then the variable needs
             an annotation), or ``object`` for all.
         expose: names in ``system.registry`` that the server may `Peer.lookup`, or a predicate on names; by default none.

@@ -14,6 +14,7 @@ import trio
 
 from levada.actors.listening import Acceptor, ListenerHandle
 from levada.actors.multiplexed import accepting
+from levada.actors.stream_carriers import url_of
 from levada.framework import Actor, Reason, Receiver, Ref
 from levada.framework.embedding import ChannelCore, Outcome, let_others_run
 from levada.framework.errors import ConfigurationError, LevadaError
@@ -152,7 +153,7 @@ class ListenerActor(Acceptor[ServerConnection]):
 
     def url_of(self, carrier_url: str) -> str:
         """Turn the carrier's URL, with the real port, into the protocol's."""
-        return f"aqueduct+{carrier_url}".replace("aqueduct+quic:", "aqueduct:")
+        return url_of("aqueduct", carrier_url)
 
     def make(self, accepted: carriers.Incoming) -> ServerConnection:
         """Make the connection of an accepted carrier."""

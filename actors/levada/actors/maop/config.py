@@ -9,8 +9,8 @@ from typing import Any, Final, Literal
 import attrs
 from attrs import validators as v
 
+from levada.actors.stream_carriers import carrier_url
 from levada.framework import Codec
-from levada.framework.errors import ConfigurationError
 from levada.transports.carriers import MemoryConfig, dial, listen
 from levada.transports.maop import ALPN, Capability, ErrorCode, MaopConfig
 
@@ -68,46 +68,31 @@ MAX_TOKEN: Final = 65_535
 
 def fit_carrier(url: str, config: PeerConfig) -> PeerConfig:
     """Complete the carrier's settings, so that the log shows the settings in use."""
-    return attrs.evolve(config, carrier=_fit(carrier_url(url), config))
+    return attrs.evolve(config, carrier=_fit(carrier_url("maop", url), config))
 
 
 def dial_carrier(url: str, config: PeerConfig) -> AbstractAsyncContextManager[Any]:
     """Connect to a ``maop://`` URL. Source: MA-1."""
-    carrier = carrier_url(url)
-    return dial(carrier, config.carrier)
+    return dial(carrier_url("maop", url), config.carrier)
 
 
 def listen_carrier(url: str, config: PeerConfig) -> AbstractAsyncContextManager[Any]:
     """Listen at a ``maop://`` URL. Source: MA-1."""
-    carrier = carrier_url(url)
-    return listen(carrier, config.carrier)
-
-
-def carrier_url(url: str) -> str:
-    """Return the carrier's own URL.
-
-    Raises:
-        ConfigurationError: the scheme is another one.
-
-    Example:
-        >>> carrier_url("maop://example.org:4433"), carrier_url("maop+memory://desk")
-        ('quic://example.org:4433', 'memory://desk')
-    """
-    scheme, separator, rest = url.partition("://")
-    carriers = {"maop": "quic", "maop+quic": "quic", "maop+memory": "memory"}
-    if not separator or scheme not in carriers:
-        raise ConfigurationError(f"expected maop://host:port or maop+memory://name, got {url!r}")
-    return f"{carriers[scheme]}://{rest}"
+    return listen(carrier_url("maop", url), config.carrier)
 
 
 def _fit(url: str, config: PeerConfig) -> Any:
-    """Complete the carrier's settings. Source: MA-1, MA-2, MA-125, MA-129."""
+    """Complete the carrier's settings. Source: MA-1, MA-2, MA-125, MA-129.
+
+    Settings of another carrier than the URL's stay as they are; `dial` and `listen` raise the error.
+    """
     carrier = config.carrier
-    if url.startswith("memory:"):
+    scheme = url.partition("://")[0]
+    if scheme == "memory":
         carrier = MemoryConfig(shape="connection") if carrier is None else carrier
-        if not isinstance(carrier, MemoryConfig):
-            return carrier  # `dial` and `listen` report the error
-        return attrs.evolve(carrier, shape="connection")
+        return attrs.evolve(carrier, shape="connection") if isinstance(carrier, MemoryConfig) else carrier
+    if scheme != "quic":
+        return carrier
     from levada.transports.quic import QuicConfig  # comes with an extra
 
     carrier = QuicConfig(max_streams=_STREAMS, max_streams_unidirectional=_STREAMS) if carrier is None else carrier

@@ -8,11 +8,12 @@ from functools import partial
 
 from levada.actors.listening import closing, running
 from levada.actors.multiplexed import Opens
+from levada.actors.stream_carriers import carrier_url
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
 
 from .client import ClientActor
-from .config import MAX_TOKEN, PeerConfig, carrier_url, dial_carrier, fit_carrier, listen_carrier
+from .config import MAX_TOKEN, PeerConfig, dial_carrier, fit_carrier, listen_carrier
 from .handlers import Handlers, handler_table
 from .identities import Registry
 from .limiter import Limiter
@@ -45,7 +46,7 @@ def connect(
 
     Args:
         system: an actor system that has been entered.
-        url: ``maop://host:port``, over QUIC, or ``maop+memory://name``.
+        url: ``maop://host:port``, over QUIC; or with a carrier, as in ``maop+tls://host:port``: see `levada.actors.stream_carriers`.
         token: opaque bytes that identify this client.
         auth_type: scheme of the token, such as ``"Bearer"`` or ``"Basic"``.
         pairs: metadata of the session: region, role, tenant.
@@ -65,8 +66,8 @@ def connect(
     Source: MA-1, MA-15, MA-29.
     """
     settings = fit_carrier(url, config or PeerConfig())
-    if bind and not carrier_url(url).startswith("quic:"):
-        raise ConfigurationError(f"bind=True needs TLS, so a URL of maop://, not {url!r}")
+    if bind and not carrier_url("maop", url).startswith("quic:"):
+        raise ConfigurationError(f"bind=True needs QUIC, so a URL of maop://, not {url!r}")
     dialling = partial(dial_carrier, url, settings)
     return connect_over(
         system, dialling, token=token, auth_type=auth_type, pairs=pairs, bind=bind, handlers=handlers, config=settings

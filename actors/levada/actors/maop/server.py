@@ -13,6 +13,7 @@ import trio
 
 from levada.actors.listening import Acceptor, ListenerHandle
 from levada.actors.multiplexed import accepting
+from levada.actors.stream_carriers import url_of
 from levada.framework import Reason, Ref
 from levada.framework.errors import ActorStopped, ConfigurationError, LevadaError
 from levada.transports import carriers
@@ -145,15 +146,16 @@ class ListenerActor(Acceptor[ServerConnection]):
 
     def url_of(self, carrier_url: str) -> str:
         """Turn the carrier's URL, with the real port, into the protocol's."""
-        return f"maop+{carrier_url}".replace("maop+quic:", "maop:")
+        return url_of("maop", carrier_url)
 
     async def accept(self, listener: carriers.Listener[Any]) -> carriers.Incoming:
         """Accept the next client; refuse addresses that try too often. Source: MA-128."""
         while True:
             incoming: carriers.Incoming = await listener.accept()
-            if self._attempts is None or self.url.startswith("maop+memory:"):
-                return incoming
             host = incoming.peer.rpartition(":")[0]
+            # Peers in this process and at a Unix socket have no network address.
+            if self._attempts is None or not host or self.url.startswith("maop+memory:"):
+                return incoming
             if self._attempts.allow(host, trio.current_time()):
                 return incoming
             self.refused_attempts += 1

@@ -1,0 +1,66 @@
+"""What URLs of protocols over many streams mean: the carrier of each scheme.
+
+Aqueduct and MAOP run over any carrier whose connections are a `levada.transports.carriers.Connection`. The part of a scheme after the
+``+`` names it; the carriers of one stream among them mean QMux over that carrier, and without a ``+`` it is QUIC:
+
+================= ==================
+scheme            carrier
+================= ==================
+``maop``          ``quic``
+``maop+quic``     ``quic``
+``maop+memory``   ``memory``
+``maop+tls``      ``qmux+tls``, and so for ``tcp``, ``unix``, ``ws``, ``wss``
+``maop+NAME``     ``NAME``, of a package or of the program (`levada.transports.carriers.register`)
+================= ==================
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from levada.framework.errors import ConfigurationError
+
+__all__ = ["carrier_of", "carrier_url", "url_of"]
+
+_QMUX: Final = {name: f"qmux+{name}" for name in ("tls", "tcp", "unix", "ws", "wss")}
+_NAMES: Final = {"quic": "", **{carrier: name for name, carrier in _QMUX.items()}}
+
+
+def carrier_of(name: str) -> str:
+    """Return the carrier's own scheme.
+
+    Args:
+        name: the part of a URL's scheme after the ``+``; may be empty.
+    """
+    return _QMUX.get(name, name or "quic")
+
+
+def carrier_url(protocol: str, url: str) -> str:
+    """Return the carrier's own URL.
+
+    Raises:
+        ConfigurationError: the scheme is another protocol's.
+
+    Example:
+        >>> carrier_url("maop", "maop://example.org:4433"), carrier_url("maop", "maop+unix:///run/desk")
+        ('quic://example.org:4433', 'qmux+unix:///run/desk')
+    """
+    scheme, separator, rest = url.partition("://")
+    name, _, carrier = scheme.partition("+")
+    if not separator or name != protocol:
+        raise ConfigurationError(
+            f"expected {protocol}://host:port, or {protocol}+CARRIER://… as in {protocol}+tls://host:port, got {url!r}"
+        )
+    return f"{carrier_of(carrier)}://{rest}"
+
+
+def url_of(protocol: str, carrier_url: str) -> str:
+    """Return the protocol's URL for a carrier's.
+
+    Example:
+        >>> url_of("maop", "quic://127.0.0.1:4433"), url_of("maop", "qmux+tls://127.0.0.1:4433")
+        ('maop://127.0.0.1:4433', 'maop+tls://127.0.0.1:4433')
+    """
+    carrier, _, rest = carrier_url.partition("://")
+    name = _NAMES.get(carrier, carrier)
+    return f"{protocol}{'+' if name else ''}{name}://{rest}"
