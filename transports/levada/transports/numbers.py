@@ -46,6 +46,14 @@ class Numbers:
             starts.insert(at, number)
             ends.insert(at, number + 1)
 
+    def append(self, start: int, end: int) -> None:
+        """Put in all numbers from `start` up to, not including, `end`; all must be above every number that is in. O(1)."""
+        if self._ends and self._ends[-1] == start:
+            self._ends[-1] = end
+        else:
+            self._starts.append(start)
+            self._ends.append(end)
+
     def discard(self, number: int) -> None:
         """Take a number out, if it is in."""
         if number not in self:

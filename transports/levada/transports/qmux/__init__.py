@@ -7,6 +7,7 @@ from .config import QmuxConfig
 from .core import QmuxCore
 from .events import (
     DatagramReceived,
+    DatagramRoom,
     Ended,
     Established,
     Event,
@@ -23,6 +24,7 @@ from .events import (
 from .frames import Parameters
 
 __all__ = [
-    "DatagramReceived", "Ended", "Established", "Event", "Parameters", "QmuxConfig", "QmuxCore", "StreamAcked", "StreamData", "StreamFlushed",
-    "StreamOpened", "StreamOver", "StreamReset", "StreamRoom", "StreamStopped", "StreamsAllowed", "TransportError", "error_name",
+    "DatagramReceived", "DatagramRoom", "Ended", "Established", "Event", "Parameters", "QmuxConfig", "QmuxCore",
+    "StreamAcked", "StreamData", "StreamFlushed", "StreamOpened", "StreamOver", "StreamReset", "StreamRoom",
+    "StreamStopped", "StreamsAllowed", "TransportError", "error_name",
 ]  # fmt: skip

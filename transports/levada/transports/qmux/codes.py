@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from typing import Final
 
-__all__ = ["MAX_CODE", "Fault", "TransportError", "error_name"]
+__all__ = ["MAX_CODE", "Fault", "PeerClosed", "TransportError", "error_name"]
 
 MAX_CODE: Final = (1 << 62) - 1
 """The largest code of a reset, a stop or a close. Source: QX-1."""
@@ -65,3 +65,19 @@ class Fault(Exception):
         self.code = code
         self.rule = rule
         self.detail = detail
+
+
+class PeerClosed(Exception):
+    """CONNECTION_CLOSE has come; it never leaves the core.
+
+    Args:
+        code: the application's, or the transport's.
+        reason: the peer's words.
+        transport: whether the transport closed, and not the application.
+    """
+
+    def __init__(self, code: int, reason: str, *, transport: bool) -> None:
+        super().__init__(code, reason, transport)
+        self.code = code
+        self.reason = reason
+        self.transport = transport

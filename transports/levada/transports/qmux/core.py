@@ -15,12 +15,47 @@ After `Ended` the owner writes the last output, shuts down its sending side, rea
 
 from __future__ import annotations
 
-from .codes import TransportError
+import math
+from collections import deque
+from collections.abc import Callable
+
+from levada.framework.errors import LocalProtocolError
+
+from .codes import MAX_CODE, Fault, PeerClosed, TransportError, error_name
 from .config import QmuxConfig
-from .events import Event
-from .frames import Parameters
+from .events import DatagramReceived, DatagramRoom, Ended, Established, Event, StreamFlushed
+from .frames import (
+    DEFAULT_MAX_RECORD,
+    PARAMETERS_PREFIX,
+    Frame,
+    FrameType,
+    Parameters,
+    encode_close,
+    encode_frame,
+    read_int,
+)
+from .liveness import Liveness
+from .receiving import Receiver
+from .records import Records
+from .sending import Sender
+from .state import ConnectionState, Sending
+from .streams import Due, Streams
 
 __all__ = ["QmuxCore"]
+
+LARGEST_RECORD = 65_536
+"""Bytes of the largest record sent, so that an urgent frame never waits for long. Source: QX-6 (D-4)."""
+DEFAULT_PRIORITY = 128
+"""The priority of streams that the peer opens."""
+LOST = 1
+"""The code of an end for which no frame gave one."""
+_SENDING = Sending.OPEN
+_GREETING, _OPEN, _DRAINING, _ENDED = (
+    ConnectionState.GREETING,
+    ConnectionState.OPEN,
+    ConnectionState.DRAINING,
+    ConnectionState.ENDED,
+)
 
 
 class QmuxCore:
@@ -38,40 +73,82 @@ class QmuxCore:
         self.config = config or QmuxConfig()
         self.peer_parameters: Parameters | None = None
         """The peer's parameters, once they have come."""
-        self.round_trip = 0.0
-        """Seconds of the last ping to the peer and back; 0 until the first."""
+        self._state = _GREETING
+        self._now = now
+        self._events: list[Event] = []
+        self._due: Due = {}
+        self._streams = Streams(client=client, config=self.config, events=self._events, due=self._due)
+        self._sender = Sender(self._streams)
+        self._receiver = Receiver(self._streams, self._sender, self._other)
+        self._liveness = Liveness(self._streams, now)
+        self._records = Records(framed=framed)
+        self._greeting = encode_frame(FrameType.PARAMETERS, data=self._parameters().encode())
+        self._farewell = b""
+        self._datagrams: deque[bytes] = deque()
+        self._partial = bytearray()
+        self._begun = now  # when the partial record began
+        self._start = 0  # bytes of its Size; 0 while that is not complete
+        self._stop = 0  # bytes of the whole record, its Size included
+        self._greet_until = now + self.config.handshake_timeout
+        self._drain_until: float | None = None
+        self._drain_ping: int | None = None  # the ping whose answer ends the drain
 
     @property
     def ended(self) -> bool:
         """Whether `Ended` was emitted."""
-        raise NotImplementedError
+        return self._state is _ENDED
+
+    @property
+    def round_trip(self) -> float:
+        """Seconds of the last ping to the peer and back; 0 until the first."""
+        return self._liveness.round_trip
 
     @property
     def max_datagram_size(self) -> int:
         """Bytes of the largest datagram that the peer takes; 0 before `Established`, or if it takes none. Source: QX-19."""
-        raise NotImplementedError
+        peer = self.peer_parameters
+        if peer is None or self._state is _ENDED:
+            return 0
+        return max(min(peer.max_datagram_frame_size, self._records.largest) - 1, 0)
 
     @property
     def queued(self) -> int:
         """Bytes queued on all streams and in datagrams."""
-        raise NotImplementedError
+        return sum(stream.queued for stream in self._streams.table.values()) + sum(map(len, self._datagrams))
 
     @property
     def has_output(self) -> bool:
-        """Whether `data_to_send` has something to return now. Owners ask before each write, so it is a few comparisons."""
-        raise NotImplementedError
+        """Whether `data_to_send` may have something to return now. Owners ask before each write, so it is a few comparisons."""
+        return bool(
+            self._due
+            or self._sender.ready
+            or self._datagrams
+            or self._liveness.has_ping
+            or self._greeting
+            or self._farewell
+        )
 
     def take_events(self) -> list[Event]:
         """Return the events that calls of the owner left behind; each is returned once."""
-        raise NotImplementedError
+        events = self._events[:]
+        self._events.clear()
+        return events
 
     def receive_data(self, data: bytes, now: float) -> list[Event]:
         """Take bytes, cut anywhere; `b""` means the peer sends no more. Return the events."""
-        raise NotImplementedError
+        if self._state is not _ENDED:
+            if data:
+                self._guard(self._take, data, now)
+            else:
+                where = "inside a record" if self._partial else "without closing"
+                self._lose(f"the peer ended the transport {where}")
+        return self.take_events()
 
     def receive_message(self, message: bytes, now: float) -> list[Event]:
         """Take one message, which is one record without its Size. Return the events. Source: QX-41."""
-        raise NotImplementedError
+        if self._state is not _ENDED:
+            self._guard(self._take_message, message, now)
+        return self.take_events()
 
     def data_to_send(self, now: float, budget: int = 65_536) -> list[bytes]:
         """Take records, most urgent first, until about `budget` bytes. Call it only when the carrier takes bytes. Source: QX-33.
@@ -79,35 +156,95 @@ class QmuxCore:
         Returns:
             for a byte stream one piece with all records, for messages a piece for each record; empty if there is nothing.
         """
-        raise NotImplementedError
+        records = self._records
+        if self._greeting:
+            records.add(self._greeting)
+            records.close()
+            self._greeting = b""
+        if self._farewell:
+            records.add(self._farewell)
+            self._farewell = b""
+            return records.take()
+        due = self._due
+        if due:
+            frames = list(due)
+            due.clear()
+            for make in frames:
+                records.add(make())
+        if self._datagrams:
+            self._write_datagrams(budget)
+        self._sender.write(records, budget)
+        if self._liveness.has_ping:
+            records.add(self._liveness.ping(now))
+        out = records.take()
+        if out:
+            self._liveness.wrote(now)
+            if self._state is _DRAINING:
+                self._confirm_drain()
+        return out
 
     def next_deadline(self) -> float | None:
         """Return when `handle_timeout` is due; `None` if never."""
-        raise NotImplementedError
+        if self._state is _ENDED:
+            return None
+        deadline = self._liveness.deadline()
+        if self._partial:
+            deadline = _earlier(deadline, self._begun + self.config.record_timeout)
+        if self._state is _GREETING:
+            deadline = _earlier(deadline, self._greet_until)
+        if self._drain_until is not None:
+            deadline = _earlier(deadline, self._drain_until)
+        return deadline
 
     def handle_timeout(self, now: float) -> list[Event]:
         """Do the work that is due. A call too early or too often does nothing."""
-        raise NotImplementedError
+        if self._state is _ENDED:
+            return self.take_events()
+        config = self.config
+        if self._state is _GREETING and now >= self._greet_until:
+            self._lose(f"no transport parameters within {config.handshake_timeout:g} s")
+        elif self._partial and now >= self._begun + config.record_timeout:
+            self._lose(f"a record was not complete within {config.record_timeout:g} s")
+        elif self._liveness.expired(now):
+            self._end(Ended(LOST, "the peer was silent for too long", False, True, idle=True))
+        elif self._drain_until is not None and now >= self._drain_until:
+            self.close(0, "", now)
+        return self.take_events()
 
     def connection_lost(self, code: int, reason: str, now: float) -> list[Event]:
         """Note that the carrier below broke."""
-        raise NotImplementedError
+        if self._state is not _ENDED:
+            self._lose(reason or "the transport broke")
+        return self.take_events()
 
     def drain(self, now: float) -> list[Event]:
         """Open no more streams; close with code 0 once the peer has everything queued, after `QmuxConfig.drain` seconds at the latest."""
-        raise NotImplementedError
+        if self._state is _GREETING:
+            return self.close(0, "", now)
+        if self._state is _OPEN:
+            self._state = _DRAINING
+            self._streams.opening = False
+            self._now = now
+            self._drain_until = now + self.config.drain
+            self._confirm_drain()
+        return self.take_events()
 
     def close(self, code: int, reason: str, now: float) -> list[Event]:
         """Drop what is queued and tell the peer the application's code. Source: QX-36."""
-        raise NotImplementedError
+        self._check_code(code)
+        if self._state is not _ENDED:
+            self._end(Ended(code, reason, False, False), encode_close(code, reason, cause=None))
+        return self.take_events()
 
     def fail(self, code: TransportError, reason: str, now: float) -> list[Event]:
         """Close because the peer broke a rule that the owner checks, such as a text message on a WebSocket (E-10)."""
-        raise NotImplementedError
+        if self._state is not _ENDED:
+            self._fault(Fault(code, "", reason), 0)
+        return self.take_events()
 
     def stream_credit(self, *, unidirectional: bool) -> int:
         """Return how many more streams the peer allows now; 0 once the connection drains or has ended."""
-        raise NotImplementedError
+        return self._streams.credit(unidirectional)
 
     def open_stream(self, *, unidirectional: bool = False, priority: int = 128) -> int | None:
         """Open a stream; the peer sees it with its first byte, end or reset.
@@ -119,7 +256,8 @@ class QmuxCore:
         Returns:
             its number, or `None` without credit; `StreamsAllowed` tells when there is some.
         """
-        raise NotImplementedError
+        stream = self._streams.open(unidirectional, self._sender.level(priority))
+        return None if stream is None else stream.id
 
     def send(self, stream_id: int, data: bytes | bytearray | memoryview, fin: bool = False) -> None:
         """Queue bytes on a stream, and perhaps its end. No bytes without the end do nothing.
@@ -127,7 +265,11 @@ class QmuxCore:
         Raises:
             LocalProtocolError: the stream is over, was finished or reset, or only the peer sends on it.
         """
-        raise NotImplementedError
+        stream = self._streams.table.get(stream_id)
+        if stream is None or stream.sending is not _SENDING:
+            raise LocalProtocolError(f"stream {stream_id} takes no more data")
+        # A copy only of what may change.
+        self._sender.send(stream, data if type(data) is bytes else bytes(data), fin)
 
     def reset(self, stream_id: int, code: int) -> None:
         """Give up sending: drop the queue, send RESET_STREAM. It does nothing once the end was written, or after a reset.
@@ -135,7 +277,12 @@ class QmuxCore:
         Raises:
             LocalProtocolError: only the peer sends on this stream, or the code is not a number of 62 bits.
         """
-        raise NotImplementedError
+        self._check_code(code)
+        stream = self._streams.table.get(stream_id)
+        if stream_id & 2 and stream_id & 1 == self.client:
+            raise LocalProtocolError(f"only the peer sends on stream {stream_id}")
+        if stream is not None and stream.sending in (_SENDING, Sending.ENDING):
+            self._sender.reset(stream, code)
 
     def stop(self, stream_id: int, code: int) -> None:
         """Ask the peer to stop sending; no more data of the stream becomes an event, and the credit of what was not taken is given back.
@@ -145,18 +292,28 @@ class QmuxCore:
         Raises:
             LocalProtocolError: only this side sends on this stream, or the code is not a number of 62 bits.
         """
-        raise NotImplementedError
+        self._check_code(code)
+        stream = self._streams.table.get(stream_id)
+        if stream_id & 2 and stream_id & 1 != self.client:
+            raise LocalProtocolError(f"only this side sends on stream {stream_id}")
+        if stream is not None:
+            self._receiver.stop(stream, code)
 
     def set_priority(self, stream_id: int, priority: int) -> None:
         """Change the priority of what is queued and of what follows: 0 (first) to 255."""
-        raise NotImplementedError
+        level = self._sender.level(priority)
+        stream = self._streams.table.get(stream_id)
+        if stream is not None:
+            self._sender.set_priority(stream, level)
 
     def consumed(self, stream_id: int, octets: int) -> None:
         """Note that the application took bytes of `StreamData`: windows grow. For a stream that was stopped or reset it does nothing.
 
         A stream is over, and counts no more against the peer's limit, once all of it was taken and the end of this side was written.
         """
-        raise NotImplementedError
+        stream = self._streams.table.get(stream_id)
+        if stream is not None:
+            self._receiver.consumed(stream, octets)
 
     def accepted(self, stream_id: int) -> None:
         """Note that the application has taken a stream of the peer.
@@ -164,18 +321,23 @@ class QmuxCore:
         A stream counts against the peer's limit until it is over and accepted. So a peer cannot pile up streams, however short, at an
         application that accepts none.
         """
-        raise NotImplementedError
+        self._streams.accepted(stream_id)
 
     def unsent(self, stream_id: int) -> int:
         """Return the bytes queued on a stream and not written."""
-        raise NotImplementedError
+        stream = self._streams.table.get(stream_id)
+        return 0 if stream is None else stream.queued
 
     def want_flushed(self, stream_id: int) -> None:
         """Ask for `StreamFlushed` once everything that is queued on a stream now, its end included, is written.
 
         It comes at once if nothing is queued. It never comes if the stream is reset or stopped first.
         """
-        raise NotImplementedError
+        stream = self._streams.table.get(stream_id)
+        if stream is not None:
+            self._sender.want_flushed(stream)
+        elif self._state is not _ENDED:
+            self._events.append(StreamFlushed(stream_id))
 
     def want_acked(self, stream_id: int) -> None:
         """Ask for `StreamAcked` once the peer has everything that is queued on a stream now, its end included. Source: D-23.
@@ -183,7 +345,11 @@ class QmuxCore:
         A ping is written after it; the answer proves that the peer has handled all before it. One ping is under way at a time. The stream
         may be over. Ask again only after the event. It never comes if the stream is reset or stopped before everything was written.
         """
-        raise NotImplementedError
+        stream = self._streams.table.get(stream_id)
+        if stream is not None:
+            self._sender.want_acked(stream)
+        elif self._state is not _ENDED:
+            self._streams.unconfirmed[stream_id] = None
 
     def send_datagram(self, data: bytes | bytearray | memoryview) -> bool:
         """Queue a datagram; false if the queue is full.
@@ -191,4 +357,197 @@ class QmuxCore:
         Raises:
             LocalProtocolError: it is larger than `max_datagram_size`.
         """
-        raise NotImplementedError
+        limit = self.max_datagram_size
+        if len(data) > limit or not limit:
+            raise LocalProtocolError(f"datagram of {len(data)} bytes, at most {limit} fit")
+        if len(self._datagrams) >= self.config.datagram_queue:
+            return False
+        self._datagrams.append(bytes(data))
+        return True
+
+    def _parameters(self) -> Parameters:
+        """Return what this side declares. Source: section 3, QX-18, QX-19 (D-8, D-10, D-13)."""
+        config = self.config
+        return Parameters(
+            max_idle_timeout_ms=math.ceil(config.idle_timeout * 1000),
+            max_data=config.connection_window,
+            max_stream_data_bidi_local=config.stream_window,
+            max_stream_data_bidi_remote=config.stream_window,
+            max_stream_data_uni=config.stream_window,
+            max_streams_bidi=config.max_streams,
+            max_streams_uni=config.max_streams_unidirectional,
+            max_datagram_frame_size=DEFAULT_MAX_RECORD if config.datagrams else 0,
+        )
+
+    def _guard(self, take: Callable[[bytes], None], data: bytes, now: float) -> None:
+        """Process input; end if it breaks a rule, or closes."""
+        self._now = now
+        self._receiver.last_type = 0
+        try:
+            take(data)
+        except Fault as fault:
+            self._fault(fault, self._receiver.last_type)
+        except PeerClosed as closed:
+            text = f"{error_name(closed.code)}: {closed.reason}" if closed.transport else closed.reason
+            self._end(Ended(closed.code, text, True, closed.transport))
+        if self._state is _DRAINING:
+            self._confirm_drain()
+
+    def _take_message(self, message: bytes) -> None:
+        """Process a message. Source: QX-41."""
+        size = len(message)
+        _check_size(size)
+        if self._state is _GREETING:
+            _check_first(message, 0, size)
+        self._receiver.record(message, 0, size)
+        self._liveness.heard(self._now)
+
+    def _take(self, data: bytes) -> None:
+        """Process bytes, cut anywhere. Each is copied once, and twice in a record that comes in several pieces."""
+        at, end, partial = 0, len(data), self._partial
+        if partial:
+            if self._start:
+                at = min(self._stop - len(partial), end)
+                partial += data[:at]
+                if self._state is _GREETING:
+                    _check_first(partial, self._start, len(partial))
+                if len(partial) < self._stop:
+                    return
+                whole = bytes(partial)
+                partial.clear()
+                self._receiver.record(whole, self._start, self._stop)
+            else:
+                data = bytes(partial) + data  # a Size that is cut, at most 7 bytes
+                end = len(data)
+        record = self._receiver.record
+        while at < end:
+            size = data[at]
+            start = at + 1
+            if size >= 0x40:
+                start = at + (1 << (size >> 6))
+                if start > end:
+                    self._hold(data, at, 0, 0)
+                    break
+                size = (size & 0x3F) << 8 | data[at + 1] if size < 0x80 else read_int(data, at, end)[0]
+            if not 0 < size <= DEFAULT_MAX_RECORD:
+                _check_size(size)
+            stop = start + size
+            if self._state is _GREETING:
+                _check_first(data, start, min(stop, end))
+            if stop > end:
+                self._hold(data, at, start - at, stop - at)
+                break
+            record(data, start, stop)
+            at = stop
+        else:
+            partial.clear()
+        if at:
+            self._liveness.heard(self._now)
+
+    def _hold(self, data: bytes, at: int, start: int, stop: int) -> None:
+        """Keep a record that is not complete. Source: QX-3, QX-43."""
+        if at or not self._partial:
+            self._begun = self._now
+        self._partial = bytearray(data[at:])
+        self._start = start
+        self._stop = stop
+
+    def _other(self, frame: Frame) -> None:
+        """Process a frame that names no stream and no limit."""
+        match frame.kind:
+            case FrameType.DATAGRAM | FrameType.DATAGRAM_LEN:
+                if not self.config.datagrams:
+                    raise Fault(TransportError.PROTOCOL_VIOLATION, "QX-7", "a datagram, and none is taken")
+                self._events.append(DatagramReceived(frame.data))
+            case FrameType.PING:
+                self._liveness.requested(frame.fields[0])
+            case FrameType.PING_ANSWER:
+                self._liveness.answered(frame.fields[0], self._now)
+            case FrameType.PARAMETERS:
+                self._establish(frame)
+            case FrameType.TRANSPORT_CLOSE | FrameType.APPLICATION_CLOSE as kind:
+                reason = frame.data.decode("utf-8", "replace")
+                raise PeerClosed(frame.fields[0], reason, transport=kind == FrameType.TRANSPORT_CLOSE)
+            case _:  # RESET_STREAM_AT
+                raise Fault(TransportError.PROTOCOL_VIOLATION, "QX-26", "RESET_STREAM_AT was not declared")
+
+    def _establish(self, frame: Frame) -> None:
+        """Process QX_TRANSPORT_PARAMETERS. Source: QX-9."""
+        if self._state is not _GREETING:
+            raise Fault(TransportError.PROTOCOL_VIOLATION, "QX-9", "transport parameters twice")
+        parameters = self.peer_parameters = Parameters.decode(frame.data)
+        self._state = _OPEN
+        self._streams.establish(parameters, self._sender.level(DEFAULT_PRIORITY))
+        self._sender.establish(parameters)
+        self._liveness.establish(parameters)
+        self._records.largest = min(parameters.max_record_size, LARGEST_RECORD)
+        self._events.append(Established(parameters))
+
+    def _write_datagrams(self, budget: int) -> None:
+        """Write datagrams, each in a record of its own, where it needs no length. Source: QX-19, QX-33."""
+        records, datagrams = self._records, self._datagrams
+        if len(datagrams) >= self.config.datagram_queue:
+            self._events.append(DatagramRoom())
+        records.close()
+        while datagrams and records.written < budget:
+            records.add(b"\x30" + datagrams.popleft())
+            records.close()
+
+    def _confirm_drain(self) -> None:
+        """Ping the peer once no stream is open; close once it has answered."""
+        liveness = self._liveness
+        if self._drain_ping is None:
+            if not self._streams.table and not self._datagrams:
+                self._drain_ping = liveness.last_ping + 1
+                liveness.ping_due = True
+        elif liveness.last_answer >= self._drain_ping:
+            self.close(0, "", self._now)
+
+    def _check_code(self, code: int) -> None:
+        if not 0 <= code <= MAX_CODE:
+            raise LocalProtocolError(f"code {code} is not a number of 62 bits", rule="QX-1")
+
+    def _fault(self, fault: Fault, kind: int) -> None:
+        """Tell the peer what it did wrong, and end. Source: section 9."""
+        text = f"{fault.detail} [{fault.rule}]" if fault.rule else fault.detail
+        self._end(
+            Ended(fault.code, f"{error_name(fault.code)}: {text}", False, True),
+            encode_close(fault.code, text, cause=kind),
+        )
+
+    def _lose(self, why: str) -> None:
+        """End without a word to the peer. Source: QX-34, QX-37."""
+        self._end(Ended(LOST, why, False, True))
+
+    def _end(self, event: Ended, farewell: bytes = b"") -> None:
+        """Drop everything that is queued. The parameters are the first frame, and CONNECTION_CLOSE the last. Source: QX-9, QX-36."""
+        self._state = _ENDED
+        self._streams.end()
+        self._sender.end()
+        self._due.clear()
+        self._datagrams.clear()
+        self._partial.clear()
+        self._farewell = farewell
+        if not farewell:
+            self._greeting = b""
+        self._events.append(event)
+
+
+def _check_size(size: int) -> None:
+    """Check the Size of a record. Source: QX-2 (D-2), QX-3."""
+    if not size:
+        raise Fault(TransportError.PROTOCOL_VIOLATION, "QX-2", "an empty record")
+    if size > DEFAULT_MAX_RECORD:
+        raise Fault(
+            TransportError.FRAME_ENCODING_ERROR, "QX-3", f"a record of {size} bytes, at most {DEFAULT_MAX_RECORD}"
+        )
+
+
+def _check_first(data: bytes | bytearray, at: int, stop: int) -> None:
+    """Check that a first record begins with parameters, as far as it has come. Source: QX-9 (D-5)."""
+    if not PARAMETERS_PREFIX.startswith(bytes(data[at : min(at + len(PARAMETERS_PREFIX), stop)])):
+        raise Fault(TransportError.PROTOCOL_VIOLATION, "QX-9", "the first frame is not QX_TRANSPORT_PARAMETERS")
+
+
+def _earlier(one: float | None, other: float) -> float:
+    return other if one is None else min(one, other)

@@ -1,0 +1,119 @@
+"""Whether the peer is there, and what it has: the idle time-out, pings and their answers."""
+
+from __future__ import annotations
+
+from .codes import Fault, TransportError
+from .events import StreamAcked
+from .frames import FrameType, Parameters, encode_frame
+from .streams import Streams
+
+__all__ = ["Liveness"]
+
+
+class Liveness:
+    """Idle time-out and pings of a connection.
+
+    One ping is under way at a time. It serves the keep-alive, and follows everything written before it: its answer proves that the peer
+    has handled all that. Source: D-23.
+
+    Args:
+        streams: has the streams that wait for such an answer.
+        now: the current time.
+    """
+
+    def __init__(self, streams: Streams, now: float) -> None:
+        self.round_trip = 0.0
+        """Seconds of the last ping and its answer."""
+        self.ping_due = False
+        """Whether a ping is to be written although no stream waits for one."""
+        self._streams = streams
+        self._timeout = 0.0
+        self._heard = now
+        self._idle_since = now
+        self._may_extend = True  # no record was written since the last one came
+        self.last_ping = 0
+        """Number of the last ping."""
+        self.last_answer = 0
+        """Number of the last ping that was answered."""
+        self._sent_at: float | None = None  # when the ping under way was written
+        self._covered: dict[int, None] = {}  # streams that it confirms
+        self._request = -1
+
+    def establish(self, parameters: Parameters) -> None:
+        """Take the peer's time-out: the smaller of both counts. Source: QX-34."""
+        times = [self._streams.config.idle_timeout, parameters.max_idle_timeout_ms / 1000]
+        self._timeout = min((time for time in times if time), default=0.0)
+
+    def heard(self, now: float) -> None:
+        """Note that a record has come completely."""
+        self._heard = self._idle_since = now
+        self._may_extend = True
+
+    def wrote(self, now: float) -> None:
+        """Note that a record was written. Source: QX-34 (D-18)."""
+        if self._may_extend:
+            # Only once after each record received: else our own pings would keep a dead peer for ever.
+            self._may_extend = False
+            self._idle_since = now
+
+    @property
+    def has_ping(self) -> bool:
+        """Whether a ping is to be written: one is due or a stream waits for one, and none is under way."""
+        return (self.ping_due or bool(self._streams.unconfirmed)) and self._sent_at is None
+
+    def ping(self, now: float) -> bytes:
+        """Make the ping; it follows everything written so far. Source: QX-10, D-23."""
+        self.ping_due = False
+        self._sent_at = now
+        self._covered = dict(self._streams.unconfirmed)
+        self._streams.unconfirmed.clear()
+        self.last_ping += 1
+        return encode_frame(FrameType.PING, self.last_ping)
+
+    def requested(self, number: int) -> None:
+        """Process QX_PING. Source: QX-10."""
+        if number <= self._request:
+            raise Fault(TransportError.PROTOCOL_VIOLATION, "QX-10", f"ping {number} after {self._request}")
+        self._request = number
+        self._streams.due[self.answer] = None
+
+    def answer(self) -> bytes:
+        """Make the answer to the newest ping. Source: QX-10."""
+        return encode_frame(FrameType.PING_ANSWER, self._request)
+
+    def answered(self, number: int, now: float) -> None:
+        """Process an answer. Source: QX-10 (D-7)."""
+        if number > self.last_ping:
+            raise Fault(
+                TransportError.PROTOCOL_VIOLATION, "QX-10", f"answer {number}, the last ping was {self.last_ping}"
+            )
+        if number == self.last_ping and self._sent_at is not None:
+            self.round_trip = now - self._sent_at
+            self.last_answer = number
+            self._sent_at = None
+            self._streams.events += map(StreamAcked, self._covered)
+            self._covered.clear()
+
+    def deadline(self) -> float | None:
+        """Return when `expired` has something to do."""
+        if not self._timeout:
+            return None
+        idle = self._idle_since + self._timeout
+        ping = self._heard + self._timeout / 3
+        return min(ping, idle) if self._wants_ping() else idle
+
+    def expired(self, now: float) -> bool:
+        """Say whether the peer was silent for too long; make a ping due after a third of that time. Source: QX-34, QX-35 (D-19)."""
+        if not self._timeout:
+            return False
+        if now >= self._heard + self._timeout / 3 and self._wants_ping():
+            self.ping_due = True
+        return now >= self._idle_since + self._timeout
+
+    def _wants_ping(self) -> bool:
+        """Whether a ping is to be sent before the time is over; one that is due or under way will do."""
+        return (
+            self._sent_at is None
+            and not self.ping_due
+            and (self._streams.config.keepalive or bool(self._streams.table))
+        )

@@ -1,0 +1,284 @@
+"""What comes in: records and their frames, the windows of this side.
+
+`Receiver.record` is the path of every message: it reads STREAM frames in place, and passes other frames on as a `Frame`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from levada.framework.errors import LocalProtocolError
+
+from .codes import Fault, TransportError
+from .events import StreamData, StreamReset
+from .frames import MAX_STREAMS, Frame, FrameType, encode_frame, read_frame, read_int
+from .sending import Sender
+from .state import Receiving
+from .streams import Stream, Streams
+
+__all__ = ["Receiver"]
+
+_ENCODING = TransportError.FRAME_ENCODING_ERROR
+_OPEN, _SIZE_KNOWN, _STOPPED, _OVER = Receiving.OPEN, Receiving.SIZE_KNOWN, Receiving.STOPPED, Receiving.OVER
+
+
+class Receiver:
+    """The receiving parts of all streams.
+
+    Args:
+        streams: the streams.
+        sender: takes the limits that the peer declares.
+        other: takes the frames that name no stream and no limit.
+    """
+
+    def __init__(self, streams: Streams, sender: Sender, other: Callable[[Frame], None]) -> None:
+        self.last_type = 0
+        """Type of the frame that was read last."""
+        self._streams = streams
+        self._sender = sender
+        self._other = other
+        self._window = streams.config.connection_window
+        self._limit = self._window
+        self._received = 0
+        self._consumed = 0
+        self._handlers: dict[int, Callable[[Frame], None]] = {
+            FrameType.RESET_STREAM: self._reset_stream,
+            FrameType.STOP_SENDING: self._stop_sending,
+            FrameType.MAX_DATA: self._max_data,
+            FrameType.MAX_STREAM_DATA: self._max_stream_data,
+            FrameType.MAX_STREAMS_BIDI: self._max_streams,
+            FrameType.MAX_STREAMS_UNI: self._max_streams,
+            FrameType.DATA_BLOCKED: self._ignore,
+            FrameType.STREAM_DATA_BLOCKED: self._stream_data_blocked,
+            FrameType.STREAMS_BLOCKED_BIDI: self._streams_blocked,
+            FrameType.STREAMS_BLOCKED_UNI: self._streams_blocked,
+        }
+
+    def record(self, data: bytes, at: int, stop: int) -> None:
+        """Process a record.
+
+        Args:
+            data: contains it.
+            at: where it begins, behind its Size.
+            stop: where it ends.
+
+        Raises:
+            Fault: the peer broke a rule; `last_type` is the type of the frame, 0 if it is unknown.
+            PeerClosed: the peer closed the connection.
+        """
+        table, events = self._streams.table, self._streams.events
+        kind = 0
+        try:
+            while at < stop:
+                kind = data[at]
+                if kind & 0xF8 != 0x08:
+                    if not kind:
+                        at += 1  # PADDING
+                        continue
+                    if kind >= 0x40:
+                        kind = 0
+                    frame, at = read_frame(data, at, stop)
+                    kind = frame.kind
+                    self._handlers.get(kind, self._other)(frame)
+                    continue
+                # Integers of one and two bytes in place: three calls of read_int take FIGURE of them.
+                at += 1
+                stream_id = data[at]
+                if stream_id < 0x40:
+                    at += 1
+                elif stream_id < 0x80:
+                    stream_id = (stream_id & 0x3F) << 8 | data[at + 1]
+                    at += 2
+                else:
+                    stream_id, at = read_int(data, at, stop)
+                offset = 0
+                if kind & 4:
+                    offset = data[at]
+                    if offset < 0x40:
+                        at += 1
+                    elif offset < 0x80:
+                        offset = (offset & 0x3F) << 8 | data[at + 1]
+                        at += 2
+                    else:
+                        offset, at = read_int(data, at, stop)
+                end = stop
+                if kind & 2:
+                    size = data[at]
+                    if size < 0x40:
+                        at += 1
+                    elif size < 0x80:
+                        size = (size & 0x3F) << 8 | data[at + 1]
+                        at += 2
+                    else:
+                        size, at = read_int(data, at, stop)
+                    end = at + size
+                size = end - at
+                if end > stop or size < 0:
+                    raise Fault(_ENCODING, "QX-4", "a frame is cut by the end of its record")
+                stream = table.get(stream_id) or self._streams.find(stream_id, sent_by_peer=True)
+                if stream is None:
+                    # QX-27: what comes for a stream that is over counts and is given back.
+                    self._count(size)
+                    self._give_back(size)
+                elif stream.receiving is _OPEN and offset == stream.received:
+                    self._received += size
+                    stream.received = offset = offset + size
+                    if self._received > self._limit or offset > stream.receive_limit:
+                        self._check_limits(stream, offset)
+                    if kind & 1:
+                        events.append(StreamData(stream_id, data[at:end], True))
+                        stream.final_size = offset
+                        stream.receiving = _SIZE_KNOWN
+                        if stream.consumed == offset:
+                            stream.receiving = _OVER
+                            self._streams.settle(stream)
+                    elif size:
+                        events.append(StreamData(stream_id, data[at:end], False))
+                else:
+                    self._irregular(stream, offset, size, kind & 1 != 0)
+                at = end
+        except IndexError:
+            self.last_type = kind
+            raise Fault(_ENCODING, "QX-4", "a frame is cut by the end of its record") from None
+        except Fault:
+            self.last_type = kind
+            raise
+
+    def _irregular(self, stream: Stream, offset: int, size: int, fin: bool) -> None:
+        """Process a STREAM frame of a stream that is stopped or whose final size is known, or an error. Source: QX-13."""
+        self._streams.find(stream.id, sent_by_peer=True)
+        end = offset + size
+        if stream.final_size >= 0 and (end > stream.final_size or (fin and end != stream.final_size)):
+            raise Fault(
+                TransportError.FINAL_SIZE_ERROR, "QX-24", f"stream {stream.id} ends at {stream.final_size}, got {end}"
+            )
+        if offset != stream.received:
+            raise Fault(
+                TransportError.PROTOCOL_VIOLATION, "QX-11", f"stream {stream.id} is at {stream.received}, got {offset}"
+            )
+        stream.received = end
+        if stream.receiving is _STOPPED:
+            self._check_limits(stream, end)
+            self._count(size)
+            self._give_back(size)
+            stream.consumed = end
+            if fin:
+                stream.final_size = end
+                stream.receiving = _OVER
+                self._streams.settle(stream)
+
+    def _check_limits(self, stream: Stream, end: int) -> None:
+        """Check the limits of a stream and of the connection. Source: QX-27."""
+        if end > stream.receive_limit:
+            raise Fault(
+                TransportError.FLOW_CONTROL_ERROR,
+                "QX-27",
+                f"{end} bytes on stream {stream.id}, limit {stream.receive_limit}",
+            )
+        self._count(0)
+
+    def _count(self, size: int) -> None:
+        """Count bytes against the limit of the connection. Source: QX-27."""
+        self._received += size
+        if self._received > self._limit:
+            raise Fault(TransportError.FLOW_CONTROL_ERROR, "QX-27", f"{self._received} bytes, limit {self._limit}")
+
+    def _give_back(self, size: int) -> None:
+        """Grow the window of the connection: bytes were taken or dropped. Source: QX-27, QX-29 (D-15)."""
+        self._consumed += size
+        if self._limit - self._consumed <= self._window // 2:
+            self._streams.due[self.max_data] = None
+
+    def max_data(self) -> bytes:
+        """Make MAX_DATA."""
+        self._limit = self._consumed + self._window
+        return encode_frame(FrameType.MAX_DATA, self._limit)
+
+    def consumed(self, stream: Stream, size: int) -> None:
+        """Note that the application took bytes.
+
+        Raises:
+            LocalProtocolError: more than have come.
+        """
+        if stream.receiving is not _OPEN and stream.receiving is not _SIZE_KNOWN:
+            return
+        consumed = stream.consumed + size
+        if consumed > stream.received:
+            raise LocalProtocolError(f"{consumed} bytes taken of stream {stream.id}, {stream.received} have come")
+        stream.consumed = consumed
+        self._give_back(size)
+        if stream.receiving is _OPEN:
+            if stream.receive_limit - consumed <= self._streams.config.stream_window // 2:
+                self._streams.due[stream.max_stream_data] = None
+        elif consumed == stream.final_size:
+            stream.receiving = _OVER
+            self._streams.settle(stream)
+
+    def stop(self, stream: Stream, code: int) -> None:
+        """Take no more of a stream. Source: QX-25."""
+        if stream.receiving is _OPEN:
+            stream.receiving = _STOPPED
+            stream.stop_code = code
+            self._streams.due[stream.stop_sending] = None
+            self._drop(stream)
+        elif stream.receiving is _SIZE_KNOWN:
+            stream.receiving = _OVER
+            self._drop(stream)
+            self._streams.settle(stream)
+
+    def _drop(self, stream: Stream) -> None:
+        """Give back what has come and was not taken."""
+        self._give_back(stream.received - stream.consumed)
+        stream.consumed = stream.received
+
+    def _reset_stream(self, frame: Frame) -> None:
+        """Process RESET_STREAM. Source: QX-24 (D-12)."""
+        stream_id, code, final_size = frame.fields
+        stream = self._streams.find(stream_id, sent_by_peer=True)
+        if stream is None:
+            return
+        known = stream.final_size if stream.final_size >= 0 else max(final_size, stream.received)
+        if final_size != known:
+            raise Fault(
+                TransportError.FINAL_SIZE_ERROR, "QX-24", f"stream {stream_id} ends at {known}, got {final_size}"
+            )
+        if stream.receiving is _OVER:
+            return
+        self._received += final_size - stream.received
+        self._check_limits(stream, final_size)
+        stream.final_size = final_size
+        stream.receiving = _OVER
+        self._give_back(final_size - stream.consumed)
+        self._streams.events.append(StreamReset(stream_id, code))
+        self._streams.settle(stream)
+
+    def _stop_sending(self, frame: Frame) -> None:
+        stream_id, code = frame.fields
+        stream = self._streams.find(stream_id, sent_by_peer=False)
+        if stream is not None:
+            self._sender.stopped(stream, code)
+
+    def _max_data(self, frame: Frame) -> None:
+        self._sender.max_data(frame.fields[0])
+
+    def _max_stream_data(self, frame: Frame) -> None:
+        stream_id, maximum = frame.fields
+        stream = self._streams.find(stream_id, sent_by_peer=False)
+        if stream is not None:
+            self._sender.max_stream_data(stream, maximum)
+
+    def _stream_data_blocked(self, frame: Frame) -> None:
+        """Open the stream; the frame is a hint. Source: QX-21, QX-30."""
+        self._streams.find(frame.fields[0], sent_by_peer=True)
+
+    def _max_streams(self, frame: Frame) -> None:
+        self._streams_blocked(frame)
+        self._streams.allow(frame.kind - FrameType.MAX_STREAMS_BIDI, frame.fields[0])
+
+    def _streams_blocked(self, frame: Frame) -> None:
+        """Check the number; the frame is a hint. Source: QX-12, QX-30."""
+        if frame.fields[0] > MAX_STREAMS:
+            raise Fault(_ENCODING, "QX-12", f"{frame.fields[0]} streams, at most 2^60 are possible")
+
+    def _ignore(self, frame: Frame) -> None:
+        """Ignore DATA_BLOCKED. Source: QX-30."""

@@ -1,0 +1,230 @@
+"""What goes out: queues of streams, the peer's limits, priorities, records.
+
+`Sender.write` is the path of every message. A record holds one large STREAM frame, or many frames that are small. Large sends are never
+joined in the queue: a frame takes views of the chunks it needs, and one `bytes.join` puts all records of a write together. That copies each
+byte once.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import OrderedDict
+
+from levada.framework.errors import LocalProtocolError
+
+from .events import StreamFlushed, StreamRoom, StreamStopped
+from .frames import FrameType, Parameters, encode_frame, encode_int
+from .records import Records
+from .state import Sending
+from .streams import NEVER, Level, Stream, Streams
+
+__all__ = ["Sender"]
+
+_HEADER = 1 + 8 + 8 + 4  # bytes at most: type, stream id, offset, length
+_INTS = [encode_int(number) for number in range(64)]
+_OPEN, _ENDING, _OVER = Sending.OPEN, Sending.ENDING, Sending.OVER  # a member of an enum is slow to look up
+
+
+class Sender:
+    """The sending parts of all streams.
+
+    Args:
+        streams: the streams.
+    """
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self._limit = 0
+        self._sent = 0
+        self._blocked_at = -1
+        self._levels: dict[int, Level] = {}
+        self._order: list[tuple[int, Level]] = []
+
+    def establish(self, parameters: Parameters) -> None:
+        """Take the peer's limits."""
+        self._limit = parameters.max_data
+
+    @property
+    def ready(self) -> bool:
+        """Whether a stream can write."""
+        return self._sent < self._limit and any(level for _, level in self._order)
+
+    def level(self, priority: int) -> Level:
+        """Return where streams of a priority queue.
+
+        Raises:
+            LocalProtocolError: it is not 0 to 255.
+        """
+        level = self._levels.get(priority)
+        if level is None:
+            if not 0 <= priority <= 255:
+                raise LocalProtocolError(f"priority is {priority}, wanted 0 to 255")
+            level = self._levels[priority] = OrderedDict()
+            insort(self._order, (priority, level))
+        return level
+
+    def set_priority(self, stream: Stream, level: Level) -> None:
+        """Let a stream queue elsewhere from now on."""
+        if stream in stream.level:
+            del stream.level[stream]
+            level[stream] = None
+        stream.level = level
+
+    def send(self, stream: Stream, data: bytes, fin: bool) -> None:
+        """Queue bytes, and perhaps the end."""
+        if data:
+            if not stream.queued and stream.offset < stream.send_limit:
+                stream.level[stream] = None
+            stream.chunks.append(data)
+            stream.queued += len(data)
+            if stream.offset == stream.send_limit:
+                self._streams.due[stream.data_blocked] = None
+        if fin:
+            stream.sending = _ENDING
+            if not stream.queued:
+                self._streams.due[stream.end] = None
+
+    def reset(self, stream: Stream, code: int) -> None:
+        """Drop the queue and send RESET_STREAM. Source: QX-24, QX-33."""
+        stream.level.pop(stream, None)
+        stream.chunks.clear()
+        stream.queued = 0
+        stream.watch = stream.flush_at = stream.ack_at = NEVER
+        stream.sending = Sending.RESETTING
+        stream.reset_code = code
+        self._streams.due[stream.reset_stream] = None
+
+    def stopped(self, stream: Stream, code: int) -> None:
+        """Process STOP_SENDING. Source: QX-25."""
+        if stream.sending is _OPEN or stream.sending is _ENDING:
+            self.reset(stream, code)
+            self._streams.events.append(StreamStopped(stream.id, code))
+
+    def max_data(self, maximum: int) -> None:
+        """Process MAX_DATA. Source: QX-27."""
+        self._limit = max(self._limit, maximum)
+
+    def max_stream_data(self, stream: Stream, maximum: int) -> None:
+        """Process MAX_STREAM_DATA. Source: QX-27."""
+        if maximum > stream.send_limit:
+            if stream.queued and stream.offset == stream.send_limit:
+                stream.level[stream] = None
+            stream.send_limit = maximum
+
+    def want_flushed(self, stream: Stream) -> None:
+        """Ask for `StreamFlushed`."""
+        if not stream.queued and stream.sending is not _ENDING:
+            self._streams.events.append(StreamFlushed(stream.id))
+        else:
+            stream.flush_at = self._queued_end(stream)
+            stream.watch = min(stream.flush_at, stream.ack_at)
+
+    def want_acked(self, stream: Stream) -> None:
+        """Ask for `StreamAcked`; the stream is not reset."""
+        stream.ack_at = self._queued_end(stream)
+        self._streams.progress(stream, stream.offset)
+
+    def _queued_end(self, stream: Stream) -> int:
+        return stream.offset + stream.queued + (stream.sending is _ENDING)
+
+    def end(self) -> None:
+        """Drop everything."""
+        self._levels.clear()
+        self._order.clear()
+
+    def write(self, records: Records, budget: int) -> None:
+        """Write STREAM frames, until about `budget` bytes are written: by priority, equal ones in turn. Source: QX-6, QX-33."""
+        body, fill, largest = records.body, records.fill, records.largest
+        low = self._streams.config.send_low
+        while records.written + fill < budget:
+            for _, level in self._order:
+                if level:
+                    break
+            else:
+                break
+            size = self._limit - self._sent
+            if not size:
+                if self._blocked_at != self._limit:
+                    self._blocked_at = self._limit
+                    self._streams.due[self.data_blocked] = None
+                break
+            stream = next(iter(level))
+            offset, queued, stream_id = stream.offset, stream.queued, stream.id
+            if size > queued:
+                size = queued
+            if size > stream.send_limit - offset:
+                size = stream.send_limit - offset
+            if size > largest - fill - _HEADER:
+                if fill:
+                    records.fill = fill
+                    records.close()
+                    fill = 0
+                if size > largest - _HEADER:
+                    size = largest - _HEADER
+            left = queued - size
+            fin = not left and stream.sending is _ENDING
+            # The usual integers in place: three calls of encode_int take FIGURE of them.
+            id_octets = (
+                _INTS[stream_id]
+                if stream_id < 64
+                else (stream_id | 0x4000).to_bytes(2, "big")
+                if stream_id < 0x4000
+                else encode_int(stream_id)
+            )
+            offset_octets = (
+                _INTS[offset]
+                if offset < 64
+                else (offset | 0x4000).to_bytes(2, "big")
+                if offset < 0x4000
+                else encode_int(offset)
+            )
+            size_octets = (
+                _INTS[size] if size < 64 else (size | 0x4000).to_bytes(2, "big") if size < 0x4000 else encode_int(size)
+            )
+            body += (b"\x0f" if fin else b"\x0e", id_octets, offset_octets, size_octets)
+            fill += 1 + len(id_octets) + len(offset_octets) + len(size_octets) + size
+            chunks = stream.chunks
+            if not stream.taken and len(chunks[0]) == size:
+                body.append(chunks.popleft())
+            else:
+                _take(stream, size, body)
+            stream.offset = offset = offset + size
+            stream.queued = left
+            self._sent += size
+            if queued > low >= left:
+                self._streams.events.append(StreamRoom(stream_id))
+            if not left:
+                del level[stream]
+                if fin:
+                    stream.sending = _OVER
+                    offset += 1
+                    self._streams.settle(stream)
+            elif offset == stream.send_limit:
+                del level[stream]
+                self._streams.due[stream.data_blocked] = None
+            else:
+                level.move_to_end(stream)
+            if offset >= stream.watch:
+                self._streams.progress(stream, offset)
+        records.fill = fill
+
+    def data_blocked(self) -> bytes:
+        """Make DATA_BLOCKED. Source: QX-30 (D-16)."""
+        return encode_frame(FrameType.DATA_BLOCKED, self._limit) if self._sent == self._limit else b""
+
+
+def _take(stream: Stream, size: int, body: list[bytes | memoryview]) -> None:
+    """Move the next `size` bytes of the queue to `body`, without a copy."""
+    chunks, taken = stream.chunks, stream.taken
+    while size:
+        chunk = chunks[0]
+        left = len(chunk) - taken
+        if left > size:
+            body.append(memoryview(chunk)[taken : taken + size])
+            taken += size
+            break
+        body.append(memoryview(chunk)[taken:] if taken else chunk)
+        chunks.popleft()
+        size -= left
+        taken = 0
+    stream.taken = taken

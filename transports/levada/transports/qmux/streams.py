@@ -1,0 +1,303 @@
+"""The streams of a connection: their numbers, their life, and how many of them each side may open.
+
+Control frames are not queued as bytes. `Due` holds the methods that make them: each is there once at most, and makes its frame when there is
+room to write it, from the values of that moment; it makes nothing if the frame has become needless. So a limit that changes a thousand
+times before it is written is one frame, and a peer that does not read costs a bounded amount. Source: QX-29 (D-15), QX-43.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from levada.transports.numbers import Numbers
+
+from .codes import Fault, TransportError
+from .config import QmuxConfig
+from .events import Event, StreamFlushed, StreamOpened, StreamOver, StreamsAllowed
+from .frames import MAX_STREAMS, FrameType, Parameters, encode_frame
+from .state import Receiving, Sending
+
+__all__ = ["NEVER", "Due", "Level", "Side", "Stream", "Streams"]
+
+SERVER: Final = 1
+"""Bit of a stream id: the server opened it. Source: QX-20."""
+UNIDIRECTIONAL: Final = 2
+"""Bit of a stream id: only its opener sends. Source: QX-20."""
+NEVER: Final = 1 << 63
+"""A position that no stream reaches."""
+
+Due: TypeAlias = dict[Callable[[], bytes], None]
+"""What makes the control frames to be written, in order."""
+
+
+class Stream:
+    """One stream. Positions count its bytes since the start; the end counts as one more byte."""
+
+    __slots__ = (
+        "ack_at", "chunks", "consumed", "final_size", "flush_at", "id", "level", "offset", "queued", "receive_limit",
+        "received", "receiving", "reset_code", "send_limit", "sending", "stop_code", "streams", "taken", "watch",
+    )  # fmt: skip
+
+    def __init__(self, stream_id: int, streams: Streams, level: Level) -> None:
+        self.id = stream_id
+        self.streams = streams
+        self.level = level
+        """Where it queues while it has data and credit."""
+        self.sending = Sending.OPEN
+        self.chunks: deque[bytes] = deque()
+        """Data queued; the first `taken` bytes are written."""
+        self.taken = 0
+        self.queued = 0
+        """Bytes of `chunks` that are not written."""
+        self.offset = 0
+        """Bytes written: where the next STREAM frame begins."""
+        self.send_limit = 0
+        """The peer's limit for `offset`."""
+        self.flush_at = self.ack_at = NEVER
+        """Positions of which the owner wants to hear once they are written, and once the peer has them."""
+        self.watch = NEVER
+        """The smaller of the two, so that writing a frame compares one number."""
+        self.receiving = Receiving.OPEN
+        self.received = 0
+        """Bytes that have come: where the next STREAM frame begins."""
+        self.consumed = 0
+        """Bytes that the application has taken or will never take."""
+        self.receive_limit = streams.config.stream_window
+        """The limit for `received` that the peer knows."""
+        self.final_size = -1
+        """What `received` will be at the end, once that is known."""
+        self.reset_code = self.stop_code = 0
+        """The codes of RESET_STREAM and STOP_SENDING, while they are due."""
+
+    def max_stream_data(self) -> bytes:
+        """Make MAX_STREAM_DATA. Source: QX-29."""
+        if self.receiving is not Receiving.OPEN:
+            return b""
+        self.receive_limit = self.consumed + self.streams.config.stream_window
+        return encode_frame(FrameType.MAX_STREAM_DATA, self.id, self.receive_limit)
+
+    def data_blocked(self) -> bytes:
+        """Make STREAM_DATA_BLOCKED. Source: QX-30 (D-16)."""
+        if not self.queued or self.offset < self.send_limit:
+            return b""
+        return encode_frame(FrameType.STREAM_DATA_BLOCKED, self.id, self.send_limit)
+
+    def end(self) -> bytes:
+        """Make the STREAM frame of an end that comes without data."""
+        if self.sending is not Sending.ENDING:
+            return b""
+        self.sending = Sending.OVER
+        self.streams.progress(self, self.offset + 1)
+        self.streams.settle(self)
+        return encode_frame(FrameType.STREAM | 7, self.id, self.offset, data=b"")
+
+    def reset_stream(self) -> bytes:
+        """Make RESET_STREAM; the final size is what was written. Source: QX-24."""
+        self.sending = Sending.OVER
+        self.streams.settle(self)
+        return encode_frame(FrameType.RESET_STREAM, self.id, self.reset_code, self.offset)
+
+    def stop_sending(self) -> bytes:
+        """Make STOP_SENDING. Source: QX-25."""
+        if self.receiving is not Receiving.STOPPED:
+            return b""
+        return encode_frame(FrameType.STOP_SENDING, self.id, self.stop_code)
+
+
+Level: TypeAlias = OrderedDict[Stream, None]
+"""Streams of one priority that can write, in turn: an ordered dict, because a stream that is reset leaves from the middle."""
+
+
+class Side:
+    """The streams of one kind that one side opens."""
+
+    __slots__ = ("allowed", "blocked_at", "count", "freed", "kind", "skipped")
+
+    def __init__(self, kind: int, allowed: int) -> None:
+        self.kind = kind
+        """0 for bidirectional, 1 for unidirectional."""
+        self.allowed = allowed
+        """Streams that may ever be opened, as the peer knows."""
+        self.count = 0
+        """Streams that were opened, those skipped included."""
+        self.skipped = Numbers()
+        """Those that a higher number has opened, and that have had no frame. Source: QX-20 (D-11)."""
+        self.freed = 0
+        """Those that are over, and that the peer may open again without knowing it."""
+        self.blocked_at = -1
+        """The last limit for which STREAMS_BLOCKED was made."""
+
+    def max_streams(self) -> bytes:
+        """Make MAX_STREAMS. Source: QX-28 (D-14)."""
+        self.allowed = min(self.allowed + self.freed, MAX_STREAMS)
+        self.freed = 0
+        return encode_frame(FrameType.MAX_STREAMS_BIDI + self.kind, self.allowed)
+
+    def streams_blocked(self) -> bytes:
+        """Make STREAMS_BLOCKED. Source: QX-30 (D-16)."""
+        if self.count < self.allowed:
+            return b""
+        return encode_frame(FrameType.STREAMS_BLOCKED_BIDI + self.kind, self.allowed)
+
+
+class Streams:
+    """All streams of a connection.
+
+    Args:
+        client: whether this side dialled.
+        config: windows and limits.
+        events: where events go.
+        due: where control frames go.
+    """
+
+    def __init__(self, *, client: bool, config: QmuxConfig, events: list[Event], due: Due) -> None:
+        self.client = client
+        self.config = config
+        self.events = events
+        self.due = due
+        self.table: dict[int, Stream] = {}
+        """Streams that are not over, by id. Read only."""
+        self.unconfirmed: dict[int, None] = {}
+        """Streams of which the owner wants to know that the peer has everything; everything is written."""
+        self.opening = True
+        """Whether this side may open streams."""
+        self._unaccepted: set[int] = set()  # streams of the peer's; they count against its limit
+        self._parameters = Parameters()
+        self._ours = (Side(0, 0), Side(1, 0))
+        self._theirs = (Side(0, config.max_streams), Side(1, config.max_streams_unidirectional))
+        self._level: Level = OrderedDict()
+
+    def establish(self, parameters: Parameters, level: Level) -> None:
+        """Take the peer's limits.
+
+        Args:
+            parameters: the peer's.
+            level: where a stream of the peer's queues at first.
+        """
+        self._parameters = parameters
+        self._level = level
+        self._ours[0].allowed = parameters.max_streams_bidi
+        self._ours[1].allowed = parameters.max_streams_uni
+
+    def credit(self, unidirectional: bool) -> int:
+        """Return how many streams this side may open now."""
+        side = self._ours[unidirectional]
+        return side.allowed - side.count if self.opening else 0
+
+    def open(self, unidirectional: bool, level: Level) -> Stream | None:
+        """Open a stream of this side; `None` without credit."""
+        side = self._ours[unidirectional]
+        index = side.count
+        if index >= side.allowed or not self.opening:
+            if side.blocked_at != side.allowed and self.opening:
+                side.blocked_at = side.allowed
+                self.due[side.streams_blocked] = None
+            return None
+        side.count = index + 1
+        stream_id = index << 2 | unidirectional << 1 | (not self.client)
+        stream = self.table[stream_id] = Stream(stream_id, self, level)
+        if unidirectional:
+            stream.receiving = Receiving.OVER
+            stream.send_limit = self._parameters.max_stream_data_uni
+        else:
+            stream.send_limit = self._parameters.max_stream_data_bidi_remote
+        return stream
+
+    def find(self, stream_id: int, *, sent_by_peer: bool) -> Stream | None:
+        """Return the stream that a frame names; a new one of the peer's is opened.
+
+        Args:
+            stream_id: its number.
+            sent_by_peer: whether the frame belongs to the direction in which the peer sends.
+
+        Returns:
+            the stream; `None` if it is over and forgotten.
+
+        Raises:
+            Fault: the stream cannot have this frame (E-5), or is one too many (E-4).
+
+        Source: QX-20, QX-21.
+        """
+        opened_by_peer = (stream_id & SERVER != 0) is self.client
+        unidirectional = stream_id & UNIDIRECTIONAL != 0
+        if unidirectional and opened_by_peer is not sent_by_peer:
+            raise Fault(TransportError.STREAM_STATE_ERROR, "QX-21", f"stream {stream_id} has no such direction")
+        stream = self.table.get(stream_id)
+        if stream is not None:
+            return stream
+        index = stream_id >> 2
+        side = (self._theirs if opened_by_peer else self._ours)[unidirectional]
+        if not opened_by_peer:
+            if index >= side.count:
+                raise Fault(TransportError.STREAM_STATE_ERROR, "QX-21", f"stream {stream_id} was never opened")
+            return None
+        if index == side.count < side.allowed:
+            side.count = index + 1
+        elif index < side.count:
+            if index not in side.skipped:
+                return None
+            side.skipped.discard(index)
+        elif index >= side.allowed:
+            raise Fault(TransportError.STREAM_LIMIT_ERROR, "QX-28", f"stream {stream_id}, {side.allowed} are allowed")
+        else:
+            side.skipped.append(side.count, index)
+            side.count = index + 1
+        stream = self.table[stream_id] = Stream(stream_id, self, self._level)
+        if unidirectional:
+            stream.sending = Sending.OVER
+        else:
+            stream.send_limit = self._parameters.max_stream_data_bidi_local
+        self._unaccepted.add(stream_id)
+        self.events.append(StreamOpened(stream_id))
+        return stream
+
+    def allow(self, kind: int, maximum: int) -> None:
+        """Process MAX_STREAMS."""
+        side = self._ours[kind]
+        if maximum > side.allowed:
+            side.allowed = maximum
+            self.events.append(StreamsAllowed(kind == 1))
+
+    def settle(self, stream: Stream) -> None:
+        """Forget a stream if both parts are over; if the peer opened it, it may open another. Source: QX-23, QX-28 (D-14)."""
+        if stream.sending is not Sending.OVER or stream.receiving is not Receiving.OVER:
+            return
+        stream_id = stream.id
+        del self.table[stream_id]
+        self.events.append(StreamOver(stream_id))
+        if (stream_id & SERVER != 0) is self.client and stream_id not in self._unaccepted:
+            self._free(stream_id)
+
+    def accepted(self, stream_id: int) -> None:
+        """Note that the application has a stream of the peer's."""
+        if stream_id in self._unaccepted:
+            self._unaccepted.discard(stream_id)
+            if stream_id not in self.table:
+                self._free(stream_id)
+
+    def _free(self, stream_id: int) -> None:
+        """Let the peer open another stream instead. Source: QX-28 (D-14)."""
+        side = self._theirs[stream_id >> 1 & 1]
+        side.freed += 1
+        # As many are free as the peer knows of: few frames if it uses few of many streams, one for each if it can open none.
+        if side.freed >= side.allowed - side.count:
+            self.due[side.max_streams] = None
+
+    def progress(self, stream: Stream, position: int) -> None:
+        """Tell the owner that a stream was written up to a position, if it wants to know."""
+        if stream.flush_at <= position:
+            stream.flush_at = NEVER
+            self.events.append(StreamFlushed(stream.id))
+        if stream.ack_at <= position:
+            stream.ack_at = NEVER
+            self.unconfirmed[stream.id] = None
+        stream.watch = min(stream.flush_at, stream.ack_at)
+
+    def end(self) -> None:
+        """Forget all streams."""
+        self.table.clear()
+        self.unconfirmed.clear()
+        self._unaccepted.clear()
+        self.opening = False
