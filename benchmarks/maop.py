@@ -23,8 +23,9 @@ import attrs
 import trio
 from benchmarks.carriers import certify, cpu, read_all
 
-from levada.actors.maop import Call, Handler, HandlerSpec, Identity, Peer, PeerConfig, connect, serve
-from levada.framework import ActorSystem
+from levada.actors.authenticators import BearerTokens
+from levada.actors.maop import Call, Handler, HandlerSpec, Peer, PeerConfig, connect, serve
+from levada.framework import ActorSystem, Identity
 from levada.framework.errors import CarrierError
 from levada.transports.quic import QuicConfig, QuicConnection, QuicListener, QuicStream, dial, listen
 
@@ -97,7 +98,11 @@ async def serve_both(folder: Path) -> None:
         ActorSystem() as system,
         listen("quic://127.0.0.1:0", quic) as bare,
         serve(
-            system, "maop://127.0.0.1:0", HANDLERS, authenticate={TOKEN: Identity("bench")}, config=config
+            system,
+            "maop://127.0.0.1:0",
+            HANDLERS,
+            authenticate=BearerTokens.of({TOKEN: Identity("bench")}),
+            config=config,
         ) as listener,
         trio.open_nursery() as nursery,
     ):

@@ -20,7 +20,8 @@ from typing import Any
 import trio
 
 from levada.actors import aqueduct, lumberjack, maop, rsocket
-from levada.framework import Actor, ActorSystem, Receiver, actor, channel, handles, message
+from levada.actors.authenticators import BearerTokens
+from levada.framework import Actor, ActorSystem, Identity, Receiver, actor, channel, handles, message
 
 __all__ = ["LIMITS", "OPERATIONS", "Walk", "measure"]
 
@@ -147,7 +148,7 @@ async def maop_request(system: ActorSystem) -> AsyncIterator[Operation]:
     async def nothing(call: maop.Call) -> None:
         pass
 
-    clients = {b"bench": maop.Identity("bench")}
+    clients = BearerTokens.of({b"bench": Identity("bench")})
     async with (
         maop.serve(system, "maop+memory://walk", {101: nothing}, authenticate=clients) as listener,
         maop.connect(system, listener.url, token=b"bench") as peer,

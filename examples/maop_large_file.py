@@ -11,8 +11,9 @@ from uuid import uuid4
 
 import trio
 
-from levada.actors.maop import Call, Handler, HandlerSpec, Identity, Refused, connect, serve
-from levada.framework import ActorSystem
+from levada.actors.authenticators import BearerTokens
+from levada.actors.maop import Call, Handler, HandlerSpec, OperationRefused, connect, serve
+from levada.framework import ActorSystem, Identity
 
 STORE = 100
 MIB = 2**20
@@ -53,7 +54,9 @@ async def main(big: Path, bigger: Path, vault: Vault) -> None:
     handlers = {STORE: Handler(vault.store, spec=spec, on_cancel=vault.undo)}
     async with (
         ActorSystem() as system,
-        serve(system, "maop+memory://vault", handlers, authenticate={b"secret": Identity("office-1")}) as listener,
+        serve(
+            system, "maop+memory://vault", handlers, authenticate=BearerTokens.of({b"secret": Identity("office-1")})
+        ) as listener,
         connect(system, listener.url, token=b"secret") as peer,
     ):
         key = uuid4().bytes
@@ -64,7 +67,7 @@ async def main(big: Path, bigger: Path, vault: Vault) -> None:
         print(f"sent again with the same key: stored {len(vault.stored)} time")
         try:
             await peer.message(STORE, bigger)
-        except Refused as refused:
+        except OperationRefused as refused:
             print("65 MiB:", refused)
         try:
             await peer.message(STORE, broken_off(big), length=32 * MIB)

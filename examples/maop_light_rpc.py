@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import trio
 
+from levada.actors.authenticators import BearerTokens
 from levada.actors.maop import (
     Call,
     Handler,
     HandlerSpec,
-    Identity,
     OperationError,
     OperationFailed,
     OperationTimeout,
@@ -17,7 +17,7 @@ from levada.actors.maop import (
     connect,
     serve,
 )
-from levada.framework import ActorSystem, message
+from levada.framework import ActorSystem, Identity, message
 
 PING, QUOTE, SLOW, WARMING_UP = 300, 301, 302, 303
 UNKNOWN_SYMBOL = 1024
@@ -79,7 +79,9 @@ async def main() -> None:
     }
     async with (
         ActorSystem() as system,
-        serve(system, "maop+memory://desk", handlers, authenticate={b"secret": Identity("desk-1")}) as listener,
+        serve(
+            system, "maop+memory://desk", handlers, authenticate=BearerTokens.of({b"secret": Identity("desk-1")})
+        ) as listener,
         connect(system, listener.url, token=b"secret") as peer,
     ):
         assert await peer.request(PING) == b""

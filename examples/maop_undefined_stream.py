@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 
 import trio
 
-from levada.actors.maop import Call, Handler, HandlerSpec, Identity, MaopError, OperationError, Refused, connect, serve
-from levada.framework import ActorSystem
+from levada.actors.authenticators import BearerTokens
+from levada.actors.maop import Call, Handler, HandlerSpec, MaopError, OperationError, OperationRefused, connect, serve
+from levada.framework import ActorSystem, Identity
 
 TELEMETRY, CONFIGURATION = 200, 201
 NEGATIVE = 1100
@@ -70,7 +71,9 @@ async def main() -> None:
     }
     async with (
         ActorSystem() as system,
-        serve(system, "maop+memory://station", handlers, authenticate={b"secret": Identity("meter-1")}) as listener,
+        serve(
+            system, "maop+memory://station", handlers, authenticate=BearerTokens.of({b"secret": Identity("meter-1")})
+        ) as listener,
         connect(system, listener.url, token=b"secret") as peer,
     ):
         meter = Meter(station)
@@ -80,7 +83,7 @@ async def main() -> None:
         print(f"{station.count} readings taken, the meter never {FAR_AHEAD // 2**20} MiB ahead")
         try:
             await peer.message(CONFIGURATION, meter.readings())
-        except Refused as refused:
+        except OperationRefused as refused:
             print("where a length is wanted:", refused)
         wrong = Meter(station, wrong=30_000)
         try:

@@ -10,12 +10,13 @@ import pytest
 import trio
 
 from levada.actors import aqueduct, maop, rsocket
-from levada.framework import ActorSystem
+from levada.actors.authenticators import BearerTokens
+from levada.framework import ActorSystem, Identity
 from levada.framework.errors import LevadaError
 from levada.transports.quic import QuicConfig
 
 pytestmark = pytest.mark.loopback
-TOKENS = {b"secret": maop.Identity("desk")}
+TOKENS = BearerTokens.of({b"secret": Identity("desk")})
 
 
 async def answer(request: rsocket.Request) -> bytes:

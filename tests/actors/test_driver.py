@@ -13,10 +13,11 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors import aqueduct, lumberjack, maop, rsocket
+from levada.actors.authenticators import BearerTokens
 from levada.actors.driver import Phase
 from levada.actors.listening import HURRY, Accepted, Acceptor, running
 from levada.actors.single import SingleDriver, accept_single, dial_single, listen_single
-from levada.framework import ActorSystem, Lost, Normal
+from levada.framework import ActorSystem, Identity, Lost, Normal
 from levada.framework.errors import ConfigurationError, ConnectionLost
 from levada.transports import carriers
 from levada.transports.carriers import MemoryConfig, MessageStream, dial, listen
@@ -192,7 +193,7 @@ def served(protocol: str, system: ActorSystem) -> AbstractAsyncContextManager[An
         case "aqueduct":
             return aqueduct.serve(system, url, handler, Any)
         case "maop":
-            return maop.serve(system, url, {}, authenticate={b"secret": maop.Identity("client")})
+            return maop.serve(system, url, {}, authenticate=BearerTokens.of({b"secret": Identity("client")}))
         case _:
             return lumberjack.serve(system, url, handler)
 

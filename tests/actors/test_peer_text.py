@@ -21,8 +21,9 @@ import levada.actors
 import levada.framework
 import levada.transports
 from levada.actors import aqueduct, cli, lumberjack, maop, rsocket
+from levada.actors.authenticators import BearerTokens
 from levada.actors.maop import Disapproved, OperationFailed
-from levada.framework import Actor, ActorSystem, Asks, handles, message
+from levada.framework import Actor, ActorSystem, Asks, Identity, handles, message
 from levada.framework.errors import ConnectionLost, DecodeError, LevadaError, RemoteFailure
 from levada.transports import carriers
 from levada.transports.carriers import CloseReason, MemoryConfig
@@ -181,7 +182,7 @@ async def test_maop_a_client_with_texts(log: pytest.LogCaptureFixture) -> None:
     texts = Authentication("Bearer", b"secret", {FORGED: FORGED}, Version(1, 0, 0), FORGED)
     async with (
         ActorSystem() as system,
-        maop.serve(system, "maop+memory://desk", {}, authenticate={b"secret": maop.Identity("c")}),
+        maop.serve(system, "maop+memory://desk", {}, authenticate=BearerTokens.of({b"secret": Identity("c")})),
         carriers.dial("memory://desk", MAOP) as connection,
     ):
         assert isinstance(connection, carriers.Connection)

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from levada.actors import aqueduct, maop
+from levada.actors.authenticators import BearerTokens
 from levada.actors.stream_carriers import carrier_url, url_of
-from levada.framework import ActorSystem, OneshotSender, oneshot
+from levada.framework import ActorSystem, Identity, OneshotSender, oneshot
 from levada.framework.errors import ConfigurationError, ConnectionLost
 from levada.transports import carriers
 from levada.transports.carriers import Carrier, MemoryConfig, memory
@@ -79,7 +80,7 @@ async def test_maop_over_a_registered_carrier(meadow: MemoryConfig) -> None:
         return (await call.body()).upper()
 
     config = maop.PeerConfig(carrier=meadow)
-    clients = {b"secret": maop.Identity("client-1")}
+    clients = BearerTokens.of({b"secret": Identity("client-1")})
     async with (
         ActorSystem() as system,
         maop.serve(system, "maop+meadow://field", {101: shout}, authenticate=clients, config=config),

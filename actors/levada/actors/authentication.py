@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from levada.framework import ActorSystem
 
 __all__ = [
+    "BINDING",
     "Authenticate",
     "Authentication",
     "Authenticator",
@@ -46,7 +47,7 @@ __all__ = [
 logger = logging.getLogger("levada.actors.authentication")
 
 BINDING: Final = "channel-binding"
-"""Header with the channel binding of the client's end, in hexadecimal."""
+"""MAOP's pair with the channel binding of the client's end, in hexadecimal."""
 
 
 def _check_retry_after(_: Any, attribute: Any, value: float | None) -> None:
@@ -242,19 +243,17 @@ class Authenticator(Actor[Any]):
     credentials: Credentials
     decided: Callable[[Identity | Refused], None]
     """Called once, with the decision."""
-    waiting: bool = attrs.field(default=True, init=False)
+    answer: Identity | Refused = attrs.field(default=FAILED, init=False)
+    """The decision, once there is one."""
 
     def started(self) -> None:
         """Run the hook, in a task: it is cancelled when this actor is stopped, as a handler would not be."""
         self.start_soon(self._decide)
 
     async def _decide(self) -> None:
-        answer = await self.gatekeeper.decide(self.credentials)
-        self.waiting = False
-        self.decided(answer)
+        self.answer = await self.gatekeeper.decide(self.credentials)
         self.stop()
 
     def stopping(self, reason: Reason) -> None:
-        """Refuse the client if there is no decision."""
-        if self.waiting:
-            self.decided(FAILED)
+        """Hand the decision over."""
+        self.decided(self.answer)

@@ -262,21 +262,33 @@ class Driver(Actor[Any], Generic[C]):
             pass
 
     def _decided(self, answer: Identity | Refused) -> None:
-        acceptor, credentials, self._credentials = self.acceptor, self._credentials, None
-        if credentials is None or acceptor is None or self.info is None or self.ending or self.phase not in _GREETING:
+        acceptor = self.acceptor
+        if (
+            self._credentials is None
+            or acceptor is None
+            or self.info is None
+            or self.ending
+            or self.phase not in _GREETING
+        ):
             return
-        gatekeeper, name = acceptor.gatekeeper, ""
+        name = ""
         if isinstance(answer, Identity):
             name = answer.name
-            refusal = gatekeeper.enter(answer)
+            refusal = acceptor.gatekeeper.enter(answer)
             if refusal is None:
                 self.identity = answer
                 self.meet(self.info)
                 self.admitted(answer)
                 return
             answer = refusal
-        gatekeeper.refuse(self.system, credentials, answer, name)
+        self.record_refusal(answer, name)
         self.refused(answer)
+
+    def record_refusal(self, refusal: Refused, name: str = "") -> None:
+        """Count, publish and log that the client is refused, once."""
+        if self._credentials is not None and self.acceptor is not None:
+            self.acceptor.gatekeeper.refuse(self.system, self._credentials, refusal, name)
+            self._credentials = None
 
     def cancel_authentication(self) -> None:
         """End the hook: its decision no longer matters."""
@@ -468,6 +480,11 @@ class Driver(Actor[Any], Generic[C]):
             fields["connection_id"] = str(self.remote)
         return fields
 
+    @property
+    def who(self) -> str:
+        """The actor's path, and the client's name if it is known: for logs."""
+        return f"{self.ref.path} ({self.identity.name})" if self.identity is not None else self.ref.path
+
     def log_end(self, event: Any) -> None:
         """Log how the connection ended."""
         self.log(logging.INFO, "ended", "ended: %s, code %s", self._reason or "no reason given", event.code)
@@ -476,5 +493,4 @@ class Driver(Actor[Any], Generic[C]):
         """Log a line about this connection, under the protocol's logger."""
         logger = logging.getLogger(f"levada.actors.{self.protocol}")
         if logger.isEnabledFor(level):
-            who = f"{self.ref.path} ({self.identity.name})" if self.identity is not None else self.ref.path
-            logger.log(level, "%s: %s", who, text % arguments, extra=self.extra(event))
+            logger.log(level, "%s: %s", self.who, text % arguments, extra=self.extra(event))

@@ -13,14 +13,16 @@ import attrs
 import pytest
 import trio
 
-from levada.actors.maop import Call, Identity, Listener, Peer, PeerConfig, connect, serve
+from levada.actors.authenticators import BearerTokens
+from levada.actors.maop import Call, Listener, Peer, PeerConfig, connect, serve
 from levada.actors.maop.connection import MaopDriver
 from levada.actors.maop.entry import connect_over, serve_over
-from levada.framework import ActorSystem, message
+from levada.framework import ActorSystem, Identity, message
 from levada.transports.carriers.simnet import SimNet
 from levada.transports.quic import QuicConfig, dial, listen
 
-TOKENS = {b"secret": Identity("client-1")}
+CLIENT = Identity("client-1")
+TOKENS = BearerTokens.of({b"secret": CLIENT})
 
 
 @message("tests.maop.Question")

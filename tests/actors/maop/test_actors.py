@@ -11,14 +11,12 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from levada.actors.authentication import Authenticator, Credentials, Refused
 from levada.actors.maop import (
-    Authentication,
     Call,
-    Denied,
     Disapproved,
     Handler,
     HandlerSpec,
-    Identity,
     MaopConfig,
     OperationActor,
     OperationFailed,
@@ -29,13 +27,12 @@ from levada.actors.maop import (
     connect,
     serve,
 )
-from levada.actors.maop.authenticator import Authenticator
 from levada.actors.maop.connection import MAX_IDLE, MaopDriver
 from levada.actors.maop.control import ControlPool
 from levada.actors.maop.executions import Execution
 from levada.actors.maop.operations import Operation
-from levada.framework import ActorSystem, Ref
-from levada.framework.errors import ActorStopped
+from levada.framework import ActorSystem, Identity, Ref
+from levada.framework.errors import ActorStopped, ConnectionLost
 from levada.transports.carriers import MemoryConfig
 from levada.transports.maop import ConnectionState, decode_operations
 from levada.transports.maop.frames import Message, Proceed
@@ -91,6 +88,7 @@ async def expect(peer: Peer, kind: type[Exception], said: list[Exception], msg_i
 async def test_parts_of_a_connection_are_its_children(start: Start) -> None:
     work = Work()
     async with start({100: work.handler(), 101: echo}) as ends:
+        await wait_all_tasks_blocked()  # the authenticator has ended
         assert (kinds(ends.client), kinds(ends.server)) == ([ControlPool], [ControlPool])
         async with trio.open_nursery() as nursery:
             for _ in range(3):
@@ -110,6 +108,7 @@ async def test_parts_of_a_connection_are_its_children(start: Start) -> None:
 async def test_few_actors_are_left_after_many_operations(start: Start) -> None:
     """What is at rest is bounded, and bursts above that end their actors."""
     async with start({100: nothing, 101: echo}, carrier=MemoryConfig(shape="connection", max_streams_bidi=600)) as ends:
+        await wait_all_tasks_blocked()
         before = ends.system.statistics().actors
         for _ in range(1000):
             await ends.peer.request(101, b"x")
@@ -478,9 +477,9 @@ async def test_ma130_signals_wait_until_there_is_a_stream_for_them(start: Start,
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
 async def test_an_authenticator_that_is_ended_lets_nobody_in(how: str, autojump_clock: MockClock) -> None:
-    asked: list[Authentication] = []
+    asked: list[Credentials] = []
 
-    async def decide(question: Authentication) -> Identity | Denied:
+    async def decide(question: Credentials) -> Identity | Refused:
         asked.append(question)
         if question.token == b"slow":
             await trio.sleep_forever()
@@ -492,10 +491,10 @@ async def test_an_authenticator_that_is_ended_lets_nobody_in(how: str, autojump_
         connect(system, listener.url, token=b"first") as peer,
         trio.open_nursery() as nursery,
     ):
-        refused: list[Disapproved] = []
+        refused: list[ConnectionLost] = []
 
         async def enter() -> None:
-            with pytest.raises(Disapproved) as no:
+            with pytest.raises(ConnectionLost) as no:
                 async with connect(system, listener.url, token=b"slow"):
                     pass
             refused.append(no.value)
@@ -512,9 +511,10 @@ async def test_an_authenticator_that_is_ended_lets_nobody_in(how: str, autojump_
             authenticator.kill()
         else:
             actor(waiting).ref.stop()
-            await trio.sleep(6)  # the time that a handler has to end
         await trio.sleep(1)
-        assert [error.code for error in refused] == [1]
+        assert [(type(error), error.code) for error in refused] == [
+            (Disapproved, 1) if how == "kill" else (ConnectionLost, 0)
+        ]
         assert await peer.request(101, b"alive") == b"alive"
         assert len(listener.peers) == 1
 

@@ -9,30 +9,28 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from levada.actors.authentication import Credentials, Refused
 from levada.actors.maop import (
-    Authentication,
-    Denied,
     Disapproved,
     Handler,
     HandlerSpec,
-    Identity,
     MaopConfig,
+    OperationRefused,
     PeerConfig,
-    Refused,
     connect,
     serve,
 )
-from levada.framework import Actor, ActorSystem, handles
+from levada.framework import Actor, ActorSystem, Identity, handles
 from levada.framework.errors import ConfigurationError, ConnectionLost
 from levada.transports.maop import Version
 
-from .conftest import TOKENS, Start, echo, nothing
+from .conftest import CLIENT, Start, echo, nothing
 
 
 async def test_tokens_name_the_client(start: Start) -> None:
     async with start({}) as ends:
         assert ends.peer.identifier == "client-1"
-        assert ends.caller.identity == TOKENS[b"secret"]
+        assert ends.caller.identity == CLIENT
         assert [peer.identifier for peer in ends.listener.peers] == ["client-1"]
         assert len(ends.peer.session_id) == 16
 
@@ -61,13 +59,13 @@ async def test_ma34a_nobody_is_let_in_without_a_valid_token(
 @pytest.mark.rule("MA-19")
 async def test_ma19_a_function_decides_by_token_and_pairs(start: Start) -> None:
     """The server decides by token and pairs, which stay with the session; it may demand a channel binding."""
-    asked: list[Authentication] = []
+    asked: list[Credentials] = []
 
-    async def decide(question: Authentication) -> Identity | Denied:
+    async def decide(question: Credentials) -> Identity | Refused:
         asked.append(question)
-        if question.pairs.get("binding") != question.info.peer:
-            return Denied("The channel binding is absent or wrong.", retry_after=3.0)
-        return Identity("bound", tenant="acme", roles=["admin"])
+        if question.headers.get("binding") != question.info.peer.encode():
+            return Refused("The channel binding is absent or wrong.", retry_after=3.0)
+        return Identity("bound", tenant="acme", roles=frozenset({"admin"}))
 
     handlers = {101: Handler(echo, spec=HandlerSpec(role="admin")), 102: Handler(echo, spec=HandlerSpec(role="root"))}
     async with ActorSystem() as system, serve(system, "maop+memory://desk", handlers, authenticate=decide) as listener:
@@ -78,21 +76,23 @@ async def test_ma19_a_function_decides_by_token_and_pairs(start: Start) -> None:
         pairs = {"binding": asked[0].info.peer}
         async with connect(system, listener.url, token=b"t", auth_type="Custom", pairs=pairs) as peer:
             assert await peer.request(101, b"x") == b"x"
-            with pytest.raises(Refused) as no:
+            with pytest.raises(OperationRefused) as no:
                 await peer.request(102)
             assert no.value.code == 1
             [caller] = listener.peers
-            assert (caller.identity.tenant, caller.pairs["binding"]) == ("acme", asked[0].info.peer)
-    assert (asked[1].auth_type, asked[1].token, asked[1].vendor) == ("custom", b"t", "levada")
-    assert asked[1].version == Version(1, 0, 0)
+            assert caller.identity == Identity("bound", tenant="acme", roles=frozenset({"admin"}))
+            assert caller.pairs["binding"] == asked[0].info.peer
+    assert (asked[1].protocol, asked[1].listener) == ("maop", "maop+memory://desk")
+    assert (asked[1].scheme, asked[1].token) == ("custom", b"t")
+    assert (asked[1].setup.vendor, asked[1].setup.version) == ("levada", Version(1, 0, 0))
     assert "b't'" not in repr(asked[1])
 
 
 async def test_an_actor_decides(start: Start) -> None:
-    class Gatekeeper(Actor[Authentication]):
+    class Gatekeeper(Actor[Credentials]):
         @handles
-        def on_question(self, m: Authentication) -> Identity | Denied:
-            return Identity(m.token.decode()) if m.token.startswith(b"c-") else Denied()
+        def on_question(self, m: Credentials) -> Identity | Refused:
+            return Identity(m.token.decode()) if m.token.startswith(b"c-") else Refused()
 
     async with ActorSystem() as system:
         gatekeeper = system.spawn(Gatekeeper)
@@ -109,7 +109,7 @@ async def test_ma20_the_decision_has_a_deadline(autojump_clock: MockClock) -> No
     """Authentication deadline, then Disapproved UNAUTHORIZED (1) and close; the function is cancelled."""
     said: list[str] = []
 
-    async def never(question: Authentication) -> Identity:
+    async def never(question: Credentials) -> Identity:
         try:
             await trio.sleep_forever()
         finally:
@@ -127,6 +127,7 @@ async def test_ma20_the_decision_has_a_deadline(autojump_clock: MockClock) -> No
         assert refused.value.code == 1
         assert trio.current_time() == pytest.approx(2.0, abs=0.1)
         assert said == ["cancelled"]
+        assert listener.refused == 1
 
 
 @pytest.mark.handler_fails
@@ -134,7 +135,7 @@ async def test_ma20_the_decision_has_a_deadline(autojump_clock: MockClock) -> No
 async def test_an_authenticator_that_fails_lets_nobody_in(
     outcome: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
-    async def broken(question: Authentication) -> Any:
+    async def broken(question: Credentials) -> Any:
         if outcome == "raises":
             raise OSError("database is down")
         return True if outcome == "returns nonsense" else Identity("")

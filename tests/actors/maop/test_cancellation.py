@@ -11,11 +11,12 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from levada.actors.authentication import Credentials
 from levada.actors.maop import Call, Handler, HandlerSpec, Refuse, RetryPolicy, connect
 from levada.framework import ActorSystem
 from levada.transports.carriers import MemoryConfig
 
-from .conftest import NOTHING, Ends, Start, echo, nothing, settled
+from .conftest import CLIENT, NOTHING, Ends, Start, echo, nothing, settled
 
 STREAMING = HandlerSpec(allow_undefined_length=True, streaming=True, max_payload=2**30)
 
@@ -250,8 +251,10 @@ async def test_connecting_and_serving_may_be_cancelled(start: Start, autojump_cl
     async def never(question: Any) -> Any:
         await trio.sleep_forever()
 
-    async with start({101: echo}, server={}) as ends:
-        ends.listener._actor.decides = never
+    async def decide(question: Credentials) -> Any:
+        return CLIENT if question.token == b"secret" else await never(question)
+
+    async with start({101: echo}, server={"authenticate": decide}) as ends:
         with trio.move_on_after(1) as scope:
             async with connect(ends.system, ends.listener.url, token=b"x"):
                 pass

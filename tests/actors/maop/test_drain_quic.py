@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import trio
 
+from levada.actors.authenticators import BearerTokens
 from levada.actors.interop.certificates import make_certificates
-from levada.actors.maop import Call, Identity, OperationFailed, PeerConfig, connect, serve
-from levada.framework import ActorSystem
+from levada.actors.maop import Call, OperationFailed, PeerConfig, connect, serve
+from levada.framework import ActorSystem, Identity
 from levada.framework.errors import ConnectionClosed, ConnectionLost
 from levada.transports.maop import MaopConfig
 from levada.transports.quic import QuicConfig
@@ -39,7 +40,11 @@ async def test_ma92_what_runs_when_a_listener_ends_may_finish(tmp_path: Path) ->
 
     async with ActorSystem() as system, trio.open_nursery() as nursery:
         async with serve(
-            system, "maop://127.0.0.1:0", {101: short, 102: endless}, authenticate={b"x": Identity("c")}, config=server
+            system,
+            "maop://127.0.0.1:0",
+            {101: short, 102: endless},
+            authenticate=BearerTokens.of({b"x": Identity("c")}),
+            config=server,
         ) as listener:
             connecting = connect(system, listener.url, token=b"x", config=client)
             peer = await connecting.__aenter__()

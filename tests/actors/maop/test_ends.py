@@ -16,8 +16,8 @@ from levada.actors.maop import (
     MaopConfig,
     OperationFailed,
     OperationLost,
+    OperationRefused,
     PeerConfig,
-    Refused,
     connect,
     serve,
 )
@@ -125,7 +125,7 @@ async def test_ma89_kinds_that_running_operations_need_may_begin_while_draining(
             begin(lambda: core.send_request(103, b"x", now=trio.current_time())),
         ]
         await trio.sleep(1)
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(OperationRefused) as refused:
             operations[0].result()
         assert (refused.value.code, refused.value.retry_after) == (14, None)
         assert operations[1].result().body == b"x"

@@ -23,10 +23,10 @@ from levada.actors.maop import (
     OperationError,
     OperationFailed,
     OperationLost,
+    OperationRefused,
     OperationTimeout,
     PeerConfig,
     Refuse,
-    Refused,
     Reply,
 )
 from levada.framework.errors import ConnectionClosed, ConnectionLost
@@ -241,7 +241,7 @@ async def test_ma44_the_gate_refuses_before_the_body_travels(start: Start) -> No
         assert (await fail_with(ends.peer.message(102, bytes(11)), 2)).name == "CONTENT_TOO_LARGE"
         refused = await fail_with(ends.peer.message(102, endless()), 15)
         assert (refused.name, str(refused)) == ("POLICY_UNDEFINED_LENGTH", "POLICY_UNDEFINED_LENGTH")
-        assert isinstance(refused, Refused)
+        assert isinstance(refused, OperationRefused)
         assert ran == []
 
 
@@ -267,7 +267,7 @@ async def test_ma113_before_execute_decides_without_the_body(start: Start, autoj
     async with start({100: Handler(run, before_execute=decide)}) as ends:
         await ends.peer.message(100, b"x", priority=0)
         refused = await fail_with(ends.peer.message(100, b"x", priority=1), 14)
-        assert isinstance(refused, Refused)
+        assert isinstance(refused, OperationRefused)
         assert refused.retry_after == 2.5
         await fail_with(ends.peer.message(100, b"x", priority=2), 49)
         await fail_with(ends.peer.message(100, b"x", priority=3), 17)
@@ -295,7 +295,7 @@ async def test_ma53_a_decision_that_never_comes_is_a_capacity_limit(start: Start
     impatient = PeerConfig(core=MaopConfig(approval_timeout=3.0))
     async with start({100: handler}, server={"config": impatient}) as ends:
         refused = await fail_with(ends.peer.message(100, b"x"), 14)
-        assert isinstance(refused, Refused)
+        assert isinstance(refused, OperationRefused)
         assert refused.retry_after is not None
         assert trio.current_time() == pytest.approx(3.0, abs=0.1)
         await settled()
@@ -430,7 +430,7 @@ async def test_an_actor_that_fails_is_a_failure_of_its_operation_only(start: Sta
 
 async def test_errors_say_what_they_are_and_survive_pickle() -> None:
     errors: list[MaopError] = [
-        Refused(code=14, retry_after=1.5),
+        OperationRefused(code=14, retry_after=1.5),
         OperationFailed("boom", code=2000, by_peer=True),
         OperationTimeout("late", code=5),
         OperationLost("gone", code=11, not_executed=True),

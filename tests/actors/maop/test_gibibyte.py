@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from levada.actors.maop import Call, Handler, HandlerSpec, Identity, connect, serve
-from levada.framework import ActorSystem
+from levada.actors.authenticators import BearerTokens
+from levada.actors.maop import Call, Handler, HandlerSpec, connect, serve
+from levada.framework import ActorSystem, Identity
 
 CHUNK = bytes(range(256)) * 4096
 
@@ -42,7 +43,10 @@ async def test_a_gibibyte_with_flat_memory(defined: bool) -> None:
     async with (
         ActorSystem() as system,
         serve(
-            system, "maop+memory://soak", {100: Handler(take, spec=spec)}, authenticate={b"x": Identity("c")}
+            system,
+            "maop+memory://soak",
+            {100: Handler(take, spec=spec)},
+            authenticate=BearerTokens.of({b"x": Identity("c")}),
         ) as listener,
         connect(system, listener.url, token=b"x") as peer,
     ):

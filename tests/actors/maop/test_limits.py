@@ -12,26 +12,26 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from levada.actors.authenticators import BearerTokens
 from levada.actors.maop import (
     Call,
     Handler,
     HandlerSpec,
-    Identity,
     MaopConfig,
     OperationError,
     OperationFailed,
     OperationLost,
+    OperationRefused,
     OperationTimeout,
     Peer,
     PeerConfig,
     Refuse,
-    Refused,
     RetryPolicy,
     connect,
 )
-from levada.actors.maop.identities import Registry
 from levada.actors.maop.limiter import Limiter
-from levada.framework import ActorSystem
+from levada.actors.maop.shares import Registry
+from levada.framework import ActorSystem, Identity, Limits
 from levada.transports import carriers
 from levada.transports.carriers import MemoryConfig
 from levada.transports.maop import MaopCore, Version, decode_operations
@@ -63,12 +63,12 @@ async def test_ma118_connections_of_one_identity_share_a_quota(start: Start, aut
     """Quotas are per identity; when one is exhausted Proceed is withheld until there is room."""
     counts = [0, 0]
     tokens = {
-        b"a": Identity("a-1", tenant="acme", max_inflight_ops=3),
-        b"b": Identity("a-2", tenant="acme", max_inflight_ops=3),
+        b"a": Identity("a-1", tenant="acme", limits=Limits(max_operations=3)),
+        b"b": Identity("a-2", tenant="acme", limits=Limits(max_operations=3)),
         b"secret": Identity("other"),
     }
     work = await count_running(1.0, counts)
-    async with start({101: work, 102: echo}, server={"authenticate": tokens}) as ends:
+    async with start({101: work, 102: echo}, server={"authenticate": BearerTokens.of(tokens)}) as ends:
         async with (
             connect(ends.system, ends.listener.url, token=b"a") as first,
             connect(ends.system, ends.listener.url, token=b"b") as second,
@@ -86,14 +86,14 @@ async def test_ma118_connections_of_one_identity_share_a_quota(start: Start, aut
 @pytest.mark.rule("MA-54")
 async def test_ma54_a_wait_for_room_that_is_too_long_is_refused(start: Start, autojump_clock: MockClock) -> None:
     """Refuse CAPACITY_LIMIT (14) with retry_after_ms."""
-    tokens = {b"secret": Identity("c", max_inflight_ops=1)}
+    tokens = {b"secret": Identity("c", limits=Limits(max_operations=1))}
     server = PeerConfig(core=MaopConfig(approval_timeout=2.0))
     work = await count_running(5.0, [0, 0])
-    async with start({101: work}, server={"authenticate": tokens, "config": server}) as ends:
+    async with start({101: work}, server={"authenticate": BearerTokens.of(tokens), "config": server}) as ends:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ends.peer.request, 101, b"first")
             await trio.sleep(0.1)
-            with pytest.raises(Refused) as refused:
+            with pytest.raises(OperationRefused) as refused:
                 await ends.peer.request(101, b"second")
             assert (refused.value.code, refused.value.retry_after) == (14, 1.0)
         await settled()
@@ -103,8 +103,8 @@ async def test_ma54_a_wait_for_room_that_is_too_long_is_refused(start: Start, au
 @pytest.mark.rule("MA-118")
 async def test_ma118_the_rate_of_bodies_is_bounded_by_credit(start: Start, autojump_clock: MockClock) -> None:
     """max_block_rate acts by delayed flow-control credit: the sender waits, nothing is refused."""
-    tokens = {b"secret": Identity("c", max_block_rate=1_000_000.0)}
-    async with start({100: nothing, 101: echo}, server={"authenticate": tokens}) as ends:
+    tokens = {b"secret": Identity("c", limits=Limits(octets_per_second=1_000_000.0))}
+    async with start({100: nothing, 101: echo}, server={"authenticate": BearerTokens.of(tokens)}) as ends:
         await ends.peer.message(100, bytes(5_000_000))
         assert trio.current_time() == pytest.approx(5.0, rel=0.1)
         await ends.peer.request(101, b"x")
@@ -115,14 +115,13 @@ async def test_ma118_the_rate_of_bodies_is_bounded_by_credit(start: Start, autoj
 async def test_identities_that_use_nothing_are_forgotten() -> None:
     registry = Registry(PeerConfig(max_identities=3))
     cores = [MaopCore(client=False, random_bytes=bytes) for _ in range(10)]
-    shares = [registry.enter(f"tenant-{i}", Identity(), cores[i]) for i in range(5)]
+    shares = [registry.enter(Identity(f"tenant-{i}"), cores[i]) for i in range(5)]
     assert len(registry) == 5  # all in use
     shares[0].leave(cores[0])
     shares[1].leave(cores[1])
-    registry.enter("tenant-5", Identity(), cores[5])
+    registry.enter(Identity("tenant-5"), cores[5])
     assert len(registry) == 4
-    assert registry.enter("tenant-4", Identity(), cores[6]) is shares[4]
-    assert registry.enter("", Identity(), cores[7]).quota is not registry.enter("", Identity(), cores[8]).quota
+    assert registry.enter(Identity("me", tenant="tenant-4"), cores[6]) is shares[4]
 
 
 @pytest.mark.rule("MA-134")
@@ -131,7 +130,7 @@ async def test_ma134_the_approval_index_spots_abuse(start: Start) -> None:
     async with start({101: echo}) as ends:
         for _ in range(3):
             await ends.peer.request(101)
-        with pytest.raises(Refused):
+        with pytest.raises(OperationRefused):
             await ends.peer.request(999)
         assert ends.listener.approval_indexes() == {"client-1": 0.75}
         await ends.peer.aclose()
@@ -286,7 +285,7 @@ async def test_ma123_a_repetition_is_answered_without_execution(start: Start, au
             nursery.start_soon(other.request, 101, b"body")
             nursery.start_soon(_expect, ends.peer, key, b"answer 2")
             await trio.sleep(0.5)
-            with pytest.raises(Refused) as refused:
+            with pytest.raises(OperationRefused) as refused:
                 await other.request(101, b"body", idempotency=key)
             assert (refused.value.code, refused.value.retry_after) == (6, 1.0)
             patient = RetryPolicy(attempts=3, jitter=0)
@@ -295,7 +294,7 @@ async def test_ma123_a_repetition_is_answered_without_execution(start: Start, au
             await ends.peer.message(101, b"body", idempotency=b"m" * 16)
             await other.message(101, b"body", idempotency=b"m" * 16)
             assert sorted(ran) == [b"", key, b"m" * 16]
-            with pytest.raises(Refused) as shorter:
+            with pytest.raises(OperationRefused) as shorter:
                 await ends.peer.request(101, b"bod", idempotency=key, retry=patient)
             assert (shorter.value.code, shorter.value.retry_after) == (6, None)
             opened = ends.peer.statistics().opened
@@ -321,7 +320,7 @@ async def test_ma124_the_replay_window_is_shared_by_an_identity(start: Start, au
         connect(ends.system, ends.listener.url, token=b"secret") as other,
     ):
         await ends.peer.request(101)
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(OperationRefused) as refused:
             await other.request(101)
         assert refused.value.code == 6
         await trio.sleep(10)
@@ -358,7 +357,7 @@ async def test_ma120_nothing_is_repeated_without_a_policy(start: Start) -> None:
     """An implementation never repeats an operation by itself unless the caller gave a retry policy."""
     unreliable = Unreliable(Refuse(14, 0.1))
     async with start({101: unreliable.handler()}) as ends:
-        with pytest.raises(Refused):
+        with pytest.raises(OperationRefused):
             await ends.peer.request(101)
         assert len(unreliable.times) == 1
 
@@ -375,7 +374,7 @@ async def test_ma120_ma127_a_policy_repeats_with_backoff_and_hints(start: Start,
         assert waits == [1.0, 2.0, 10.0, 3.0]
 
         unreliable.errors = [Refuse(1024)]  # no hint
-        with pytest.raises(Refused):
+        with pytest.raises(OperationRefused):
             await ends.peer.message(101, b"x", retry=policy)
         unreliable.errors = [OperationError(1024, "broken")]  # no key
         with pytest.raises(OperationFailed):
@@ -383,7 +382,7 @@ async def test_ma120_ma127_a_policy_repeats_with_backoff_and_hints(start: Start,
         unreliable.errors = [OperationError(1024, "broken")]
         await ends.peer.message(101, b"x", retry=policy, idempotency=bytes(16))
         unreliable.errors = [Refuse(14)] * 5
-        with pytest.raises(Refused):
+        with pytest.raises(OperationRefused):
             await ends.peer.message(101, b"x", retry=policy)  # attempts are used up
 
 
@@ -405,11 +404,11 @@ async def test_an_iterator_that_was_begun_is_not_sent_again(start: Start, autoju
 def test_jitter_and_policies_have_bounds() -> None:
     policy = RetryPolicy(backoff=1.0, max_backoff=8.0, jitter=0.5)
     lot = random.Random(1)
-    refused = Refused(code=14)
+    refused = OperationRefused(code=14)
     for attempt in range(1, 2000):
         nominal = min(8.0, 2.0 ** min(attempt - 1, 10))
         assert nominal / 2 <= policy.delay(attempt, refused, lot) <= nominal
-    assert policy.delay(1, Refused(code=14, retry_after=60.0), lot) == 60.0
+    assert policy.delay(1, OperationRefused(code=14, retry_after=60.0), lot) == 60.0
     assert policy.allows(OperationLost(code=11, not_executed=True), keyed=False)
     assert not policy.allows(OperationTimeout(code=5), keyed=False)
     with pytest.raises(ValueError, match="jitter"):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import trio
 
-from levada.actors.maop import Refused
+from levada.actors.maop import OperationRefused
 from levada.actors.maop.metrics import Metrics
 
 from .conftest import Start, echo
@@ -69,7 +69,7 @@ async def test_ma134_prometheus_reads_the_approval_index(start: Start) -> None:
         registry.register(MaopCollector(ends.listener.metrics))
         for _ in range(3):
             await ends.peer.request(101)
-        with pytest.raises(Refused):
+        with pytest.raises(OperationRefused):
             await ends.peer.request(999)
         assert 'maop_approval_index{identity="client-1"} 0.75' in lines(registry)
         await ends.peer.aclose()

@@ -21,19 +21,18 @@ from __future__ import annotations
 
 import argparse
 import hmac
+import uuid
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import attrs
 import trio
 
+from levada.actors.authentication import Credentials, Refused
 from levada.actors.maop import (
-    Authentication,
     Call,
-    Denied,
     Handler,
     HandlerSpec,
-    Identity,
     Listener,
     OperationError,
     PeerConfig,
@@ -41,7 +40,7 @@ from levada.actors.maop import (
 )
 from levada.actors.maop import serve as serve_maop
 from levada.actors.protocols import carrier_settings
-from levada.framework import ActorSystem
+from levada.framework import ActorSystem, Identity
 from levada.framework.errors import ConfigurationError
 from levada.transports.carriers import TlsConfig
 
@@ -94,13 +93,13 @@ class Authenticator:
         self._token = token
         self._anonymous = anonymous
 
-    async def __call__(self, asked: Authentication) -> Identity | Denied:
+    async def __call__(self, asked: Credentials) -> Identity | Refused:
         """Decide about a client."""
-        if asked.auth_type == "bearer" and self._token is not None and hmac.compare_digest(asked.token, self._token):
-            return Identity()
-        if asked.auth_type == "basic" and not asked.token and self._anonymous:
-            return Identity()
-        return Denied()
+        if asked.scheme == "bearer" and self._token is not None and hmac.compare_digest(asked.token, self._token):
+            return Identity(str(uuid.uuid4()))
+        if asked.scheme == "basic" and not asked.token and self._anonymous:
+            return Identity(str(uuid.uuid4()))
+        return Refused()
 
 
 def authenticator(args: argparse.Namespace) -> Authenticator:

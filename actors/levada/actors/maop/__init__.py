@@ -2,13 +2,14 @@
 
 Example:
     >>> import trio
-    >>> from levada.actors.maop import Call, Identity, connect, serve
-    >>> from levada.framework import ActorSystem
+    >>> from levada.actors.authenticators import BearerTokens
+    >>> from levada.actors.maop import Call, connect, serve
+    >>> from levada.framework import ActorSystem, Identity
     >>> async def shout(call: Call) -> bytes:
     ...     return (await call.body()).upper()
     >>> async def main() -> None:
     ...     async with ActorSystem() as system:
-    ...         clients = {b"secret": Identity("client-1")}
+    ...         clients = BearerTokens.of({b"secret": Identity("client-1")})
     ...         async with serve(system, "maop+memory://desk", {101: shout}, authenticate=clients) as listener:
     ...             async with connect(system, listener.url, token=b"secret") as peer:
     ...                 print(await peer.request(101, b"hello"))
@@ -29,20 +30,20 @@ from .errors import (
     OperationError,
     OperationFailed,
     OperationLost,
+    OperationRefused,
     OperationStopped,
     OperationTimeout,
     Refuse,
-    Refused,
 )
 from .handlers import Call, Handler, Handlers, OperationActor, Reply
-from .identities import Authentication, Denied, Identity
 from .metrics import Family, Histogram, Metrics
 from .peer import ConnectionStatistics, Done, Peer, ReplyStream
-from .server import Authenticate, Listener
+from .server import Listener
 
 __all__ = [
-    "MESSAGE_TYPE", "Authenticate", "Authentication", "Body", "Call", "ConnectionStatistics", "Denied", "Disapproved", "Done", "ErrorCode",
-    "Family", "Handler", "HandlerSpec", "Handlers", "Histogram", "Identity", "Listener", "MaopConfig", "MaopError", "Metrics",
-    "OperationActor", "OperationError", "OperationFailed", "OperationLost", "OperationStopped", "OperationTimeout", "Peer", "PeerConfig",
-    "Refuse", "Refused", "Reply", "ReplyStream", "RetryPolicy", "TestPlan", "connect", "connect_over", "serve", "serve_over",
+    "MESSAGE_TYPE", "Body", "Call", "ConnectionStatistics", "Disapproved", "Done", "ErrorCode",
+    "Family", "Handler", "HandlerSpec", "Handlers", "Histogram", "Listener", "MaopConfig", "MaopError", "Metrics",
+    "OperationActor", "OperationError", "OperationFailed", "OperationLost", "OperationRefused", "OperationStopped", "OperationTimeout", "Peer",
+    "PeerConfig",
+    "Refuse", "Reply", "ReplyStream", "RetryPolicy", "TestPlan", "connect", "connect_over", "serve", "serve_over",
 ]  # fmt: skip

@@ -6,12 +6,12 @@ from typing import Any
 
 import trio
 
+from levada.actors.authentication import BINDING
 from levada.actors.multiplexed import Opens
 from levada.framework import Actor
 from levada.transports import carriers
 
 from .connection import MaopDriver
-from .identities import BINDING_PAIR
 from .shared import Shared
 
 __all__ = ["ClientActor", "ClientConnection"]
@@ -30,7 +30,7 @@ class ClientConnection(MaopDriver):
         pairs = self.pairs
         binding = None if self.info is None else self.info.channel_binding
         if self.bind and binding is not None:
-            pairs = {**pairs, BINDING_PAIR: binding.hex()}
+            pairs = {**pairs, BINDING: binding.hex()}
         self.feed(
             self.core.handshake_completed(
                 auth_type=self.auth_type, token=self.token, pairs=pairs, now=trio.current_time()

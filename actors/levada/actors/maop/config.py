@@ -14,7 +14,7 @@ from levada.framework import Codec
 from levada.transports.carriers import MemoryConfig, dial, listen
 from levada.transports.maop import ALPN, Capability, ErrorCode, MaopConfig
 
-from .errors import MaopError, OperationFailed, Refused
+from .errors import MaopError, OperationFailed, OperationRefused
 
 __all__ = ["PeerConfig", "RetryPolicy", "dial_carrier", "listen_carrier"]
 
@@ -134,7 +134,7 @@ class RetryPolicy:
             error: how it ended.
             keyed: whether it had an idempotency key.
         """
-        if isinstance(error, Refused):
+        if isinstance(error, OperationRefused):
             return error.code == ErrorCode.CAPACITY_LIMIT or error.retry_after is not None
         # DUPLICATE_OPERATION: the key belongs to a different body, so repeating cannot help.
         keyed = keyed and error.code != ErrorCode.DUPLICATE_OPERATION
@@ -144,5 +144,5 @@ class RetryPolicy:
         """Seconds to wait after attempt number `attempt`, counted from 1; never less than the peer's hint."""
         # The exponent is capped: 2 ** 1100 does not fit a float.
         wait = min(self.max_backoff, self.backoff * 2.0 ** min(attempt - 1, 64)) * (1.0 - self.jitter * lot.random())
-        hint = error.retry_after if isinstance(error, Refused) else None
+        hint = error.retry_after if isinstance(error, OperationRefused) else None
         return max(wait, hint or 0.0)

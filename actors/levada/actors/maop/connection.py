@@ -56,7 +56,6 @@ from .config import PeerConfig
 from .control import ENDING, LAST, STARVED, ControlPool, Crowded, Last, Starved
 from .errors import Disapproved
 from .executions import Execution
-from .identities import Identity
 from .log import MAX_TEXT, Log
 from .operations import Begin, CreditQueue, Operation, Outcome
 from .peer import Peer
@@ -96,8 +95,6 @@ class MaopDriver(MultiplexedDriver[MaopCore]):
             replay=shared.registry.replay,
         )
         self._peer: Callable[[], Peer | None] = lambda: None
-        self.who = Identity()
-        """The client's identity; known on the server's side only."""
         self.records: Log
         self.approval: Approved | None = None
         """What both sides agreed on; ``None`` before that."""
@@ -242,9 +239,8 @@ class MaopDriver(MultiplexedDriver[MaopCore]):
     def _on_disapproved(self, event: DisapprovedEvent) -> None:
         self.disapproval = event
         self.refusal = Disapproved(event.reason, code=event.code, retry_after=event.retry_after)
-        # A client's program gets an error for this.
-        level = logging.INFO if self.is_client else logging.WARNING
-        self.records.say("disapproved", code_name(event.code), level=level, reason=event.reason)
+        # A client's program gets an error for this, and the listener has warned.
+        self.records.say("disapproved", code_name(event.code), reason=event.reason)
 
     def _on_draining(self, event: Draining) -> None:
         self._draining_since = self._draining_since or trio.current_time()

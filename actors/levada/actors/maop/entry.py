@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 
+from levada.actors.authentication import Authenticate, Authentication
 from levada.actors.listening import closing, running
 from levada.actors.multiplexed import Opens
 from levada.actors.stream_carriers import carrier_url
@@ -15,11 +16,11 @@ from levada.framework.errors import ConfigurationError
 from .client import ClientActor
 from .config import MAX_TOKEN, PeerConfig, dial_carrier, fit_carrier, listen_carrier
 from .handlers import Handlers, handler_table
-from .identities import Registry
 from .limiter import Limiter
 from .peer import Peer
-from .server import Authenticate, Listener, ListenerActor, ListenerContext, check_authenticate
+from .server import Listener, ListenerActor, ListenerContext
 from .shared import Shared
+from .shares import Registry
 
 __all__ = ["connect", "connect_over", "serve", "serve_over"]
 
@@ -51,7 +52,7 @@ def connect(
         auth_type: scheme of the token, such as ``"Bearer"`` or ``"Basic"``.
         pairs: metadata of the session: region, role, tenant.
         bind: whether to name the connection itself in the pair ``channel-binding``, so that the server can detect a token that a third party
-            passes on: see `Authentication.bound`. Over QUIC only. Source: MA-19.
+            passes on: see `Credentials.bound`. Over QUIC only. Source: MA-19.
         handlers: answer operations that the server starts.
         config: see `PeerConfig`.
 
@@ -107,7 +108,12 @@ async def connect_over(
 
 
 def serve(
-    system: ActorSystem, url: str, handlers: Handlers, *, authenticate: Authenticate, config: PeerConfig | None = None
+    system: ActorSystem,
+    url: str,
+    handlers: Handlers,
+    *,
+    authenticate: Authenticate | Authentication,
+    config: PeerConfig | None = None,
 ) -> AbstractAsyncContextManager[Listener]:
     """Serve clients; entering the block means bound and listening, and `Listener.url` holds the real port.
 
@@ -118,7 +124,8 @@ def serve(
         system: an actor system that has been entered.
         url: as for `connect`; port 0 takes a free one.
         handlers: answer operations that clients start, by msg_id: see `Handler`.
-        authenticate: decides which clients are admitted, see `Authenticate`; it has `levada.transports.maop.MaopConfig.auth_timeout` seconds.
+        authenticate: decides which clients are admitted, see `levada.actors.authentication`; it also ends after
+            `levada.transports.maop.MaopConfig.auth_timeout` seconds.
         config: see `PeerConfig`; over QUIC its ``carrier`` needs a certificate.
 
     Yields:
@@ -142,7 +149,7 @@ async def serve_over(
     listening: ListenerContext,
     handlers: Handlers,
     *,
-    authenticate: Authenticate,
+    authenticate: Authenticate | Authentication,
     config: PeerConfig | None = None,
 ) -> AsyncIterator[Listener]:
     """Serve as `serve` does, over a listener that the program makes. Other arguments, result and errors are as for `serve`.
@@ -151,7 +158,8 @@ async def serve_over(
         listening: listens, such as ``partial(listen, url, settings)`` with a carrier's ``listen``; called once. Leaving its context stops it.
         config: as for `serve`; its ``carrier`` is not used.
     """
-    check_authenticate(authenticate)
+    if authenticate is None:
+        raise ConfigurationError("MAOP authenticates every client: serve needs authenticate=")
     shared = _share(handlers, config or PeerConfig())
-    async with running(system, ListenerActor(shared, listening, authenticate)) as actor:
+    async with running(system, ListenerActor(shared, listening, authenticate=authenticate)) as actor:
         yield Listener(actor)

@@ -1,6 +1,6 @@
 """Errors of operations and connections, and the exceptions that a handler raises to end an operation.
 
-The initiator catches `Refused` and `OperationFailed`; a handler raises `Refuse` (at the gate) and `OperationError` (while it works).
+The initiator catches `OperationRefused` and `OperationFailed`; a handler raises `Refuse` (at the gate) and `OperationError` (while it works).
 Any other exception of a handler reaches the initiator as EXECUTION_ERROR: a text without details, and an audit id that finds the
 details in the log.
 """
@@ -13,8 +13,15 @@ from levada.framework.errors import ActorStopped, ConnectionLost, LevadaError
 from levada.transports.maop import ErrorCode, code_name
 
 __all__ = [
-    "Disapproved", "MaopError", "OperationError", "OperationFailed", "OperationLost", "OperationStopped", "OperationTimeout", "Refuse",
-    "Refused",
+    "Disapproved",
+    "MaopError",
+    "OperationError",
+    "OperationFailed",
+    "OperationLost",
+    "OperationRefused",
+    "OperationStopped",
+    "OperationTimeout",
+    "Refuse",
 ]  # fmt: skip
 
 
@@ -35,7 +42,7 @@ class MaopError(LevadaError):
 
 
 @attrs.define(eq=False, slots=False, str=False)
-class Refused(MaopError):
+class OperationRefused(MaopError):
     """The peer refused the operation before it began; nothing was executed. Source: MA-51."""
 
     retry_after: float | None = None

@@ -37,6 +37,8 @@ class Log:
     def __init__(self, core: MaopCore, path: str, *, reasons: Literal["debug", "production"]) -> None:
         self._core = core
         self._path = path
+        self.who = path
+        """Who it is, in the text of each line: the path, and the client's name if it is known."""
         self._reasons = reasons
         self.verbose = logger.isEnabledFor(logging.DEBUG)
         """Whether steps of operations are logged; fixed when the connection begins."""
@@ -68,9 +70,9 @@ class Log:
         shown = f": {reason[:MAX_TEXT]}" if reason else ""
         if logger.isEnabledFor(level):
             text += shown if self._reasons == "production" else ""
-            logger.log(level, "%s: %s: %s", self._path, event, printable(text), extra=self._extra(event, stream_id))
+            logger.log(level, "%s: %s: %s", self.who, event, printable(text), extra=self._extra(event, stream_id))
         if shown and self._reasons == "debug":
-            logger.debug("%s: %s%s", self._path, event, printable(shown), extra=self._extra("reason", stream_id))
+            logger.debug("%s: %s%s", self.who, event, printable(shown), extra=self._extra("reason", stream_id))
 
     def passed(self, event: Stepped) -> None:
         """Log a step of an operation of either side that only the core sees."""
@@ -85,7 +87,7 @@ class Log:
         octets = "undefined" if event.octets is None else event.octets
         logger.debug(
             "%s: stream %d %s: bytes %s",
-            self._path,
+            self.who,
             event.stream_id,
             what.replace("_", " "),
             octets,
@@ -110,7 +112,7 @@ class Log:
         since, begun = self._own[stream_id]
         logger.debug(
             "%s: stream %d %s: msg_id %d, bytes %s, lat_ms %d, priority %d, result %s",
-            self._path,
+            self.who,
             stream_id,
             what,
             begun.msg_id,
@@ -126,7 +128,7 @@ class Log:
         if self.verbose:
             logger.debug(
                 "%s: stream %d %s: msg_id %d, bytes %d, lat_ms %d, priority %d, result %s",
-                self._path,
+                self.who,
                 operation.stream_id,
                 event,
                 operation.msg_id,
@@ -141,14 +143,14 @@ class Log:
         """Log the outgoing signals: Proceed, Refuse, Done, Fail, Disconnect."""
         for signal in decode_operations(bytes(output.data)):
             text = f"{signal}"
-            logger.debug("%s: sends %.200s", self._path, text, extra=self._extra(type(signal).__name__))
+            logger.debug("%s: sends %.200s", self.who, text, extra=self._extra(type(signal).__name__))
 
     def failed(self, what: str, operation: Received, error: Exception) -> str:
         """Log an exception of the user's code; return the audit id that the peer gets instead. Source: MA-79."""
         audit = os.urandom(4).hex()
         logger.error(
             "%s: %s of msg_id %d failed, audit id %s",
-            self._path,
+            self.who,
             what,
             operation.msg_id,
             audit,

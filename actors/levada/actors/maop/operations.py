@@ -24,7 +24,7 @@ from levada.transports.maop.events import ResponseStarted
 from levada.transports.maop.initiator import Outgoing
 
 from .bodies import Source
-from .errors import MaopError, OperationFailed, OperationLost, OperationStopped, OperationTimeout, Refused
+from .errors import MaopError, OperationFailed, OperationLost, OperationRefused, OperationStopped, OperationTimeout
 
 __all__ = ["Begin", "CreditQueue", "Operation", "Outcome"]
 
@@ -223,7 +223,7 @@ class Operation(Pooled):
 def make_error(outcome: RefusedEvent | Failed, *, lost: bool) -> MaopError:
     """Make the error for an operation that did not succeed; `lost` says that its connection ended."""
     if isinstance(outcome, RefusedEvent):
-        return Refused(code=outcome.code, retry_after=outcome.retry_after)
+        return OperationRefused(code=outcome.code, retry_after=outcome.retry_after)
     kind: type[OperationFailed] = OperationFailed
     if lost and not outcome.by_peer and outcome.code == ErrorCode.CANCELLED:
         kind = OperationLost

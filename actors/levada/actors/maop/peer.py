@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 import attrs
 import trio
 
-from levada.framework import Codec, Reason
+from levada.framework import Codec, Identity, Reason
 from levada.framework.errors import DecodeError
 from levada.transports.carriers import CarrierInfo, CarrierStatistics
 from levada.transports.maop import Completed, ErrorCode, ResponseStarted, TestPlan, check_test
@@ -20,7 +20,6 @@ from .bodies import MESSAGE_TYPE, Body, Source, make_source, quick_source
 from .config import RetryPolicy
 from .errors import MaopError, OperationFailed
 from .handlers import Reply
-from .identities import Identity
 from .metrics import Metrics
 from .operations import Operation
 
@@ -86,7 +85,7 @@ class ConnectionStatistics:
 class Peer:
     """The other side of a connection. `connect` yields one, `Listener.peers` lists a server's, and each `Call` has its own.
 
-    All methods raise `Refused` if the peer does not let the operation begin, and `OperationFailed` if it fails, with the subclasses
+    All methods raise `OperationRefused` if the peer does not let the operation begin, and `OperationFailed` if it fails, with the subclasses
     `OperationTimeout`, `OperationLost` and `OperationStopped`. They raise `ConnectionClosed` or `ConnectionLost` if the connection was already
     over. Cancelling a call cancels the operation at the peer, which may have executed it in part. Source: MA-61, MA-115.
     """
@@ -95,9 +94,9 @@ class Peer:
         self._connection = connection
 
     @property
-    def identity(self) -> Identity:
-        """The identity that `authenticate` returned for this client; empty on a client's side."""
-        return self._connection.who
+    def identity(self) -> Identity | None:
+        """The identity that `authenticate` returned for this client; None on a client's side."""
+        return self._connection.identity
 
     @property
     def codec(self) -> Codec:

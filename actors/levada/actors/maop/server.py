@@ -2,49 +2,37 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
+import attrs
 import trio
 
+from levada.actors.authentication import Refused
 from levada.actors.listening import Acceptor, ListenerHandle
 from levada.actors.multiplexed import accepting
 from levada.actors.stream_carriers import url_of
-from levada.framework import Reason, Ref
-from levada.framework.errors import ActorStopped, ConfigurationError, LevadaError
+from levada.framework import Identity, Reason
+from levada.framework.errors import LevadaError
 from levada.transports import carriers
 from levada.transports.maop import AttemptLimiter, AuthenticationReceived, ErrorCode
 from levada.transports.maop import Disapproved as DisapprovedEvent
 
-from .authenticator import DECIDE, Authenticator
 from .connection import MaopDriver
-from .identities import Authentication, Denied, Identity, Share
 from .metrics import Metrics
 from .peer import Peer
 from .shared import Shared
+from .shares import Share
 
-__all__ = ["Authenticate", "Listener", "ListenerActor", "ServerConnection", "check_authenticate"]
+__all__ = ["Listener", "ListenerActor", "ServerConnection"]
 
 logger = logging.getLogger("levada.actors.maop")
 
-Authenticate: TypeAlias = Callable[[Authentication], Awaitable[Identity | Denied]] | Ref[Any] | Mapping[bytes, Identity]
-"""Decides on a client: an async function; the ref of an actor that answers an `Authentication`; or a mapping from valid ``Bearer`` tokens
-to identities."""
-
 ListenerContext = Callable[[], AbstractAsyncContextManager[Any]]
 """Listens at a carrier until the context is left."""
-
-
-def check_authenticate(authenticate: Authenticate) -> None:
-    """Raise `ConfigurationError` for a value that is none of the three kinds and so cannot admit any client."""
-    if not (
-        isinstance(authenticate, Ref | Mapping) or inspect.iscoroutinefunction(authenticate) or callable(authenticate)
-    ):
-        raise ConfigurationError(f"authenticate is an async function, a Ref or a dict of tokens, not {authenticate!r}")
 
 
 class ServerConnection(MaopDriver):
@@ -56,7 +44,6 @@ class ServerConnection(MaopDriver):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        self._authenticator: Ref[Any] | None = None
         self._share: Share | None = None
 
     async def begin(self, carrier: carriers.Connection) -> None:
@@ -64,18 +51,16 @@ class ServerConnection(MaopDriver):
         self.feed(self.core.handshake_completed(now=trio.current_time()))
 
     def _on_authentication(self, event: AuthenticationReceived) -> None:
-        assert self.info is not None
-        question = Authentication(event.auth_type, event.token, event.pairs, event.version, event.vendor, self.info)
-        try:
-            self._authenticator = self.spawn(lambda: Authenticator(self, question), name="authenticator")
-        except ActorStopped:  # the connection ends in a moment
-            return
-        self._authenticator.tell(DECIDE)
+        headers = {name: value.encode() for name, value in event.pairs.items()}
+        self.authenticate(
+            attrs.evolve(self.credentials, scheme=event.auth_type, token=event.token, headers=headers, setup=event)
+        )
 
     def _on_disapproved(self, event: DisapprovedEvent) -> None:
         super()._on_disapproved(event)
-        if self._authenticator is not None:
-            self._authenticator.kill()  # it has run out of time
+        # Not recorded yet if the core has run out of time. Source: MA-20.
+        self.record_refusal(Refused(event.reason, code=event.code))
+        self.cancel_authentication()
 
     events: ClassVar = {
         **MaopDriver.events,
@@ -83,30 +68,26 @@ class ServerConnection(MaopDriver):
         DisapprovedEvent: _on_disapproved,
     }
 
-    def decided(self, answer: Identity | Denied) -> None:
-        """Admit the client or turn it away, unless it is too late for that."""
-        if self.end is not None or self.disapproval is not None:
-            return
+    def admitted(self, identity: Identity | None) -> None:
+        """Approve the client. Source: MA-22, MA-118."""
+        assert identity is not None, "a listener of MAOP has a hook"
         core, now = self.core, trio.current_time()
-        if isinstance(answer, Denied):
-            self.feed(core.disapprove_client(answer.code, answer.reason, answer.retry_after, now=now))
-            return
-        registry = self.shared.registry
-        share = self._share = registry.enter(answer.tenant or answer.identifier or "", answer, core)
-        self.who = answer
+        share = self._share = self.shared.registry.enter(identity, core)
+        self.records.who = self.who
         self.streams.limit(share.rate)
         try:
             events = core.approve_client(
-                answer.identifier,
-                identity=answer.tenant or answer.identifier or "",
-                roles=answer.roles,
-                quota=share.quota,
-                now=now,
+                identity.name, identity=identity.tenant, roles=identity.roles, quota=share.quota, now=now
             )
         except LevadaError as error:
             logger.error("%s: authenticate gave an identity that cannot be: %s", self.ref.path, error)
             events = core.disapprove_client(ErrorCode.UNAUTHORIZED, "The server could not name this client.", now=now)
         self.feed(events)
+
+    def refused(self, refusal: Refused) -> None:
+        """Disapprove the client. Source: MA-21 to MA-24."""
+        code = ErrorCode.UNAUTHORIZED if refusal.code is None else refusal.code
+        self.feed(self.core.disapprove_client(code, refusal.reason, refusal.retry_after, now=trio.current_time()))
 
     async def stopping(self, reason: Reason) -> None:
         """Stop, and leave the client's share."""
@@ -120,7 +101,6 @@ class ListenerActor(Acceptor[ServerConnection]):
 
     shared: Shared
     listens: ListenerContext
-    decides: Authenticate
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()

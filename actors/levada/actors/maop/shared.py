@@ -8,9 +8,9 @@ from levada.transports.maop import HandlerSpec
 
 from .config import PeerConfig
 from .handlers import Handler
-from .identities import Registry
 from .limiter import Limiter
 from .metrics import Metrics
+from .shares import Registry
 
 __all__ = ["Shared"]
 

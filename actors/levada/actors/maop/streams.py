@@ -25,7 +25,7 @@ from levada.transports.maop import (
     StreamData,
 )
 
-from .identities import Rate
+from .shares import Rate
 
 __all__ = ["Streams"]
 

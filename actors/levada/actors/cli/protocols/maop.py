@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from levada.actors.cli.calls import CallFailed, carrier_for, in_time, octets_of, print_octets, refuse, shown
-from levada.actors.maop import Body, ErrorCode, OperationFailed, Peer, PeerConfig, Refused, connect
+from levada.actors.maop import Body, ErrorCode, OperationFailed, OperationRefused, Peer, PeerConfig, connect
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
 
@@ -64,7 +64,7 @@ async def call(args: argparse.Namespace) -> None:
     async with ActorSystem("call") as system, in_time(connect(system, args.url, config=config, **who), args) as peer:
         try:
             await (_message if args.message else _request)(peer, body, args)
-        except Refused as refused:
+        except OperationRefused as refused:
             again = "" if refused.retry_after is None else f"; again in {refused.retry_after:g} s"
             raise CallFailed(f"refused by {refused}{again}") from None
         except OperationFailed as failed:

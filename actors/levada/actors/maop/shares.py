@@ -1,0 +1,101 @@
+"""The state that connections of one tenant share: quotas, finished operations, replay windows, body rates."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import attrs
+
+from levada.framework import Identity
+from levada.transports.maop import DedupStore, MaopCore, Quota, ReplayWindow
+
+from .config import PeerConfig
+
+__all__ = ["Registry", "Share"]
+
+
+class Rate:
+    """A limit in bytes per second, kept as the time when more may be read. Source: MA-118."""
+
+    __slots__ = ("_octets", "until")
+
+    def __init__(self, octets: float) -> None:
+        self._octets = octets
+        self.until = 0.0
+        """When the bytes taken so far are paid for."""
+
+    def take(self, octets: int, now: float) -> None:
+        """Count bytes."""
+        self.until = max(self.until, now) + octets / self._octets
+
+
+@attrs.define(eq=False)
+class Share:
+    """State that the connections of one tenant share."""
+
+    quota: Quota
+    """Operations and bytes in use."""
+    rate: Rate | None
+    """Limits the bytes of bodies; ``None`` without a limit."""
+    cores: set[MaopCore] = attrs.field(factory=set)
+    """Cores of the connections that use it now."""
+    confirms: int = 0
+    """Operations that were approved on connections that have ended."""
+    denies: int = 0
+    """Operations that were refused on connections that have ended."""
+
+    def leave(self, core: MaopCore) -> None:
+        """Remove a connection that has ended."""
+        if core in self.cores:
+            self.cores.remove(core)
+            self.confirms += core.statistic.approved
+            self.denies += core.statistic.refused.total()
+
+    @property
+    def approval_index(self) -> float:
+        """Approvals as a fraction of all decisions, to spot abuse; 1 before the first decision. Source: MA-134."""
+        confirms = self.confirms + sum(core.statistic.approved for core in self.cores)
+        denies = self.denies + sum(core.statistic.refused.total() for core in self.cores)
+        return confirms / (confirms + denies) if confirms + denies else 1.0
+
+
+class Registry:
+    """The shares of all tenants that one listener knows; the oldest unused ones are forgotten."""
+
+    def __init__(self, config: PeerConfig) -> None:
+        self._config = config
+        self._shares: OrderedDict[str, Share] = OrderedDict()
+        self.dedup = DedupStore(ttl=config.dedup_ttl)
+        """Answers to operations with an idempotency key."""
+        self.replay = ReplayWindow()
+        """When each identity last began an operation of each kind."""
+
+    def __len__(self) -> int:
+        return len(self._shares)
+
+    def enter(self, identity: Identity, core: MaopCore) -> Share:
+        """Let a connection use the share of its tenant. `Share.leave` ends the use."""
+        share = self._shares.get(identity.tenant)
+        if share is None:
+            settings, limits = self._config.core, identity.limits
+            rate = limits.octets_per_second or self._config.max_block_rate
+            quota = Quota(
+                limits.max_operations or settings.max_inflight_ops, limits.max_octets or settings.max_buffer_bytes
+            )
+            share = self._shares[identity.tenant] = Share(quota, None if rate is None else Rate(rate))
+        else:
+            self._shares.move_to_end(identity.tenant)
+        share.cores.add(core)
+        self._forget()
+        return share
+
+    def approval_indexes(self) -> dict[str, float]:
+        """Return the approval index of each known tenant. Source: MA-134."""
+        return {name: share.approval_index for name, share in self._shares.items()}
+
+    def _forget(self) -> None:
+        excess = len(self._shares) - self._config.max_identities
+        if excess > 0:
+            idle = [name for name, share in self._shares.items() if not share.cores]
+            for name in idle[:excess]:
+                del self._shares[name]
