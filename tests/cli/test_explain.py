@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from levada.actors import cli
-from levada.actors.explain import aqueduct
+from levada.actors.explain import aqueduct, qmux
 from levada.actors.explain.values import read_value
 from levada.framework import Codec, Sender, channel, message
 from levada.framework.codec import AttachmentKind
@@ -333,3 +333,107 @@ def test_mistakes(capsys: pytest.CaptureFixture[str], capture: Path) -> None:
     capture.write_text("xyz")
     assert cli.main(["explain", "rsocket", "--hex", str(capture)]) == 2
     assert capsys.readouterr().err.startswith(f"levada: {capture} holds more than hexadecimal digits")
+
+
+def test_records_of_qmux(capsys: pytest.CaptureFixture[str], capture: Path) -> None:
+    """The vectors of the protocol's reference."""
+    capture.write_text(
+        "4040ff5153300d0a0d0a37010480007530040480100000050480040000060480040000070480040000080240640902406420027ffec571c59429cd0845027ffe1d00"
+        "050a00026869 0b0f000001610f0300026263 090c0480004000616263 050408509203 07240807412c4064 040508404d 051080100000"
+        "06110480010000 06124065134064 0a1443e815040516071708 053103686579 0430686579 09f48c67529ef8c7bd01 09f48c67529ef8c7be01"
+        "0a1d2a07736f206c6f6e67 041c0a0800 03000000 c000000000000013 0fc00000000000000080000000400477696465"
+    )
+    assert explain(capsys, "qmux", "--hex", str(capture)) == (
+        0,
+        [
+            "record of 64 bytes",
+            "QX_TRANSPORT_PARAMETERS max_idle_timeout_ms=30000 max_data=1048576 max_stream_data_bidi_local=262144 "
+            "max_stream_data_bidi_remote=262144 max_stream_data_uni=262144 max_streams_bidi=100 max_streams_uni=100 "
+            "max_datagram_frame_size=16382 reset_stream_at=True",
+            "record of 5 bytes",
+            "STREAM stream=0 (client's, bidirectional) offset=0 data='hi'",
+            "record of 11 bytes",
+            "STREAM stream=0 (client's, bidirectional) offset=0 end data='a'",
+            "STREAM stream=3 (server's, unidirectional) offset=0 end data='bc'",
+            "record of 9 bytes",
+            "STREAM stream=4 (client's, bidirectional) offset=16384 data='abc'",
+            "record of 5 bytes",
+            "RESET_STREAM stream=8 (client's, bidirectional) code=4242 final_size=3",
+            "record of 7 bytes",
+            "RESET_STREAM_AT stream=8 (client's, bidirectional) code=7 final_size=300 reliable_size=100",
+            "record of 4 bytes",
+            "STOP_SENDING stream=8 (client's, bidirectional) code=77",
+            "record of 5 bytes",
+            "MAX_DATA maximum=1048576",
+            "record of 6 bytes",
+            "MAX_STREAM_DATA stream=4 (client's, bidirectional) maximum=65536",
+            "record of 6 bytes",
+            "MAX_STREAMS bidirectional maximum=101",
+            "MAX_STREAMS unidirectional maximum=100",
+            "record of 10 bytes",
+            "DATA_BLOCKED limit=1000",
+            "STREAM_DATA_BLOCKED stream=4 (client's, bidirectional) limit=5",
+            "STREAMS_BLOCKED bidirectional limit=7",
+            "STREAMS_BLOCKED unidirectional limit=8",
+            "record of 5 bytes",
+            "DATAGRAM data='hey'",
+            "record of 4 bytes",
+            "DATAGRAM data='hey'",
+            "record of 9 bytes",
+            "QX_PING number=1",
+            "record of 9 bytes",
+            "QX_PING answer number=1",
+            "record of 10 bytes",
+            "CONNECTION_CLOSE of the application code=42 reason='so long'",
+            "record of 4 bytes",
+            "CONNECTION_CLOSE of the transport PROTOCOL_VIOLATION frame=0x8 reason=''",
+            "record of 3 bytes",
+            "PADDING",
+            "record of 19 bytes",
+            "STREAM stream=0 (client's, bidirectional) offset=0 end data='wide'",
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("octets", "lines"),
+    [
+        ("7fff", ["record of 16,383 bytes, of which 0 are here"]),
+        ("40", ["an unfinished record"]),
+        ("00", ["record of 0 bytes with no frame"]),
+        (
+            "060f00000268",
+            [
+                "record of 6 bytes, of which 5 are here",
+                "no frame: 2 bytes in a frame, 1 in its record [QX-4]",
+            ],
+        ),
+        ("020101", ["record of 2 bytes", "no frame: frame type 0x1 does not exist here [QX-8]"]),
+        (
+            "0affffff",
+            ["record of 10 bytes, of which 3 are here", "no frame: a frame is cut by the end of its record [QX-4]"],
+        ),
+    ],
+)
+def test_damaged_records_of_qmux(
+    capsys: pytest.CaptureFixture[str], capture: Path, octets: str, lines: list[str]
+) -> None:
+    capture.write_text(octets)
+    assert explain(capsys, "qmux", "--hex", str(capture)) == (1, lines)
+
+
+def test_a_message_of_qmux_has_no_size(capsys: pytest.CaptureFixture[str], capture: Path) -> None:
+    capture.write_text("0f00000161 f48c67529ef8c7bd07")
+    assert explain(capsys, "qmux", "--websocket", "--hex", str(capture)) == (
+        0,
+        ["STREAM stream=0 (client's, bidirectional) offset=0 end data='a'", "QX_PING number=7"],
+    )
+
+
+@given(octets=st.binary(max_size=60), websocket=st.booleans())
+def test_any_records_of_qmux_are_explained_to_their_end(octets: bytes, websocket: bool) -> None:
+    at = 0
+    for line in qmux.explain(octets, argparse.Namespace(websocket=websocket)):
+        assert line.offset <= at <= line.offset + line.length  # a record's frames come after it
+        at = max(at, line.offset + line.length)
+    assert at == len(octets)

@@ -215,6 +215,11 @@ _PROTOCOLS = Plugins(
             explain="levada.actors.explain.lumberjack",
             interop="levada.actors.interop.lumberjack",
         ),
+        "qmux": Protocol(
+            scheme="qmux",
+            example="qmux+tcp://host:port",
+            explain="levada.actors.explain.qmux",
+        ),
     },
 )
 
