@@ -61,11 +61,17 @@ async def use(connection: QuicConnection) -> None:
     await trio.sleep(0.05)
 
 
-@pytest.mark.parametrize("end", ["closed", "lost", "refused", "broken"])
+@pytest.mark.parametrize("end", ["closed", "lost", "refused", "uncertified", "broken"])
 async def test_connections_leave_nothing_behind(lab: Any, autojump_clock: MockClock, end: str) -> None:
     net = SimNet(1)
+    asks = {"client_certificates": "required", "ca": lab.certificate.certificate} if end == "uncertified" else {}
 
     async def once() -> None:
+        if end == "uncertified":
+            with pytest.raises(ConnectionLost):
+                async with lab.dialling(net) as connection:
+                    await connection.accept_stream()
+            return
         if end == "refused":
             with pytest.raises(ConnectionLost):
                 async with lab.dialling(net, alpn=("another",)):
@@ -80,7 +86,7 @@ async def test_connections_leave_nothing_behind(lab: Any, autojump_clock: MockCl
             elif end == "broken":
                 connection.fail("no reason")
 
-    async with lab.listening(net) as listener, trio.open_nursery() as nursery:
+    async with lab.listening(net, **asks) as listener, trio.open_nursery() as nursery:
         nursery.start_soon(echo, listener)
         await once()
         await trio.sleep(60)
