@@ -125,11 +125,11 @@ def test_the_app_of_the_page(tmp_path: Path, called: Called) -> None:
         assert facts["actors"] > 0
         new = make_certificates(tmp_path / "tls")
         server.signal(signal.SIGHUP)
-        assert server.says() == f"levada: {url} has read its certificate again\n"
+        assert server.says() == f"levada: {url} has read its files again\n"
         assert called(url, "--ca", str(new.ca), *ask) == (0, "1.08\n")
         new.certificate.write_text("nothing of the kind")
         server.signal(signal.SIGHUP)
-        assert server.says().startswith(f"levada: {url} goes on with its certificate: cannot use tls/cert.pem")
+        assert server.says().startswith(f"levada: {url} goes on as before: cannot use tls/cert.pem")
         assert called(url, "--ca", str(new.ca), *ask) == (0, "1.08\n")
         server.signal(signal.SIGTERM)
         assert server.ends() == (0, "")

@@ -180,7 +180,7 @@ def test_reload(folder: Path) -> None:
         new = make_certificates(folder / "tls")
         server.send_signal(signal.SIGHUP)
         assert server.stderr is not None
-        assert server.stderr.readline() == f"levada: {url} has read its certificate again\n"
+        assert server.stderr.readline() == f"levada: {url} has read its files again\n"
         assert said(folder, "call", url, "--data", "a", "--ca", str(new.ca)) == (0, "A\n", "")
 
 

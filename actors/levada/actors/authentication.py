@@ -18,7 +18,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
 
 import attrs
 import trio
@@ -42,6 +42,7 @@ __all__ = [
     "Gatekeeper",
     "PeerRefused",
     "Refused",
+    "Reloads",
 ]
 
 logger = logging.getLogger("levada.actors.authentication")
@@ -105,6 +106,18 @@ class Credentials(Asks[Identity | Refused]):
 
 Authenticate: TypeAlias = Callable[[Credentials], Awaitable[Identity | Refused]] | Ref[Any]
 """Decides on a client: an async function, or the ref of an actor that answers `Credentials`."""
+
+
+@runtime_checkable
+class Reloads(Protocol):
+    """A hook that reads files; a listener's ``reload`` calls its own."""
+
+    def reload(self) -> None:
+        """Read the files again.
+
+        Raises:
+            ConfigurationError: they cannot be used; the hook goes on as before.
+        """
 
 
 def _check_hook(_: Any, attribute: Any, value: Any) -> None:
@@ -201,6 +214,15 @@ class Gatekeeper:
                 self._places.release_on_behalf_of(place)
             return answer
         return LATE
+
+    def reload(self) -> None:
+        """Have the hook read its files again, if it has any.
+
+        Raises:
+            ConfigurationError: they cannot be used; the hook goes on as before.
+        """
+        if self.authentication is not None and isinstance(self.authentication.hook, Reloads):
+            self.authentication.hook.reload()
 
     def enter(self, identity: Identity) -> Refused | None:
         """Count a connection of a tenant; return a refusal if the tenant has enough. `leave` ends it."""

@@ -141,11 +141,13 @@ class Acceptor(Actor[Any], Generic[C]):
         self.connections.pop(connection, None)
 
     def reload(self) -> None:
-        """Read the certificate files again; see `ListenerHandle.reload`."""
+        """Read the files of certificates and tokens again; see `ListenerHandle.reload`."""
         below = getattr(self._listener, "below", self._listener)  # what a WebSocket listener listens on
-        if not hasattr(below, "reload"):
-            raise ConfigurationError(f"{self.url} has no certificates to reload")
-        below.reload()
+        try:
+            if hasattr(below, "reload"):
+                below.reload()
+        finally:
+            self.gatekeeper.reload()
 
     def shut(self) -> None:
         """Close all connections at once."""
@@ -191,10 +193,12 @@ class ListenerHandle(Generic[A]):
         return self._actor.gatekeeper.refused
 
     def reload(self) -> None:
-        """Read the certificate files again, for new clients; connected clients stay.
+        """Read the certificate files, and the files of the ``authenticate`` hook, again, for new clients; connected clients stay.
+
+        A listener without such files does nothing.
 
         Raises:
-            ConfigurationError: there is no TLS here, or the files cannot be used; the old certificates stay.
+            ConfigurationError: a file cannot be used; what it was read for stays as it was.
         """
         self._actor.reload()
 

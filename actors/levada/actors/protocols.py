@@ -37,7 +37,7 @@ SECURE: Final = ("tls", "wss", "quic", "qmux+tls", "qmux+wss")
 
 
 class Served(Contract):
-    """A listener. One with ``reload()`` gets the call when the process is told to read its certificates again."""
+    """A listener. One with ``reload()`` gets the call when the process is told to read its files again: certificates, tokens."""
 
     @property
     def url(self) -> str:

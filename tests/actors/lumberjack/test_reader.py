@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import ssl
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -559,11 +560,12 @@ async def test_a_function_may_be_annotated_with_what_is_not_there() -> None:
         assert await acks(stream, 1) == [1]
 
 
-async def test_certificates_need_tls() -> None:
+async def test_a_context_needs_tls() -> None:
     async with desk() as (reader, _):
         assert reader.url == "lumberjack+memory://logs"
-        with pytest.raises(ConfigurationError, match="has no certificates"):
-            reader.reload()
+        reader.reload()
+        with pytest.raises(ConfigurationError, match="has no TLS"):
+            reader.reload(ssl.create_default_context())
 
 
 async def test_units_are_messages_that_can_travel() -> None:

@@ -39,12 +39,12 @@ def add_parser(subparsers: Subparsers) -> None:
     """Describe the arguments."""
     parser = subparsers.add_parser(
         "serve",
-        help="run an app as a process that drains, reloads certificates, and has a health endpoint",
+        help="run an app as a process that drains, reloads certificates and tokens, and has a health endpoint",
         description="Import an app and run it in an actor system: an async generator function of the system (or a function that gives an async "
         "context manager) that yields its listeners. With --url it is a handler instead, an async function or an actor class, and is "
         "served at these URLs. Prints 'SERVING <url>' for each listener when all are ready.",
         epilog="SIGTERM and Ctrl-C drain: no new clients, and time for open work; a second one ends it at once. "
-        "SIGHUP reads certificates again. "
+        "SIGHUP reads the files of certificates and tokens again. "
         "Exit codes: 0 after SIGTERM; 1 something was cut off; 2 a mistake; 130 after Ctrl-C.",
     )
     parser.add_argument(
@@ -257,14 +257,14 @@ class _Run:
     def _reload(self) -> None:
         for listener in self._listeners:
             reload = getattr(listener, "reload", None)
-            if reload is None or not _has_certificate(listener.url):
+            if reload is None:
                 continue
             try:
                 reload()
             except ConfigurationError as error:
-                print(f"levada: {listener.url} goes on with its certificate: {error}", file=sys.stderr, flush=True)
+                print(f"levada: {listener.url} goes on as before: {error}", file=sys.stderr, flush=True)
             else:
-                print(f"levada: {listener.url} has read its certificate again", file=sys.stderr, flush=True)
+                print(f"levada: {listener.url} has read its files again", file=sys.stderr, flush=True)
 
     def _report(self) -> tuple[bool, Mapping[str, object]]:
         facts: dict[str, object] = {"state": self._state, "urls": [listener.url for listener in self._listeners]}
@@ -280,13 +280,6 @@ def _listed(listeners: Any) -> list[protocols.Served]:
         if not hasattr(listener, "url"):
             raise ConfigurationError(f"an app yields its listeners, one or several, or nothing; not {listener!r}")
     return found
-
-
-def _has_certificate(url: str) -> bool:
-    try:
-        return protocols.of_url(url)[1] in protocols.SECURE
-    except ConfigurationError:
-        return False  # an app's own kind of listener
 
 
 @contextlib.contextmanager

@@ -79,10 +79,13 @@ class ReaderActor(Acceptor[LumberjackDriver]):
         return attrs.evolve(statistics, connections_refused=statistics.connections_refused + before)
 
     def reload(self, context: ssl.SSLContext | None = None) -> None:
-        """Read the certificate files again, or use this context."""
-        if not isinstance(self._listener, TlsListener):
-            raise ConfigurationError(f"{self.url} has no certificates to reload")
-        self._listener.reload(context)
+        """Read the files again, or use this context."""
+        if context is None:
+            super().reload()
+        elif isinstance(self._listener, TlsListener):
+            self._listener.reload(context)
+        else:
+            raise ConfigurationError(f"{self.url} has no TLS, so no use for a context")
 
 
 class Reader(ListenerHandle[ReaderActor]):
@@ -93,13 +96,13 @@ class Reader(ListenerHandle[ReaderActor]):
         return self._actor.statistics()
 
     def reload(self, context: ssl.SSLContext | None = None) -> None:
-        """Read the certificate files again, for connections from now on; those that are open live on (LJ-62).
+        """Read the certificate files, and the files of the ``authenticate`` hook, again, for new connections; open ones stay (LJ-62).
 
         Args:
             context: use this one instead of the settings.
 
         Raises:
-            ConfigurationError: no TLS here, or files that cannot be used; the certificates of before stay.
+            ConfigurationError: a file cannot be used, and what it was read for stays as it was; or a context without TLS.
         """
         self._actor.reload(context)
 
