@@ -32,7 +32,7 @@ from levada.transports.carriers.contracts import Listener
 from levada.transports.carriers.memory import memory_streams
 
 if TYPE_CHECKING:
-    from tests.transports.carriers.conftest import Authority
+    from tests.transports.conftest import Authority
 
 
 async def test_memory_in_every_shape() -> None:

@@ -29,7 +29,7 @@ from levada.transports.carriers.tls import TlsConfig, TlsListener
 from levada.transports.testing import CarrierCheck, CarrierTraits, carrier_checks
 
 if TYPE_CHECKING:
-    from tests.transports.carriers.conftest import Authority
+    from tests.transports.conftest import Authority
 
 pytestmark = pytest.mark.loopback
 

@@ -14,6 +14,7 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.transports.conftest import in_background
 from trio.testing import MockClock, wait_all_tasks_blocked
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import (
@@ -38,8 +39,6 @@ from levada.transports.carriers.websocket import (
 )
 from levada.transports.carriers.websocket_frames import FrameError, encode_binary
 from levada.transports.testing import CarrierCheck, CarrierTraits, carrier_checks
-
-from .conftest import in_background
 
 QUIET = WebSocketConfig(keepalive=None)
 KEY = b"\x01\x02\x03\x04"

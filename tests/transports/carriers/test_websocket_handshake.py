@@ -12,6 +12,7 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.transports.conftest import in_background
 from trio.testing import MockClock, wait_all_tasks_blocked
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection
@@ -28,8 +29,6 @@ from levada.transports.carriers.websocket import (
 )
 from levada.transports.carriers.websocket_frames import encode_binary
 from levada.transports.carriers.websocket_handshake import refusal_octets
-
-from .conftest import in_background
 
 QUIET = WebSocketConfig(keepalive=None)
 URL = "ws://desk.example/rsocket"

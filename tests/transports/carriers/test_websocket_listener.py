@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 import trio
+from tests.transports.conftest import Authority
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost
@@ -26,8 +27,6 @@ from levada.transports.carriers.websocket import (
     open_over,
 )
 from levada.transports.testing import CarrierCheck, CarrierTraits, carrier_checks
-
-from .conftest import Authority
 
 URL = "ws://desk.example/rsocket"
 

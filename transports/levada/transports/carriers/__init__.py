@@ -11,6 +11,7 @@ tls        ``tls://example.org:443``         `ByteStream`                       
 unix       ``unix:///run/desk.socket``       `ByteStream`                         `UnixConfig`
 ws, wss    ``wss://example.org/rsocket``     `MessageStream`                      ``WebSocketConfig``
 quic       ``quic://example.org:4433``       `Connection`                         ``QuicConfig``
+qmux+…     ``qmux+unix:///run/desk.socket``  `Connection`                         `QmuxConfig`
 ========== ================================= ==================================== ==========================
 
 ``docs/reference/carriers.md`` says what each of them can and cannot do. `register` adds a scheme.
@@ -71,6 +72,12 @@ _CARRIERS = Plugins(
         "unix": built_in("levada.transports.carriers.unix", "UnixConfig"),
         "ws": built_in("levada.transports.carriers.websocket", "WebSocketConfig", requires="levada[websocket]"),
         "wss": built_in("levada.transports.carriers.websocket", "WebSocketConfig", requires="levada[websocket]"),
+        "qmux+memory": built_in("levada.transports.qmux", "QmuxConfig"),
+        "qmux+tcp": built_in("levada.transports.qmux", "QmuxConfig"),
+        "qmux+tls": built_in("levada.transports.qmux", "QmuxConfig"),
+        "qmux+unix": built_in("levada.transports.qmux", "QmuxConfig"),
+        "qmux+ws": built_in("levada.transports.qmux", "QmuxConfig"),
+        "qmux+wss": built_in("levada.transports.qmux", "QmuxConfig"),
         "quic": built_in("levada.transports.quic", "QuicConfig", requires="levada[quic]"),
     },
 )

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import trio
 
@@ -36,12 +36,6 @@ class StreamOwner(Protocol):
 
     is_client: bool
     """Whether this side dialled."""
-    blocked: dict[ConnectionStream, None]
-    """Streams whose `send_all` waits for room."""
-    flushing: dict[ConnectionStream, None]
-    """Streams whose `flush` waits."""
-    acking: dict[ConnectionStream, None]
-    """Streams whose `all_acked` waits."""
 
     @property
     def is_over(self) -> bool:
@@ -58,10 +52,6 @@ class StreamOwner(Protocol):
 
     def unsent(self, stream_id: int) -> int:
         """Return the bytes queued that were not handed on."""
-        ...
-
-    def unacked(self, stream_id: int) -> int:
-        """Return the bytes queued or sent that the peer has not acknowledged."""
         ...
 
     def is_full(self, stream_id: int) -> bool:
@@ -89,10 +79,14 @@ class StreamOwner(Protocol):
         ...
 
 
-class ConnectionStream:
+C = TypeVar("C", bound=StreamOwner)
+
+
+class ConnectionStream(Generic[C]):
     """A `levada.transports.carriers.contracts.Stream` of a connection that queues its bytes and bounds the peer's.
 
-    `send_all` waits while the connection says that the stream is full.
+    `send_all` waits while the connection says that the stream is full. A subclass knows what the peer has acknowledged, and has the
+    connection call `wake_room`, `wake_flushing` and `wake_sending`.
     """
 
     __slots__ = (
@@ -102,7 +96,7 @@ class ConnectionStream:
         "_waiting", "_forgotten",
     )  # fmt: skip
 
-    def __init__(self, connection: StreamOwner, stream_id: int, priority: int = 128):
+    def __init__(self, connection: C, stream_id: int, priority: int = 128):
         self._connection = connection
         self._stream_id = stream_id
         self._priority = priority
@@ -182,7 +176,7 @@ class ConnectionStream:
     @property
     def unacked(self) -> int:
         """Bytes queued or sent that the peer has not acknowledged."""
-        return self._connection.unacked(self._stream_id)
+        raise NotImplementedError
 
     def statistics(self) -> CarrierStatistics:
         """Return the counters as they are now; the connection's own counters count packets."""
@@ -227,15 +221,10 @@ class ConnectionStream:
         self.send_nowait(data)
 
     async def _wait_for_room(self) -> None:
-        connection = self._connection
-        connection.blocked[self] = None
-        try:
-            while not connection.has_room(self._stream_id):
-                self._check_sending()
-                self._writer = trio.lowlevel.current_task()
-                await trio.lowlevel.wait_task_rescheduled(self._give_up_writing)
-        finally:
-            connection.blocked.pop(self, None)
+        while not self._connection.has_room(self._stream_id):
+            self._check_sending()
+            self._writer = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(self._give_up_writing)
 
     async def send_eof(self) -> None:
         """Send no more; a second call is harmless. Errors as `send_all`."""
@@ -248,10 +237,9 @@ class ConnectionStream:
         await trio.lowlevel.checkpoint_if_cancelled()
         while self.unsent:
             self._check_alive()
-            if self._flushed is None:
-                self._flushed = trio.Event()
-            self._connection.flushing[self] = None
-            await self._flushed.wait()
+            await self._wait_until_flushed()
+            if self._send_error is None:
+                self._check_alive()  # a connection that has ended has dropped the queue
         if self._send_error is not None:
             raise again(self._send_error)
 
@@ -272,7 +260,7 @@ class ConnectionStream:
         await trio.lowlevel.checkpoint_if_cancelled()
         while self._stop_code is None and not self._settled and self._send_error is None:
             self._check_alive()
-            await self._wait_for_news()
+            await self._wait_for_news(end=True)
         return self._stop_code
 
     def on_stopped(self, tell: Callable[[int], None]) -> None:
@@ -288,20 +276,15 @@ class ConnectionStream:
         await trio.lowlevel.checkpoint_if_cancelled()
         while not self._settled and self._send_error is None:
             self._check_alive()
-            await self._wait_for_news()
+            await self._wait_for_news(end=True)
         return self._settled and self._send_error is None
 
     async def all_acked(self) -> None:
         """Wait until the peer has acknowledged everything sent so far; `Stream.all_acked` says more."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        acking = self._connection.acking
-        try:
-            while self.unacked and self._send_error is None:
-                self._check_alive()
-                acking[self] = None
-                await self._wait_for_news()
-        finally:
-            acking.pop(self, None)
+        while self.unacked and self._send_error is None:
+            self._check_alive()
+            await self._wait_for_news(end=False)
         if self._send_error is not None:
             raise again(self._send_error)
 
@@ -447,7 +430,7 @@ class ConnectionStream:
         self._waiting = False
         return self._forgotten
 
-    def outlive(self, ended: StreamOwner) -> None:
+    def outlive(self, ended: C) -> None:
         """Outlive the connection, which is over for good; `ended` tells how."""
         self._connection = ended
 
@@ -510,7 +493,6 @@ class ConnectionStream:
     def wake_flushing(self) -> None:
         """Note that all bytes have been in a packet, or never will be."""
         if self._flushed is not None:
-            self._connection.flushing.pop(self, None)
             self._flushed.set()
             self._flushed = None
 
@@ -532,7 +514,14 @@ class ConnectionStream:
         if self._fin:
             raise ConnectionClosed(f"stream {self._stream_id} was finished here")
 
-    async def _wait_for_news(self) -> None:
+    async def _wait_until_flushed(self) -> None:
+        """Wait for `wake_flushing`."""
+        if self._flushed is None:
+            self._flushed = trio.Event()
+        await self._flushed.wait()
+
+    async def _wait_for_news(self, *, end: bool) -> None:
+        """Wait for `wake_sending`; `end`: the end of the stream is to be acknowledged too."""
         if self._news is None:
             self._news = trio.Event()
         await self._news.wait()

@@ -147,6 +147,7 @@ class JoinedStream:
         config: watermark and time limits.
         half_close: whether `raw` can end sending alone.
         straight: whether bytes for `raw` may be written to the socket as they are.
+        since: when the socket was connected, on trio's clock; `None`: now.
     """
 
     def __init__(
@@ -158,7 +159,10 @@ class JoinedStream:
         *,
         half_close: bool = True,
         straight: bool = True,
+        since: float | None = None,
     ) -> None:
+        self.since = trio.current_time() if since is None else since
+        """When the socket was connected, on trio's clock: before the handshake of TLS."""
         self._raw = raw
         self._socket = socket
         self._fd = (

@@ -150,6 +150,7 @@ async def _shake_hands(
     raw: trio.SocketStream, context: ssl.SSLContext, config: TlsConfig, *, server_name: str | None, serving: bool
 ) -> _TlsStream:
     """Make a TLS stream of a TCP one, which is closed if that fails."""
+    since = trio.current_time()
     try:
         try:
             tls: trio.SSLStream[_Below] = trio.SSLStream(
@@ -190,7 +191,7 @@ async def _shake_hands(
         server_name=server_name,
         resumed=bool(tls.session_reused),
     )
-    return _TlsStream(tls, raw.socket, info, config, half_close=False, straight=False)
+    return _TlsStream(tls, raw.socket, info, config, half_close=False, straight=False, since=since)
 
 
 @asynccontextmanager

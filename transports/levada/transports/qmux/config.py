@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from attrs import validators as v
 
 from levada.framework.errors import ConfigurationError
 
+if TYPE_CHECKING:  # a core knows no carrier
+    from levada.transports.carriers.memory import MemoryConfig
+    from levada.transports.carriers.tcp import TcpConfig
+    from levada.transports.carriers.tls import TlsConfig
+    from levada.transports.carriers.unix import UnixConfig
+    from levada.transports.carriers.websocket_config import WebSocketConfig
+
 __all__ = ["QmuxConfig"]
+
+_PROTOCOL = re.compile(r"qmux-02(\.[!#$%&'*+\-.^_`|~0-9A-Za-z]+)?")
 
 _size: Any = [v.instance_of(int), v.in_(range(1, 1 << 62))]
 _streams: Any = [v.instance_of(int), v.in_(range((1 << 60) + 1))]
@@ -48,6 +58,19 @@ class QmuxConfig:
     """Seconds that the peer has to receive everything queued after `QmuxCore.drain`."""
     close_timeout: float = attrs.field(default=3.0, validator=_seconds)
     """Seconds to wait for the peer's end after a close. Source: QX-36 (D-20)."""
+
+    protocols: tuple[str, ...] = attrs.field(
+        default=("qmux-02.levada",),
+        converter=tuple[str, ...],
+        validator=[v.min_len(1), v.deep_iterable(v.matches_re(_PROTOCOL))],
+    )
+    """Identifiers of the application over QMux, the preferred first, such as ``"qmux-02.aqueduct"``: ALPN of TLS, subprotocols of
+    WebSockets. Both ends must have one in common. Other transports negotiate nothing. Source: QX-40 (D-21), QX-41."""
+    below: UnixConfig | TcpConfig | TlsConfig | WebSocketConfig | MemoryConfig | None = None
+    """Settings of the carrier below, of the class for its scheme; `None` for the defaults."""
+    plaintext_off_loopback: bool = attrs.field(default=False, validator=v.instance_of(bool))
+    """Whether ``qmux+tcp`` and ``qmux+ws`` may go beyond loopback, where anyone on the way can read and change everything.
+    Source: QX-39."""
 
     def __attrs_post_init__(self) -> None:
         """Check the watermarks."""

@@ -272,11 +272,15 @@ class Receiver:
         self._streams.find(frame.fields[0], sent_by_peer=True)
 
     def _max_streams(self, frame: Frame) -> None:
-        self._streams_blocked(frame)
+        self._check_streams(frame)
         self._streams.allow(frame.kind - FrameType.MAX_STREAMS_BIDI, frame.fields[0])
 
     def _streams_blocked(self, frame: Frame) -> None:
-        """Check the number; the frame is a hint. Source: QX-12, QX-30."""
+        self._check_streams(frame)
+        self._streams.blocked(frame.kind - FrameType.STREAMS_BLOCKED_BIDI)
+
+    def _check_streams(self, frame: Frame) -> None:
+        """Check a limit of streams. Source: QX-12."""
         if frame.fields[0] > MAX_STREAMS:
             raise Fault(_ENCODING, "QX-12", f"{frame.fields[0]} streams, at most 2^60 are possible")
 

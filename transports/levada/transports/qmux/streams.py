@@ -113,7 +113,7 @@ Level: TypeAlias = OrderedDict[Stream, None]
 class Side:
     """The streams of one kind that one side opens."""
 
-    __slots__ = ("allowed", "blocked_at", "count", "freed", "kind", "skipped")
+    __slots__ = ("allowed", "blocked_at", "count", "freed", "kind", "skipped", "wanted")
 
     def __init__(self, kind: int, allowed: int) -> None:
         self.kind = kind
@@ -126,6 +126,8 @@ class Side:
         """Those that a higher number has opened, and that have had no frame. Source: QX-20 (D-11)."""
         self.freed = 0
         """Those that are over, and that the peer may open again without knowing it."""
+        self.wanted = False
+        """Whether the peer has said that it could open more: it may have opened all, and not used them yet."""
         self.blocked_at = -1
         """The last limit for which STREAMS_BLOCKED was made."""
 
@@ -133,6 +135,7 @@ class Side:
         """Make MAX_STREAMS. Source: QX-28 (D-14)."""
         self.allowed = min(self.allowed + self.freed, MAX_STREAMS)
         self.freed = 0
+        self.wanted = False
         return encode_frame(FrameType.MAX_STREAMS_BIDI + self.kind, self.allowed)
 
     def streams_blocked(self) -> bytes:
@@ -282,7 +285,14 @@ class Streams:
         side = self._theirs[stream_id >> 1 & 1]
         side.freed += 1
         # As many are free as the peer knows of: few frames if it uses few of many streams, one for each if it can open none.
-        if side.freed >= side.allowed - side.count:
+        if side.freed >= side.allowed - side.count or side.wanted:
+            self.due[side.max_streams] = None
+
+    def blocked(self, kind: int) -> None:
+        """Process STREAMS_BLOCKED: tell the peer of what is free at once, and of the next one as soon as it is. Source: QX-30."""
+        side = self._theirs[kind]
+        side.wanted = True
+        if side.freed:
             self.due[side.max_streams] = None
 
     def progress(self, stream: Stream, position: int) -> None:

@@ -24,7 +24,6 @@ from aioquic.quic import events
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from levada.framework.errors import CarrierError, ConnectionClosed, ConnectionLost, DatagramTooLarge, IdleTimeout
-from levada.transports.carriers.connection_stream import ConnectionStream
 from levada.transports.carriers.contracts import CarrierInfo, CarrierStatistics, CloseReason, Datagram, Octets
 
 from .certificates import names, subject
@@ -81,11 +80,11 @@ class QuicConnection:
         self.engine = engine
         self.is_client = is_client
         self.streams: dict[int, QuicStream] = {}
-        self.blocked: dict[ConnectionStream, None] = {}
+        self.blocked: dict[QuicStream, None] = {}
         """Streams whose `send_all` waits for room."""
-        self.flushing: dict[ConnectionStream, None] = {}
+        self.flushing: dict[QuicStream, None] = {}
         """Streams whose `flush` waits."""
-        self.acking: dict[ConnectionStream, None] = {}
+        self.acking: dict[QuicStream, None] = {}
         """Streams whose `all_acked` waits."""
         self.cids: set[bytes] = set()
         """Connection ids that the endpoint routes here."""
@@ -345,10 +344,6 @@ class QuicConnection:
     def unsent(self, stream_id: int) -> int:
         """Return the bytes of a stream that are in no packet yet."""
         return self.engine.unsent(stream_id)
-
-    def unacked(self, stream_id: int) -> int:
-        """Return the bytes of a stream that the peer has not acknowledged."""
-        return self.engine.unacked(stream_id)
 
     def send(self, stream_id: int, data: Octets, fin: bool) -> None:
         """Queue bytes of a stream, and have them sent."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from levada.transports.carriers.connection_stream import ConnectionStream
+
+if TYPE_CHECKING:
+    from .connection import QuicConnection  # noqa: F401 - the argument of the generic base
 
 __all__ = ["QuicStream"]
 
 
-class QuicStream(ConnectionStream):
+class QuicStream(ConnectionStream["QuicConnection"]):
     """A `levada.transports.carriers.contracts.Stream`, made by `QuicConnection.open_stream` and `QuicConnection.accept_stream`.
 
     `send_all` waits while more than `QuicConfig.send_high` bytes are in no packet yet, and while the connection has more than
@@ -15,3 +20,36 @@ class QuicStream(ConnectionStream):
     """
 
     __slots__ = ()
+
+    @property
+    def unacked(self) -> int:
+        """Bytes queued or sent that the peer has not acknowledged."""
+        return self._connection.engine.unacked(self._stream_id)
+
+    async def _wait_for_room(self) -> None:
+        blocked = self._connection.blocked
+        blocked[self] = None
+        try:
+            await super()._wait_for_room()
+        finally:
+            blocked.pop(self, None)
+
+    async def _wait_until_flushed(self) -> None:
+        self._connection.flushing[self] = None
+        await super()._wait_until_flushed()
+
+    async def _wait_for_news(self, *, end: bool) -> None:
+        if end:
+            await super()._wait_for_news(end=end)
+            return
+        acking = self._connection.acking
+        acking[self] = None
+        try:
+            await super()._wait_for_news(end=end)
+        finally:
+            acking.pop(self, None)
+
+    def wake_flushing(self) -> None:
+        """Note that all bytes have been in a packet, or never will be."""
+        self._connection.flushing.pop(self, None)
+        super().wake_flushing()

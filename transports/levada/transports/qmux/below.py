@@ -1,0 +1,138 @@
+"""What carries the records of a connection: a byte stream, or the messages of a WebSocket.
+
+Both classes have the same methods. A connection knows no more of its carrier.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import trio
+
+from levada.framework.errors import CarrierError, ConnectionLost
+from levada.transports.carriers.contracts import ByteStream, CarrierStatistics, MessageStream
+
+from .codes import TransportError
+from .core import QmuxCore
+from .events import Event
+
+__all__ = ["Below", "OverBytes", "OverMessages"]
+
+_TURN: Final = 256 * 1024
+"""Bytes that are taken before other tasks have a turn. Source: D-17."""
+_WRONG: Final = {
+    1003: (TransportError.PROTOCOL_VIOLATION, "a text message"),
+    1009: (TransportError.FRAME_ENCODING_ERROR, "a message above the largest record"),
+}
+"""Rules of QMux that the WebSocket checks, by the code that it closes with. Source: QX-41."""
+
+
+class OverBytes:
+    """Records with their sizes, on a byte stream."""
+
+    def __init__(self, stream: ByteStream) -> None:
+        self._stream = stream
+        self._taken = 0
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that the stream has not handed on."""
+        return self._stream.unsent
+
+    def send(self, pieces: list[bytes]) -> None:
+        """Queue what a core wants sent."""
+        self._stream.send_nowait(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+
+    async def flush(self) -> None:
+        """Wait until the stream has handed everything on."""
+        await self._stream.flush()
+
+    async def receive(self, core: QmuxCore) -> list[Event]:
+        """Wait for bytes, and give them to the core."""
+        if self._taken >= _TURN:
+            self._taken = 0
+            await trio.lowlevel.checkpoint()
+        data = await self._stream.receive_some()
+        self._taken += len(data)
+        return core.receive_data(data, trio.current_time())
+
+    async def close(self, *, wait: bool) -> None:
+        """Send the queue and end; `wait`: read and drop until the peer's end. Source: QX-36, QX-37."""
+        stream = self._stream
+        try:
+            if wait:
+                try:
+                    await stream.send_eof()
+                except NotImplementedError:  # TLS: the two directions end together
+                    await stream.flush()
+                while await stream.receive_some():
+                    pass
+        except CarrierError:
+            pass  # the peer has cut it off
+        await stream.aclose()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._stream.abort()
+
+    def statistics(self) -> CarrierStatistics:
+        """Return the counters of the stream."""
+        return self._stream.statistics()
+
+
+class OverMessages:
+    """Records without their sizes, one for each message. Source: QX-41."""
+
+    def __init__(self, stream: MessageStream) -> None:
+        self._stream = stream
+        self._taken = 0
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that the stream has not handed on."""
+        return self._stream.unsent
+
+    def send(self, pieces: list[bytes]) -> None:
+        """Queue what a core wants sent."""
+        for piece in pieces:
+            self._stream.send_nowait(piece)
+
+    async def flush(self) -> None:
+        """Wait until the stream has handed everything on."""
+        await self._stream.flush()
+
+    async def receive(self, core: QmuxCore) -> list[Event]:
+        """Wait for messages, and give to the core all that have come."""
+        if self._taken >= _TURN:
+            self._taken = 0
+            await trio.lowlevel.checkpoint()
+        stream = self._stream
+        try:
+            message: bytes | None = await stream.receive()
+        except ConnectionLost as error:
+            if error.code in _WRONG and error.__cause__ is not None:  # closed from here
+                code, detail = _WRONG[error.code]
+                return core.fail(code, detail, trio.current_time())
+            raise
+        now = trio.current_time()
+        found: list[Event] = []
+        while message is not None and not core.ended:
+            self._taken += len(message)
+            found += core.receive_message(message, now)
+            message = stream.receive_nowait()
+        return found
+
+    async def close(self, *, wait: bool) -> None:
+        """Send the queue and a close frame, and wait for the peer's. Source: QX-41."""
+        await self._stream.aclose()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._stream.abort()
+
+    def statistics(self) -> CarrierStatistics:
+        """Return the counters of the stream."""
+        return self._stream.statistics()
+
+
+Below = OverBytes | OverMessages

@@ -1,0 +1,592 @@
+"""One QMux connection: a core, the carrier below it, and the task that moves bytes between the two.
+
+The rules of this file:
+
+* One task reads for the whole life of a connection. It gives the core what has come, and calls the streams directly.
+* What the events of one batch cause is written together, at the end of the batch. A call of the application outside of a batch
+  writes at once, without a switch of tasks. Calls that follow within `_JOIN_WITHIN` seconds are joined by a second task, the writer.
+* The core is asked for output only while the carrier below holds little: what the kernel has cannot be overtaken (QX-33). While the
+  carrier is full, the writer waits for it. Reading goes on meanwhile (QX-31).
+* The application learns of the end as soon as the core knows it. Then the reader says goodbye to the transport, within
+  `QmuxConfig.close_timeout`.
+* Both are system tasks of trio's run, because an accepted connection outlives the block of its listener. They never raise.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from time import perf_counter
+from types import TracebackType
+from typing import Any, ClassVar, Final, Self
+
+import trio
+
+from levada.framework.errors import CarrierError, ConnectionClosed, ConnectionLost, DatagramTooLarge, IdleTimeout
+from levada.transports.carriers.contracts import CarrierInfo, CarrierStatistics, CloseReason, Datagram, Octets
+from levada.transports.carriers.streams import Waiter
+
+from . import events
+from .below import Below, OverMessages
+from .config import QmuxConfig
+from .core import QmuxCore
+from .stream import QmuxStream
+
+__all__ = ["QmuxConnection"]
+
+logger = logging.getLogger("levada.transports.qmux")
+
+_JOIN_WITHIN: Final = 50e-6
+"""Seconds between two writes without the writer; see `levada.transports.carriers.streams`."""
+_SHALLOW: Final = 64 * 1024
+"""Bytes in the carrier below from which on the core is asked for no more."""
+
+
+class QmuxConnection:
+    """A `levada.transports.carriers.contracts.Connection`, made by `dial` and by `QmuxIncoming.accept`.
+
+    Args:
+        below: carries the records; it belongs to the connection from now on.
+        info: the two ends.
+        config: windows, limits and time-outs.
+        is_client: whether this side dialled.
+        since: when the transport was connected. The peer's parameters must come within `QmuxConfig.handshake_timeout` from there.
+        tell_ended: called with the reason once the connection has ended.
+    """
+
+    def __init__(
+        self,
+        below: Below,
+        info: CarrierInfo,
+        config: QmuxConfig,
+        *,
+        is_client: bool,
+        since: float,
+        tell_ended: Callable[[QmuxConnection, CloseReason], None] | None = None,
+    ) -> None:
+        self.is_client = is_client
+        self.core = QmuxCore(client=is_client, now=since, config=config, framed=isinstance(below, OverMessages))
+        self.streams: dict[int, QmuxStream] = {}
+        """The streams that are not over, by number."""
+        self._below = below
+        self._info = info
+        self._config = config
+        self._tell_ended = tell_ended
+        self._reason: CloseReason | None = None
+        self._make_error: Callable[[], CarrierError] = lambda: ConnectionClosed("the connection is closed")
+
+        self._in_batch = False  # output goes out at the end of the batch
+        self._due = False  # output goes out with the writer's next turn
+        self._written_at = 0.0
+        self._reading = trio.CancelScope()
+        self._writing = trio.CancelScope()
+        self._has_writer = False
+        self._said_goodbye = False
+        self._work = Waiter()
+
+        self._acking: dict[int, QmuxStream] = {}
+        self._last_finished: int | None = None
+        self._draining: set[int] = set()
+        self._drained: trio.Event | None = None
+        self._waiting: deque[QmuxStream] = deque()
+        self._accepting = trio.lowlevel.ParkingLot()
+        self._opening = (trio.lowlevel.ParkingLot(), trio.lowlevel.ParkingLot())  # bidirectional, unidirectional
+        self._datagrams: deque[Datagram] = deque()
+        self._datagrams_dropped = 0
+        self._datagram_readers = trio.lowlevel.ParkingLot()
+        self._datagram_writers = trio.lowlevel.ParkingLot()
+        self._shaken = trio.Event()
+        self._ended = trio.Event()
+        self._gone = trio.Event()
+        trio.lowlevel.spawn_system_task(self._run, name=f"levada reader of {info.scheme}://{info.peer}")
+        self._write()
+
+    def __repr__(self) -> str:
+        return f"<QmuxConnection {'to' if self.is_client else 'from'} {self._info.peer}>"
+
+    @property
+    def info(self) -> CarrierInfo:
+        """The peer and this end, as the transport knows them."""
+        return self._info
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the connection has ended."""
+        return self._reason is not None
+
+    def error(self) -> CarrierError:
+        """Return the error that every call raises after the end."""
+        return self._make_error()
+
+    def statistics(self) -> CarrierStatistics:
+        """Return the counters as they are now; bytes include the frames' heads, writes and reads are the transport's."""
+        below = self._below.statistics()
+        return CarrierStatistics(
+            octets_sent=below.octets_sent,
+            octets_received=below.octets_received,
+            writes=below.writes,
+            reads=below.reads,
+            unsent=self.core.queued + below.unsent,
+            datagrams_dropped=self._datagrams_dropped,
+        )
+
+    def round_trip(self) -> float:
+        """Seconds that the last ping took; 0 before the first."""
+        return self.core.round_trip
+
+    async def handshake(self) -> CarrierInfo:
+        """Wait for the peer's parameters.
+
+        Raises:
+            ConnectionLost: they did not come within `QmuxConfig.handshake_timeout`, or were wrong, or the transport was lost.
+        """
+        await self._shaken.wait()
+        if self.core.peer_parameters is None:
+            raise self.error()
+        return self._info
+
+    async def open_stream(self, *, unidirectional: bool = False, priority: int = 128) -> QmuxStream:
+        """Open a stream, waiting for the peer's credit. The peer sees it with its first byte, end or reset."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while (stream := self.try_open_stream(unidirectional=unidirectional, priority=priority)) is None:
+            await self._opening[unidirectional].park()
+        return stream
+
+    def try_open_stream(self, *, unidirectional: bool = False, priority: int = 128) -> QmuxStream | None:
+        """Open a stream if there is credit for it now."""
+        if not 0 <= priority <= 255:
+            raise ValueError(f"priority is {priority}, wanted 0 to 255")
+        if self._reason is not None:
+            raise self.error()
+        stream_id = self.core.open_stream(unidirectional=unidirectional, priority=priority)
+        if stream_id is None:
+            self._changed()  # the peer is told that this side is blocked
+            return None
+        stream = self.streams[stream_id] = QmuxStream(self, stream_id, priority)
+        return stream
+
+    def stream_credit(self, *, unidirectional: bool) -> int:
+        """Return how many more streams the peer allows to be opened now; 0 after the end."""
+        return self.core.stream_credit(unidirectional=unidirectional)
+
+    async def accept_stream(self) -> QmuxStream:
+        """Wait for the next stream that the peer opened, in order of appearance; the error after the end comes behind the last stream."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while (stream := self.accept_stream_nowait()) is None:
+            if self._reason is not None:
+                raise self.error()
+            await self._accepting.park()
+        return stream
+
+    def accept_stream_nowait(self) -> QmuxStream | None:
+        """Take the next stream that the peer has opened, if there is one; `Connection.accept_stream_nowait` says more."""
+        if not self._waiting:
+            return None
+        stream = self._waiting.popleft()
+        if self._reason is None:
+            self.core.accepted(stream.stream_id)
+            if stream.accepted():  # it is over already
+                self._changed()
+        return stream
+
+    def max_datagram_size(self) -> int:
+        """Bytes of the largest datagram; 0 if the peer takes none or its parameters have not come yet."""
+        return self.core.max_datagram_size
+
+    async def send_datagram(self, data: Octets) -> None:
+        """Queue a datagram. Wait while the queue is full, and for the handshake.
+
+        Raises:
+            DatagramTooLarge: more than `max_datagram_size`.
+            ConnectionClosed, ConnectionLost: the connection has ended.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        await self.handshake()
+        while not self.send_datagram_nowait(data):
+            await self._datagram_writers.park()
+
+    def send_datagram_nowait(self, data: Octets) -> bool:
+        """Queue a datagram; false if the queue is full. Errors as `send_datagram`."""
+        if self._reason is not None:
+            raise self.error()
+        limit = self.core.max_datagram_size
+        size = memoryview(data).nbytes
+        if size > limit or not limit:
+            raise DatagramTooLarge(f"a datagram of {size} octets, at most {limit} fit", size=size, limit=limit)
+        if not self.core.send_datagram(data):
+            return False
+        self._changed()
+        return True
+
+    async def receive_datagram(self) -> Datagram:
+        """Wait for a datagram. While no task receives, the oldest are dropped and counted."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while not self._datagrams:
+            if self._reason is not None:
+                raise self.error()
+            await self._datagram_readers.park()
+        return self._datagrams.popleft()
+
+    def close(self, code: int = 0, reason: str = "") -> None:
+        """Tell the peer at once that the connection is over; queued data is dropped. After the end it does nothing."""
+        if self._reason is None:
+            self._apply(self.core.close(code, reason, trio.current_time()))
+            self._hurry()
+
+    async def aclose(self, code: int = 0, reason: str = "", *, drain: float = 5.0) -> None:
+        """Wait up to `drain` seconds until the peer has the data of finished streams, then close.
+
+        After that it waits until the transport is closed, for `QmuxConfig.close_timeout` seconds at most.
+
+        Cancellation:
+            closed at once; data that the peer has not acknowledged may be lost.
+        """
+        try:
+            if self._reason is None:
+                with trio.move_on_after(drain):
+                    await self._drain()
+        finally:
+            self.close(code, reason)
+        await self._gone.wait()
+
+    async def _drain(self) -> None:
+        """Wait until the peer has the data of finished streams."""
+        self._draining = {stream.stream_id for stream in self.streams.values() if stream.undelivered}
+        for stream_id in self._draining:
+            self.streams[stream_id].ask_for_ack()
+        last = self._last_finished
+        if last is not None and last not in self.streams:  # everything of the streams that are over was written by then
+            self._draining.add(last)
+            self.core.want_acked(last)
+        self._changed()
+        while self._draining and self._reason is None:
+            self._drained = trio.Event()
+            await self._drained.wait()
+
+    def _is_drained(self, stream_id: int) -> None:
+        """Note that the peer has all of a stream, or never will."""
+        self._draining.discard(stream_id)
+        if not self._draining and self._drained is not None:
+            self._drained.set()
+
+    async def closed(self) -> CloseReason:
+        """Wait for the end, however it comes."""
+        await self._ended.wait()
+        assert self._reason is not None
+        return self._reason
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.close()
+        else:
+            await self.aclose()
+
+    # ------------------------------------------------------------------ what streams ask for
+
+    def set_priority(self, stream_id: int, priority: int) -> None:
+        """Change the priority of what a stream sends."""
+        if self._reason is None:
+            self.core.set_priority(stream_id, priority)
+
+    def unsent(self, stream_id: int) -> int:
+        """Return the bytes of a stream that are in no record yet."""
+        return self.core.unsent(stream_id)
+
+    def is_full(self, stream_id: int) -> bool:
+        """Whether a sender has to wait."""
+        return self.core.unsent(stream_id) > self._config.send_high
+
+    def has_room(self, stream_id: int) -> bool:
+        """Whether a sender that waited may continue."""
+        return self.core.unsent(stream_id) <= self._config.send_low
+
+    def send(self, stream_id: int, data: Octets, fin: bool) -> None:
+        """Queue bytes of a stream, and have them sent."""
+        self.core.send(stream_id, data, fin)
+        if fin:
+            self._last_finished = stream_id
+            stream = self.streams[stream_id]
+            if stream.awaited:
+                stream.ask_for_ack()
+        self._changed()
+
+    def reset(self, stream_id: int, code: int) -> None:
+        """Drop what a stream has queued, and tell the peer."""
+        self.core.reset(stream_id, code)
+        self._acking.pop(stream_id, None)
+        self._is_drained(stream_id)
+        self._changed()
+
+    def stop(self, stream_id: int, code: int) -> None:
+        """Ask the peer to send no more on a stream."""
+        self.core.stop(stream_id, code)
+        self._changed()
+
+    def consumed(self, stream_id: int, octets: int) -> None:
+        """Note that the application has taken bytes of a stream."""
+        if self._reason is None:
+            self.core.consumed(stream_id, octets)
+            self._changed()
+
+    def want_acked(self, stream: QmuxStream) -> None:
+        """Call `QmuxStream.acked_as_asked` when the peer has everything that is queued now."""
+        self._acking[stream.stream_id] = stream
+        self.core.want_acked(stream.stream_id)
+        self._changed()
+
+    # ------------------------------------------------------------------ events
+
+    def _apply(self, happened: list[events.Event]) -> None:
+        """Do what the core says."""
+        do = self._events
+        for event in happened:
+            do[type(event)](self, event)
+
+    def _established(self, event: events.Established) -> None:
+        self._shaken.set()
+        for unidirectional in (False, True):
+            self._allowed(events.StreamsAllowed(unidirectional))
+
+    def _allowed(self, event: events.StreamsAllowed) -> None:
+        lot = self._opening[event.unidirectional]
+        if lot:
+            lot.unpark(count=min(len(lot), self.core.stream_credit(unidirectional=event.unidirectional)))
+
+    def _opened(self, event: events.StreamOpened) -> None:
+        stream = self.streams[event.stream_id] = QmuxStream(self, event.stream_id)
+        stream.appeared()
+        self._waiting.append(stream)
+        self._accepting.unpark()
+
+    def _data_arrived(self, event: events.StreamData) -> None:
+        self.streams[event.stream_id].data_arrived(event.data, event.fin)
+
+    def _reset_arrived(self, event: events.StreamReset) -> None:
+        self.streams[event.stream_id].reset_arrived(event.code)
+
+    def _stop_arrived(self, event: events.StreamStopped) -> None:
+        self._acking.pop(event.stream_id, None)
+        self._is_drained(event.stream_id)
+        self.streams[event.stream_id].stop_arrived(event.code)
+
+    def _room(self, event: events.StreamRoom) -> None:
+        self.streams[event.stream_id].wake_room()
+
+    def _flushed(self, event: events.StreamFlushed) -> None:
+        stream = self.streams.get(event.stream_id)
+        if stream is not None:
+            stream.wake_flushing()
+
+    def _acked(self, event: events.StreamAcked) -> None:
+        stream = self._acking.pop(event.stream_id, None)
+        if stream is not None:
+            stream.acked_as_asked()
+        self._is_drained(event.stream_id)
+
+    def _over(self, event: events.StreamOver) -> None:
+        self.streams.pop(event.stream_id).forgotten()
+
+    def _datagram_arrived(self, event: events.DatagramReceived) -> None:
+        if len(self._datagrams) >= self._config.datagram_queue:
+            self._datagrams.popleft()
+            self._datagrams_dropped += 1
+        self._datagrams.append(Datagram(event.data))
+        if self._datagram_readers:
+            self._datagram_readers.unpark()
+
+    def _datagram_room(self, event: events.DatagramRoom) -> None:
+        self._datagram_writers.unpark_all()
+
+    def _ended_by_core(self, event: events.Ended) -> None:
+        peer, code, text = self._info.peer, event.code, event.reason
+        if event.idle:
+            said = f"nothing from {peer} for the idle time, here {self._config.idle_timeout} s"
+            self._end(CloseReason(code, said, lost=True), lambda: IdleTimeout(said))
+        elif event.lost:
+            said = f"{peer} broke the connection off" if event.by_peer else f"connection to {peer} failed"
+            said += f": {text}"
+            self._end(CloseReason(code, text, event.by_peer, lost=True), lambda: ConnectionLost(said))
+        elif event.by_peer:
+            said = f"{peer} closed the connection with code {code}" + (f": {text}" if text else "")
+            self._end(CloseReason(code, text, by_peer=True), lambda: ConnectionLost(said, code))
+        else:
+            said = f"the connection was closed here with code {code}"
+            self._end(CloseReason(code, text), lambda: ConnectionClosed(said))
+
+    _events: ClassVar[Mapping[type, Callable[[Any, Any], None]]] = {
+        events.Established: _established,
+        events.StreamOpened: _opened,
+        events.StreamData: _data_arrived,
+        events.StreamReset: _reset_arrived,
+        events.StreamStopped: _stop_arrived,
+        events.StreamRoom: _room,
+        events.StreamFlushed: _flushed,
+        events.StreamAcked: _acked,
+        events.StreamOver: _over,
+        events.StreamsAllowed: _allowed,
+        events.DatagramReceived: _datagram_arrived,
+        events.DatagramRoom: _datagram_room,
+        events.Ended: _ended_by_core,
+    }
+
+    def _end(self, reason: CloseReason, make_error: Callable[[], CarrierError]) -> None:
+        self._reason = reason
+        self._make_error = make_error
+        for stream in list(self.streams.values()):
+            stream.connection_ended()
+        for lot in (self._accepting, *self._opening, self._datagram_readers, self._datagram_writers):
+            lot.unpark_all()
+        if self._drained is not None:
+            self._drained.set()
+        self._shaken.set()
+        self._ended.set()
+        if self._tell_ended is not None:
+            self._tell_ended(self, reason)
+
+    # ------------------------------------------------------------------ moving bytes
+
+    def _changed(self) -> None:
+        """Have written what a call has queued: now, or together with what follows at once."""
+        if self._in_batch or self._due or not self.core.has_output:
+            return
+        now = perf_counter()
+        if now - self._written_at >= _JOIN_WITHIN:
+            self._written_at = now
+            self._write()
+        else:
+            self._write_later()
+
+    def _write_later(self) -> None:
+        self._due = True
+        if self._has_writer:
+            self._work.wake()
+        else:
+            self._has_writer = True
+            info = self._info
+            trio.lowlevel.spawn_system_task(self._run_writer, name=f"levada writer of {info.scheme}://{info.peer}")
+
+    def _write(self) -> None:
+        """Hand on what the carrier below takes, and apply what that causes."""
+        core, below = self.core, self._below
+        if below.unsent >= _SHALLOW:
+            self._write_later()
+            return
+        pieces = core.data_to_send(trio.current_time(), _SHALLOW)
+        if pieces:
+            try:
+                below.send(pieces)
+            except CarrierError as error:
+                self._lose(error)
+                return
+        happened = core.take_events()
+        if happened:
+            self._apply(happened)
+        deadline = core.next_deadline()
+        if deadline is not None and deadline < self._reading.deadline:
+            self._reading.deadline = deadline
+        if pieces and core.has_output:
+            self._write_later()
+
+    async def _run_writer(self) -> None:
+        """Write what was queued while the carrier below was full, or soon after another write."""
+        try:
+            with self._writing:
+                while True:
+                    if not self._due:
+                        await self._work.wait()
+                    await self._below.flush()
+                    self._due = False
+                    self._written_at = perf_counter()
+                    self._write()
+        except CarrierError as error:
+            self._lose(error)
+        except Exception as error:  # noqa: BLE001 - a core that fails ends only its own connection
+            self._fail(error)
+
+    def _lose(self, error: CarrierError) -> None:
+        """Note that the carrier below has failed."""
+        if self._reason is None:
+            self._apply(self.core.connection_lost(0, error.detail, trio.current_time()))
+        self._reading.cancel()
+
+    def _fail(self, error: Exception) -> None:
+        """Note that this side has failed. The state is damaged, so that the peer is told nothing."""
+        logger.error("the core of %r failed, which ends the connection", self, exc_info=error)
+        if self._reason is None:
+            said = f"internal error: {error!r}"
+            self._end(CloseReason(1, said, lost=True), lambda: ConnectionLost(said))
+        self._reading.cancel()
+
+    def _hurry(self) -> None:
+        """Hand on the goodbye, however much the carrier below holds, and have the reader close it."""
+        self._writing.cancel()
+        pieces = self.core.data_to_send(trio.current_time())
+        if pieces:
+            self._said_goodbye = True
+            try:
+                self._below.send(pieces)
+            except CarrierError:
+                pass  # it has failed already
+        self._reading.cancel()
+
+    async def _run(self) -> None:
+        """Read until the end, then close the carrier below."""
+        try:
+            while self._reason is None:
+                deadline = self.core.next_deadline()
+                with trio.CancelScope(deadline=math.inf if deadline is None else deadline) as self._reading:
+                    await self._read()
+                if self._reason is None:
+                    self._take_in(self.core.handle_timeout(trio.current_time()))
+            self._hurry()
+            with trio.move_on_after(self._config.close_timeout):
+                await self._below.close(wait=self._said_goodbye)
+        except CarrierError as error:
+            self._lose(error)
+        except Exception as error:  # noqa: BLE001 - as in _run_writer
+            self._fail(error)
+        finally:
+            self._writing.cancel()
+            self._below.abort()
+            self._gone.set()
+            self._release()
+
+    async def _read(self) -> None:
+        """Give the core what comes, until it has ended."""
+        core, below = self.core, self._below
+        while self._reason is None:
+            try:
+                happened = await below.receive(core)
+            except CarrierError as error:
+                self._lose(error)
+                return
+            self._take_in(happened)
+
+    def _take_in(self, happened: list[events.Event]) -> None:
+        """Apply a batch of events, and write what they have caused together."""
+        self._in_batch = True
+        try:
+            self._apply(happened)
+        finally:
+            self._in_batch = False
+        if self._reason is None and self.core.has_output:
+            self._written_at = perf_counter()
+            self._write()
+
+    def _release(self) -> None:
+        """Release the streams, which refer to the connection. Streams that wait to be accepted stay."""
+        self.streams.clear()
+        self._acking.clear()
+        # They get a copy that does not refer to them.
+        ended = copy.copy(self)
+        ended._waiting = deque()
+        for stream in self._waiting:
+            stream.outlive(ended)

@@ -1,0 +1,203 @@
+"""`dial` and `listen` for QMux, over any carrier of bytes or messages."""
+
+from __future__ import annotations
+
+import ipaddress
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import SplitResult, urlsplit
+
+import attrs
+import trio
+
+from levada.framework.errors import ConfigurationError, ConnectionLost
+from levada.transports.carriers import memory, tcp, tls, unix
+from levada.transports.carriers.contracts import ByteStream
+from levada.transports.carriers.streams import plain_nursery
+from levada.transports.carriers.websocket_config import Refusal, UpgradeRequest, WebSocketConfig
+
+from .below import Below, OverBytes, OverMessages
+from .config import QmuxConfig
+from .connection import QmuxConnection
+from .frames import DEFAULT_MAX_RECORD
+from .listener import QmuxListener
+
+if TYPE_CHECKING:  # an extra
+    from levada.transports.carriers.websocket_stream import WebSocketStream
+
+__all__ = ["dial", "listen"]
+
+_PREFIX: Final = "qmux+"
+_SETTINGS: Final[dict[str, type[Any]]] = {
+    "memory": memory.MemoryConfig,
+    "tcp": tcp.TcpConfig,
+    "tls": tls.TlsConfig,
+    "unix": unix.UnixConfig,
+    "ws": WebSocketConfig,
+    "wss": WebSocketConfig,
+}
+"""The settings of each carrier below."""
+_SLACK: Final = 64
+"""Bytes of a message above the largest record that still come whole, so that the peer is told its error (E-7)."""
+
+
+def _split(url: str) -> tuple[str, SplitResult]:
+    """Return the scheme of the carrier below, and the parts of the URL there."""
+    try:
+        parts = urlsplit(url.removeprefix(_PREFIX))
+        _ = parts.port  # raises if it is none
+    except ValueError as error:
+        raise ConfigurationError(f"not a URL: {url!r}: {error}") from error
+    if parts.scheme not in _SETTINGS or not url.startswith(_PREFIX):
+        raise ConfigurationError(
+            f"expected a URL with {' or '.join(_PREFIX + name for name in _SETTINGS)}, got {url!r}"
+        )
+    return parts.scheme, parts
+
+
+def _carrier(scheme: str) -> Any:
+    """Return the module of the carrier below."""
+    if scheme not in ("ws", "wss"):
+        return {"memory": memory, "tcp": tcp, "tls": tls, "unix": unix}[scheme]
+    try:
+        from levada.transports.carriers import websocket
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(f"qmux+{scheme}:// needs {error.name}: pip install 'levada[websocket]'") from error
+    return websocket
+
+
+def _settings(scheme: str, config: QmuxConfig) -> Any:
+    """Return the settings of the carrier below, with what QMux wants of it."""
+    kind = _SETTINGS[scheme]
+    settings = kind() if config.below is None else config.below
+    if not isinstance(settings, kind):
+        raise ConfigurationError(
+            f"qmux+{scheme}:// takes a {kind.__name__} in `below`, got a {type(settings).__name__}"
+        )
+    if isinstance(settings, tls.TlsConfig):
+        # QX-40: TLS 1.3 and ALPN are a must.
+        return attrs.evolve(
+            settings,
+            alpn=config.protocols,
+            minimum_version=ssl.TLSVersion.TLSv1_3,
+            handshake_timeout=min(settings.handshake_timeout, config.handshake_timeout),
+        )
+    if isinstance(settings, WebSocketConfig):
+        # QX-41. The WebSocket's own pings are off, because QMux has pings.
+        return attrs.evolve(
+            settings,
+            subprotocols=config.protocols,
+            allow=_Allow(config.protocols, settings.allow),
+            max_message=DEFAULT_MAX_RECORD + _SLACK,
+            accept_text=False,
+            keepalive=None,
+            handshake_timeout=min(settings.handshake_timeout, config.handshake_timeout),
+        )
+    return settings
+
+
+@attrs.frozen
+class _Allow:
+    """Refuses clients that offer none of our protocols, then asks the program's own check."""
+
+    protocols: tuple[str, ...]
+    others: Callable[[UpgradeRequest], Refusal | None] | None
+
+    def __call__(self, request: UpgradeRequest) -> Refusal | None:
+        if not set(self.protocols) & set(request.subprotocols):
+            return Refusal(400, f"wanted one of these subprotocols: {', '.join(self.protocols)}")
+        return None if self.others is None else self.others(request)
+
+
+def _check_loopback(scheme: str, address: str, config: QmuxConfig) -> None:
+    """Refuse plain TCP beyond loopback, unless the settings ask for it by name. Source: QX-39."""
+    if scheme not in ("tcp", "ws") or config.plaintext_off_loopback:
+        return
+    host = urlsplit(f"//{address}").hostname or ""
+    if not ipaddress.ip_address(host.partition("%")[0]).is_loopback:
+        encrypted = "wss" if scheme == "ws" else "tls"
+        raise ConfigurationError(
+            f"qmux+{scheme}:// is not encrypted, and {host} is not loopback: use qmux+{encrypted}://, or set plaintext_off_loopback"
+        )
+
+
+@asynccontextmanager
+async def dial(url: str, config: QmuxConfig | None = None) -> AsyncIterator[QmuxConnection]:
+    """Connect to a server; leaving the block drains for up to 5 s and closes.
+
+    Args:
+        url: ``qmux+unix:///path``, ``qmux+tls://host:port``, ``qmux+wss://host:port/path`` and so on.
+        config: its field `below` has the settings of the transport.
+
+    Raises:
+        ConnectionLost: no server answers there, or it speaks none of `QmuxConfig.protocols`.
+        IdleTimeout: the transport was not there in time.
+        ConfigurationError: not such a URL, settings that cannot work, or plain TCP beyond loopback.
+    """
+    config = config or QmuxConfig()
+    scheme, parts = _split(url)
+    async with _carrier(scheme).dial(parts.geturl(), _settings(scheme, config)) as stream:
+        info = attrs.evolve(stream.info, scheme=_PREFIX + scheme)
+        below: Below
+        if scheme in ("ws", "wss"):
+            below = OverMessages(stream)
+            info = attrs.evolve(info, alpn=stream.subprotocol)
+        else:
+            below = OverBytes(stream)
+        try:
+            _check_loopback(scheme, info.peer, config)
+            if scheme in ("tls", "ws", "wss") and info.alpn not in config.protocols:
+                raise ConnectionLost(f"{info.peer} speaks none of {', '.join(config.protocols)}")
+        except BaseException:
+            below.abort()
+            raise
+        async with QmuxConnection(below, info, config, is_client=True, since=trio.current_time()) as connection:
+            await connection.handshake()
+            yield connection
+
+
+@asynccontextmanager
+async def listen(url: str, config: QmuxConfig | None = None) -> AsyncIterator[QmuxListener]:
+    """Listen for clients; leaving the block stops that; accepted connections live on.
+
+    Args:
+        url: as for `dial`; port 0 takes a free one. With a path (also ``/``), ``qmux+ws`` and ``qmux+wss`` serve only this one.
+        config: its field `below` has the settings of the transport; TLS needs a certificate there.
+
+    Raises:
+        ConfigurationError: not such a URL, settings that cannot work, an address that is taken, or plain TCP beyond loopback.
+    """
+    config = config or QmuxConfig()
+    scheme, parts = _split(url)
+    settings = _settings(scheme, config)
+    carrier = _carrier(scheme)
+    upgrade: Callable[[ByteStream, float], Awaitable[WebSocketStream]] | None = None
+    below: AbstractAsyncContextManager[Any]
+    if scheme in ("ws", "wss"):
+
+        async def upgrade(stream: ByteStream, left: float) -> WebSocketStream:
+            hurried = attrs.evolve(settings, handshake_timeout=min(left, settings.handshake_timeout))
+            websocket: WebSocketStream = await carrier.accept_over(stream, hurried, path=parts.path or None)
+            return websocket
+
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+        if scheme == "wss":
+            below = tls.listen(f"tls://{host}:{443 if parts.port is None else parts.port}", settings.tls)
+        else:
+            below = tcp.listen(f"tcp://{host}:{80 if parts.port is None else parts.port}", settings.tcp)
+    else:
+        below = carrier.listen(parts.geturl(), settings)
+    async with below as streams:
+        real = urlsplit(streams.url)
+        _check_loopback(scheme, real.netloc, config)
+        real = real._replace(scheme=_PREFIX + scheme, path=real.path or parts.path)
+        listener = QmuxListener(streams, real.geturl(), config, backlog=settings.backlog, upgrade=upgrade)
+        async with plain_nursery() as nursery:
+            nursery.start_soon(listener.serve, nursery)
+            try:
+                yield listener
+            finally:
+                with trio.CancelScope(shield=True):
+                    await listener.aclose()

@@ -1,0 +1,194 @@
+"""Where QMux clients come in: `QmuxListener`, on any listener of byte streams, and `QmuxIncoming`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+
+from levada.framework.errors import CarrierError, ConnectionClosed, LocalProtocolError
+from levada.transports.carriers.admission import Admission
+from levada.transports.carriers.contracts import ByteStream, CarrierInfo, CloseReason, Listener
+from levada.transports.carriers.streams import JoinedStream, Ready
+
+from .below import Below, OverBytes, OverMessages
+from .config import QmuxConfig
+from .connection import QmuxConnection
+
+if TYPE_CHECKING:  # an extra
+    from levada.transports.carriers.websocket_stream import WebSocketStream
+
+__all__ = ["QmuxIncoming", "QmuxListener"]
+
+
+class QmuxIncoming:
+    """A client whose transport is there: accept it, or refuse it, once. It has got nothing of QMux yet."""
+
+    def __init__(self, listener: QmuxListener, below: Below, info: CarrierInfo, since: float) -> None:
+        self._listener = listener
+        self._below: Below | None = below
+        self.info = info
+        """What the transport knows of the client."""
+        self._since = since
+
+    @property
+    def peer(self) -> str:
+        """Its address."""
+        return self.info.peer
+
+    @property
+    def validated(self) -> bool:
+        """True: the transport has shown that it receives at this address."""
+        return True
+
+    def accept(self) -> QmuxConnection:
+        """Begin with QMux; `QmuxConnection.handshake` waits for the client's parameters.
+
+        They must come within `QmuxConfig.handshake_timeout`, counted from the moment at which the kernel accepted the client.
+
+        Raises:
+            LocalProtocolError: it was already decided.
+        """
+        return self._listener.start(self._decide(), self.info, self._since)
+
+    def refuse(self, why: str = "the application refused it") -> None:
+        """Close its transport before anything of QMux is sent; `why` is for the listener's warning."""
+        self._decide().abort()
+        self._listener.admission.turn_away(self.peer, why)
+
+    def retry(self) -> None:
+        """Raise `LocalProtocolError`: the client has proved its address."""
+        raise LocalProtocolError("this client has proved its address; accept, refuse or ignore it")
+
+    def ignore(self) -> None:
+        """Close its transport. A transport that is open cannot be forgotten silently."""
+        self._decide().abort()
+
+    def _decide(self) -> Below:
+        below, self._below = self._below, None
+        if below is None:
+            raise LocalProtocolError("this client was decided about already")
+        return below
+
+
+class QmuxListener:
+    """Accepts clients; a `Listener`. Made by `listen`.
+
+    Args:
+        below: where byte streams come in. It belongs to this listener, and is closed with it.
+        url: where it listens, with the real port.
+        config: of the connections.
+        backlog: clients that may be in their WebSocket handshake, or wait for `accept`.
+        upgrade: opens a WebSocket over a byte stream within so many seconds; `None`: records go over the byte stream itself.
+    """
+
+    def __init__(
+        self,
+        below: Listener[ByteStream],
+        url: str,
+        config: QmuxConfig,
+        *,
+        backlog: int,
+        upgrade: Callable[[ByteStream, float], Awaitable[WebSocketStream]] | None = None,
+    ) -> None:
+        self.url = url
+        """Where it listens, with the real port."""
+        self.below = below
+        """What it listens on; for ``qmux+tls`` and ``qmux+wss`` a `TlsListener`, which can reload its certificates."""
+        self._config = config
+        self._upgrade = upgrade
+        self._ready: Ready[QmuxIncoming] = Ready(backlog)
+        self._handshakes: dict[trio.CancelScope, None] = {}  # the oldest first
+        self._serving = trio.CancelScope()
+        self.admission = Admission(url)
+        """Counts the clients that were refused here; `below` counts those that got no transport."""
+
+    async def accept(self) -> QmuxIncoming:
+        """Wait for the next client whose transport is ready.
+
+        Raises:
+            ConnectionClosed: the listener was closed.
+        """
+        return await self._ready.take(self.url)
+
+    async def aclose(self) -> None:
+        """Stop accepting. Accepted connections live on; clients that wait for `accept` are cut off."""
+        for scope in (self._serving, *self._handshakes):
+            scope.cancel()
+        for incoming in self._ready.close():
+            incoming.ignore()
+        await self.below.aclose()
+
+    async def serve(self, nursery: trio.Nursery) -> None:
+        """Take clients in until the listener is closed; WebSocket handshakes run in the nursery."""
+        with self._serving:
+            while True:
+                try:
+                    stream = await self.below.accept()
+                except ConnectionClosed:
+                    return
+                info = attrs.evolve(stream.info, scheme=self.url.partition(":")[0])
+                if info.tls_version is not None and self._upgrade is None and info.alpn not in self._config.protocols:
+                    self.admission.turn_away(info.peer, f"it speaks none of {', '.join(self._config.protocols)}")
+                    stream.abort()
+                    continue
+                if self._ready.full and self._handshakes:
+                    next(iter(self._handshakes)).cancel()
+                try:
+                    await self._ready.reserve()
+                except BaseException:
+                    stream.abort()
+                    raise
+                since = stream.since if isinstance(stream, JoinedStream) else trio.current_time()
+                if self._upgrade is None:
+                    self._offer(OverBytes(stream), info, since)
+                else:
+                    scope = trio.CancelScope()
+                    self._handshakes[scope] = None
+                    nursery.start_soon(self._shake_hands, stream, self._upgrade, info, since, scope)
+
+    def _offer(self, below: Below, info: CarrierInfo, since: float) -> None:
+        """Put a client where `accept` takes it; its place is reserved."""
+        try:
+            self._ready.put(QmuxIncoming(self, below, info, since))
+        except trio.ClosedResourceError:
+            self._ready.release()
+            below.abort()
+
+    async def _shake_hands(
+        self,
+        stream: ByteStream,
+        upgrade: Callable[[ByteStream, float], Awaitable[WebSocketStream]],
+        info: CarrierInfo,
+        since: float,
+        scope: trio.CancelScope,
+    ) -> None:
+        """Open a WebSocket, in the rest of the time that the whole handshake has."""
+        left = since + self._config.handshake_timeout - trio.current_time()
+        done = False
+        try:
+            with scope:
+                websocket = await upgrade(stream, max(left, 1e-3))
+                done = True
+                self._offer(OverMessages(websocket), attrs.evolve(info, alpn=websocket.subprotocol), since)
+            if not done:
+                self.admission.turn_away(info.peer, "its handshake made room for others")
+        except CarrierError as error:
+            self.admission.turn_away(info.peer, error)
+        finally:
+            del self._handshakes[scope]
+            if not done:
+                stream.abort()
+                self._ready.release()
+
+    def start(self, below: Below, info: CarrierInfo, since: float) -> QmuxConnection:
+        """Make the connection of an accepted client."""
+        return QmuxConnection(below, info, self._config, is_client=False, since=since, tell_ended=self._over)
+
+    def _over(self, connection: QmuxConnection, reason: CloseReason) -> None:
+        """Note that a connection has ended, perhaps before its handshake."""
+        if connection.core.peer_parameters is None and (reason.lost or reason.by_peer):
+            why = f"its handshake failed: {reason.text or 'no reason given'} (code {reason.code:#x})"
+            self.admission.turn_away(connection.info.peer, why)
