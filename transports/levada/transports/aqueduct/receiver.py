@@ -50,7 +50,7 @@ class Delivery:
 
     def __repr__(self) -> str:
         return (
-            f"<Delivery of {len(self.payload)} octets on {self.half.id}, attached {[h.id for h in self.attachments]}>"
+            f"<Delivery of {len(self.payload)} bytes on {self.half.id}, attached {[h.id for h in self.attachments]}>"
         )
 
     def release(self) -> bool:
