@@ -111,7 +111,7 @@ def test_all_vectors_of_reactivesocket(capsys: pytest.CaptureFixture[str], captu
 
 
 @pytest.mark.parametrize(
-    ("octets", "last"),
+    ("bytes", "last"),
     [
         ("00000010 0009", "an unfinished frame"),
         ("00000003 00", "no frame: a length of 3, 12 at least (RX-4)"),

@@ -116,9 +116,7 @@ class BodyReader:
         self.total += size
         # MA-58: judged by the header alone, before any byte of the chunk.
         if self.total > self.length:
-            raise Fault(
-                ErrorCode.PAYLOAD_LENGTH_MISMATCH, f"{self.total} bytes, {self.length} were announced", "MA-58"
-            )
+            raise Fault(ErrorCode.PAYLOAD_LENGTH_MISMATCH, f"{self.total} bytes, {self.length} were announced", "MA-58")
         if self.length == UNDEFINED and self.total > self.limit:
             raise Fault(ErrorCode.CONTENT_TOO_LARGE, f"more than {self.limit} bytes", "MA-58")
         self._left = size
