@@ -111,7 +111,7 @@ def test_all_vectors_of_reactivesocket(capsys: pytest.CaptureFixture[str], captu
 
 
 @pytest.mark.parametrize(
-    ("bytes", "last"),
+    ("octets", "last"),
     [
         ("00000010 0009", "an unfinished frame"),
         ("00000003 00", "no frame: a length of 3, 12 at least (RX-4)"),
@@ -136,8 +136,8 @@ def test_lumberjack_with_envelopes(capsys: pytest.CaptureFixture[str], capture: 
     assert code == 0
     assert lines == [
         "v1 WINDOW 2",
-        f"v1 ENVELOPE {len(outer) - 6} octets",
-        f"    v1 ENVELOPE {len(inner) - 6} octets",
+        f"v1 ENVELOPE {len(outer) - 6} bytes",
+        f"    v1 ENVELOPE {len(inner) - 6} bytes",
         "        v1 DATA 1 {'line': 'hello'}",
         "    v1 DATA 1 {'line': 'hello'}",
     ]
