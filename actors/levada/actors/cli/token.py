@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     from levada.actors.authenticators import new_token
 
     token, line = new_token(Identity(args.name, tenant=args.tenant, roles=args.role))
-    print(token)
+    print(token.decode())
     print(line)
     if sys.stdout.isatty():
         print("levada: the first line is the client's token, the second is for the server's file", file=sys.stderr)
