@@ -24,8 +24,8 @@ from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 import trio
 
 from levada.actors.authentication import Authenticator, Credentials, Gatekeeper, Refused
-from levada.framework import Actor, Identity, Lost, Normal, Reason, Ref, RemotePeer, handles
-from levada.framework.embedding import ActorPhase, local_ref, release
+from levada.framework import Identity, Lost, Normal, Reason, Ref, RemotePeer, handles
+from levada.framework.embedding import ActorPhase, ConnectionActor, local_ref, release
 from levada.framework.errors import (
     ActorStopped,
     CarrierError,
@@ -139,7 +139,7 @@ class Ended(Protocol):
 C = TypeVar("C", bound=Core[Any, Any])
 
 
-class Driver(Actor[Any], Generic[C]):
+class Driver(ConnectionActor, Generic[C]):
     """One connection of either side.
 
     A protocol says how to get carriers and run them (`carry`), and what to do for each class of event (`events`).
@@ -231,6 +231,11 @@ class Driver(Actor[Any], Generic[C]):
         """Note who is at the other end, in `info` and `remote`."""
         self.info = info
         self.remote = RemotePeer(self.protocol, printable(info.peer), self.identity, info)
+
+    @property
+    def remote_peer(self) -> RemotePeer | None:
+        """The other end, for `Actor.peer` of this actor and its children."""
+        return self.remote
 
     @property
     def ending(self) -> bool:

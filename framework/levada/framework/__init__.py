@@ -29,6 +29,7 @@ Example:
 from __future__ import annotations
 
 from ._runtime.ask import Reply
+from ._runtime.remote import current_peer
 from .actor import Actor, ReceiveTimeout, actor
 from .channel import OneshotReceiver, OneshotSender, Receiver, Sender, TerminalState, channel, oneshot
 from .codec import Codec, schema_fingerprint
@@ -168,6 +169,7 @@ __all__ = [
     "channel",
     "child",
     "conflate",
+    "current_peer",
     "handles",
     "message",
     "one_for_all",

@@ -12,7 +12,7 @@ from typing import Any
 from trio.lowlevel import Abort, RaiseCancelT, Task, current_task, enable_ki_protection, wait_task_rescheduled
 
 from ._routees import Resize, RouterBase
-from ._runtime.ask import Ask
+from ._runtime.ask import Ask, RemoteTell
 from ._runtime.cell import Cell
 from ._runtime.dispatch import RUNTIME_ENTRIES
 from ._runtime.phase import RUNNING
@@ -161,6 +161,8 @@ class _PullInbox(Inbox[Any]):
             if isinstance(entry, Take):
                 entry = entry.next(cell)
                 kind = type(entry)
+            if kind is RemoteTell and type(entry.message) is Resize:
+                entry, kind = entry.message, Resize
             if kind is Resize:
                 self._resize(entry.size)
                 if self._pulls.get(routee) is not pull:
@@ -176,7 +178,7 @@ class _PullInbox(Inbox[Any]):
                 cell._handled += 1
                 routee.admit(pull)
                 return entry
-            elif kind in RUNTIME_ENTRIES:
+            elif kind in RUNTIME_ENTRIES and kind is not RemoteTell:
                 cell._handled += 1  # it uncounts itself
                 RUNTIME_ENTRIES[kind](self._router, entry)
             else:

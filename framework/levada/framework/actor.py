@@ -37,6 +37,7 @@ from ._runtime.cell import Cell
 from ._runtime.channel_link import ChannelLink
 from ._runtime.dispatch import RUNTIME_ENTRIES
 from ._runtime.host import Host
+from ._runtime.remote import peer_of
 from ._runtime.tokens import TURN
 from .errors import ActorError, ConfigurationError, MailboxFull
 from .events import Unhandled
@@ -49,6 +50,7 @@ from .supervision import one_for_one
 from .timers import Timers
 
 if TYPE_CHECKING:
+    from .identity import RemotePeer
     from .mailbox import MailboxPolicy
     from .supervision import Supervision
     from .system import ActorSystem
@@ -94,6 +96,7 @@ class Actor(Generic[M]):
     """The most messages that `stash` holds."""
 
     _table: ClassVar[dict[Any, Any]] = {}
+    _is_connection: ClassVar[bool] = False
     _is_loop: ClassVar[bool] = False
     _has_start: ClassVar[bool] = False
     _has_stopping: ClassVar[bool] = False
@@ -198,6 +201,15 @@ class Actor(Generic[M]):
     def system(self) -> ActorSystem:
         """The system that this actor lives in."""
         return self._bound()._scheduler.system  # type: ignore[return-value]  # the only class of systems that there is
+
+    @property
+    def peer(self) -> RemotePeer | None:
+        """The peer whose message is being handled, if it came over a connection; None for a message of this system.
+
+        An actor that a connection has spawned always has a peer, also for its own timers and between messages: that of the connection.
+        A task of the actor reads this before it waits, since the actor may handle another message by then.
+        """
+        return peer_of(self._bound())
 
     @overload
     def spawn(
@@ -360,6 +372,8 @@ class Actor(Generic[M]):
         if question is not None and question.message is message:
             cell._asking = None
             extras.stash.append(question)
+        elif extras.brought is not None and extras.brought.message is message:
+            extras.stash.append(extras.brought)
         else:
             extras.stash.append(message)
 
@@ -478,7 +492,7 @@ class Actor(Generic[M]):
             await self.run()  # type: ignore[attr-defined]
         finally:
             self._cell._scheduler = inbox.scheduler
-            inbox.give_up_question()
+            inbox.let_go()
 
 
 def _promised(base: Any) -> list[Any]:

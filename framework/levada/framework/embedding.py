@@ -1,19 +1,22 @@
 """The interface for code that runs machines inside actors: protocol drivers, bridges, anything driven by a network.
 
-It has three things that applications do not need:
+It has four things that applications do not need:
 
 * **Children driven by direct calls.** A mailbox turn costs more than all of a protocol's work for one frame. `adopt` makes an actor
   object a child without a factory, and its parent calls its methods; the child can still be watched, linked and killed like any actor.
   `release` ends it; `signal_exit` ends it as if something it was linked to was lost.
 * **The runtime's record of an actor**: `local_ref` returns its `LocalRef`, a `Ref` with the actor's `ActorPhase` and more. A driver
   that uses it often keeps it.
+* **Peers**: an actor that is a connection derives from `ConnectionActor`, so that `Actor.peer` of its children is the other end. What it
+  passes to other actors goes by `send_for` and `ask_for`, or in a `RemoteTell` or `RemoteAsk`. A task that runs a user's function calls
+  `act_for`.
 * **Channels whose other half is in another process**: `ChannelCore` is the core of a channel, and its module documentation says how a
   network takes the place of either half. An `Envelope` is a channel entry for a message that is decoded only when it is received.
 
 Everything here belongs to the system's thread.
 
 Example:
-    >>> from typing import Any
+    >>> from typing import Any, ClassVar
     >>> import trio
     >>> from levada.framework import Actor, ActorSystem, Asks, handles, message
     >>> @message
@@ -43,9 +46,11 @@ Private fields used here: ``Actor._bound``, ``Actor._cell``, ``Cell._scheduler``
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
-from ._runtime.ask import Ask, ThreadAsk, stopped_error
+import trio
+
+from ._runtime.ask import Ask, RemoteAsk, RemoteTell, ThreadAsk, stopped_error
 from ._runtime.cell import Cell as LocalRef
 from ._runtime.cell import make_dead as dead_ref
 from ._runtime.channel_core import (
@@ -61,14 +66,51 @@ from ._runtime.channel_core import (
     let_others_run,
 )
 from ._runtime.phase import RUNNING, ActorPhase
+from ._runtime.remote import act_for
 from .actor import Actor
+from .identity import RemotePeer
 from .links import NORMAL, Reason
+from .ref import Ref
 
 __all__ = [
-    "LARGE", "ActorPhase", "Ask", "ChannelCore", "Envelope", "Half", "LocalRef", "Mode", "Outcome", "Receipt",
-    "TerminalState", "ThreadAsk", "Tracked", "adopt", "dead_ref", "let_others_run", "local_ref", "release",
-    "signal_exit", "stopped_error",
+    "LARGE",
+    "ActorPhase",
+    "Ask",
+    "ChannelCore",
+    "ConnectionActor",
+    "Envelope",
+    "Half",
+    "LocalRef",
+    "Mode",
+    "Outcome",
+    "Receipt",
+    "RemoteAsk",
+    "RemoteTell",
+    "TerminalState",
+    "ThreadAsk",
+    "Tracked",
+    "act_for",
+    "adopt",
+    "ask_for",
+    "dead_ref",
+    "let_others_run",
+    "local_ref",
+    "release",
+    "send_for",
+    "signal_exit",
+    "stopped_error",
 ]  # fmt: skip
+
+
+class ConnectionActor(Actor[Any]):
+    """An actor that is a connection: it and the actors that it spawns act for `remote_peer`, see `Actor.peer`."""
+
+    _is_connection: ClassVar[bool] = True
+
+    @property
+    def remote_peer(self) -> RemotePeer | None:
+        """The other end; None as long as there is none."""
+        raise NotImplementedError
 
 
 def adopt(parent: Actor[Any], child: Actor[Any]) -> bool:
@@ -111,3 +153,25 @@ def local_ref(actor: Actor[Any]) -> LocalRef:
         ActorError: the actor was not spawned.
     """
     return actor._bound()
+
+
+async def send_for(peer: RemotePeer | None, ref: Ref[Any], message: Any) -> None:
+    """Send a message of `peer` to an actor, as by `Ref.send`; an actor in another system is not told of the peer."""
+    local = peer is not None and isinstance(ref, LocalRef)
+    await ref.send(RemoteTell(message, peer) if local else message)
+
+
+async def ask_for(peer: RemotePeer | None, ref: Ref[Any], message: Any) -> Any:
+    """Ask an actor a question of `peer`, as by `Ref.ask` without a timeout; an actor in another system is not told of the peer."""
+    if peer is None or not isinstance(ref, LocalRef):
+        return await ref.ask(message, timeout=None)
+    await trio.lowlevel.checkpoint_if_cancelled()
+    if not ref.is_alive:
+        raise stopped_error(ref, ref.reason, message)
+    question = RemoteAsk(message, ref, peer)
+    ref.enqueue(question)
+    edge = ref.system.waits.begin(ref, question)
+    try:
+        return await question.wait()
+    finally:
+        ref.system.waits.end(edge)

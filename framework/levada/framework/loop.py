@@ -1,6 +1,6 @@
 """The mailbox of an actor with a loop of its own (``async def run``).
 
-Private fields used here: ``Cell._asking``, ``Cell._handled``, ``Cell._idle``, ``Cell._scheduler``.
+Private fields used here: ``Cell._asking``, ``Cell._extras``, ``Cell._handled``, ``Cell._idle``, ``Cell._scheduler``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 import trio
 from trio.lowlevel import Abort, RaiseCancelT, current_task, enable_ki_protection, reschedule, wait_task_rescheduled
 
-from ._runtime.ask import Ask
+from ._runtime.ask import Ask, RemoteAsk, RemoteTell, Wrapped
 from ._runtime.dispatch import RUNTIME_ENTRIES
 from ._runtime.tokens import Stop, Take
 from .errors import ActorError, EndOfChannel
@@ -75,7 +75,7 @@ class Inbox(Generic[M]):
 
         Cancellation: no message was taken.
         """
-        self.give_up_question()
+        self.let_go()
         cell = self._cell
         await self.scheduler.checkpoint_if_slice_over()
         while True:
@@ -97,7 +97,7 @@ class Inbox(Generic[M]):
 
     def receive_nowait(self) -> M:
         """Take the next message, or raise `trio.WouldBlock` if there is none."""
-        self.give_up_question()
+        self.let_go()
         cell = self._cell
         while batch := cell.fill_batch():
             if type(batch[-1]) is Stop:
@@ -136,10 +136,13 @@ class Inbox(Generic[M]):
         if isinstance(entry, Take):
             self._cell.entry_left(entry)
             return self._open(entry.next(self._cell))
-        if isinstance(entry, Ask):
-            if entry.settled:
-                return False, None
-            self._cell._asking = entry
+        if isinstance(entry, Wrapped):
+            if isinstance(entry, Ask):
+                if entry.settled:
+                    return False, None
+                self._cell._asking = entry
+            if isinstance(entry, RemoteAsk | RemoteTell):
+                self._cell.make_extras().brought = entry
             self._cell._handled += 1
             return True, entry.message
         self._cell._handled += 1  # an entry without a message uncounts itself
@@ -149,11 +152,14 @@ class Inbox(Generic[M]):
         RUNTIME_ENTRIES[type(entry)](holder, entry)
         return holder.found, holder.message
 
-    def give_up_question(self) -> None:
-        """Fail a question that the loop took and did not answer."""
-        question = self._cell._asking
+    def let_go(self) -> None:
+        """Let go of the message that the loop took; if it is a question that was not answered, fail it."""
+        cell = self._cell
+        if cell._extras is not None:
+            cell._extras.brought = None
+        question = cell._asking
         if question is not None:
-            self._cell._asking = None
+            cell._asking = None
             question.fail(ActorError(f"{self._cell.path} went on without answering {type(question.message).__name__}"))
 
     def end(self) -> None:

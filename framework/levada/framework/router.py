@@ -35,7 +35,7 @@ import attrs
 
 from ._pull import PullRouter
 from ._routees import GroupMembers, PoolChildren, Resize, RouterBase
-from ._runtime.ask import Ask, ThreadAsk
+from ._runtime.ask import Ask, RemoteAsk, RemoteTell, ThreadAsk, content_of
 from ._runtime.cell import Cell
 from .actor import Actor
 from .errors import ActorError, AskCycle, ConfigurationError, MailboxFull
@@ -371,6 +371,21 @@ class Router(RouterBase):
         except MailboxFull as full:
             self._move_on(m, routee, full)
 
+    def on_remote_tell(self, entry: RemoteTell) -> None:
+        """Forward a message with its peer."""
+        if type(entry.message) is Resize:
+            self.on_resize(entry.message)
+            return
+        try:
+            routee = self._pick(entry.message)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._not_picked(entry, error)
+            return
+        try:
+            _pass_on(entry, routee)
+        except MailboxFull as full:
+            self._move_on(entry, routee, full)
+
     def on_ask(self, question: Ask) -> None:
         """Forward the envelope, so that the reply goes straight to the asker."""
         if question.settled:
@@ -399,7 +414,7 @@ class Router(RouterBase):
                 if isinstance(entry, Ask):
                     self._hand_on(entry, routee)
                 else:
-                    routee.tell(entry)
+                    _pass_on(entry, routee)
             except (MailboxFull, AskCycle):
                 continue
             return
@@ -440,6 +455,19 @@ class BroadcastRouter(RouterBase):
             except MailboxFull:
                 self.system.dead_letter(m, routee, "mailbox full")
 
+    def on_remote_tell(self, entry: RemoteTell) -> None:
+        """Forward a message to all, with its peer."""
+        if type(entry.message) is Resize:
+            self.on_resize(entry.message)
+            return
+        if not self._routees:
+            self.system.dead_letter(entry, self.ref, "no routee")
+        for routee in list(self._routees):
+            try:
+                _pass_on(entry, routee)
+            except MailboxFull:
+                self.system.dead_letter(entry, routee, "mailbox full")
+
     def on_ask(self, question: Ask) -> None:
         """Refuse: several answers are no answer."""
         path = self.ref.path
@@ -448,9 +476,15 @@ class BroadcastRouter(RouterBase):
         question.fail(ActorError(what, actor=path))
 
 
+def _pass_on(entry: Any, routee: Ref[Any]) -> None:
+    """Tell a routee what a router got; one in another system gets the bare message."""
+    routee.tell(entry if isinstance(routee, Cell) else content_of(entry))
+
+
 def _route_envelopes(kind: Any) -> None:
     """Give a router the envelopes of asks, and no inline calls, which have no envelope."""
-    kind._table.update({Ask: kind.on_ask, ThreadAsk: kind.on_ask, None: {}})
+    asks = dict.fromkeys((Ask, RemoteAsk, ThreadAsk), kind.on_ask)
+    kind._table.update({**asks, RemoteTell: kind.on_remote_tell, None: {}})
 
 
 _route_envelopes(Router)

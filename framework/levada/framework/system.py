@@ -21,7 +21,7 @@ import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ._runtime.ask import Ask, WaitGraph, stopped_error
+from ._runtime.ask import Ask, WaitGraph, content_of, stopped_error
 from ._runtime.cell import Cell, make_cell
 from ._runtime.contract import Counters
 from ._runtime.host import split_cancelled
@@ -466,7 +466,7 @@ class ActorSystem:
 
     def dead_letter(self, message: Any, to: Ref[Any], why: str) -> None:
         """Note a message that reached no handler."""
-        self._dead_letters.add(message, to, why)
+        self._dead_letters.add(content_of(message), to, why)
 
     def crash(self, error: BaseException) -> None:
         """End the system because of an error that no supervisor handled; the first one comes out of the block."""
@@ -551,12 +551,11 @@ class ThreadInbox:
     def put(self, cell: Cell, message: Any) -> None:
         """Send a message; from any thread."""
         if self._closed:
-            raise stopped_error(cell, SHUTDOWN, message.message if isinstance(message, Ask) else message)
+            raise stopped_error(cell, SHUTDOWN, message)
         line = cell.line
         if len(self._queue) + (len(line) if line else 0) >= self._limit:
-            question = message.message if isinstance(message, Ask) else message
             what = f"{self._limit} messages from threads are on their way to {cell.path} (raise thread_inbox, or send fewer)"
-            raise MailboxFull(what, actor=cell.path, capacity=self._limit, message=question)
+            raise MailboxFull(what, actor=cell.path, capacity=self._limit, message=content_of(message))
         self._send((cell, message))
 
     def call(self, function: Callable[..., object], *arguments: Any) -> None:

@@ -70,7 +70,7 @@ class Ends:
     @property
     def caller(self) -> Peer:
         """What the server calls the client by."""
-        return self.server.peer
+        return self.server.handle
 
     def left(self) -> list[int]:
         """Count what may be left behind, on both sides: operations, records, waiting callers, streams but those of signals, places."""

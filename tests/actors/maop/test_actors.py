@@ -452,7 +452,7 @@ async def test_ma130_signals_wait_until_there_is_a_stream_for_them(start: Start,
     ):
         server = next(p for p in ends.listener.peers if p.vendor == "raw")._connection
         for _ in range(2):
-            nursery.start_soon(expect, server.peer, OperationFailed, [])
+            nursery.start_soon(expect, server.handle, OperationFailed, [])
         for _ in range(2):
             await peer.connection.accept_stream()
         first = await peer.open(Message(100, 5), uni=True)

@@ -285,7 +285,7 @@ async def test_a_connection_that_is_cut_anywhere_ends_alone(seed: int, autojump_
                 adopt(system, client)
                 await client.opened()
                 clients.append(client)
-            bad, good = [client.peer for client in clients]
+            bad, good = [client.handle for client in clients]
             with trio.move_on_after(200):
                 try:
                     for _ in range(5):

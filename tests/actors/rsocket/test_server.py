@@ -636,8 +636,8 @@ async def test_inside_an_actor() -> None:
         url: str
 
         async def started(self) -> None:
-            self.peer = await self.enter(connect(self.system, self.url))
-            answers.append((await self.peer.request_response(b"hello")).data)
+            self.far = await self.enter(connect(self.system, self.url))
+            answers.append((await self.far.request_response(b"hello")).data)
 
     answers: list[bytes] = []
     async with (

@@ -283,10 +283,10 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
             self.start_soon(self.names().serve, self._questions)
         super().started()
 
-    def connected(self, info: CarrierInfo, *, early: bool = False) -> None:
-        """Note the carrier, and name the peer after it."""
-        super().connected(info, early=early)
-        self.halves.peer = info.peer
+    def meet(self, info: CarrierInfo) -> None:
+        """Note who is at the other end, also for errors and handlers."""
+        super().meet(info)
+        self.halves.peer, self.halves.remote = info.peer, self.remote
 
     async def begin(self, carrier: carriers.Connection) -> None:
         """Wait for the handshake; only an early client really waits."""
@@ -295,8 +295,7 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
         self.tasks.start_soon(self._receive_datagrams, carrier)
         self.flush_soon()
         try:
-            self.info = await carrier.handshake()
-            self.halves.peer = self.info.peer
+            self.meet(await carrier.handshake())
             # The carrier sends refused streams again under the same numbers, so the core has nothing to do.
             self.feed(self.core.handshake_completed(carrier.max_datagram_size()))
         except CarrierError:

@@ -16,7 +16,7 @@ import attrs
 import trio
 
 from levada.framework.codec import AttachmentKind
-from levada.framework.embedding import LARGE, Ask, LocalRef, let_others_run
+from levada.framework.embedding import LARGE, Ask, LocalRef, RemoteAsk, RemoteTell, let_others_run
 from levada.framework.errors import ActorError, ActorStopped, DecodeError, LevadaError
 from levada.framework.message import Asks, reply_type
 from levada.transports.aqueduct import Delivery, ReceiverHalf, SenderHalf
@@ -152,7 +152,7 @@ class Export(HalfActor):
         except LevadaError as error:
             logger.warning("%s: a message for %s cannot be decoded: %s", refs.peer, self.target.path, error)
         else:
-            self._put(message)
+            self._put(RemoteTell(message, refs.halves.remote))
 
     def _ask(self, delivery: Delivery, half: SenderHalf) -> None:
         refs = self.halves.refs
@@ -229,13 +229,13 @@ class Export(HalfActor):
             self.pump()
 
 
-class Question(Ask):
+class Question(RemoteAsk):
     """A question from the peer, answered on its oneshot."""
 
     __slots__ = ("_promise", "_refs")
 
     def __init__(self, refs: Refs, cell: LocalRef, half: SenderHalf) -> None:
-        super().__init__(None, cell)
+        super().__init__(None, cell, refs.halves.remote)
         self._refs = refs
         self._promise = Promise(refs.halves, self.withdraw)
         refs.halves.start(self._promise.bound(half))

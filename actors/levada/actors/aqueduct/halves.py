@@ -20,7 +20,17 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import attrs
 
-from levada.framework import OneshotReceiver, OneshotSender, Reason, Receiver, Ref, Sender, Shutdown, message
+from levada.framework import (
+    OneshotReceiver,
+    OneshotSender,
+    Reason,
+    Receiver,
+    Ref,
+    RemotePeer,
+    Sender,
+    Shutdown,
+    message,
+)
 from levada.framework.channel import WINDOW
 from levada.framework.codec import AttachmentKind, Codec
 from levada.framework.embedding import LARGE, ChannelCore, Envelope, Mode, Outcome, TerminalState, Tracked
@@ -133,6 +143,8 @@ class Halves:
         self.codec = codec
         self.peer = "peer"
         """Name of the peer, for errors."""
+        self.remote: RemotePeer | None = None
+        """The peer, for handlers of its messages."""
         self.outbound: dict[SenderHalf, SendingRecord] = {}
         self.inbound: dict[ReceiverHalf, Record] = {}
         self.links: dict[Half, CreationLink] = {}
@@ -291,6 +303,11 @@ class Arrival(Envelope):
         self.item_type = item_type
         self.handles: tuple[Any, ...] = ()
         """The handles in the message, once it is open."""
+
+    @property
+    def peer(self) -> RemotePeer | None:
+        """The peer that sent the message."""
+        return self.halves.remote
 
     @property
     def large(self) -> bool:

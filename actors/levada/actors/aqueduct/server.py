@@ -16,7 +16,7 @@ from levada.actors.listening import Acceptor, ListenerHandle
 from levada.actors.multiplexed import accepting
 from levada.actors.stream_carriers import url_of
 from levada.framework import Actor, Reason, Receiver, Ref
-from levada.framework.embedding import ChannelCore, Outcome, let_others_run
+from levada.framework.embedding import ChannelCore, Outcome, act_for, let_others_run
 from levada.framework.errors import ConfigurationError, LevadaError
 from levada.transports import carriers
 from levada.transports.text import printable
@@ -73,6 +73,7 @@ class Calls:
 
     async def _call(self, arrival: Arrival) -> None:
         path, halves = self._connection.ref.path, self._connection.halves
+        act_for(halves.remote)
         try:
             try:
                 if arrival.large:

@@ -94,7 +94,7 @@ class MaopDriver(MultiplexedDriver[MaopCore]):
             dedup=shared.registry.dedup,
             replay=shared.registry.replay,
         )
-        self._peer: Callable[[], Peer | None] = lambda: None
+        self._handle: Callable[[], Peer | None] = lambda: None
         self.records: Log
         self.approval: Approved | None = None
         """What both sides agreed on; ``None`` before that."""
@@ -119,12 +119,12 @@ class MaopDriver(MultiplexedDriver[MaopCore]):
         self._draining_since = 0.0
 
     @property
-    def peer(self) -> Peer:
+    def handle(self) -> Peer:
         """The user's handle for this connection. Users own it, so it is freed without the garbage collector."""
-        peer = self._peer()
+        peer = self._handle()
         if peer is None:
             peer = Peer(self)
-            self._peer = weakref.ref(peer)
+            self._handle = weakref.ref(peer)
         return peer
 
     def outputs(self) -> list[Any]:
@@ -274,7 +274,7 @@ class MaopDriver(MultiplexedDriver[MaopCore]):
         self.records.say(
             "ended",
             f"{event.code}, drained {drained:.3f} s, {counts.opened} operations begun, {counts.received} received, "
-            f"{counts.done} of them done, {counts.block_octets} bytes",
+            f"{counts.done} of them done, {counts.block_octets} octets",
             reason=event.reason,
         )
 

@@ -46,7 +46,7 @@ class Executing(Protocol):
     unbegun: int
 
     @property
-    def peer(self) -> Peer:
+    def handle(self) -> Peer:
         """The peer that sent the operations."""
         ...
 
@@ -159,7 +159,7 @@ class Execution(Pooled):
         """Take up an operation."""
         self.operation, self.handler, self.code = operation, handler, handler.code
         consumed = self.connection.consumed if operation.spec.streaming else None
-        self.call = Call(operation, self.connection.peer, consumed)
+        self.call = Call(operation, self.connection.handle, consumed)
         self.busy, self.reason, self.working = True, "", False
 
     def offered(self) -> None:

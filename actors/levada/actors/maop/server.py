@@ -152,7 +152,7 @@ class Listener(ListenerHandle[ListenerActor]):
     @property
     def peers(self) -> list[Peer]:
         """The admitted clients; operations may be sent to each."""
-        return [connection.peer for connection in self._actor.connections]
+        return [connection.handle for connection in self._actor.connections]
 
     @property
     def metrics(self) -> Metrics:

@@ -100,7 +100,7 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
         super().__attrs_post_init__()
         self.high_water = self.config.high_water
         self.encoding: Encoding
-        self.peer = ConnectedPeer(self)
+        self.handle = ConnectedPeer(self)
         self.streams: dict[int, Stream] = {}
         self.responder: Responder = make_responder(self.handler)
         self.end: ConnectionEnded | None = None
@@ -183,7 +183,9 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
             ):
                 self.dropped += 1
                 return
-            self.fired.append(Request(FIRE_AND_FORGET, event.stream_id, event.payload, self.peer, self.encoding, None))
+            self.fired.append(
+                Request(FIRE_AND_FORGET, event.stream_id, event.payload, self.handle, self.encoding, None)
+            )
             self.unbegun += 1
             self.fire_and_forget += 1
             self.fire_and_forget_octets = octets
@@ -248,7 +250,7 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
             metadata = self._pushes.popleft()
             self._pushed -= len(metadata)
             try:
-                await hook(self.peer, metadata)
+                await hook(self.handle, metadata)
             except Exception:
                 logger.exception("%s: the hook for metadata failed", self.ref.path, extra=self.extra("hook_failed"))
         self._pushing = False
@@ -397,7 +399,7 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
         lease = self.config.lease
         if lease is None or self.phase is Phase.SUSPENDED or self.end is not None:
             return
-        grant = lease if isinstance(lease, LeaseGrant) else lease(self.peer)
+        grant = lease if isinstance(lease, LeaseGrant) else lease(self.handle)
         self.core.send_lease(grant.ttl, grant.n, trio.current_time(), grant.metadata)
         self.flush()
         if grant.ttl > 0:
@@ -424,7 +426,7 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
     def release(self) -> None:
         """Release the children and the peer; they, and all unread payloads, would otherwise stay until the garbage collector runs."""
         self.idle.close()
-        del self.peer
+        del self.handle
 
     async def check(self, request: Request) -> None:
         """Check the credentials that a request brings."""

@@ -72,7 +72,7 @@ async def _connect(
     system: ActorSystem, url: str, handler: Handler, config: ClientConfig | None
 ) -> AsyncIterator[ConnectedPeer]:
     async with running(system, make_client(url, handler, config)()) as connection:
-        yield connection.peer
+        yield connection.handle
 
 
 def balanced(

@@ -94,7 +94,7 @@ class ServerConnection(RSocketDriver):
 
     def _on_setup(self, event: SetupReceived) -> None:
         assert isinstance(self.config, ServerConfig)
-        self.peer.setup = event
+        self.handle.setup = event
         if self.config.accept is None and self.config.authenticate is None:
             self._let_in(event)
         else:
@@ -106,9 +106,9 @@ class ServerConnection(RSocketDriver):
             if config.authenticate is not None:
                 encoding = Encoding(event.data_mime_type, event.metadata_mime_type, config.codec)
                 entries = encoding.read(event.payload.metadata).entries
-                self.peer.principal = await config.authenticate(entries.first(Authentication), self.peer)
+                self.handle.principal = await config.authenticate(entries.first(Authentication), self.handle)
             if config.accept is not None:
-                await config.accept(self.peer)
+                await config.accept(self.handle)
         except (SetupRejected, RequestRejected) as error:
             refusal = str(error) or "refused"
         except DecodeError as error:
@@ -143,7 +143,7 @@ class ServerConnection(RSocketDriver):
         credentials = request.credentials
         if credentials is not None:
             try:
-                request.principal = await self.config.authenticate(credentials, self.peer)
+                request.principal = await self.config.authenticate(credentials, self.handle)
             except SetupRejected as error:
                 raise RequestRejected(str(error)) from error
 
@@ -199,4 +199,4 @@ class Listener(ListenerHandle[ListenerActor]):
     @property
     def peers(self) -> list[ConnectedPeer]:
         """The clients that are connected, or may return to their session; requests may be sent to each."""
-        return [connection.peer for connection in self._actor.connections if connection.end is None]
+        return [connection.handle for connection in self._actor.connections if connection.end is None]

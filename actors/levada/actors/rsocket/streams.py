@@ -99,7 +99,7 @@ class _Carrying(Protocol):
     core: ReactiveStreamsCore
     config: ClientConfig | ServerConfig
     encoding: Encoding
-    peer: ConnectedPeer
+    handle: ConnectedPeer
     phase: Phase
     line: trio.Lock
     streams: dict[int, Stream]
@@ -459,7 +459,7 @@ class Answer(_Producing):
         kind, stream_id = event.kind, event.stream_id
         if kind is CHANNEL:
             self._open_inbound(event)
-        self.request = Request(kind, stream_id, event.payload, connection.peer, connection.encoding, self.inbound)
+        self.request = Request(kind, stream_id, event.payload, connection.handle, connection.encoding, self.inbound)
         self.stream_id = stream_id
         connection.streams[stream_id] = self
         self.own.tell(BEGIN)

@@ -21,6 +21,7 @@ from levada.framework.ref import DEFAULT_TIMEOUT
 from .channel_core import handles_in
 
 if TYPE_CHECKING:
+    from levada.framework.identity import RemotePeer
     from levada.framework.links import Reason
     from levada.framework.timers import Timer
 
@@ -28,13 +29,30 @@ if TYPE_CHECKING:
     from .contract import ThreadInbox
     from .scheduler import RunQueue, Worker
 
-__all__ = ["Ask", "OpenAsks", "Reply", "ThreadAsk", "WaitGraph", "stopped_error"]
+__all__ = [
+    "Ask",
+    "OpenAsks",
+    "RemoteAsk",
+    "RemoteTell",
+    "Reply",
+    "ThreadAsk",
+    "WaitGraph",
+    "Wrapped",
+    "content_of",
+    "stopped_error",
+]
 
 R = TypeVar("R")
 
 
+def content_of(entry: Any) -> Any:
+    """Return the message in a mailbox entry that is a message, wrapped or not."""
+    return entry.message if isinstance(entry, Wrapped) else entry
+
+
 def stopped_error(cell: Cell, reason: Reason, message: Any) -> ActorStopped:
     """Build the error for a message that `cell` did not handle; a handler's exception becomes its cause."""
+    message = content_of(message)
     error = getattr(reason, "error", None)
     why = f"failed: {error!r}" if error is not None else f"has stopped ({type(reason).__name__.lower()})"
     stopped = ActorStopped(f"{cell.where} {why}", actor=cell.path, reason=reason, message=message)
@@ -42,10 +60,18 @@ def stopped_error(cell: Cell, reason: Reason, message: Any) -> ActorStopped:
     return stopped
 
 
-class Ask:
+class Wrapped:
+    """A mailbox entry with a message in it."""
+
+    __slots__ = ("message",)
+
+    message: Any
+
+
+class Ask(Wrapped):
     """A question in a mailbox and the task that waits for the answer."""
 
-    __slots__ = ("edge", "error", "message", "settled", "target", "task", "timer", "value")
+    __slots__ = ("edge", "error", "settled", "target", "task", "timer", "value")
 
     edge: Edge
     """Set if a handler waits for the answer, see `WaitGraph`."""
@@ -152,6 +178,26 @@ class ThreadAsk(Ask):
             inbox.call(self.withdraw)
             raise self.timed_out(timeout or 0.0)
         return self.result()
+
+
+class RemoteTell(Wrapped):
+    """A message that came over a connection."""
+
+    __slots__ = ("peer",)
+
+    def __init__(self, message: Any, peer: RemotePeer | None) -> None:
+        self.message = message
+        self.peer = peer
+
+
+class RemoteAsk(Ask):
+    """A question that came over a connection."""
+
+    __slots__ = ("peer",)
+
+    def __init__(self, message: Any, target: Cell, peer: RemotePeer | None) -> None:
+        super().__init__(message, target)
+        self.peer = peer
 
 
 class OpenAsks(set[Ask]):

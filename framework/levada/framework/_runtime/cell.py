@@ -41,7 +41,7 @@ from levada.framework.links import KILLED, NORMAL, SHUTDOWN, Reason
 from levada.framework.mailbox import Conflate, MailboxPolicy
 from levada.framework.ref import DEFAULT_TIMEOUT, FromThread, Ref
 
-from .ask import Ask, ThreadAsk, stopped_error
+from .ask import Ask, ThreadAsk, Wrapped, content_of, stopped_error
 from .extras import Extras
 from .phase import PAUSED, RUNNING, STOPPED, ActorPhase
 from .tokens import ROOM, START, STOP, TAKE, TURN, Start, Stop, TakeSignal, Turn
@@ -597,12 +597,11 @@ class BoundedCell(Cell):
         return len(self._box) + len(batch) - self._admitted - turn >= self._capacity
 
     def _full(self, message: Any) -> MailboxFull:
-        question = message.message if isinstance(message, Ask) else message
         return MailboxFull(
             f"the mailbox of {self.path} holds {self._capacity} messages; send() waits for room, or give it a larger one",
             actor=self.path,
             capacity=self._capacity,
-            message=question,
+            message=content_of(message),
         )
 
     def _refuse(self, message: Any) -> None:
@@ -655,7 +654,9 @@ class StoreCell(BoundedCell):
         if get_ident() != self._scheduler.thread:
             raise self.wrong_thread_error("tell")
         store = self._store
-        key: Any = object() if self._key is None or isinstance(message, Ask) else self._key(message)
+        key: Any = object()
+        if self._key is not None and not isinstance(message, Ask):
+            key = self._key(message.message if isinstance(message, Wrapped) else message)
         if key in store:
             store[key] = message
             return

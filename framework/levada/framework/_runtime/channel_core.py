@@ -48,6 +48,7 @@ from levada.framework.errors import (
     ReceiverClosed,
     wrong_thread,
 )
+from levada.framework.identity import RemotePeer
 
 __all__ = [
     "ENDED", "LARGE", "ChannelCore", "Envelope", "Half", "Mode", "Outcome", "Receipt", "TerminalState",
@@ -217,6 +218,11 @@ class Envelope:
     """A queue entry for a message with a receipt, or for a message that is decoded only when it is taken."""
 
     __slots__ = ()
+
+    @property
+    def peer(self) -> RemotePeer | None:
+        """The peer that sent the message, if it came over a connection."""
+        return None
 
     @property
     def large(self) -> bool:

@@ -11,6 +11,8 @@ from trio.lowlevel import spawn_system_task
 
 from levada.framework.errors import ActorStopped, DecodeError
 
+from .ask import RemoteTell
+from .cell import Cell
 from .channel_core import NOT_PROCESSED, OPEN, PROCESSED, ChannelCore, Envelope, TerminalState, let_others_run
 
 __all__ = ["Destination", "MailboxFeed"]
@@ -86,6 +88,8 @@ class MailboxFeed:
                 message = entry.open() if isinstance(entry, Envelope) else entry
                 if self._wrap is not None:
                     message = self._wrap(message)
+                if isinstance(entry, Envelope) and entry.peer is not None and isinstance(self._ref, Cell):
+                    message = RemoteTell(message, entry.peer)
             except DecodeError as error:
                 logger.warning("channel %s: a message cannot be read: %s", core.name, error)
                 core.settle(entry, outcome=PROCESSED)

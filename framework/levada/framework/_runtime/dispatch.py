@@ -9,12 +9,13 @@ Private fields used here: ``Cell._asking``, ``Actor._cell``, ``Actor._find_handl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import CoroutineType
 from typing import Any
 
 from levada.framework.timers import Tick
 
-from .ask import Ask, ThreadAsk
+from .ask import Ask, RemoteAsk, RemoteTell, ThreadAsk
 from .awaitables import coroutine_of
 from .scheduler import InlineCoroutine
 from .tokens import END_TURN, Room, Start, Stop, Take, TakeSignal, Turn
@@ -90,6 +91,35 @@ def _on_ask(actor: Any, ask: Ask) -> Any:
     return None
 
 
+def _on_remote_tell(actor: Any, tell: RemoteTell) -> Any:
+    return _for_peer(actor, tell, deliver, tell.message)
+
+
+def _on_remote_ask(actor: Any, ask: RemoteAsk) -> Any:
+    return _for_peer(actor, ask, _on_ask, ask)
+
+
+def _for_peer(actor: Any, brought: RemoteTell | RemoteAsk, handle: Callable[[Any, Any], Any], entry: Any) -> Any:
+    extras = actor._cell.make_extras()
+    extras.brought = brought
+    coroutine = None
+    try:
+        coroutine = handle(actor, entry)
+        if coroutine is not None and type(coroutine) is not CoroutineType:
+            coroutine = coroutine_of(coroutine)
+        return None if coroutine is None else _finish_for_peer(extras, coroutine)
+    finally:
+        if coroutine is None:
+            extras.brought = None
+
+
+async def _finish_for_peer(extras: Any, coroutine: Any) -> None:
+    try:
+        await coroutine
+    finally:
+        extras.brought = None
+
+
 async def _finish_ask(cell: Any, ask: Ask, coroutine: Any) -> None:
     result = await coroutine
     if cell._asking is ask:
@@ -109,6 +139,8 @@ RUNTIME_ENTRIES: dict[type, Any] = {
     Room: _on_room,
     Start: _on_start,
     Stop: _on_stop,
+    RemoteAsk: _on_remote_ask,
+    RemoteTell: _on_remote_tell,
     Take: _on_take,
     ThreadAsk: _on_ask,
     Tick: _on_tick,

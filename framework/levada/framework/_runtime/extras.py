@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from .ask import OpenAsks
+from .ask import OpenAsks, RemoteAsk, RemoteTell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -27,12 +27,14 @@ class Extras:
     """What only some actors have."""
 
     __slots__ = (
-        "children", "ending", "failure", "host", "inbox", "links", "names", "open_asks", "queued", "receive_timer",
+        "brought", "children", "ending", "failure", "host", "inbox", "links", "names", "open_asks", "queued", "receive_timer",
         "group", "regroups", "restarts", "signals", "stash", "stop_timer", "supervised", "timers", "touched", "waiters",
         "watched", "watchers",
     )  # fmt: skip
 
     def __init__(self) -> None:
+        self.brought: RemoteTell | RemoteAsk | None = None
+        """What is being handled, if it came over a connection."""
         self.children: dict[Cell, bool] | None = None
         """Whether each was adopted: these are stopped together."""
         self.ending: Ending | None = None

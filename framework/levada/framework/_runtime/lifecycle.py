@@ -53,7 +53,7 @@ from levada.framework.links import (
 from levada.framework.supervision import RestartPolicy, Strategy, delay, record, resumes, wants_restart
 from levada.framework.timers import Tick
 
-from .ask import Ask, stopped_error
+from .ask import Ask, content_of, stopped_error
 from .cell import Cell, RoomCallback
 from .host import Host, split_cancelled
 from .phase import PAUSED, RUNNING, STOPPED
@@ -684,7 +684,7 @@ class Lifecycle:
                 entry.coroutine.close()
                 entry.question.fail(stopped_error(cell, reason, entry.question.message))
             elif not isinstance(entry, _ENTRIES):
-                left.append(entry)
+                left.append(content_of(entry))
         line = cell.line
         while line:
             entry, _ = line.popitem(last=False)
@@ -694,7 +694,7 @@ class Lifecycle:
             elif task is not None:
                 reschedule(task, outcome.Error(stopped_error(cell, reason, message)))
             elif not isinstance(message, RoomCallback):
-                left.append(message)
+                left.append(content_of(message))
         return left
 
     def _hand_back(self, cell: Cell, actor: Any, left: list[Any]) -> None:
@@ -749,7 +749,7 @@ def _content(cell: Cell, entry: Any) -> Any:
         entry = entry.question
     elif isinstance(entry, Start):
         entry = None
-    return entry.message if isinstance(entry, Ask) else entry
+    return content_of(entry)
 
 
 def _ends_system(error: BaseException) -> bool:

@@ -17,6 +17,7 @@ from levada.framework.errors import ActorError
 from levada.framework.events import SlowHandler
 from levada.framework.observe import ActorInfo, Histogram
 
+from .ask import content_of
 from .phase import PAUSED, RUNNING
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Observer:
         if seconds < self._slow_handler or cell._parent is None:
             return
         self._system.counters.slow_turns += 1
-        kind = type(message)
+        kind = type(content_of(message))
         logger.warning(
             "%s held everything up for %.3f s with %d messages, last %s (use @blocking, or await something)",
             cell.path,

@@ -56,9 +56,11 @@ from .phase import RUNNING
 from .tokens import END_TURN, TURN
 
 if TYPE_CHECKING:
+    from levada.framework.identity import RemotePeer
+
     from .contract import System
 
-__all__ = ["RunQueue", "Worker"]
+__all__ = ["SOURCE", "RunQueue", "Worker"]
 
 _IDLE, _SLICE_OVER, _WAITS, _OWN_CONTEXT, _CONTEXT_SET, _FAILED = range(6)
 
@@ -67,6 +69,11 @@ SLICE: Final = 0.0005
 
 MOST_AT_ONCE: Final = 128
 """The most messages of one cell in a turn; fewer for cells with slow handlers."""
+
+SOURCE: Final[contextvars.ContextVar[RunQueue | RemotePeer | None]] = contextvars.ContextVar(
+    "levada.source", default=None
+)
+"""In the contexts of actors the run queue, which knows the running actor; in a task that acts for a peer the peer."""
 
 _SPARE_WORKERS: Final = 8
 _SWALLOWS: Final = 100
@@ -141,7 +148,8 @@ class RunQueue:
         self.parked = True
         """No worker runs cells now: code that makes a cell ready calls `wake`."""
         self.now = clock()
-        self.inline = False
+        self.inline: Cell | None = None
+        """The actor whose handler runs in its asker's task."""
         self.workers: dict[Task, Worker] = {}
         self.waiting = 0
         self.slice = SLICE
@@ -150,6 +158,7 @@ class RunQueue:
         self._sample = iter(_SAMPLE)
         self._max_waiting = max_waiting
         self._base = contextvars.copy_context()
+        self._base.run(SOURCE.set, self)
         self._scratch = self._base.copy()
         self._active: Worker | None = None
         self._spares: list[Worker] = []
@@ -212,12 +221,12 @@ class RunQueue:
 
     def may_inline(self) -> bool:
         """Whether a call in the asker's task keeps the order: no such call is running and no signal waits."""
-        return self._signals._idle and not self.inline
+        return self._signals._idle and self.inline is None
 
     @enable_ki_protection
     def call_inline(self, cell: Cell, handler: Callable[[Any, Any], Any], question: Ask) -> None:
         """Let an idle cell answer a question in the asker's task; `handler` is sync. A worker handles a failure, so no hook runs here."""
-        self.inline = True
+        self.inline = cell
         cell._idle = False
         cell._asking = question
         if cell.context is not None:
@@ -236,7 +245,7 @@ class RunQueue:
             self.system.lifecycle.fail_question(cell, error)
             return
         finally:
-            self.inline = False
+            self.inline = None
             self.now = self.clock()
             if self.now - began > SLICE:
                 self.system.observe.took_long(cell, question.message, self.now - began, 1)

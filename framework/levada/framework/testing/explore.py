@@ -23,7 +23,7 @@ from typing import Any
 import attrs
 import trio
 
-from levada.framework._runtime.ask import Ask
+from levada.framework._runtime.ask import Ask, content_of
 from levada.framework._runtime.cell import Cell
 from levada.framework.system import ActorSystem
 
@@ -198,4 +198,4 @@ class _ShuffledQueue(deque[Cell]):
 
 
 def _name(entry: Any) -> str:
-    return f"ask {type(entry.message).__name__}" if isinstance(entry, Ask) else type(entry).__name__
+    return f"ask {type(entry.message).__name__}" if isinstance(entry, Ask) else type(content_of(entry)).__name__

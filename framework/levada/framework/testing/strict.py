@@ -18,7 +18,7 @@ from typing import Any, ClassVar, cast
 import attrs
 from trio.lowlevel import current_task
 
-from levada.framework._runtime.ask import Ask
+from levada.framework._runtime.ask import Ask, content_of
 from levada.framework._runtime.awaitables import coroutine_of
 from levada.framework._runtime.cell import NO_HANDLERS, Cell, StrictBoundedCell, StrictCell, StrictStoreCell
 from levada.framework._runtime.dispatch import RUNTIME_ENTRIES
@@ -99,8 +99,7 @@ class _StrictSystem(ActorSystem):
 
     def strict_check(self, cell: Cell, message: Any) -> None:
         super().strict_check(cell, message)
-        if isinstance(message, Ask):
-            message = message.message
+        message = content_of(message)
         kind = type(message)
         if hasattr(kind, "__message_tag__") or not kind.__module__.startswith("levada.framework."):
             # Entries and events of the runtime are neither changed nor sent anywhere.
@@ -148,7 +147,7 @@ class _StrictSystem(ActorSystem):
 
     def forget(self, message: Any) -> None:
         """Stop tracking a message that will not be handled: its sender may change it again."""
-        seal = self._seals.get(id(message.message if isinstance(message, Ask) else message))
+        seal = self._seals.get(id(content_of(message)))
         if seal is not None:
             seal.pending -= 1
             if not seal.pending:
@@ -257,7 +256,9 @@ class _CheckedStoreCell(_Checks, StrictStoreCell):
 
     def tell(self, message: Any) -> None:
         if self._key is not None and not isinstance(message, Ask):
-            _system_of(self).forget(self._store.get(self._key(message)))  # the older one of this key, if there is one
+            _system_of(self).forget(
+                self._store.get(self._key(content_of(message)))
+            )  # the older one of this key, if there is one
         super().tell(message)
 
     def _drop(self, message: Any) -> None:
