@@ -41,7 +41,7 @@ settings.register_profile(
     "fast", deadline=None, print_blob=True, max_examples=30, stateful_step_count=30, derandomize=True, database=None
 )
 settings.register_profile("ci", deadline=None, print_blob=True, max_examples=100)
-settings.register_profile("release", deadline=None, print_blob=True, max_examples=500)
+settings.register_profile("release", deadline=None, print_blob=True, max_examples=100)
 settings.register_profile("soak", deadline=None, print_blob=True, max_examples=5_000, stateful_step_count=200)
 
 CHILDREN = str(Path(__file__).parent / "tests" / "children")  # for programs that tests start; not to be imported here

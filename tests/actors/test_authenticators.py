@@ -156,8 +156,8 @@ async def test_new_tokens_and_their_lines_fit(tmp_path_factory: pytest.TempPathF
     assert len({token for token, _ in made}) == 2
     for token, line in made:
         assert len(token) == 43
-        assert token not in line
-        assert await tokens(bearer(token)) == identity
+        assert token.decode() not in line
+        assert await tokens(bearer(token.decode())) == identity
 
 
 def certified(subject: str | None, *names: str) -> Credentials:
@@ -202,6 +202,15 @@ NOT_KNOWN = Refused("The names in the client certificate are not known here.")
 )
 async def test_patterns_of_certificates(shown: Credentials, answer: Identity | Refused) -> None:
     assert await NAMES(shown) == answer
+
+
+async def test_without_patterns_every_verified_certificate_is_good() -> None:
+    anyone = CertificateNames()
+    assert await anyone(certified("CN=ada,O=Example", "DNS:a")) == Identity("CN=ada,O=Example")
+    assert await anyone(certified(None, "DNS:a", "DNS:b")) == Identity("DNS:a")
+    assert await anyone(certified(None)) == NOT_KNOWN
+    assert await anyone(NOTHING) == Refused("A client certificate is required here.")
+    assert await CertificateNames({})(certified("CN=ada")) == NOT_KNOWN
 
 
 @pytest.mark.parametrize("pattern", ["", "*", "web-1.example.org", "dns:a"])

@@ -136,8 +136,8 @@ def test_lumberjack_with_envelopes(capsys: pytest.CaptureFixture[str], capture: 
     assert code == 0
     assert lines == [
         "v1 WINDOW 2",
-        f"v1 ENVELOPE {len(outer) - 6} octets",
-        f"    v1 ENVELOPE {len(inner) - 6} octets",
+        f"v1 ENVELOPE {len(outer) - 6} bytes",
+        f"    v1 ENVELOPE {len(inner) - 6} bytes",
         "        v1 DATA 1 {'line': 'hello'}",
         "    v1 DATA 1 {'line': 'hello'}",
     ]

@@ -90,7 +90,7 @@ async def test_lines_arrive_as_they_are_and_a_terminal_shows_progress(tmp_path: 
     async with receiving() as receiver:
         code, out, err = await levada("ship", str(log), "--to", receiver.url, "--once", "--v1", "--compression", "0")
         assert (code, out) == (0, "")
-        assert err == "3 lines acknowledged, 0 octets behind\n"
+        assert err == "3 lines acknowledged, 0 bytes behind\n"
         other = tmp_path / "other.log"
         other.write_text("four\n")
         await progress_on_a_terminal(other, receiver.url)
@@ -108,7 +108,7 @@ async def progress_on_a_terminal(log: Path, url: str) -> None:
     )
     os.close(theirs)
     text = b""
-    while b"1 lines acknowledged, 0 octets behind, 1 files open, 1 connections" not in text:
+    while b"1 lines acknowledged, 0 bytes behind, 1 files open, 1 connections" not in text:
         text += await trio.to_thread.run_sync(os.read, ours, 4096)
     assert b"\r\x1b[K" in text
     process.send_signal(signal.SIGTERM)
@@ -183,7 +183,7 @@ async def test_what_is_left_at_the_end_is_told_and_an_exit_code(tmp_path: Path) 
     size = log.stat().st_size
     code, _, err = await levada("ship", str(log), "--to", "lumberjack://127.0.0.1:9", "--once", "--timeout", "0.5")
     assert code == 1
-    assert f"0 lines acknowledged, {size:,} octets behind" in err
+    assert f"0 lines acknowledged, {size:,} bytes behind" in err
     assert "dead letter" not in err
     async with trio.open_nursery() as nursery:
         process: trio.Process = await nursery.start(
@@ -197,12 +197,12 @@ async def test_what_is_left_at_the_end_is_told_and_an_exit_code(tmp_path: Path) 
         )
         assert process.stderr is not None
         first = b""
-        while b"octets behind" not in first:
+        while b"bytes behind" not in first:
             first += await process.stderr.receive_some()
         process.send_signal(signal.SIGTERM)
         err = (first + b"".join([part async for part in process.stderr])).decode()
     assert process.returncode == 1
-    assert f"0 lines acknowledged, {size:,} octets behind" in err
+    assert f"0 lines acknowledged, {size:,} bytes behind" in err
     assert "dead letter" not in err
 
 
@@ -217,7 +217,7 @@ async def test_ctrl_c_ends_in_order_and_says_what_is_missing(tmp_path: Path) -> 
     )
     assert process.stderr is not None
     text = b""
-    wanted = (b"0 lines acknowledged, 8 octets behind, 1 files open, 0 connections", b"cannot connect")
+    wanted = (b"0 lines acknowledged, 8 bytes behind, 1 files open, 0 connections", b"cannot connect")
     while not all(part in text for part in wanted):
         part = await process.stderr.receive_some()
         assert part, text

@@ -38,5 +38,7 @@ def test_the_readme_has_programs() -> None:
 def test_a_program_prints_what_its_page_says(program: str, output: str, tmp_path: Path) -> None:
     path = tmp_path / "program.py"
     path.write_text(program, "utf-8")
-    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(
+        [sys.executable, str(path)], cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False
+    )
     assert (done.stdout, done.returncode) == (output, 0), done.stderr

@@ -723,9 +723,9 @@ def test_sizes_are_limited_both_ways() -> None:
             limited.encode(value)
         with pytest.raises(DecodeError, match=r"^4 items, at most 3 \(max_items\)$"):
             limited.decode(codec.encode(value))
-    with pytest.raises(ValueError, match=r"^E: 5\d octets, at most 40 \(max_bytes\)$"):
+    with pytest.raises(ValueError, match=r"^E: 5\d bytes, at most 40 \(max_bytes\)$"):
         limited.encode(E("x" * 40, 1))
-    with pytest.raises(DecodeError, match=r"^5\d octets, at most 40 \(max_bytes\)$"):
+    with pytest.raises(DecodeError, match=r"^5\d bytes, at most 40 \(max_bytes\)$"):
         limited.decode(codec.encode(E("x" * 40, 1)))
 
 
@@ -848,7 +848,7 @@ def test_keys_that_were_chosen_to_have_one_hash_are_refused() -> None:
 
 
 def test_decode_takes_octets() -> None:
-    with pytest.raises(TypeError, match="takes octets, not str"):
+    with pytest.raises(TypeError, match="takes bytes, not str"):
         codec.decode("x")  # type: ignore[call-overload]
 
 

@@ -22,6 +22,7 @@ from levada.transports.lumberjack import (
     encode_window,
 )
 from levada.transports.maop.frames import Proceed, Request
+from levada.transports.qmux import QmuxCore
 from levada.transports.reactivesocket import ReactiveSocketCore
 from levada.transports.rsocket import CoreConfig, Payload, RSocketCore
 from levada.transports.rsocket.reactive_streams import ReactiveStreamsCore
@@ -137,6 +138,26 @@ def maop_client() -> Core[Any, Any]:
     return core
 
 
+def qmux(client: bool, framed: bool) -> Callable[[], Core[Any, Any]]:
+    """One side of an open connection on which a stream is open, with data queued."""
+
+    def make() -> Core[Any, Any]:
+        both = {side: QmuxCore(client=side, now=0.0, framed=framed) for side in (True, False)}
+        for _ in range(2):
+            for side, core in both.items():
+                for piece in core.data_to_send(0.0):
+                    (both[not side].receive_message if framed else both[not side].receive_data)(piece, 0.0)
+        for core in both.values():
+            stream_id = core.open_stream()
+            assert stream_id is not None
+            core.send(stream_id, b"data")
+            core.data_to_send(0.0)
+            core.take_events()
+        return both[client]
+
+    return make
+
+
 def stream(stream_id: int, octets: bytes, fin: bool) -> Callable[[Any, float], list[Any]]:
     def give(core: Any, now: float) -> list[Any]:
         events = core.receive_stream_data(stream_id, octets, fin, now)
@@ -204,6 +225,8 @@ for _client in (True, False):
         f"RSocket {_side}, messages": Case(
             rsocket(_client, True), (messages(bytes.fromhex("00000000 0c80 0000000000000000")), messages(b"?"))
         ),
+        f"QMux {_side}": Case(qmux(_client, False), (data(b"\1\0"), data(b""), data(b"\x01\x01"))),
+        f"QMux {_side}, messages": Case(qmux(_client, True), (messages(b"\0"), messages(b"\1"))),
         f"ReactiveSocket {_side}": Case(
             reactivesocket(_client, False),
             (data(bytes.fromhex("0000000c 0003 2000 00000000")), data(b""), data(b"\0\0\0\1")),

@@ -6,6 +6,8 @@ from levada.transports.core import BytesInput, Core, MessagesInput, StreamsInput
 from levada.transports.lumberjack import ReaderCore, ReaderEvent, WriterCore, WriterEvent
 from levada.transports.maop import Event as MaopEvent
 from levada.transports.maop import MaopCore, Output
+from levada.transports.qmux import Event as QmuxEvent
+from levada.transports.qmux import QmuxCore
 from levada.transports.reactivesocket import ReactiveSocketCore
 from levada.transports.rsocket import RSocketCore
 from levada.transports.rsocket.events import Event as RSocketEvent
@@ -33,3 +35,7 @@ def lumberjack_writer(core: WriterCore) -> tuple[Core[WriterEvent, bytes], Bytes
 
 def maop(core: MaopCore) -> tuple[Core[MaopEvent, Output], StreamsInput[MaopEvent]]:
     return core, core
+
+
+def qmux(core: QmuxCore) -> tuple[Core[QmuxEvent, bytes], BytesInput[QmuxEvent], MessagesInput[QmuxEvent]]:
+    return core, core, core

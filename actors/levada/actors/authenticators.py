@@ -27,6 +27,7 @@ __all__ = ["BearerTokens", "CertificateNames", "UnixUsers", "any_of", "new_token
 _LIMITS: Final = {"max_connections": int, "max_operations": int, "max_octets": int, "octets_per_second": float}
 _DIGEST: Final = re.compile(r"[0-9a-fA-F]{64}")
 _LINE: Final = "NAME [tenant=NAME] [role=NAME]... [max_connections=N]... sha256=DIGEST"
+_ANY: Final = re.compile(r"(?s).*")
 _KINDS: Final = re.compile(r"[A-Za-z0-9.]+=|(DNS|URI|email|IP Address):")
 
 
@@ -134,22 +135,28 @@ def _parse(words: list[str]) -> tuple[bytes, Identity]:
     return bytes.fromhex(digest), Identity(name, tenant=tenant, roles=roles, limits=Limits(**limits))
 
 
-def new_token(identity: Identity) -> tuple[str, str]:
+def new_token(identity: Identity) -> tuple[bytes, str]:
     """Make a token of 256 random bits, and its line for the file of `BearerTokens`.
+
+    Raises:
+        ConfigurationError: a role has a character that cannot be printed.
 
     Example:
         >>> token, line = new_token(Identity("web 1", tenant="shop", roles={"reader"}))
         >>> len(token), line.rpartition("=")[0]
         (43, "'web 1' tenant=shop role=reader sha256")
     """
-    token = secrets.token_urlsafe(32)
+    token = secrets.token_urlsafe(32).encode()
     words = [identity.name]
     if identity.tenant != identity.name:
         words.append(f"tenant={identity.tenant}")
     words += [f"role={role}" for role in sorted(identity.roles)]
     values = attrs.asdict(identity.limits).items()
     words += [f"{name}={value}" for name, value in values if value is not None]
-    return token, shlex.join([*words, f"sha256={_digest(token.encode()).hex()}"])
+    line = shlex.join([*words, f"sha256={_digest(token).hex()}"])
+    if not line.isprintable():  # names are, and roles can be anything
+        raise ConfigurationError("a role in the file has printable characters only")
+    return token, line
 
 
 class CertificateNames:
@@ -161,18 +168,18 @@ class CertificateNames:
     Args:
         names: identities, by patterns of what `CarrierInfo.peer_subject` or `CarrierInfo.peer_names` say, for example
             ``"CN=*,O=Example"`` or ``"DNS:*.example.org"``; the first that fits counts. A ``*`` stands for one or more characters other
-            than ``, + . / @`` and the backslash. None: the identity has the name that fitted, ``"DNS:web.example.org"``.
+            than ``, + . / @`` and the backslash. None: the identity has the name that fitted, ``"DNS:web.example.org"``. Without patterns
+            every verified certificate is good, and the identity has its subject, or its first name if there is no subject.
 
     Raises:
         ConfigurationError: a pattern does not begin with ``CN=`` or another type, or with ``DNS:``, ``URI:``, ``email:`` or
             ``IP Address:``.
     """
 
-    def __init__(self, names: Mapping[str, Identity | None]) -> None:
-        for pattern in names:
-            if not _KINDS.match(pattern):
-                raise ConfigurationError(f"expected a pattern such as 'CN=*' or 'DNS:*.example.org', not {pattern!r}")
-        self._names = [(_compiled(pattern), identity) for pattern, identity in names.items()]
+    def __init__(self, names: Mapping[str, Identity | None] | None = None) -> None:
+        self._names: list[tuple[re.Pattern[str], Identity | None]] = [(_ANY, None)]
+        if names is not None:
+            self._names = [(_compiled(pattern), identity) for pattern, identity in names.items()]
 
     async def __call__(self, credentials: Credentials) -> Identity | Refused:
         """Decide on a client."""
@@ -191,6 +198,8 @@ class CertificateNames:
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
+    if not _KINDS.match(pattern):
+        raise ConfigurationError(f"expected a pattern such as 'CN=*' or 'DNS:*.example.org', not {pattern!r}")
     parts = map(re.escape, pattern.split("*"))
     return re.compile(r"[^,+./@\\]+".join(parts), re.IGNORECASE if pattern.startswith("DNS:") else 0)
 

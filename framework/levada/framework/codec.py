@@ -157,7 +157,7 @@ class Codec:
         try:
             octets = out.pack(shape.lower(value, out, self.max_depth))
             if len(octets) > self.max_bytes:
-                raise Misfit(f"{len(octets)} octets, at most {self.max_bytes} (max_bytes)", ValueError)
+                raise Misfit(f"{len(octets)} bytes, at most {self.max_bytes} (max_bytes)", ValueError)
             if len(octets) >= SCAN_FROM and not has_at_most(octets, self.max_items):
                 raise Misfit(_TOO_MANY.format(self.max_items), ValueError)
         except BaseException as error:
@@ -197,11 +197,11 @@ class Codec:
         """
         if type(data) is not bytes:
             if not isinstance(data, bytearray | memoryview):
-                raise TypeError(f"decode() takes octets, not {type(data).__qualname__}")
+                raise TypeError(f"decode() takes bytes, not {type(data).__qualname__}")
             data = bytes(data)
         size = len(data)
         if size > self.max_bytes:
-            raise DecodeError(f"{size} octets, at most {self.max_bytes} (max_bytes)")
+            raise DecodeError(f"{size} bytes, at most {self.max_bytes} (max_bytes)")
         if size and PLAIN_KINDS[data[0]] is expected:
             try:
                 return unpack(data)

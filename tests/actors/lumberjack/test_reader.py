@@ -493,6 +493,40 @@ async def test_lj42b_the_newest_are_paused_first_and_all_get_through(autojump_cl
 
 
 @pytest.mark.rule("LJ-42b")
+async def test_lj42b_who_holds_little_is_not_paused(autojump_clock: MockClock) -> None:
+    """LJ-42b: of those that hold much, the one that came first with it goes on, and all others wait; small windows get through."""
+    big = encode_window(2, 1) + encode_json(2, 1, {"line": "x" * 20_000})
+    async with (
+        desk(patient=True, max_inflight_bytes=500_000) as (reader, kept),
+        writer() as oldest,
+        writer() as first,
+        writer() as second,
+        writer() as third,
+        writer() as fourth,
+        writer() as newest,
+    ):
+        for stream in (first, second, third, fourth, oldest):
+            await stream.send_all(big)
+            await wait_all_tasks_blocked()
+        assert (reader.statistics().connections_paused, len(kept.units)) == (4, 5)
+        await newest.send_all(window(2, 7))
+        await wait_all_tasks_blocked()
+        kept.replies[-1].send(None)
+        assert await acks(newest, 1) == [7]
+        for stream in (oldest, first):
+            await stream.send_all(window(2, 8))
+            await wait_all_tasks_blocked()
+        assert [unit.origin.peer for unit in kept.units[6:]] == [first.info.local]
+        for reply in kept.replies[:5] + kept.replies[6:]:
+            reply.send(None)
+        await wait_all_tasks_blocked()
+        kept.replies[-1].send(None)
+        assert await acks(first, 2) == [1, 8]
+        assert await acks(oldest, 2) == [1, 8]
+        assert reader.statistics().connections_paused == 0
+
+
+@pytest.mark.rule("LJ-42b")
 async def test_lj42b_those_that_wait_go_on_although_nobody_reports(autojump_clock: MockClock) -> None:
     """LJ-42b: once little is held all connections are read, also if those let on first have nothing to say."""
     async with (

@@ -147,7 +147,7 @@ async def test_ma56_an_iterator_that_breaks_its_promise_fails_here(start: Start,
     """The Blocks add up to exactly N."""
     keeper = Keeper()
     async with start({100: keeper.whole}) as ends:
-        with pytest.raises(LocalProtocolError, match=r"octets of 8|8 octets announced"):
+        with pytest.raises(LocalProtocolError, match=r"bytes of 8|8 bytes announced"):
             await ends.peer.message(100, pieces(*parts), length=8)
         assert keeper.bodies == []
 

@@ -240,7 +240,7 @@ async def test_wrong_answers_and_wrong_questions() -> None:
         return items()
 
     async with pair(handler) as (peer, _, _system):
-        with pytest.raises(ApplicationError, match="wanted octets"):
+        with pytest.raises(ApplicationError, match="wanted bytes"):
             await peer.request_response(b"text")
         with pytest.raises(RequestInvalid, match="send a request-stream"):
             await peer.request_response(b"items")

@@ -125,15 +125,20 @@ class Trials:
             found = self.out.wait_for_rows(self.ends, len(wanted), 5.0)
             if sum(found.end.values()) >= self.count or time.monotonic() > until:
                 break
-            assert self.driver.process.poll() is None, f"{what}: the query has failed, see {self.log.name}"
+            assert self.driver.process.poll() is None, f"{what}: the query has failed\n{self.last_errors()}"
         got = [
             number
             for partition, start in self.ends.items()
             for batch in self.out.read(partition, start, found.end[partition], epoch=found.epoch, schema=self.schema)
             for number in batch.column("number").to_pylist()
         ]
-        assert sorted(got) == wanted, f"{what}: see {self.log.name}"
+        assert sorted(got) == wanted, f"{what}\n{self.last_errors()}"
         self.ends = found.end
+
+    def last_errors(self) -> str:
+        """Return the end of what Spark has logged, without the frames of the JVM; the file does not outlive a few runs of tests."""
+        lines = Path(self.log.name).read_text(errors="replace").splitlines()
+        return "\n".join([line for line in lines if not line.lstrip().startswith("at ")][-60:])
 
     @property
     def server_folder(self) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import struct
 import sys
 import zlib
@@ -138,6 +139,8 @@ BAD_JSON = {
     "5,000 digits": b"1" * 5_000,
     "nested 501 deep": b"[" * 501 + b"]" * 501,
     "nested far too deep": b'{"a":' * 100_000,
+    "nested 501 deep in much that is not": b"[" * 498 + b"[]," * 20_000 + b'[{"a":[]}]' + b"]" * 498,
+    "long, and text after it": b" " * 20_000 + b"{} {}",
 }
 
 
@@ -159,6 +162,10 @@ def test_lj12_what_is_still_json(desk: Any) -> None:
     assert one(desk, json_frame(2, 1, b'{"a":' + deep + b"}")).acks == [1]
     text = b'{"a":"' + b'[\\"{' * 600 + b'"}'
     assert one(desk, json_frame(2, 1, text)).delivered == [{"a": '[\\"{'.replace("\\", "") * 600}]
+    wide = b'{"a":' + b"[" * 498 + b"[]," * 20_000 + b"[]" + b"]" * 498 + b"}"
+    assert one(desk, json_frame(2, 1, wide)).acks == [1]
+    assert one(desk, json_frame(2, 1, b" \n" * 10_000 + b'{"a":1}' + b"\t\r" * 10_000)).delivered == [{"a": 1}]
+    assert gc.isenabled()
     assert one(desk, json_frame(2, 1, b'{"a":1,"a":2}')).delivered == [{"a": 2}]
     assert one(desk, json_frame(2, 1, b'{"a":"\\ud800"}')).delivered == [{"a": "\ud800"}]
 

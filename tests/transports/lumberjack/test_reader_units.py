@@ -391,6 +391,40 @@ def test_lj42_lj42a_what_costs_too_much_is_handed_on_in_slices_and_acked_once(ve
     assert ([number for unit in numbers(reader) for number in unit], reader.acks) == (list(range(1, 11)), [10])
 
 
+@pytest.mark.rule("LJ-42")
+@pytest.mark.rule("LJ-42b")
+@pytest.mark.parametrize("frame", [encode_data, encode_json])
+def test_lj42b_what_a_large_event_takes_is_counted_before_it_is_built(frame: Any, desk: Any) -> None:
+    """LJ-42b: with its bytes, and its characters twice; the connection can be paused then, as it has not begun."""
+    reader = desk(commits=False)
+    event = {"k": "a" * 100_000 + "\U0001f600"}
+    reader.take(reader.core.receive_data(encode_window(1, 1) + frame(1, 1, event), reader.now))
+    while reader.core.held < 900_000:
+        assert reader.core.large
+        reader.take(reader.core.work(reader.now))
+    assert (reader.core.large, reader.units, reader.core.held < 950_000) == (True, [], True)
+    reader.take(reader.core.work(reader.now))
+    assert (reader.core.large, reader.delivered) == (False, [event])
+    assert 400_000 < reader.core.held < 410_000
+    reader.commit(1)
+    assert (reader.acks, reader.core.held) == ([1], 0)
+
+
+@pytest.mark.rule("LJ-42")
+@pytest.mark.rule("LJ-42a")
+@pytest.mark.parametrize("packing", [False, True], ids=["plain", "packed"])
+def test_lj42_lj42a_a_large_value_that_costs_too_much_comes_in_the_next_slice(packing: bool, desk: Any) -> None:
+    """LJ-42: it is not built before what came before it is handed on; each comes once."""
+    data = b"".join(encode_data(1, number, {"n": str(number), "k": "a" * 200_000}) for number in range(1, 6))
+    reader = desk(commits=False, max_cost=1_000_000, max_uncommitted_units=1)
+    reader.feed(encode_window(1, 5) + (encode_envelope(1, zlib.compress(data)) if packing else data))
+    while not reader.acks:
+        assert reader.core.held < 3_500_000
+        reader.commit(reader.units[-1].number)
+    assert (numbers(reader), reader.acks) == ([[1], [2], [3], [4], [5]], [5])
+    assert all(unit.cost < 1_000_000 for unit in reader.units)
+
+
 @pytest.mark.rule("LJ-42a")
 def test_lj42a_a_slice_at_the_end_of_a_window_needs_no_unit_without_events(desk: Any) -> None:
     """LJ-42a: when a W ends what is all handed on, only the ack is left, and it waits for the slice's commit."""

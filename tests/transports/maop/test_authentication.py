@@ -138,7 +138,7 @@ def test_ma19_ma22_ma25_approval() -> None:
     assert result_of(wire).identifier == event.identifier
     short = Wire(approve=False, config=MaopConfig(vendor="x"))
     short.give(0, authentication().encode(), fin=True)
-    with pytest.raises(LocalProtocolError, match="7 octets"):
+    with pytest.raises(LocalProtocolError, match="7 bytes"):
         short.core.approve_client("c", now=0.0)
     assert short.core.state is ConnectionState.DECIDING
 

@@ -113,7 +113,7 @@ def test_operations_come_out_as_they_went_in(operations: list[Operation]) -> Non
 def test_an_unfinished_or_unknown_operation_is_named() -> None:
     with pytest.raises(ValueError, match="MA-13"):
         decode_operation(b"\x0b")
-    with pytest.raises(ValueError, match="3 octets are no whole operation"):
+    with pytest.raises(ValueError, match="3 bytes are no whole operation"):
         list(decode_operations(b"\x05\0\0"))
 
 

@@ -232,7 +232,7 @@ def test_ma110_answers_that_are_wrong() -> None:
     assert check_test(known, Completed(1, bytes(999), kind, 0, 0, None, 1)) is not None
     assert check_test(known, Completed(1, bytes(999), kind, 0, 0, 1024, 2)) == "2 Blocks, wanted 1"
     assert check_test(several, Completed(1, bytes(1101), kind, 0, 0, None, 3)) is None
-    assert check_test(several, Completed(1, bytes(1102), kind, 0, 0, None, 3)) == "1127 octets, wanted 1024"
+    assert check_test(several, Completed(1, bytes(1102), kind, 0, 0, None, 3)) == "1127 bytes, wanted 1024"
     assert check_test(several, Completed(1, bytes(1101), kind, 0, 0, None, 1)) is not None
     assert check_test(TestPlan(mode=0), Completed(1, b"", None, 0, 0, 0, 0)) is None
 

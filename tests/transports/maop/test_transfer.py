@@ -344,7 +344,7 @@ def test_a_body_longer_or_shorter_than_announced_is_the_callers_mistake() -> Non
     wire.core.send_body(stream, b"abc", now=0.0)
     with pytest.raises(LocalProtocolError, match="more than the 5"):
         wire.core.send_body(stream, b"def", now=0.0)
-    with pytest.raises(LocalProtocolError, match="3 octets of 5"):
+    with pytest.raises(LocalProtocolError, match="3 bytes of 5"):
         wire.core.end_body(stream, now=0.0)
     wire.core.send_body(stream, memoryview(b"de"), now=0.0)
     wire.core.end_body(stream, now=0.0)

@@ -189,6 +189,6 @@ def test_any_octets_are_read_or_refused(data: bytes) -> None:
 @pytest.mark.rule("RX-9")
 def test_rx9_errors_say_what_is_wrong() -> None:
     """Known types too short for their fields are not understood."""
-    text = re.escape("REQUEST_N of 3 octets behind the header, 4 wanted")
+    text = re.escape("REQUEST_N of 3 bytes behind the header, 4 wanted")
     with pytest.raises(FrameError, match=text):
         Frame.decode(bytes.fromhex("0000000f 0009 0000 00000002 000000"))

@@ -897,7 +897,7 @@ def test_drain_in_every_other_state(by_hand: Any) -> None:
 
 
 def test_what_fits_no_frame_is_refused_here(by_hand: Any) -> None:
-    with pytest.raises(ConfigurationError, match="SETUP of 174 octets"):
+    with pytest.raises(ConfigurationError, match="SETUP of 174 bytes"):
         by_hand("client", CoreConfig(max_frame_size=170, setup_payload=Payload(bytes(100))))
     server = by_hand("server", CoreConfig(max_frame_size=100))
     calls: list[Callable[[], object]] = [
@@ -906,7 +906,7 @@ def test_what_fits_no_frame_is_refused_here(by_hand: Any) -> None:
         lambda: server.core.send_extension(0, 1, bytes(77)),
     ]
     for send in calls:
-        with pytest.raises(LocalProtocolError, match="77 octets do not fit a frame"):
+        with pytest.raises(LocalProtocolError, match="77 bytes do not fit a frame"):
             send()
     server.core.send_metadata_push(bytes(76))
     assert len(b"".join(server.core.data_to_send(0.0))) == 92

@@ -592,7 +592,7 @@ def test_rx70_only_response_and_request_channel_have_f(by_hand: Any, server: Any
     small.core.send_request_stream(Payload(bytes(500)), 1, 0.0)
     (whole,) = small.sent()
     assert (whole.flags, len(whole.data)) == (0, 500)
-    with pytest.raises(LocalProtocolError, match="a request of 1001 octets cannot be fragmented"):
+    with pytest.raises(LocalProtocolError, match="a request of 1001 bytes cannot be fragmented"):
         small.core.send_request_response(Payload(bytes(981)), 0.0)
     small.core.send_request_channel(Payload(bytes(5000)), 1, 0.0)
 

@@ -111,7 +111,7 @@ def test_ext1_names_have_1_to_128_octets() -> None:
 def test_ext1_lengths_have_24_bits() -> None:
     """Metadata of an entry has at most 16,777,215 octets."""
     Entry("a/b", bytes(2**24 - 1))
-    with pytest.raises(ValueError, match="16777216 octets, at most 16777215"):
+    with pytest.raises(ValueError, match="16777216 bytes, at most 16777215"):
         Entry("a/b", bytes(2**24))
 
 
@@ -151,7 +151,7 @@ def test_ext2_the_first_tag_is_the_route() -> None:
     assert Routing("a", "b").route == "a"
     assert Routing.decode(b"").route is None
     assert Routing.decode(Routing("é" * 127).encode()).tags == ("é" * 127,)
-    with pytest.raises(ValueError, match="256 octets, at most 255"):
+    with pytest.raises(ValueError, match="256 bytes, at most 255"):
         Routing("é" * 128)
 
 
@@ -171,7 +171,7 @@ def test_ext3_limits_of_what_can_be_said() -> None:
     """The username has a 16-bit length; types with a class are not to be had as other."""
     full = SimpleAuthentication("u" * 65535, "")
     assert Authentication.decode(full.encode()) == full
-    with pytest.raises(ValueError, match="65536 octets, at most 65535"):
+    with pytest.raises(ValueError, match="65536 bytes, at most 65535"):
         SimpleAuthentication("u" * 65536, "")
     for taken in (0, 1, 128):
         with pytest.raises(ValueError, match="below 0x80"):

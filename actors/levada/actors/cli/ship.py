@@ -195,7 +195,7 @@ class _Report:
         if self.json:
             print(json.dumps({"state": state, **_as_json(status), "writer": _as_json(writer)}), flush=True)
             return
-        text = f"{status.lines_acked:,} lines {'spooled' if self.spool else 'acknowledged'}, {status.octets_behind:,} octets behind"
+        text = f"{status.lines_acked:,} lines {'spooled' if self.spool else 'acknowledged'}, {status.octets_behind:,} bytes behind"
         if state == "running":
             text += f", {status.files} files open, {writer.connections} connections"
         if self.live:

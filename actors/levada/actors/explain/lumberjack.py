@@ -57,7 +57,7 @@ def _frame(octets: bytes, at: int, head: bytes) -> tuple[int, str]:
         case "A":
             return at + 6, f"v{version} ACK {first}"
         case "C":
-            return _within(octets, at + 6 + first), f"v{version} ENVELOPE {first:,} octets"
+            return _within(octets, at + 6 + first), f"v{version} ENVELOPE {first:,} bytes"
         case "J":
             (length,) = _U32.unpack_from(octets, at + 6)
             end = _within(octets, at + 10 + length)

@@ -16,8 +16,9 @@ from typing import ClassVar, Final
 
 import trio
 
-from levada.actors.driver import Driver
-from levada.framework import Actor, Ref
+from levada.actors import authentication
+from levada.actors.driver import Driver, Phase
+from levada.framework import Actor, Identity, Ref
 from levada.framework.embedding import ask_for
 from levada.framework.errors import CarrierError
 from levada.transports.carriers import ByteStream
@@ -68,15 +69,6 @@ class LumberjackDriver(Driver[ReaderCore]):
         self._share = Share()
         self._late = trio.CancelScope()
 
-    def started(self) -> None:
-        """Begin to read, in a task of this actor."""
-        try:
-            self._sink = self.sink if isinstance(self.sink, Ref) else self.spawn(self.sink)
-        except BaseException:
-            self.stream.abort()
-            raise
-        super().started()
-
     def refuse(self) -> None:
         """Turn the writer away."""
         self.stream.abort()
@@ -88,8 +80,8 @@ class LumberjackDriver(Driver[ReaderCore]):
         async with trio.open_nursery() as self._asks:
             async with self.stream:
                 self.connected(self.stream.info)
-                self.greeted()
                 try:
+                    await self._let_in()
                     while self.end is None:
                         if (self._data is not None or core.has_work) and self not in self.load.paused:
                             await self._step()
@@ -109,6 +101,25 @@ class LumberjackDriver(Driver[ReaderCore]):
                     with trio.CancelScope() as self._wait:
                         await trio.sleep_forever()
             self._asks.cancel_scope.cancel()
+
+    async def _let_in(self) -> None:
+        """Wait for the decision on the writer; what it sends meanwhile is read once, and kept."""
+        self.authenticate(self.credentials)
+        while self.phase is Phase.GREETING:
+            await self._wait_for_something()
+            if self._data == b"":
+                self.lost(0, "the writer left before it was let in")
+        if self.end is None:
+            self._sink = self.sink if isinstance(self.sink, Ref) else self.spawn(self.sink)
+
+    def admitted(self, identity: Identity | None) -> None:
+        """Let the writer in."""
+        self.greeted()
+        self._wake()
+
+    def refused(self, refusal: authentication.Refused) -> None:
+        """Close: the protocol has no way to say why."""
+        self.shut(reason=refusal.reason)
 
     def shut(self, code: int = 0, reason: str = "") -> None:
         """Close at once; units at the sink are not acked, and come again. Twice: late commits are not counted any more."""
@@ -289,6 +300,7 @@ class LumberjackDriver(Driver[ReaderCore]):
                 version=self.core.version or 0,
                 subject=info.peer_subject,
                 names=info.peer_names,
+                identity="" if self.identity is None else self.identity.name,
             )
         return Unit(ready.events, self._origin, ready.number, ready.whole)
 
@@ -306,7 +318,3 @@ class LumberjackDriver(Driver[ReaderCore]):
     def log(self, level: int, event: str, text: str, *arguments: object) -> None:
         """Log a line that names the writer."""
         super().log(level, event, "%s " + text, self.stream.info.peer, *arguments)
-
-    def extra(self, event: str) -> dict[str, object]:
-        """Return the fields of a log record."""
-        return {**super().extra(event), "connection_id": self.stream.info.peer}

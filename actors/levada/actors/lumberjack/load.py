@@ -1,9 +1,10 @@
 """What all connections of one reader share: counters, and the bound on what they hold together (LJ-42b).
 
-A connection reports what it holds after each step.  When all together hold too much, all that hold anything are paused but the oldest:
-that one can always go on until its events are committed, and room is kept for what it may still come to hold.  Once that room is used
-too, those that hold nothing are paused as well.  As the sum falls the others are let on, one at each report, the
-oldest first, so the newest wait longest; below half of the bound all of them, since those that go on may have nothing to report.
+A connection reports what it holds after each step, and before a large event what that will take.  `_first` is the oldest that holds much;
+it goes on until it holds little, and room is kept for all that it may come to hold meanwhile.  When the others together hold more than
+the rest, those of them that hold much are paused.  As their sum falls they are let on, one at each report, the oldest first, so the
+newest wait longest; below half of the bound all of them, since those that go on may have nothing to report.  Who holds little is paused
+only when all together hold more than they may, so peers that ask for much do not delay those that ask for little.
 A paused connection neither reads nor unpacks.
 """
 
@@ -81,9 +82,15 @@ class Load:
         self.late_log_at = -inf  # when the next log line about late commits may come
         self.protocol_errors: Counter[str] = Counter()
         self.turns = Turns()
-        self._bound = config.max_inflight_bytes - min(config.max_cost, config.max_inflight_bytes // 4)
+        limit = config.max_inflight_bytes
+        # An envelope, the events of a slice, and a frame whose characters take four bytes each.
+        most = config.max_envelope + config.max_cost + 5 * config.max_frame
+        self._bound = limit - min(most, limit // 2)  # of all but `_first`
+        self._little = limit // 16  # of all that hold little
+        self._first: Pausable | None = None
         self._held: dict[Pausable, int] = {}
         self._total = 0
+        self._holding = 0  # connections that hold anything
         self.paused: dict[Pausable, None] = {}
         self._past: Counter[str] = Counter()  # of connections that ended
 
@@ -99,7 +106,8 @@ class Load:
         """Forget a connection that ended; its counters stay."""
         if connection not in self._held:
             return  # it never began
-        self._total -= self._held.pop(connection)
+        self._note(connection, 0)
+        del self._held[connection]
         self.paused.pop(connection, None)
         for name in _COUNTERS:
             self._past[name] += getattr(connection.core, name)
@@ -109,31 +117,42 @@ class Load:
         """Look at what a connection holds now, and at what that means for all."""
         if connection not in self._held:
             return  # it has ended, or never began
-        held = connection.core.held
-        self._total += held - self._held[connection]
-        self._held[connection] = held
+        self._note(connection, connection.core.held)
         if self.paused or self._total > self._bound:
             self._balance()
 
+    def _note(self, connection: Pausable, held: int) -> None:
+        before, self._held[connection] = self._held[connection], held
+        self._total += held - before
+        self._holding += (held > 0) - (before > 0)
+
     def _balance(self) -> None:
-        first = next((each for each, held in self._held.items() if held), None)
+        much = self._little // max(1, self._holding)
+        if self._first is None or self._held.get(self._first, 0) <= much:
+            self._first = next((each for each, held in self._held.items() if held > much), None)
+        first = self._first
+        others = self._total - (0 if first is None else self._held[first])
+        full, over = self._total > self.config.max_inflight_bytes, others > self._bound
         if first in self.paused:
             self._resume(first)
-        if self._total > self._bound:
-            full = self._total > self.config.max_inflight_bytes
+        if full or over:
             paused = [
                 each
                 for each, held in self._held.items()
-                if each is not first and each not in self.paused and (held or full)
+                if each is not first and each not in self.paused and (full or held > much)
             ]
             self.paused.update(dict.fromkeys(paused))
             for each in paused:
                 if each in self.paused:  # what one hands on may end it, and let others go on
                     each.pause()
-        elif self.paused:
-            paused = [each for each in self._held if each in self.paused]
-            for each in paused if self._total <= self.config.max_inflight_bytes // 2 else paused[:1]:
-                self._resume(each)
+        if not full:
+            waiting = [each for each in self._held if each in self.paused]
+            some = [] if over else [each for each in waiting if self._held[each] > much]
+            if others > self._bound // 2:
+                del some[1:]
+            for each in [each for each in waiting if self._held[each] <= much] + some:
+                if each in self.paused:
+                    self._resume(each)
 
     def _resume(self, connection: Pausable | None) -> None:
         if connection is not None:

@@ -13,6 +13,7 @@ from typing import Any, cast
 import attrs
 import trio
 
+from levada.actors.authentication import Authenticate, Authentication
 from levada.actors.listening import Acceptor, ListenerHandle, running
 from levada.framework import Actor, ActorSystem, Ref, handles
 from levada.framework.errors import ConfigurationError
@@ -76,7 +77,8 @@ class ReaderActor(Acceptor[LumberjackDriver]):
         statistics = self.load.statistics(trio.current_time())
         admission = getattr(self._listener, "admission", None)  # memory has none
         before = 0 if admission is None else admission.refused
-        return attrs.evolve(statistics, connections_refused=statistics.connections_refused + before)
+        refused = statistics.connections_refused + before + self.gatekeeper.refused
+        return attrs.evolve(statistics, connections_refused=refused)
 
     def reload(self, context: ssl.SSLContext | None = None) -> None:
         """Read the files again, or use this context."""
@@ -115,6 +117,7 @@ async def serve(
     *,
     config: ReaderConfig | None = None,
     carrier: TcpConfig | TlsConfig | MemoryConfig | None = None,
+    authenticate: Authenticate | Authentication | None = None,
 ) -> AsyncIterator[Reader]:
     """Take in logs: each unit of events is asked of the sink, and acked after its answer.
 
@@ -130,6 +133,8 @@ async def serve(
             what takes longer (LJ-26).
         config: limits, clocks and policies.
         carrier: settings of the scheme; TLS needs a certificate; `TlsConfig.client_certificates` asks writers for theirs.
+        authenticate: decides on each writer by its address and certificate, as Lumberjack has no credentials; None lets all in. A
+            refused writer is only disconnected, since the protocol cannot say why.
 
     Raises:
         ConfigurationError: not such a URL, something that cannot be a sink, settings that cannot work, or the address cannot be
@@ -156,7 +161,7 @@ async def serve(
     config = config or ReaderConfig()
     taker = _checked(sink)
     carrier_url = targets(url, HostConfig())[0].carrier_url
-    actor = ReaderActor(carrier_url, carrier, taker, config)
+    actor = ReaderActor(carrier_url, carrier, taker, config, authenticate=authenticate)
     async with running(system, actor):
         yield Reader(actor)
 

@@ -24,6 +24,8 @@ class Origin:
     """Subject of the writer's certificate, if it showed a verified one (LJ-61)."""
     names: tuple[str, ...] = ()
     """Subject alternative names of that certificate, as in ``"DNS:web-01"``."""
+    identity: str = ""
+    """The name that the ``authenticate`` hook gave the writer; empty without a hook."""
 
 
 @message("levada.lumberjack.Unit")

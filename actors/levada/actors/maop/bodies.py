@@ -73,7 +73,7 @@ class Source:
                 while left:
                     data = await file.read(min(CHUNK, left))
                     if not data:
-                        raise LocalProtocolError(f"{pieces} has {left} octets less than announced", rule="MA-56")
+                        raise LocalProtocolError(f"{pieces} has {left} bytes less than announced", rule="MA-56")
                     left -= len(data)
                     yield data
         else:
@@ -82,7 +82,7 @@ class Source:
             try:
                 async for piece in iterator:
                     if not isinstance(piece, bytes | bytearray | memoryview):
-                        raise TypeError(f"the pieces of a body are octets, not {type(piece).__name__}")
+                        raise TypeError(f"the pieces of a body are bytes, not {type(piece).__name__}")
                     yield piece if isinstance(piece, bytes) else bytes(piece)
             finally:
                 if isinstance(iterator, AsyncGenerator):
@@ -122,7 +122,7 @@ def quick_source(body: Any, codec: Codec, content_type: str | None = None) -> So
         octets, kind = codec.encode(body), MESSAGE_TYPE
     else:
         raise ConfigurationError(
-            f"a body is octets, a Path, an async iterator of octets or a message, not {type(body).__name__}"
+            f"a body is bytes, a Path, an async iterator of bytes or a message, not {type(body).__name__}"
         )
     kind = content_type or kind
     if len(octets) > CHUNK:

@@ -97,7 +97,7 @@ async def connect_over(
     if not isinstance(token, bytes | bytearray | memoryview):
         raise TypeError(f"a token is bytes, not {type(token).__name__}: encode it")
     if len(token) > MAX_TOKEN:
-        raise ConfigurationError(f"a token has {MAX_TOKEN:,} octets at most, not {len(token):,} [MA-18]")
+        raise ConfigurationError(f"a token has {MAX_TOKEN:,} bytes at most, not {len(token):,} [MA-18]")
     token = bytes(token)
     shared = _share(handlers, config or PeerConfig())
     client = ClientActor(shared, opens, token, auth_type, dict(pairs or {}), bind)

@@ -103,7 +103,7 @@ class Streams(Multiplexed[Event]):
         """Wait until a stream has room for more; raise `CarrierError` if it never will."""
         stream = self.get(stream_id)
         if stream is None:
-            raise StreamWasStopped(f"stream {stream_id} takes no more octets")
+            raise StreamWasStopped(f"stream {stream_id} takes no more bytes")
         await stream.send_all(b"")
 
     async def all_acked(self) -> None:

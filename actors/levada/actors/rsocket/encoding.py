@@ -100,7 +100,7 @@ class Encoding:
             if route is None and not messages:
                 return metadata
             raise ConfigurationError(
-                "metadata as octets leaves no room for a route or a MIME type; give entries instead"
+                "metadata as bytes leaves no room for a route or a MIME type; give entries instead"
             )
         if self.metadata_mime_type == COMPOSITE:
             return self._composite(route, metadata, messages=messages)
@@ -185,4 +185,4 @@ def _octets(value: object) -> bytes:
         return value
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
-    raise TypeError(f"wanted octets, a Payload or an instance of a message class, got {type(value).__name__}")
+    raise TypeError(f"wanted bytes, a Payload or an instance of a message class, got {type(value).__name__}")

@@ -146,4 +146,4 @@ class Request:
         return self._encoding.decode(payload, expected)
 
     def __repr__(self) -> str:
-        return f"<{self.kind.name} {self.stream_id}: {len(self.payload.data)} octets>"
+        return f"<{self.kind.name} {self.stream_id}: {len(self.payload.data)} bytes>"

@@ -395,7 +395,7 @@ class AqueductCore:
             limit = self.config.max_held_early if early else self.config.max_held
             if self.held > limit:
                 self._excess = LimitExceeded(
-                    f"{self.held} octets held, at most {limit}", rule="AQ-17" if early else "AQ-40"
+                    f"{self.held} bytes held, at most {limit}", rule="AQ-17" if early else "AQ-40"
                 )
             if self._excess is not None:
                 self._fail(self._excess)

@@ -101,7 +101,7 @@ def decode_int(data: Octets, at: int) -> tuple[int, int]:
         value |= (octet & 0x7F) << shift
         if octet < 0x80:
             if not octet:
-                raise violation("E-1", f"{value} in more octets than needed")
+                raise violation("E-1", f"{value} in more bytes than needed")
             return value, at + 1
         shift += 7
 
@@ -127,7 +127,7 @@ def _array(data: bytes) -> bytes:
 def _decode_array(data: Octets, at: int, limit: int) -> tuple[bytes, int]:
     size, at = decode_int(data, at)
     if size > limit:
-        raise LimitExceeded(f"array of {size} octets, at most {limit}", rule="AQ-3")
+        raise LimitExceeded(f"array of {size} bytes, at most {limit}", rule="AQ-3")
     end = at + size
     if end > len(data):
         raise Incomplete(end)
@@ -347,7 +347,7 @@ def decode_message(data: Octets, at: int, max_message: int) -> tuple[int, int, t
     else:
         size, at = decode_int(data, at)
         if size > max_message:
-            raise LimitExceeded(f"payload of {size} octets, at most {max_message}", rule="AQ-3")
+            raise LimitExceeded(f"payload of {size} bytes, at most {max_message}", rule="AQ-3")
     end = at + size
     if end > len(data):
         raise Incomplete(end)

@@ -49,9 +49,7 @@ class Delivery:
         self._octets = 0  # that count as untaken
 
     def __repr__(self) -> str:
-        return (
-            f"<Delivery of {len(self.payload)} octets on {self.half.id}, attached {[h.id for h in self.attachments]}>"
-        )
+        return f"<Delivery of {len(self.payload)} bytes on {self.half.id}, attached {[h.id for h in self.attachments]}>"
 
     def release(self) -> bool:
         """Stop counting a message taken with ``release=False``: the application has it, or never will. A second call does nothing.

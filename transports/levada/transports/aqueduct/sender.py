@@ -155,7 +155,7 @@ class SenderHalf:
             raise LocalProtocolError("the window is full: wait for Writable", rule="AQ-40")
         size, limit = len(payload), core.config.max_message
         if size > limit:
-            raise LocalProtocolError(f"payload of {size} octets, at most {limit}", rule="AQ-3")
+            raise LocalProtocolError(f"payload of {size} bytes, at most {limit}", rule="AQ-3")
         halves = core.mint(attachments)
         self._send_frame(payload, tuple(half.id for half in halves), mode, token)
         if self.id & ONESHOT:  # AQ-7: one message, then finished

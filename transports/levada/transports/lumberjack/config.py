@@ -82,7 +82,8 @@ class ReaderConfig:
     max_connections: int = attrs.field(default=1_024, validator=_size)
     """Peers of one listener; one more is closed at once and counted (LJ-43)."""
     max_inflight_bytes: int = attrs.field(default=256 * 2**20, validator=_size)
-    """Bytes and costs that all connections of one listener hold; above it the newest connections are not read (LJ-42b)."""
+    """Bytes and costs that all connections of one listener hold. Before it is reached, those that hold much are not read, the newest
+    for the longest time (LJ-42b)."""
 
 
 @attrs.frozen(kw_only=True)

@@ -89,8 +89,6 @@ class ReaderCore:
         self.state = ReaderState.OPEN
         self.version: int | None = None
         """Fixed by the first byte (LJ-3); ``None`` before it."""
-        self.large = False
-        """Whether the next `work` takes long, as it builds an event of very many bytes."""
         self.units = 0
         """Units and slices made."""
         self.events = 0
@@ -158,6 +156,11 @@ class ReaderCore:
     def has_work(self) -> bool:
         """Whether `work` has something to do."""
         return self._able and (self._ended or self._has_input)
+
+    @property
+    def large(self) -> bool:
+        """Whether the next `work` takes long, as it counts or builds an event of very many bytes."""
+        return self._parser.large if self._envelope is None else self._envelope.large
 
     @property
     def _able(self) -> bool:
@@ -250,12 +253,10 @@ class ReaderCore:
     def _step(self, now: float) -> None:
         steps = 1
         windows = _WINDOWS
-        self.large = False
         while windows and not self._waiting and len(self._handed) < self._line:
             if self._envelope is not None:
                 inner = self._parse_envelope(self._envelope)
                 if inner is Stop.LARGE:
-                    self.large = True
                     return
                 if inner is Stop.NEED_DATA:
                     if not steps:
@@ -269,7 +270,6 @@ class ReaderCore:
             stop = self._parser.parse(self._open, self._room(), self._cost_room())
             self._count(self._parser, stop)
             if stop is Stop.LARGE:
-                self.large = True
                 return
             if stop is Stop.WINDOW:
                 windows -= 1

@@ -47,6 +47,11 @@ class Unpacker:
         self.count = self.cost = self.sequence = self.window = 0  # as in `FrameParser`
 
     @property
+    def large(self) -> bool:
+        """Whether the next `parse` takes long."""
+        return self._layers[-1].parser.large
+
+    @property
     def held(self) -> int:
         """Bytes and costs kept for unfinished frames, and the packed bytes."""
         return sum(len(layer.payload) + layer.parser.held for layer in self._layers)

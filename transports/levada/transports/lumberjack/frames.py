@@ -80,7 +80,7 @@ def encode_event(event: Mapping[str, Any], config: WriterConfig) -> bytes:
     size = _HEAD.size + len(body)
     if size > config.max_frame:
         raise EventRejected(
-            f"event of {size} octets, at most {config.max_frame} (raise max_frame, here and at the reader)",
+            f"event of {size} bytes, at most {config.max_frame} (raise max_frame, here and at the reader)",
             rule="LJ-59",
             size=size,
             limit=config.max_frame,

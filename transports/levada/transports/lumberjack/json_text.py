@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NoReturn
 
 __all__ = ["FIELD_COST", "OBJECT_COST", "OCTET_COST", "exact_cost", "parse_json", "structure_cost"]
@@ -15,6 +16,8 @@ OBJECT_COST: Final = 256  # the most that one byte brings
 _PAIR = 128
 FIELD_COST: Final = _PAIR + _VALUE  # its colon and its comma
 _CHUNK = 64 * 1024
+_SHORT = 16 * 1024  # characters; the collector does not matter for fewer
+_SPACE = " \t\n\r"
 
 
 def _all_but(kept: bytes) -> bytes:
@@ -23,6 +26,9 @@ def _all_but(kept: bytes) -> bytes:
 
 _NOT_STRUCTURE = _all_but(b",[{:")
 _NOT_BRACKETS = _all_but(b"[]{}")
+_CURLY_TO_SQUARE = bytes.maketrans(b"{}", b"[]")
+_OPEN = ord("[")
+_BRACKETS = 64  # counted together where they cannot lead too deep: 7 ns each, where a look at each takes 40
 
 
 def _refuse(name: str) -> NoReturn:
@@ -30,10 +36,11 @@ def _refuse(name: str) -> NoReturn:
 
 
 _decoder = json.JSONDecoder(parse_constant=_refuse)
-_scan = _decoder.scan_once  # type: ignore[attr-defined]  # a documented hook of json.scanner, left out of typeshed
+# A documented hook of json.scanner, left out of typeshed.
+_scan: Callable[[str, int], tuple[Any, int]] = _decoder.scan_once  # type: ignore[attr-defined]
 
 
-def parse_json(octets: bytes, max_depth: int) -> Any:
+def parse_json(octets: bytes | memoryview, max_depth: int) -> Any:
     """Return the one value that a J frame holds.
 
     Args:
@@ -46,17 +53,32 @@ def parse_json(octets: bytes, max_depth: int) -> Any:
     text = str(octets, "utf-8")
     # Nesting deeper than that takes two characters a level.
     if len(text) > 2 * max_depth and text.count("{") + text.count("[") > max_depth:
-        _check_depth(octets, max_depth)
+        _check_depth(bytes(octets), max_depth)
     try:
         # `decode` looks for white space around the value by two regular expressions: 2.4 instead of 2.0 us for 400 bytes.
-        value, end = _scan(text, 0)
-        if end == len(text):
+        value, end = _scan(text, 0) if len(text) <= _SHORT else _scan_long(text)
+        if end == len(text) or not text[end:].strip(_SPACE):
             return value
     except StopIteration:
         pass
     except RecursionError:
         raise ValueError("nested too deep") from None
     return _decoder.decode(text)
+
+
+def _scan_long(text: str) -> tuple[Any, int]:
+    """Build the value with the garbage collector off: it looks for cycles at every 700 lists, and JSON has none.
+
+    For 20,000 lists 1.3 instead of 6 ms.
+    """
+    start = len(text) - len(text.lstrip(_SPACE))
+    if not gc.isenabled():
+        return _scan(text, start)
+    gc.disable()
+    try:
+        return _scan(text, start)
+    finally:
+        gc.enable()
 
 
 def structure_cost(octets: bytes) -> int:
@@ -96,12 +118,14 @@ def _outside_strings(octets: bytes) -> Iterator[tuple[bytes, int]]:
 def _check_depth(octets: bytes, max_depth: int) -> None:
     depth = 0
     for outside, _ in _outside_strings(octets):
-        for bracket in outside.translate(None, _NOT_BRACKETS):
-            if bracket in b"[{":
-                depth += 1
+        brackets = outside.translate(_CURLY_TO_SQUARE, _NOT_BRACKETS)
+        for at in range(0, len(brackets), _BRACKETS):
+            some = brackets[at : at + _BRACKETS]
+            opened = some.count(_OPEN)
+            if depth + opened <= max_depth:
+                depth += 2 * opened - len(some)
+                continue
+            for bracket in some:
+                depth += 1 if bracket == _OPEN else -1
                 if depth > max_depth:
                     raise ValueError(f"nested deeper than {max_depth}")
-            else:
-                depth -= 1
-                if depth < 0:
-                    return  # not JSON, as the parser will say

@@ -52,7 +52,8 @@ class Stop(Enum):
     COST = auto()
     """The cost has reached `cost_room`, or the next event would bring it above."""
     LARGE = auto()
-    """The next event takes so long to build that others should have a turn first; the next call builds it."""
+    """The next event takes long to count or to build, or takes much memory: others should have a turn first, and `FrameParser.held`
+    counts it already; the next call goes on."""
     WINDOW = auto()
     """A W frame: `FrameParser.window`."""
     ENVELOPE = auto()
@@ -70,8 +71,8 @@ class FrameParser:
 
     # fmt: off
     __slots__ = (
-        "_at", "_base", "_config", "_data", "_depth", "_fields", "_item_cost", "_items", "_keys", "_left", "_need", "_number", "_pairs",
-        "_rate", "_tail", "_tail_size", "_types", "_used", "_version", "_warned", "cost", "count", "payload", "sequence", "window",
+        "_ahead", "_at", "_base", "_config", "_data", "_depth", "_fields", "_item_cost", "_items", "_keys", "_left", "_need", "_number",
+        "_pairs", "_rate", "_tail", "_tail_size", "_types", "_used", "_version", "cost", "count", "payload", "sequence", "window",
     )  # fmt: skip
     # fmt: on
 
@@ -96,7 +97,8 @@ class FrameParser:
         self._rate = 0.0  # cost of a byte of JSON in the rest of `_data`; 0 if it is not known yet
         self._items: list[Any] = []  # of an array in version 1, the last one first, that are still to be handed on
         self._item_cost = 0
-        self._warned = False  # `LARGE` was returned for the next frame
+        # Cost of the large event that comes next, once `LARGE` was returned for it; 0 if it is still to be counted.
+        self._ahead: int | None = None
         self.count = 0
         """Events that the last `parse` found."""
         self.cost = 0
@@ -119,17 +121,24 @@ class FrameParser:
         return self._at < len(self._data) or bool(self._items)
 
     @property
+    def large(self) -> bool:
+        """Whether the next `parse` takes long."""
+        return self._ahead is not None
+
+    @property
     def announced(self) -> int:
         """Bytes that the unfinished frame has announced so far."""
         return self._used + self._need
 
     @property
     def held(self) -> int:
-        """Bytes and costs kept for an unfinished frame."""
+        """Bytes and costs kept for an unfinished frame, and what the large event that comes next will take."""
         pairs = OCTET_COST * self._used + PAIR_COST * len(self._fields)
         # Items of an array are values already; what their events cost is due when these are made.
         items = (self._item_cost - EVENT_COST) * len(self._items)
-        return self._tail_size + len(self._data) - self._at + pairs + items
+        # While a large event is built, its text is there as characters, too.
+        ahead = self._ahead + OCTET_COST * len(self._data) if self._ahead else 0
+        return self._tail_size + len(self._data) + pairs + items + ahead
 
     @property
     def frame_offset(self) -> int:
@@ -217,22 +226,30 @@ class FrameParser:
                         price = 0
                         small = length <= _SMALL and cost <= small_room and not self._rate
                         if not small:
-                            if length > _LARGE and not self._warned:
-                                self._warned = True
+                            ahead = self._ahead if length > _LARGE else self._price(at, frame_end)
+                            if ahead is None:
+                                self._ahead = 0
                                 stop = Stop.LARGE
                                 break
-                            price = self._price(at, frame_end)
+                            price = ahead or self._price(at, frame_end)
                             if cost + price > cost_room and (cost or cost_room < max_cost):
                                 stop = Stop.COST
                                 break
-                            self._warned = False
+                            if not ahead and out is not None:
+                                self._ahead = price
+                                stop = Stop.LARGE
+                                break
+                            self._ahead = None
                         if out is None:
                             price = EVENT_COST
                         else:
+                            text = (
+                                data[at + 10 : frame_end] if length <= _LARGE else memoryview(data)[at + 10 : frame_end]
+                            )
                             try:
-                                value = parse_json(data[at + 10 : frame_end], max_depth)
+                                value = parse_json(text, max_depth)
                             except ValueError as error:
-                                value = self._bad_json(data[at + 10 : frame_end], str(error), at)
+                                value = self._bad_json(text, str(error), at)
                             if small:
                                 # The collector does not track a dict of texts and numbers alone: 0.05 us, where a scan of 400
                                 # bytes takes 0.35. CPython from 3.14 on tracks all, and scans.
@@ -278,6 +295,7 @@ class FrameParser:
                 while left:
                     if end - at < 4:
                         self._need = 4
+                        stop = Stop.NEED_DATA
                         break
                     (length,) = u32(data, at)
                     if length > max_key:
@@ -287,6 +305,7 @@ class FrameParser:
                         raise self._large("D frame", value_at - start, "max_frame", "LJ-36", at)
                     if value_at > end:
                         self._need = 8 + length
+                        stop = Stop.NEED_DATA
                         break
                     (length,) = u32(data, value_at - 4)
                     value_end = value_at + length
@@ -294,13 +313,26 @@ class FrameParser:
                         raise self._large("value in a D frame", length, "max_frame", "LJ-39", at)
                     if value_end > end:
                         self._need = value_end - at
+                        stop = Stop.NEED_DATA
                         break
                     if out is not None:
                         name = data[at + 4 : value_at - 4]
                         key = keys.get(name)
                         if key is None:
                             key = self._key(name)
-                        fields[key] = str(data[value_at:value_end], "utf-8", "surrogateescape")
+                        if length <= _LARGE:
+                            fields[key] = str(data[value_at:value_end], "utf-8", "surrogateescape")
+                        elif self._ahead is None:
+                            price = OCTET_COST * (value_end - start) + EVENT_COST + PAIR_COST * pairs
+                            if cost + price > cost_room and (cost or cost_room < max_cost):
+                                stop = Stop.COST
+                            else:
+                                self._ahead = OCTET_COST * length
+                                stop = Stop.LARGE
+                            break
+                        else:
+                            self._ahead = None
+                            fields[key] = str(memoryview(data)[value_at:value_end], "utf-8", "surrogateescape")
                     at = value_end
                     left -= 1
                 else:
@@ -311,7 +343,6 @@ class FrameParser:
                     count += 1
                     left = -1
                     continue
-                stop = Stop.NEED_DATA
                 break
         finally:
             self.count, self.cost, self.sequence = count, cost, sequence
@@ -322,6 +353,7 @@ class FrameParser:
         if stop is Stop.NEED_DATA:
             self._tail = [data[at:]] if at < end else []
             self._tail_size = end - at
+        if stop is Stop.NEED_DATA or at == end:
             self._base += at
             self._data = b""
             self._at = 0
@@ -392,7 +424,7 @@ class FrameParser:
                 raise self._large("cost of the JSON of an event", price, "max_cost", "LJ-42", at)
         return price + EVENT_COST
 
-    def _bad_json(self, octets: bytes, wrong: str, at: int) -> dict[str, Any]:
+    def _bad_json(self, octets: bytes | memoryview, wrong: str, at: int) -> dict[str, Any]:
         """Return the event that a J frame without JSON is (LJ-12)."""
         if self._config.on_bad_json == "close":
             raise self._broken(f"a J frame without JSON: {wrong}", "LJ-12", at)

@@ -49,9 +49,9 @@ class Authentication:
         if not 0 < len(raw) < 256 or not _TCHAR.issuperset(raw):
             raise ValueError(f"auth_type must be 1 to 255 token characters, not {self.auth_type!r} [MA-16]")
         if len(self.token) > 65_535 or len(self.pairs) > 255:
-            raise ValueError("at most 65535 octets of token and 255 pairs [MA-18]")
+            raise ValueError("at most 65535 bytes of token and 255 pairs [MA-18]")
         if len(self.vendor.encode()) > 255 or len(str(self.version)) > 255:
-            raise ValueError("vendor and version have at most 255 octets [MA-31]")
+            raise ValueError("vendor and version have at most 255 bytes [MA-31]")
         if any(len(text.encode()) > 65_535 for pair in self.pairs.items() for text in pair):
             raise ValueError("a pair is too long [MA-18]")
 
@@ -150,7 +150,7 @@ def read_authentication(config: MaopConfig) -> Generator[int, bytes, Authenticat
         name += octet
     size = _number((yield 2))
     if size > config.max_token:
-        raise Fault(ErrorCode.CONTENT_TOO_LARGE, f"the token has {size} octets, at most {config.max_token}.", "MA-18")
+        raise Fault(ErrorCode.CONTENT_TOO_LARGE, f"the token has {size} bytes, at most {config.max_token}.", "MA-18")
     token = yield size
     count = _number((yield 1))
     if count > config.max_pairs:
@@ -164,7 +164,7 @@ def read_authentication(config: MaopConfig) -> Generator[int, bytes, Authenticat
             octets += 2 + size
             if octets > config.max_pair_octets:
                 raise Fault(
-                    ErrorCode.CONTENT_TOO_LARGE, f"the pairs have more than {config.max_pair_octets} octets.", "MA-18"
+                    ErrorCode.CONTENT_TOO_LARGE, f"the pairs have more than {config.max_pair_octets} bytes.", "MA-18"
                 )
             texts.append(_text((yield size), what))
         pairs[texts[0]] = texts[1]  # MA-17: the last value counts.

@@ -116,11 +116,9 @@ class BodyReader:
         self.total += size
         # MA-58: judged by the header alone, before any byte of the chunk.
         if self.total > self.length:
-            raise Fault(
-                ErrorCode.PAYLOAD_LENGTH_MISMATCH, f"{self.total} octets, {self.length} were announced", "MA-58"
-            )
+            raise Fault(ErrorCode.PAYLOAD_LENGTH_MISMATCH, f"{self.total} bytes, {self.length} were announced", "MA-58")
         if self.length == UNDEFINED and self.total > self.limit:
-            raise Fault(ErrorCode.CONTENT_TOO_LARGE, f"more than {self.limit} octets", "MA-58")
+            raise Fault(ErrorCode.CONTENT_TOO_LARGE, f"more than {self.limit} bytes", "MA-58")
         self._left = size
 
     def _end(self, total: int) -> None:
@@ -128,7 +126,7 @@ class BodyReader:
             raise Fault(ErrorCode.ORDER_VIOLATION, "Block End before any Block", "MA-59")
         if total != self.total or (self.length != UNDEFINED and total != self.length):
             raise Fault(
-                ErrorCode.PAYLOAD_LENGTH_MISMATCH, f"Block End says {total} octets, Blocks had {self.total}", "MA-58"
+                ErrorCode.PAYLOAD_LENGTH_MISMATCH, f"Block End says {total} bytes, Blocks had {self.total}", "MA-58"
             )
         self.ended = True
 

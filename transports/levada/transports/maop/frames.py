@@ -287,7 +287,7 @@ def decode_operation(
                 return None
             size = data[at]
             if size not in KEY_LENGTHS:
-                raise ValueError(f"idempotency key of {size} octets, wanted 0 or 16 [MA-122]")
+                raise ValueError(f"idempotency key of {size} bytes, wanted 0 or 16 [MA-122]")
             if at + 1 + size > len(data):
                 return None
             key = bytes(data[at + 1 : at + 1 + size])
@@ -312,7 +312,7 @@ def decode_operations(data: bytes, *, idempotency: bool = False) -> Iterator[Ope
     while at < len(data):
         found = decode_operation(data, at, idempotency=idempotency)
         if found is None:
-            raise ValueError(f"{len(data) - at} octets are no whole operation")
+            raise ValueError(f"{len(data) - at} bytes are no whole operation")
         operation, at = found
         yield operation
 
@@ -320,4 +320,4 @@ def decode_operations(data: bytes, *, idempotency: bool = False) -> Iterator[Ope
 def check_key(size: int) -> None:
     """Check the length of an idempotency key. Source: MA-122."""
     if size not in KEY_LENGTHS:
-        raise Fault(ErrorCode.INVALID_HEADER, f"idempotency key of {size} octets", "MA-122")
+        raise Fault(ErrorCode.INVALID_HEADER, f"idempotency key of {size} bytes", "MA-122")

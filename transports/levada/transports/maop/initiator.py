@@ -108,7 +108,7 @@ class Outgoing:
         if self.state is not _SENDING or self.cut_off:
             raise LocalProtocolError(f"send_body() in state {self.state.name}: wait for BodyWanted", rule="MA-46")
         if self._sent + len(data) > self.length:
-            raise LocalProtocolError(f"more than the {self.length} octets announced", rule="MA-56")
+            raise LocalProtocolError(f"more than the {self.length} bytes announced", rule="MA-56")
         if data:
             core = self._core
             self._sent += len(data)
@@ -120,7 +120,7 @@ class Outgoing:
         if self.state is not _SENDING or self.cut_off:
             raise LocalProtocolError(f"end_body() in state {self.state.name}", rule="MA-46")
         if self.length not in (self._sent, UNDEFINED):
-            raise LocalProtocolError(f"{self._sent} octets of {self.length}", rule="MA-56")
+            raise LocalProtocolError(f"{self._sent} bytes of {self.length}", rule="MA-56")
         write_end(self._core.out, self.stream_id, self._sent)
         self.own_over = True
         self._go(_BODY_SENT)
@@ -228,7 +228,7 @@ class Outgoing:
             if not self.allow_undefined:
                 raise Fault(ErrorCode.POLICY_UNDEFINED_LENGTH, "Response of undefined length", "MA-71")
         elif self.limit is not None and length > self.limit:
-            raise Fault(ErrorCode.CONTENT_TOO_LARGE, f"Response of {length} octets, at most {self.limit}", "MA-71")
+            raise Fault(ErrorCode.CONTENT_TOO_LARGE, f"Response of {length} bytes, at most {self.limit}", "MA-71")
         self._announced = None if length == UNDEFINED else length
         if core.steps:
             core.emit(Stepped(self.stream_id, "response", self._announced))

@@ -167,6 +167,6 @@ def check_test(plan: TestPlan, answer: Completed) -> str | None:
     if plan.mode and not plan.length <= total <= (
         plan.length * 11 // 10 if plan.mode == 2 and plan.multi else plan.length
     ):
-        return f"{total} octets, wanted {plan.length}"
+        return f"{total} bytes, wanted {plan.length}"
     wrong = answer.blocks < 2 if plan.mode == 2 and plan.multi else answer.blocks != plan.blocks
     return f"{answer.blocks} Blocks, wanted {plan.blocks}" if wrong else None

@@ -476,7 +476,7 @@ class Incoming(Received):
         if self.state is not _RESPONDING:
             raise LocalProtocolError(f"send_body() in state {self.state.name}: start_response() first", rule="MA-65")
         if self._written + len(data) > self._announced:
-            raise LocalProtocolError(f"more than the {self._announced} octets announced", rule="MA-56")
+            raise LocalProtocolError(f"more than the {self._announced} bytes announced", rule="MA-56")
         if not data:
             return
         self._written += len(data)
@@ -491,7 +491,7 @@ class Incoming(Received):
         if self.state is not _RESPONDING:
             raise LocalProtocolError(f"end_body() in state {self.state.name}", rule="MA-65")
         if self._announced not in (self._written, UNDEFINED):
-            raise LocalProtocolError(f"{self._written} octets of {self._announced}", rule="MA-56")
+            raise LocalProtocolError(f"{self._written} bytes of {self._announced}", rule="MA-56")
         write_end(self._core.out, self.stream_id, self._written)
         self._responded(now)
 

@@ -164,7 +164,7 @@ class Session(ABC):
             return
         elif self.state is ConnectionState.HANDSHAKE and not self.client:
             # MA-125: these bytes can only be 0-RTT.
-            self.fail_connection(ErrorCode.UNAUTHORIZED, "octets before the handshake", "MA-125")
+            self.fail_connection(ErrorCode.UNAUTHORIZED, "bytes before the handshake", "MA-125")
         elif self.client and self.state in (ConnectionState.HANDSHAKE, ConnectionState.AUTHENTICATING):
             # MA-29: the server wrote its result earlier, but streams overtake each other.
             self._hold(stream_id, data, fin, len(data))
@@ -172,7 +172,7 @@ class Session(ABC):
             if data[0] == 0x0A:
                 self.end(0, "disconnected before approval", None, tell=True)
             else:
-                self.fail_connection(ErrorCode.UNAUTHORIZED, f"octets on stream {stream_id} before approval", "MA-28")
+                self.fail_connection(ErrorCode.UNAUTHORIZED, f"bytes on stream {stream_id} before approval", "MA-28")
         elif data[:1] == b"\x0a" and self.state in (ConnectionState.FLUSHING, ConnectionState.CLOSING):
             # MA-92: both ends are finished; after a lone Disconnect the rest need not be read.
             self.end(0, "the peer disconnected", None, tell=True)
@@ -210,7 +210,7 @@ class Session(ABC):
                 self._result(read)
             elif read is not None:
                 if self._reader.rest:
-                    raise Fault(ErrorCode.INVALID_FORMAT, "there are octets behind the vendor.", "MA-17")
+                    raise Fault(ErrorCode.INVALID_FORMAT, "there are bytes behind the vendor.", "MA-17")
                 self._offered(read)
         except Fault as fault:
             if self.client:
@@ -304,11 +304,11 @@ class Session(ABC):
         if CAPABILITY_PAIR in self.peer.pairs:
             version = attrs.evolve(version, build=f"cap.{self.config.capabilities:016x}")
         if not 0 < len(identifier.encode()) < 256:
-            raise LocalProtocolError("an identifier has 1 to 255 octets", rule="MA-22")
+            raise LocalProtocolError("an identifier has 1 to 255 bytes", rule="MA-22")
         result = Result(version, self.config.vendor, self.random_bytes(16), identifier)
         data = result.encode()
         if len(data) < MIN_RESULT:
-            raise LocalProtocolError("identifier and vendor need 7 octets together", rule="MA-25")
+            raise LocalProtocolError("identifier and vendor need 7 bytes together", rule="MA-25")
         self.now = now
         self._answer(data)
         assert result.session_id is not None

@@ -74,7 +74,7 @@ class QmuxCore:
         self.peer_parameters: Parameters | None = None
         """The peer's parameters, once they have come."""
         self._state = _GREETING
-        self._now = now
+        self._now = now  # of the last input
         self._events: list[Event] = []
         self._due: Due = {}
         self._streams = Streams(client=client, config=self.config, events=self._events, due=self._due)
@@ -126,6 +126,7 @@ class QmuxCore:
             or self._liveness.has_ping
             or self._greeting
             or self._farewell
+            or (self._state is _DRAINING and self._drain_ping is None and not self._streams.table)
         )
 
     def take_events(self) -> list[Event]:
@@ -165,6 +166,8 @@ class QmuxCore:
             records.add(self._farewell)
             self._farewell = b""
             return records.take()
+        if self._state is _DRAINING:
+            self._confirm_drain()
         due = self._due
         if due:
             frames = list(due)
@@ -179,8 +182,6 @@ class QmuxCore:
         out = records.take()
         if out:
             self._liveness.wrote(now)
-            if self._state is _DRAINING:
-                self._confirm_drain()
         return out
 
     def next_deadline(self) -> float | None:
@@ -208,7 +209,7 @@ class QmuxCore:
         elif self._liveness.expired(now):
             self._end(Ended(LOST, "the peer was silent for too long", False, True, idle=True))
         elif self._drain_until is not None and now >= self._drain_until:
-            self.close(0, "", now)
+            self._close(0, "")
         return self.take_events()
 
     def connection_lost(self, code: int, reason: str, now: float) -> list[Event]:
@@ -224,16 +225,14 @@ class QmuxCore:
         if self._state is _OPEN:
             self._state = _DRAINING
             self._streams.opening = False
-            self._now = now
             self._drain_until = now + self.config.drain
-            self._confirm_drain()
         return self.take_events()
 
     def close(self, code: int, reason: str, now: float) -> list[Event]:
         """Drop what is queued and tell the peer the application's code. Source: QX-36."""
         self._check_code(code)
         if self._state is not _ENDED:
-            self._end(Ended(code, reason, False, False), encode_close(code, reason, cause=None))
+            self._close(code, reason)
         return self.take_events()
 
     def fail(self, code: TransportError, reason: str, now: float) -> list[Event]:
@@ -501,11 +500,15 @@ class QmuxCore:
                 self._drain_ping = liveness.last_ping + 1
                 liveness.ping_due = True
         elif liveness.last_answer >= self._drain_ping:
-            self.close(0, "", self._now)
+            self._close(0, "")
 
     def _check_code(self, code: int) -> None:
         if not 0 <= code <= MAX_CODE:
             raise LocalProtocolError(f"code {code} is not a number of 62 bits", rule="QX-1")
+
+    def _close(self, code: int, reason: str) -> None:
+        """End as the application wishes, and tell the peer. Source: QX-36."""
+        self._end(Ended(code, reason, False, False), encode_close(code, reason, cause=None))
 
     def _fault(self, fault: Fault, kind: int) -> None:
         """Tell the peer what it did wrong, and end. Source: section 9."""

@@ -164,8 +164,8 @@ class Streams:
         """Streams that are not over, by id. Read only."""
         self.unconfirmed: dict[int, None] = {}
         """Streams of which the owner wants to know that the peer has everything; everything is written."""
-        self.opening = True
-        """Whether this side may open streams."""
+        self.opening = False
+        """Whether this side may open streams: the peer's limits are known, and the connection does not drain."""
         self._unaccepted: set[int] = set()  # streams of the peer's; they count against its limit
         self._parameters = Parameters()
         self._ours = (Side(0, 0), Side(1, 0))
@@ -179,6 +179,7 @@ class Streams:
             parameters: the peer's.
             level: where a stream of the peer's queues at first.
         """
+        self.opening = True
         self._parameters = parameters
         self._level = level
         self._ours[0].allowed = parameters.max_streams_bidi

@@ -207,7 +207,7 @@ class QuicConfig:
         if self.send_low > self.send_high:
             raise ConfigurationError(f"send_low {self.send_low} is above send_high {self.send_high}")
         if self.secret is not None and len(self.secret) < 32:
-            raise ConfigurationError(f"secret has {len(self.secret)} octets, wanted at least 32")
+            raise ConfigurationError(f"secret has {len(self.secret)} bytes, wanted at least 32")
         if self.ack_delay > 0.025:
             raise ConfigurationError(f"ack_delay is {self.ack_delay} s, at most the 0.025 s that peers are told")
 

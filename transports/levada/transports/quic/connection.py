@@ -247,7 +247,7 @@ class QuicConnection:
         octets = bytes(data)
         if len(octets) > limit or not limit:
             raise DatagramTooLarge(
-                f"a datagram of {len(octets)} octets, at most {limit} fit now", size=len(octets), limit=limit
+                f"a datagram of {len(octets)} bytes, at most {limit} fit now", size=len(octets), limit=limit
             )
         if self.engine.datagrams_queued >= self._config.datagram_queue:
             return False

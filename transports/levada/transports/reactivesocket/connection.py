@@ -158,14 +158,14 @@ class ConnectionCore(ReactiveStreamsCore):
     def _bound_backlog(self, events: list[Event]) -> None:
         if len(self._rest) > self._config.max_setup_backlog:
             self._at = self._base
-            self._fail("RX-39", f"more than {self._config.max_setup_backlog} octets behind SETUP", events)
+            self._fail("RX-39", f"more than {self._config.max_setup_backlog} bytes behind SETUP", events)
 
     def _receive_message(self, data: bytes, events: list[Event]) -> None:
         self._at = self._base
         self._base += len(data)
         # RX-5: counted as on other carriers, with the 4 octets of the length field.
         if not 8 <= len(data) <= self._max_frame - 4:
-            return self._fail("RX-5", f"message of {len(data)} octets, 8 to {self._max_frame - 4} wanted", events)
+            return self._fail("RX-5", f"message of {len(data)} bytes, 8 to {self._max_frame - 4} wanted", events)
         kind, flags, stream_id = f.HEADER.unpack_from(data)
         return self._receive(kind, flags, stream_id, data, 8, len(data), events)
 
@@ -275,7 +275,7 @@ class ConnectionCore(ReactiveStreamsCore):
         payload = config.setup_payload
         setup = f.encode(f.SETUP, 0, flags, fixed, payload.metadata, payload.data)
         if len(setup) > self._max_frame:
-            raise ConfigurationError(f"SETUP of {len(setup)} octets (raise max_frame_size, or shorten setup_payload)")
+            raise ConfigurationError(f"SETUP of {len(setup)} bytes (raise max_frame_size, or shorten setup_payload)")
         self._control.append(setup)
 
     def _receive_first(
@@ -504,4 +504,4 @@ class ConnectionCore(ReactiveStreamsCore):
         if self._state not in (_OPENING, _OPEN, _DRAINING):
             raise LocalProtocolError(f"not possible while the connection is {self._state.value}")
         if octets + 24 > self._max_frame:
-            raise LocalProtocolError(f"{octets} octets do not fit a frame (raise max_frame_size)", rule="RX-3")
+            raise LocalProtocolError(f"{octets} bytes do not fit a frame (raise max_frame_size)", rule="RX-3")

@@ -347,7 +347,7 @@ class ReactiveSocketCore(ConnectionCore):
         if kind is not _CHANNEL:
             size = 20 + len(payload.data) + len(payload.metadata or b"")  # at most
             if size > self._config.max_frame_size:
-                detail = f"a request of {size} octets cannot be fragmented (raise max_frame_size on both sides)"
+                detail = f"a request of {size} bytes cannot be fragmented (raise max_frame_size on both sides)"
                 raise LocalProtocolError(detail, rule="RX-70")
         # RX-38, RX-66: in order. While requests wait nothing is left of the lease: they are the first to use the next one.
         if self._leases and not self._held.take(now):
@@ -482,7 +482,7 @@ class ReactiveSocketCore(ConnectionCore):
         if code not in STREAM_CODES:
             raise LocalProtocolError(f"code {code:#x} is not one of a stream", rule="RX-22")
         if 20 + 2 * len(data) + len(metadata or b"") > self._config.max_frame_size:
-            raise LocalProtocolError(f"error data of {len(data)} octets (see max_frame_size)", rule="RX-70")
+            raise LocalProtocolError(f"error data of {len(data)} bytes (see max_frame_size)", rule="RX-70")
         if stream is None or stream.requester:
             self.send_cancel(stream_id)
         else:

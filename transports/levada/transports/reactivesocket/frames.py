@@ -129,7 +129,7 @@ def parse(kind: int, flags: int, octets: bytes, at: int, end: int) -> tuple[tupl
         raise FrameError(f"unknown frame type {kind:#06x}") from None
     if fixed is not None and (kind != REQUEST_CHANNEL or flags & INITIAL):
         if end - at < fixed.size:
-            raise FrameError(f"{FrameType(kind).name} of {end - at} octets behind the header, {fixed.size} wanted")
+            raise FrameError(f"{FrameType(kind).name} of {end - at} bytes behind the header, {fixed.size} wanted")
         numbers = fixed.unpack_from(octets, at)
         at += fixed.size
     # RX-18: M means nothing on the two types that never have metadata.
@@ -144,7 +144,7 @@ def _parse_metadata(octets: bytes, at: int, end: int) -> tuple[bytes, int]:
     size = int.from_bytes(octets[at:start], "big")
     # RX-12. R makes the number greater than any frame; with fewer than 4 octets left no number will do.
     if not 4 <= size <= end - at:
-        raise FrameError(f"metadata of {size} octets with its length field, {end - at} left", rule="RX-12")
+        raise FrameError(f"metadata of {size} bytes with its length field, {end - at} left", rule="RX-12")
     return octets[start : at + size], at + size
 
 
@@ -157,7 +157,7 @@ def parse_setup(
         FrameError: RX-9, cut off; RX-12, a metadata length that cannot be.
     """
     if end - at < _SETUP.size:
-        raise FrameError(f"SETUP of {end - at} octets behind the header, {_SETUP.size + 2} wanted")
+        raise FrameError(f"SETUP of {end - at} bytes behind the header, {_SETUP.size + 2} wanted")
     numbers = _SETUP.unpack_from(octets, at)
     at += _SETUP.size
     mime_types: list[str] = []
@@ -217,9 +217,9 @@ class Frame:
         """
         start = 0 if framed else 4
         if len(octets) < start + HEADER.size:
-            raise FrameError(f"{len(octets)} octets, {start + HEADER.size} at least", rule="RX-4")
+            raise FrameError(f"{len(octets)} bytes, {start + HEADER.size} at least", rule="RX-4")
         if not framed and LENGTH.unpack_from(octets)[0] != len(octets):
-            raise FrameError(f"length {LENGTH.unpack_from(octets)[0]}, {len(octets)} octets here", rule="RX-4")
+            raise FrameError(f"length {LENGTH.unpack_from(octets)[0]}, {len(octets)} bytes here", rule="RX-4")
         kind, flags, stream_id = HEADER.unpack_from(octets, start)
         at, end = start + HEADER.size, len(octets)
         mime_types, metadata = None, None

@@ -35,9 +35,9 @@ def mime_type_fault(metadata_mime_type: str, data_mime_type: str) -> str:
     if not metadata_mime_type:
         return "the metadata MIME type is empty"
     if len(metadata_mime_type) > 128:  # EXT-1: no entry of metadata has room for more
-        return f"a metadata MIME type of {len(metadata_mime_type)} octets, at most 128"
+        return f"a metadata MIME type of {len(metadata_mime_type)} bytes, at most 128"
     if len(data_mime_type) > 255:  # one octet for its length
-        return f"a data MIME type of {len(data_mime_type)} octets, at most 255"
+        return f"a data MIME type of {len(data_mime_type)} bytes, at most 255"
     for what, name in (("metadata", metadata_mime_type), ("data", data_mime_type)):
         if not (name.isascii() and name.isprintable()):
             return f"the {what} MIME type is not printable ASCII"

@@ -334,7 +334,7 @@ class RSocketConnection(ReactiveStreamsCore):
         """Send metadata of the connection as a whole; needs neither lease nor credit (RS-26)."""
         self._require(*_LIVE)
         if len(metadata) > LARGEST_SENT - 6:
-            raise LocalProtocolError(f"metadata of {len(metadata)} octets does not fit into a frame", rule="RS-3")
+            raise LocalProtocolError(f"metadata of {len(metadata)} bytes does not fit into a frame", rule="RS-3")
         self._put_control(MetadataPushFrame(metadata))
 
     def send_lease(self, ttl: float, n: int, now: float, metadata: bytes | None = None) -> None:
@@ -357,7 +357,7 @@ class RSocketConnection(ReactiveStreamsCore):
         """Ask the peer for a sign of life, which comes as `KeepaliveReceived` (RS-105); a client does so by itself."""
         self._require(*_LIVE)
         if len(data) > LARGEST_SENT - 14:
-            raise LocalProtocolError(f"{len(data)} octets do not fit into a frame", rule="RS-3")
+            raise LocalProtocolError(f"{len(data)} bytes do not fit into a frame", rule="RS-3")
         self._put_control(KeepaliveFrame(respond=True, position=self._position(), data=data))
 
     def send_extension(self, stream_id: int, extended_type: int, data: bytes, *, ignorable: bool = True) -> None:

@@ -186,7 +186,7 @@ class RSocketCore(RSocketConnection):
         # RS-5, RS-6. A message that must wait is judged at once, so that what waits is bounded by its octets.
         if not _SMALLEST <= len(message) <= self._max_taken:
             self._fault = self._offset
-            text = f"a frame of {len(message)} octets, {_SMALLEST} to {self._max_taken} wanted"
+            text = f"a frame of {len(message)} bytes, {_SMALLEST} to {self._max_taken} wanted"
             self._fail(events, "RS-5", text)
         elif self._state in _HELD_BACK:
             self._held_messages.append(message)
@@ -293,7 +293,7 @@ class RSocketCore(RSocketConnection):
             if not _SMALLEST <= length <= self._max_taken:
                 # RS-5: judged by the announced length, before anything of that size is gathered.
                 self._fault = self._offset
-                self._fail(events, "RS-5", f"a frame of {length} octets, {_SMALLEST} to {self._max_taken} wanted")
+                self._fail(events, "RS-5", f"a frame of {length} bytes, {_SMALLEST} to {self._max_taken} wanted")
                 return
             self._need = _PREFIX + length
         self._tail += data[at:]
@@ -705,7 +705,7 @@ class RSocketCore(RSocketConnection):
         if code not in STREAM_CODES and not 0x301 <= code <= 0xFFFFFFFE:
             raise LocalProtocolError(f"{code:#x} is no code for a stream", rule="RS-27")
         if len(data) > LARGEST_SENT - HEADER.size - U32.size:
-            raise LocalProtocolError(f"error data of {len(data)} octets does not fit into a frame", rule="RS-3")
+            raise LocalProtocolError(f"error data of {len(data)} bytes does not fit into a frame", rule="RS-3")
         if stream is None:
             del self._waiting[stream_id]  # the peer has not heard of it
             return

@@ -338,14 +338,14 @@ def decode(frame: bytes) -> Frame:
     Source: RSocket, frame header and frame types.
     """
     if len(frame) < HEADER.size:
-        raise InvalidFrame(f"a frame of {len(frame)} octets, at least {HEADER.size} wanted", rule="RS-5")
+        raise InvalidFrame(f"a frame of {len(frame)} bytes, at least {HEADER.size} wanted", rule="RS-5")
     stream_id, word = HEADER.unpack_from(frame)
     stream_id &= MAX_U31
     flags = word & 0x3FF
     try:
         return _decode_type(frame, stream_id, word >> 10, flags)
     except (struct.error, IndexError):
-        raise InvalidFrame(f"a frame of {len(frame)} octets is too short for type {word >> 10:#04x}") from None
+        raise InvalidFrame(f"a frame of {len(frame)} bytes is too short for type {word >> 10:#04x}") from None
 
 
 def _decode_type(frame: bytes, stream_id: int, kind: int, flags: int) -> Frame:

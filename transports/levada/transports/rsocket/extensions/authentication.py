@@ -83,7 +83,7 @@ class SimpleAuthentication(Authentication):
 
     def __attrs_post_init__(self) -> None:
         if len(self.username.encode()) > _MAX_USERNAME:
-            raise ValueError(f"a username of {len(self.username.encode())} octets, at most {_MAX_USERNAME}")
+            raise ValueError(f"a username of {len(self.username.encode())} bytes, at most {_MAX_USERNAME}")
 
     def encode(self) -> bytes:
         """Return the octets."""

@@ -41,7 +41,7 @@ class Entry:
     mime_type: str | int
     """The name, or an id that has none in `WELL_KNOWN_MIME_TYPES`."""
     # The content may be a password: it is not shown.
-    metadata: bytes = attrs.field(repr=lambda octets: f"<{len(octets)} octets>")
+    metadata: bytes = attrs.field(repr=lambda octets: f"<{len(octets)} bytes>")
     """The octets, at most 16,777,215; not shown by ``repr``."""
 
     def __attrs_post_init__(self) -> None:
@@ -49,7 +49,7 @@ class Entry:
         if not isinstance(self.metadata, bytes):
             raise TypeError(f"metadata must be bytes, got {type(self.metadata).__name__}")
         if len(self.metadata) > MAX_METADATA:
-            raise ValueError(f"metadata of {len(self.metadata)} octets, at most {MAX_METADATA} fit an entry")
+            raise ValueError(f"metadata of {len(self.metadata)} bytes, at most {MAX_METADATA} fit an entry")
 
 
 def _entries(entries: Iterable[Entry]) -> tuple[Entry, ...]:

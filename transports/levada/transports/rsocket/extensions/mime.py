@@ -78,7 +78,7 @@ def decode_name(data: bytes, at: int, path: str) -> tuple[str | int, int]:
     end = at + first + 1
     name = data[at:end]
     if len(data) < end:
-        raise DecodeError(f"a name of {first + 1} octets, {len(name)} left", path=path)
+        raise DecodeError(f"a name of {first + 1} bytes, {len(name)} left", path=path)
     if not name.isascii():
         raise DecodeError("a name that is not ASCII", path=path)
     return name.decode("ascii"), end
@@ -129,7 +129,7 @@ class DataMimeType:
         """
         mime_type, at = decode_mime_type(data, 0, "mime_type")
         if at != len(data):
-            raise DecodeError(f"{len(data) - at} octets behind the MIME type")
+            raise DecodeError(f"{len(data) - at} bytes behind the MIME type")
         return cls(mime_type)
 
 

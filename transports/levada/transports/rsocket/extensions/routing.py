@@ -33,7 +33,7 @@ class Routing:
             if not isinstance(tag, str):
                 raise TypeError(f"a tag must be str, got {type(tag).__name__}")
             if len(tag.encode()) > 255:
-                raise ValueError(f"a tag of {len(tag.encode())} octets, at most 255: {tag[:40]!r}")
+                raise ValueError(f"a tag of {len(tag.encode())} bytes, at most 255: {tag[:40]!r}")
         object.__setattr__(self, "tags", tags)
 
     @property
@@ -60,7 +60,7 @@ class Routing:
                 raise DecodeError(f"more than {MAX_ENTRIES} tags", path=f"tags[{len(tags)}]")
             end = at + 1 + data[at]
             if len(data) < end:
-                raise DecodeError(f"a tag of {data[at]} octets, {len(data) - at - 1} left", path=f"tags[{len(tags)}]")
+                raise DecodeError(f"a tag of {data[at]} bytes, {len(data) - at - 1} left", path=f"tags[{len(tags)}]")
             try:
                 tags.append(data[at + 1 : end].decode())
             except UnicodeDecodeError as error:

@@ -84,7 +84,7 @@ class ZipkinTracing:
         span = 1 + (16 if flags & _WIDE else 8)
         size = span + (16 if flags & _PARENT else 8) if flags & _IDS else 1
         if len(data) != size:
-            raise DecodeError(f"{len(data)} octets, {size} wanted by the flags {flags:#04x}")
+            raise DecodeError(f"{len(data)} bytes, {size} wanted by the flags {flags:#04x}")
         if not flags & _IDS:
             return cls(sampled=sampled, debug=debug)
         return cls(
