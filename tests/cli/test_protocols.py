@@ -191,7 +191,7 @@ def test_the_protocols_of_levada_are_complete() -> None:
         "reactivesocket": everything,
         "maop": everything - {"serve"},
         "lumberjack": everything - {"call"},
-        "qmux": {"explain"},
+        "qmux": {"explain", "interop"},
     }
 
 

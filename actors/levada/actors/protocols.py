@@ -219,6 +219,7 @@ _PROTOCOLS = Plugins(
             scheme="qmux",
             example="qmux+tcp://host:port",
             explain="levada.actors.explain.qmux",
+            interop="levada.actors.interop.qmux",
         ),
     },
 )
@@ -285,6 +286,10 @@ def carrier_settings(carrier: str, tls: TlsConfig | None) -> Any:
         from levada.transports.carriers.websocket_config import WebSocketConfig
 
         return WebSocketConfig(tls=tls)
+    if carrier.startswith("qmux+"):
+        from levada.transports.qmux import QmuxConfig
+
+        return QmuxConfig(below=carrier_settings(carrier.removeprefix("qmux+"), tls))
     try:
         from levada.transports.quic import QuicConfig
     except ModuleNotFoundError as error:

@@ -9,11 +9,14 @@ from typing import Any, Literal
 import attrs
 from attrs import validators as v
 
+from levada.actors.fallback import dial_either, fallback_of, over_tls
 from levada.actors.stream_carriers import carrier_url
 from levada.framework import Codec
 from levada.framework.errors import ConfigurationError
-from levada.transports.aqueduct import ALPN, AqueductConfig, Headers
+from levada.transports.aqueduct import ALPN, QMUX_ALPN, AqueductConfig, Headers
 from levada.transports.carriers import MemoryConfig, dial, listen
+from levada.transports.carriers.race import Fallback
+from levada.transports.qmux import QmuxConfig
 
 __all__ = ["PeerConfig", "dial_carrier", "listen_carrier"]
 
@@ -31,9 +34,15 @@ class PeerConfig:
     core: AqueductConfig = attrs.field(factory=AqueductConfig, validator=v.instance_of(AqueductConfig))
     """The protocol: windows, limits, delays. A server's running handlers also have ``drain`` seconds, from the end of the connection on."""
     carrier: Any = None
-    """``QuicConfig`` or `MemoryConfig`; ``None`` for the defaults (a QUIC server needs a certificate). `connect` and `serve` set the
-    protocol name and raise the numbers of streams that are too small for `AqueductConfig.max_channels`. A client also sets a keepalive
-    if there is none, so that quiet channels last."""
+    """Settings of the URL's carrier: ``QuicConfig``, ``QmuxConfig`` or `MemoryConfig`; ``None`` for the defaults (a server over QUIC or TLS
+    needs a certificate). `connect` and `serve` set the protocol name and raise the numbers of streams that are too small for
+    `AqueductConfig.max_channels`. A client over QUIC also sets a keepalive if there is none, so that quiet channels last."""
+    fallback: Fallback | None = attrs.field(
+        default=None, converter=fallback_of, validator=v.optional(v.instance_of(Fallback))
+    )
+    """Client over QUIC: ``"tls"`` connects by QMux over TLS to the same host and port if QUIC gets no answer within 250 ms. Certificates and
+    windows are those of ``carrier``. The settings remember for ten minutes that QUIC did not work at a server, so keep them; a `Fallback`
+    has other times. `CarrierInfo.scheme` says which carrier it is."""
     codec: Codec = attrs.field(factory=Codec, validator=v.instance_of(Codec))
     """Writes and reads messages."""
     headers: Headers = attrs.field(default=(), converter=_headers)
@@ -55,6 +64,13 @@ def dial_carrier(url: str, config: PeerConfig) -> AbstractAsyncContextManager[An
     """Connect to an ``aqueduct://`` URL. Source: AQ-14."""
     carrier = carrier_url("aqueduct", url)
     settings = fit(carrier, config, client=True)
+    if config.fallback is not None:
+        if config.early:
+            raise ConfigurationError(
+                "early data goes before it is known whether QUIC works: leave `early` or `fallback` out"
+            )
+        tls = fit("qmux+tls:", attrs.evolve(config, carrier=over_tls(config.carrier)), client=True)
+        return dial_either(carrier, settings, tls, config.fallback)
     if not config.early:
         return dial(carrier, settings)
     from levada.transports import quic  # an extra
@@ -86,6 +102,16 @@ def fit(url: str, config: PeerConfig, *, client: bool) -> Any:
             carrier,
             max_streams_bidi=max(streams, carrier.max_streams_bidi),
             max_streams_uni=max(streams, carrier.max_streams_uni),
+        )
+    if scheme.startswith("qmux+"):
+        carrier = QmuxConfig() if carrier is None else carrier
+        if not isinstance(carrier, QmuxConfig):
+            return carrier
+        return attrs.evolve(
+            carrier,
+            protocols=(QMUX_ALPN,),
+            max_streams=max(streams, carrier.max_streams),
+            max_streams_unidirectional=max(streams, carrier.max_streams_unidirectional),
         )
     if scheme != "quic":
         return carrier

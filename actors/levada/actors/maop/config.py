@@ -9,10 +9,13 @@ from typing import Any, Final, Literal
 import attrs
 from attrs import validators as v
 
+from levada.actors.fallback import dial_either, fallback_of, over_tls
 from levada.actors.stream_carriers import carrier_url
 from levada.framework import Codec
 from levada.transports.carriers import MemoryConfig, dial, listen
-from levada.transports.maop import ALPN, Capability, ErrorCode, MaopConfig
+from levada.transports.carriers.race import Fallback
+from levada.transports.maop import ALPN, QMUX_ALPN, Capability, ErrorCode, MaopConfig
+from levada.transports.qmux import QmuxConfig
 
 from .errors import MaopError, OperationFailed, OperationRefused
 
@@ -22,6 +25,8 @@ _COUNT: Final = [v.instance_of(int), v.ge(1)]
 _RATE: Final[Any] = v.optional(v.gt(0.0))
 _STREAMS: Final = 116
 """The least number of streams of each kind that the peer may have open: 100 for operations and 16 for control. Source: MA-129."""
+_IDLE: Final = 30.0
+"""Seconds of silence that a connection survives at least. Source: MA-129."""
 _WINDOW: Final = 10 * 2**20
 """Bytes that the peer may send ahead on a connection. Source: MA-129."""
 
@@ -37,8 +42,15 @@ class PeerConfig:
     core: MaopConfig = attrs.field(factory=_core, validator=v.instance_of(MaopConfig))
     """The protocol: limits, delays, policies. Idempotency keys go on the wire if the other side accepts them too."""
     carrier: Any = None
-    """``QuicConfig`` or `MemoryConfig`; ``None`` for the defaults (a QUIC server needs a certificate). The protocol name is filled in, and
-    windows and idle time are raised to the minimum for MAOP. Its stream limits bound the peer's operations."""
+    """Settings of the URL's carrier: ``QuicConfig``, ``QmuxConfig`` or `MemoryConfig`; ``None`` for the defaults (a server over QUIC or TLS
+    needs a certificate). The protocol name is filled in, and windows and idle time are raised to the minimum for MAOP. Its stream limits
+    bound the peer's operations."""
+    fallback: Fallback | None = attrs.field(
+        default=None, converter=fallback_of, validator=v.optional(v.instance_of(Fallback))
+    )
+    """Client over QUIC: ``"tls"`` connects by QMux over TLS to the same host and port if QUIC gets no answer within 250 ms. Certificates and
+    windows are those of ``carrier``. The settings remember for ten minutes that QUIC did not work at a server, so keep them; a `Fallback`
+    has other times. `CarrierInfo.scheme` says which carrier it is."""
     codec: Codec = attrs.field(factory=Codec, validator=v.instance_of(Codec))
     """Writes and reads message classes."""
     cancel_grace: float = attrs.field(default=5.0, validator=v.ge(0.0))
@@ -73,7 +85,11 @@ def fit_carrier(url: str, config: PeerConfig) -> PeerConfig:
 
 def dial_carrier(url: str, config: PeerConfig) -> AbstractAsyncContextManager[Any]:
     """Connect to a ``maop://`` URL. Source: MA-1."""
-    return dial(carrier_url("maop", url), config.carrier)
+    carrier = carrier_url("maop", url)
+    if config.fallback is None:
+        return dial(carrier, config.carrier)
+    tls = _fit("qmux+tls:", attrs.evolve(config, carrier=over_tls(config.carrier)))
+    return dial_either(carrier, config.carrier, tls, config.fallback)
 
 
 def listen_carrier(url: str, config: PeerConfig) -> AbstractAsyncContextManager[Any]:
@@ -91,6 +107,20 @@ def _fit(url: str, config: PeerConfig) -> Any:
     if scheme == "memory":
         carrier = MemoryConfig(shape="connection") if carrier is None else carrier
         return attrs.evolve(carrier, shape="connection") if isinstance(carrier, MemoryConfig) else carrier
+    if scheme.startswith("qmux+"):
+        if carrier is None:
+            carrier = QmuxConfig(max_streams=_STREAMS, max_streams_unidirectional=_STREAMS)
+        if not isinstance(carrier, QmuxConfig):
+            return carrier
+        return attrs.evolve(
+            carrier,
+            protocols=(QMUX_ALPN,),
+            datagrams=False,
+            idle_timeout=max(_IDLE, carrier.idle_timeout) if carrier.idle_timeout else 0.0,
+            keepalive=True,
+            stream_window=max(2**20, carrier.stream_window),
+            connection_window=max(_WINDOW, carrier.connection_window),
+        )
     if scheme != "quic":
         return carrier
     from levada.transports.quic import QuicConfig  # comes with an extra
@@ -98,7 +128,7 @@ def _fit(url: str, config: PeerConfig) -> Any:
     carrier = QuicConfig(max_streams=_STREAMS, max_streams_unidirectional=_STREAMS) if carrier is None else carrier
     if not isinstance(carrier, QuicConfig):
         return carrier
-    idle = max(30.0, carrier.idle_timeout)
+    idle = max(_IDLE, carrier.idle_timeout)
     return attrs.evolve(
         carrier,
         alpn=(ALPN,),

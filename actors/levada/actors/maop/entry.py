@@ -67,8 +67,8 @@ def connect(
     Source: MA-1, MA-15, MA-29.
     """
     settings = fit_carrier(url, config or PeerConfig())
-    if bind and not carrier_url("maop", url).startswith("quic:"):
-        raise ConfigurationError(f"bind=True needs QUIC, so a URL of maop://, not {url!r}")
+    if bind and (settings.fallback is not None or not carrier_url("maop", url).startswith("quic:")):
+        raise ConfigurationError(f"bind=True needs QUIC, so a URL of maop:// and no fallback, not {url!r}")
     dialling = partial(dial_carrier, url, settings)
     return connect_over(
         system, dialling, token=token, auth_type=auth_type, pairs=pairs, bind=bind, handlers=handlers, config=settings

@@ -54,14 +54,14 @@ from .events import (
     StreamUnblocked,
     Writable,
 )
-from .frames import ALPN, Frame, FrameType, Headers, Incomplete, decode_frame
+from .frames import ALPN, QMUX_ALPN, Frame, FrameType, Headers, Incomplete, decode_frame
 from .ids import Attach
 from .receiver import Delivery, ReceiverHalf
 from .sender import SenderHalf
 from .state import ConnectionState, Mode, ReceiverState, SenderState
 
 __all__ = [
-    "ALPN", "PROTOCOL_ERRORS", "AqueductConfig", "AqueductCore", "Attach", "CloseCode", "CloseConnection",
+    "ALPN", "PROTOCOL_ERRORS", "QMUX_ALPN", "AqueductConfig", "AqueductCore", "Attach", "CloseCode", "CloseConnection",
     "ConnectionEnded", "ConnectionState", "DatagramData", "Delivery", "Ended", "Event", "Frame", "FrameType", "Headers",
     "HeadersReceived", "Incomplete", "LimitExceeded", "Mode", "OpenStream", "Output", "Reached", "Readable",
     "ReceiverHalf", "ReceiverState", "ResetCode", "ResetStream", "SenderHalf", "SenderState", "Settled", "StopStream",

@@ -20,7 +20,7 @@ import attrs
 from .codes import LimitExceeded, violation
 
 __all__ = [
-    "ALPN", "LARGEST", "VERSION", "AckNackUnreliable", "AckReliable", "ChannelControl", "CloseReceiver",
+    "ALPN", "LARGEST", "QMUX_ALPN", "VERSION", "AckNackUnreliable", "AckReliable", "ChannelControl", "CloseReceiver",
     "ClosedChannelLost", "ConnectionControl", "FinishSender", "Frame", "FrameType", "Headers", "Incomplete", "Message",
     "Octets", "SentUnreliable", "Version", "decode_frame", "decode_int", "decode_message", "encode_int",
     "encode_ranges", "split_runs",
@@ -33,6 +33,8 @@ Headers: TypeAlias = tuple[tuple[str, bytes], ...]
 
 ALPN: Final = "aqueduct"
 """Protocol name in TLS; the specification does not define one. Source: AQ-14 (D-7)."""
+QMUX_ALPN: Final = "qmux-02.aqueduct"
+"""Protocol name over QMux, of TLS and of WebSocket's subprotocol. Source: QX-40."""
 LARGEST: Final = 2**64 - 1
 """The largest var-len int."""
 VERSION: Final = bytes.fromhex("ef505fa6600f408e") + b"AQUEDUCT" + b"\x0b0.0.0-AFTER"

@@ -45,8 +45,8 @@ class TlsConfig(StreamConfig):
     """PEM file with the key of `certificate`; ``None``: the same file."""
     key_password: str | None = attrs.field(default=None, repr=False)
     """Opens an encrypted key."""
-    ca: File | None = None
-    """PEM file with the authorities to trust; ``None``: the system's."""
+    ca: File | bytes | None = None
+    """PEM file, or PEM bytes, with the authorities to trust; ``None``: the system's."""
     verify: bool = attrs.field(default=True, validator=v.instance_of(bool))
     """Whether a client checks the server's certificate and name. Without the check an attacker on the path can read and change everything."""
     server_name: str | None = None
@@ -83,7 +83,8 @@ def make_context(config: TlsConfig, purpose: ssl.Purpose) -> ssl.SSLContext:
     if serving and config.client_certificates != "none" and config.ca is None:
         raise ConfigurationError("client certificates need authorities to check them against: set `ca`")
     try:
-        context = ssl.create_default_context(purpose, cafile=config.ca)
+        trusted = {"cadata": config.ca.decode()} if isinstance(config.ca, bytes) else {"cafile": config.ca}
+        context = ssl.create_default_context(purpose, **trusted)
         if config.certificate is not None:
             # Without any password OpenSSL would ask for one on the terminal.
             context.load_cert_chain(config.certificate, config.key, config.key_password or "")
@@ -91,7 +92,9 @@ def make_context(config: TlsConfig, purpose: ssl.Purpose) -> ssl.SSLContext:
         if config.alpn:
             context.set_alpn_protocols(config.alpn)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        files = ", ".join(str(file) for file in (config.certificate, config.key, config.ca) if file is not None)
+        files = ", ".join(
+            str(file) for file in (config.certificate, config.key, config.ca) if isinstance(file, str | PathLike)
+        )
         raise ConfigurationError(f"cannot use the certificates in {files or 'the settings'}: {error}") from error
     context.minimum_version = config.minimum_version
     if serving:

@@ -73,7 +73,7 @@ from .events import (
     StreamUnblocked,
 )
 from .fairness import FairQueue, PriorityClass, class_of
-from .frames import ALPN, UNDEFINED, Op, Operation, decode_operation, decode_operations
+from .frames import ALPN, QMUX_ALPN, UNDEFINED, Op, Operation, decode_operation, decode_operations
 from .native import OCTET_STREAM, TestPlan, check_test, success_header
 from .rates import AttemptLimiter, TokenBucket
 from .receiver import Incoming
@@ -82,7 +82,7 @@ from .state import ConnectionState, InitiatorState, ReceiverState
 from .versions import Capability, Version, parse_version
 
 __all__ = [
-    "ALPN", "OCTET_STREAM", "UNDEFINED", "Approved", "AttemptLimiter", "Audited", "Authentication",
+    "ALPN", "OCTET_STREAM", "QMUX_ALPN", "UNDEFINED", "Approved", "AttemptLimiter", "Audited", "Authentication",
     "AuthenticationReceived", "Begun", "BodyEnded", "BodyReceived", "BodyWanted", "Capability", "CloseConnection",
     "Completed", "ConnectionEnded", "ConnectionState", "DedupStore", "Disapproved", "Draining", "ErrorCode", "Event",
     "Execute", "Failed", "FairQueue", "HandlerSpec", "Incoming", "InitiatorState", "MaopConfig", "MaopCore", "Op",

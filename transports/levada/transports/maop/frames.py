@@ -16,12 +16,14 @@ import attrs
 from .codes import ErrorCode, Fault
 
 __all__ = [
-    "ALPN", "UNDEFINED", "Block", "BlockEnd", "Disconnect", "DisconnectRequest", "Done", "Fail", "Message", "Op",
+    "ALPN", "QMUX_ALPN", "UNDEFINED", "Block", "BlockEnd", "Disconnect", "DisconnectRequest", "Done", "Fail", "Message", "Op",
     "Operation", "Proceed", "Refuse", "Request", "Response", "decode_operation", "decode_operations",
 ]  # fmt: skip
 
 ALPN: Final = "maop/1"
 """Protocol name in the TLS handshake. Source: MA-1."""
+QMUX_ALPN: Final = "qmux-02.maop-1"
+"""Protocol name over QMux, of TLS and of WebSocket's subprotocol. Source: QX-40."""
 UNDEFINED: Final = 2**64 - 1
 """Length of a body whose size is not known yet. Source: MA-57."""
 MAX_STREAM_ID: Final = 2**62 - 1

@@ -236,6 +236,14 @@ class QmuxConnection:
             self._apply(self.core.close(code, reason, trio.current_time()))
             self._hurry()
 
+    def abort(self) -> None:
+        """Cut the transport at once, without a frame, and drop what is queued: the peer sees a loss. After the end it does nothing."""
+        if self._reason is None:
+            self._below.abort()
+            said = "the connection was cut off here"
+            self._end(CloseReason(1, said), lambda: ConnectionClosed(said))
+            self._reading.cancel()
+
     async def aclose(self, code: int = 0, reason: str = "", *, drain: float = 5.0) -> None:
         """Wait up to `drain` seconds until the peer has the data of finished streams, then close.
 

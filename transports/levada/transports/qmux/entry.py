@@ -192,8 +192,9 @@ async def listen(url: str, config: QmuxConfig | None = None) -> AsyncIterator[Qm
     async with below as streams:
         real = urlsplit(streams.url)
         _check_loopback(scheme, real.netloc, config)
-        real = real._replace(scheme=_PREFIX + scheme, path=real.path or parts.path)
-        listener = QmuxListener(streams, real.geturl(), config, backlog=settings.backlog, upgrade=upgrade)
+        # Not by `geturl`, which writes a path without an authority as in "unix:/run/desk".
+        found = f"{_PREFIX}{scheme}://{real.netloc}{real.path or parts.path}"
+        listener = QmuxListener(streams, found, config, backlog=settings.backlog, upgrade=upgrade)
         async with plain_nursery() as nursery:
             nursery.start_soon(listener.serve, nursery)
             try:

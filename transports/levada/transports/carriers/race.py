@@ -1,0 +1,172 @@
+"""Two ways to one server: a race that the preferred one starts ahead of the other, as happy eyeballs does for addresses (RFC 8305).
+
+`race` opens two connections. The second attempt begins a moment after the first, or when the first has failed; the first to complete its
+handshake wins, and the other is cancelled and closed. `Fallback` remembers for a while which one won, by server, and lets that one
+start first the next time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Literal
+
+import trio
+
+from levada.framework.errors import CarrierError, ConfigurationError, ConnectionLost, LevadaError
+from levada.transports.carriers.contracts import Connection
+from levada.transports.carriers.streams import plain_nursery
+
+__all__ = ["Fallback", "race"]
+
+Opens = Callable[[], AbstractAsyncContextManager[Connection]]
+
+
+@asynccontextmanager
+async def race(attempts: Sequence[Opens], *, head_start: float) -> AsyncIterator[tuple[int, Connection]]:
+    """Connect in the first way that works; leaving the block closes the connection as its own context does.
+
+    Args:
+        attempts: each connects; the preferred one comes first. They are called once at most.
+        head_start: seconds between the starts of two attempts; less if all that have started have failed.
+
+    Yields:
+        The position of the attempt that won, and its connection, with its handshake done.
+
+    Raises:
+        ConnectionLost: none worked; the text has the reason of each.
+        ConfigurationError: an attempt's settings cannot work, and no other attempt worked.
+
+    Cancellation:
+        all attempts are closed at once.
+    """
+    run = _Race(attempts)
+    async with plain_nursery() as nursery:
+        for i in range(len(attempts)):
+            nursery.start_soon(run.attempt, i)
+            with trio.move_on_after(head_start if i + 1 < len(attempts) else float("inf")):
+                await run.settled(i + 1)
+            if run.won is not None:
+                break
+        if run.won is None:
+            raise run.failure()
+        yield run.won
+        run.leaving.set()
+        await run.closed.wait()
+
+
+class _Race:
+    """The attempts of one race. A connection's context is left by the task that entered it, as trio's nurseries demand."""
+
+    def __init__(self, attempts: Sequence[Opens]) -> None:
+        self._attempts = attempts
+        self._scopes = [trio.CancelScope() for _ in attempts]
+        self._errors: dict[int, LevadaError] = {}
+        self._changed = trio.Event()
+        self.won: tuple[int, Connection] | None = None
+        self.leaving = trio.Event()
+        """Set when the block of the winner has ended."""
+        self.closed = trio.Event()
+        """Set when the winner is closed."""
+
+    async def attempt(self, i: int) -> None:
+        with self._scopes[i]:
+            try:
+                async with self._attempts[i]() as connection:
+                    await connection.handshake()
+                    if self.won is not None:
+                        return
+                    self.won = i, connection
+                    self._tell()
+                    for other, scope in enumerate(self._scopes):
+                        if other != i:
+                            scope.cancel()
+                    await self.leaving.wait()
+            except (CarrierError, ConfigurationError) as error:
+                if self.won is None:
+                    self._errors[i] = error
+                    self._tell()
+                elif self.won[0] == i:
+                    raise
+        if self.won is not None and self.won[0] == i:
+            self.closed.set()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def settled(self, started: int) -> None:
+        """Wait until one of the attempts that have started has won, or all of them have failed."""
+        while self.won is None and len(self._errors) < started:
+            await self._changed.wait()
+
+    def failure(self) -> LevadaError:
+        """Return the error of a race that has no winner."""
+        errors = [self._errors[i] for i in sorted(self._errors)]
+        for error in errors:
+            if isinstance(error, ConfigurationError):
+                return error
+        lost = ConnectionLost("; ".join(str(error) for error in errors))
+        lost.__cause__ = errors[0]
+        return lost
+
+
+class Fallback:
+    """When a client that prefers QUIC uses QMux over TLS instead, and what it remembers about servers.
+
+    Keep one for all connections of a program, as a part of their settings: its memory is what saves the second connection the wait.
+
+    Args:
+        head_start: seconds that QUIC, or the carrier that won the last time, is ahead.
+        remember: seconds for which a victory of TLS counts; then QUIC starts first again.
+        limit: most servers that are remembered; the oldest is forgotten.
+    """
+
+    def __init__(self, *, head_start: float = 0.25, remember: float = 600.0, limit: int = 1_000) -> None:
+        if head_start < 0 or remember < 0 or limit < 1:
+            raise ConfigurationError("a fallback needs head_start >= 0, remember >= 0 and limit >= 1")
+        self.head_start = head_start
+        self._remember = remember
+        self._limit = limit
+        self._since: OrderedDict[str, float] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"Fallback(head_start={self.head_start:g}, remember={self._remember:g}, limit={self._limit})"
+
+    def preferred(self, server: str) -> Literal["quic", "tls"]:
+        """Return the carrier to start with.
+
+        Args:
+            server: authority of the URL.
+        """
+        # Each run of trio counts from a moment of its own: a time ahead is of another run.
+        age = trio.current_time() - self._since.get(server, float("inf"))
+        return "tls" if 0.0 <= age < self._remember else "quic"
+
+    def note(self, server: str, carrier: Literal["quic", "tls"]) -> None:
+        """Remember the carrier that won. Victories of TLS as the preferred carrier do not count: QUIC has not had its chance."""
+        if carrier == "quic":
+            self._since.pop(server, None)
+        elif self.preferred(server) == "quic":
+            self._since.pop(server, None)
+            self._since[server] = trio.current_time()
+            if len(self._since) > self._limit:
+                self._since.popitem(last=False)
+
+    @asynccontextmanager
+    async def dial(self, server: str, quic: Opens, tls: Opens) -> AsyncIterator[Connection]:
+        """Connect over QUIC or, if that does not work soon, over TLS. Errors are as for `race`.
+
+        Args:
+            server: authority of the URL.
+            quic: connects over QUIC.
+            tls: connects by QMux over TLS.
+        """
+        order: list[Literal["quic", "tls"]] = ["quic", "tls"]
+        if self.preferred(server) == "tls":
+            order.reverse()
+        ways = {"quic": quic, "tls": tls}
+        async with race([ways[name] for name in order], head_start=self.head_start) as (i, connection):
+            self.note(server, order[i])
+            yield connection
