@@ -147,6 +147,14 @@ class Authentication:
             return authenticate
         return cls(authenticate)
 
+    async def ask(self, credentials: Credentials) -> Identity | Refused:
+        """Run the hook, without limits. Raises what the hook raises."""
+        hook = self.hook
+        answer = await (hook.ask(credentials, timeout=None) if isinstance(hook, Ref) else hook(credentials))
+        if not isinstance(answer, Identity | Refused):
+            raise TypeError(f"authenticate returns an Identity or a Refused, not {type(answer).__name__}")
+        return answer
+
 
 @attrs.frozen
 class PeerRefused:
@@ -200,19 +208,16 @@ class Gatekeeper:
         """
         authentication = self.authentication
         assert authentication is not None, "there is no hook to ask"
-        hook, place = authentication.hook, object()
+        place = object()
         with trio.move_on_after(authentication.timeout):
             await self._places.acquire_on_behalf_of(place)
             try:
-                answer = await (hook.ask(credentials, timeout=None) if isinstance(hook, Ref) else hook(credentials))
-                if not isinstance(answer, Identity | Refused):
-                    raise TypeError(f"authenticate returns an Identity or a Refused, not {type(answer).__name__}")
+                return await authentication.ask(credentials)
             except Exception:
                 logger.exception("%s: authenticate failed", credentials.listener, extra={"event": "hook_failed"})
                 return FAILED
             finally:
                 self._places.release_on_behalf_of(place)
-            return answer
         return LATE
 
     def reload(self) -> None:

@@ -247,7 +247,12 @@ class Driver(ConnectionActor, Generic[C]):
         """What the carrier shows of the client; a protocol adds what the client says."""
         acceptor, info = self.acceptor, self.info
         assert info is not None, "there is no carrier"
-        return Credentials(protocol=self.protocol, listener=acceptor.url if acceptor is not None else "", info=info)
+        return Credentials(
+            protocol=self.protocol,
+            listener="" if acceptor is None else acceptor.url,
+            info=info,
+            early=info.early_data_accepted is True,
+        )
 
     def authenticate(self, credentials: Credentials) -> None:
         """Have the listener decide on its client; `admitted` or `refused` follows, at once if the listener has no hook.

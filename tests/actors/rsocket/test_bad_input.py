@@ -11,6 +11,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from levada.actors.authentication import Credentials, Refused
 from levada.actors.rsocket import (
     COMPOSITE,
     MESSAGES,
@@ -20,15 +21,13 @@ from levada.actors.rsocket import (
     Payload,
     Request,
     ServerConfig,
-    SetupRejected,
 )
 from levada.actors.rsocket.encoding import ROUTING
-from levada.framework import ActorSystem, Receiver, Sender
+from levada.framework import ActorSystem, Identity, Receiver, Sender
 from levada.framework.errors import CarrierError, LevadaError
 from levada.transports.carriers import ByteStream, dial, listen
 from levada.transports.reactivesocket.frames import Frame as OldFrame
 from levada.transports.reactivesocket.frames import FrameType as OldType
-from levada.transports.rsocket.extensions import Authentication
 from levada.transports.rsocket.frames import HEADER, FrameType, SetupFrame
 
 from .conftest import connect, serve
@@ -125,10 +124,9 @@ async def look_at_all(request: Request) -> Any:
     return items() if len(request.data) % 2 else request.payload
 
 
-async def authenticate(credentials: Authentication | None, peer: ConnectedPeer) -> str:
-    if credentials is not None and peer.setup is None:
-        raise SetupRejected("no setup")
-    return f"{credentials}"
+async def authenticate(credentials: Credentials) -> Identity | Refused:
+    assert credentials.setup is not None
+    return Identity(f"{credentials}"[:256])
 
 
 async def pushed(peer: ConnectedPeer, metadata: bytes) -> None:
@@ -142,7 +140,7 @@ async def test_every_request_with_metadata_of_every_type(dialect: str, metadata:
     kind = {"rsocket": 0x0500 << 2, "reactivesocket": 0x0004}[dialect]
     async with (
         ActorSystem() as system,
-        serve(system, f"{dialect}+memory://desk", look_at_all, config=ServerConfig(authenticate=authenticate)),
+        serve(system, f"{dialect}+memory://desk", look_at_all, authenticate=authenticate),
         dial("memory://desk") as stream,
     ):
         assert isinstance(stream, ByteStream)
@@ -162,12 +160,15 @@ async def test_every_request_with_metadata_of_every_type(dialect: str, metadata:
 @pytest.mark.parametrize("seed", range(12))
 async def test_any_frames_at_a_server(dialect: str, seed: int) -> None:
     lot = random.Random(seed)
+    hook = authenticate if seed % 2 else None
     config = ServerConfig(
-        authenticate=authenticate if seed % 2 else None,
         lease=LeaseGrant(10.0, 20) if seed % 3 == 0 else None,
         metadata_pushed=pushed,
     )
-    async with ActorSystem() as system, serve(system, f"{dialect}+memory://desk", look_at_all, config=config):
+    async with (
+        ActorSystem() as system,
+        serve(system, f"{dialect}+memory://desk", look_at_all, authenticate=hook, config=config),
+    ):
         for _ in range(8):
             async with dial("memory://desk") as stream:
                 assert isinstance(stream, ByteStream)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import trio
 
+from levada.actors.authentication import Authenticate, Credentials, Refused
 from levada.actors.rsocket import (
     ApplicationError,
     ClientConfig,
@@ -28,7 +29,7 @@ from levada.actors.rsocket import (
     SetupRejected,
 )
 from levada.actors.rsocket.blocking import BlockingPeer, RequestTimeout, connect
-from levada.framework import ActorSystem, Asks, message
+from levada.framework import ActorSystem, Asks, Identity, message
 from levada.framework.errors import (
     ConfigurationError,
     ConnectionClosed,
@@ -51,13 +52,14 @@ class Length(Asks[int]):
 class Server:
     """Runs a listener on trio in a thread of its own."""
 
-    def __init__(self, url: str, config: ServerConfig | None) -> None:
+    def __init__(self, url: str, config: ServerConfig | None, authenticate: Authenticate | None = None) -> None:
         self.slow = 0
         self.produced = 0
         self.noted = 0
         self.url = ""
         self.go_on = trio.Event()
         self._config = config
+        self._authenticate = authenticate
         self._ready = threading.Event()
         self._stop: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=trio.run, args=(self._run, url))
@@ -68,7 +70,10 @@ class Server:
         self._token = token = trio.lowlevel.current_trio_token()
         with trio.CancelScope() as scope:
             self._stop = lambda: token.run_sync_soon(scope.cancel)
-            async with ActorSystem() as system, serve(system, url, self.handle, config=self._config) as self.listener:
+            async with (
+                ActorSystem() as system,
+                serve(system, url, self.handle, authenticate=self._authenticate, config=self._config) as self.listener,
+            ):
                 self.url = self.listener.url
                 self._ready.set()
                 await trio.sleep_forever()
@@ -311,10 +316,10 @@ def test_the_end(server: Server) -> None:
 
 
 def test_refused_setup() -> None:
-    async def accept(_: Any) -> None:
-        raise SetupRejected("not you")
+    async def refuse(_: Credentials) -> Identity | Refused:
+        return Refused("not you")
 
-    server = Server("rsocket+tcp://127.0.0.1:0", ServerConfig(accept=accept))
+    server = Server("rsocket+tcp://127.0.0.1:0", None, refuse)
     try:
         with connect(server.url) as peer, pytest.raises(SetupRejected, match="not you"):
             peer.request_response(b"", timeout=50.0)

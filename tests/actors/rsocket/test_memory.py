@@ -13,6 +13,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from levada.actors.authentication import Credentials, Refused
 from levada.actors.rsocket import (
     ApplicationError,
     ClientConfig,
@@ -20,9 +21,8 @@ from levada.actors.rsocket import (
     Listener,
     Payload,
     Request,
-    ServerConfig,
 )
-from levada.framework import ActorSystem
+from levada.framework import ActorSystem, Identity
 from levada.framework.errors import LevadaError
 from levada.transports.carriers import dial
 from levada.transports.carriers.contracts import ByteStream
@@ -203,11 +203,12 @@ async def test_what_was_never_finished(dialect: str, what: str, refused: bool) -
     setup, cases = UNFINISHED[dialect]
     octets = bytes.fromhex(cases[what]) + bytes(65_536)
 
-    async def never(_: ConnectedPeer) -> None:
+    async def never(_: Credentials) -> Identity | Refused:
         await trio.sleep_forever()
+        raise AssertionError
 
-    config = ServerConfig(accept=never) if refused else None
-    async with ActorSystem() as system, serve(system, f"{dialect}+memory://desk", handler, config=config):
+    hook = never if refused else None
+    async with ActorSystem() as system, serve(system, f"{dialect}+memory://desk", handler, authenticate=hook):
 
         async def once() -> None:
             async with dial("memory://desk") as stream:

@@ -12,23 +12,22 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from levada.actors.authentication import Credentials, Refused
 from levada.actors.rsocket import (
     Backoff,
     ClientConfig,
-    ConnectedPeer,
     Handler,
     Listener,
     NoEndpoint,
     Peer,
     Request,
     ServerConfig,
-    SetupRejected,
     balanced,
 )
 from levada.actors.rsocket.client import ClientConnection
 from levada.actors.rsocket.dialects import core_of
 from levada.actors.rsocket.server import ListenerActor, ServerConnection
-from levada.framework import Actor, ActorSystem, Ref
+from levada.framework import Actor, ActorSystem, Identity, Ref
 from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost
 from levada.transports.carriers.memory import memory_streams
 from levada.transports.testing import FaultyNetwork
@@ -127,11 +126,11 @@ async def test_a_refused_client_does_not_hammer(autojump_clock: MockClock) -> No
     """A SETUP that is refused counts as a failed try: the waits grow."""
     tries: list[float] = []
 
-    async def accept(_: ConnectedPeer) -> None:
+    async def refuse(_: Credentials) -> Identity | Refused:
         tries.append(trio.current_time())
-        raise SetupRejected("no")
+        return Refused("no")
 
-    async with ActorSystem() as system, serve(system, "rsocket+memory://desk", config=ServerConfig(accept=accept)):
+    async with ActorSystem() as system, serve(system, "rsocket+memory://desk", authenticate=refuse):
         async with connect(system, "rsocket+memory://desk", reconnect=QUICK):
             await trio.sleep(1.0)
         assert 3 <= len(tries) <= 5

@@ -12,6 +12,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from levada.actors.authentication import Authenticate
 from levada.actors.rsocket import (
     MESSAGES,
     ApplicationError,
@@ -80,11 +81,12 @@ async def pair(
     client: ClientConfig | None = None,
     server: ServerConfig | None = None,
     answers: Handler = None,
+    authenticate: Authenticate | None = None,
 ) -> AsyncIterator[tuple[ConnectedPeer, Listener, ActorSystem]]:
     """A client and a server in memory; both sides have let go of everything afterwards."""
     async with ActorSystem() as system:
         async with (
-            serve(system, "rsocket+memory://desk", handler, config=server) as listener,
+            serve(system, "rsocket+memory://desk", handler, authenticate=authenticate, config=server) as listener,
             connect(system, listener.url, answers, config=client) as peer,
         ):
             yield peer, listener, system

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from tests.transports.conftest import make_authority
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from levada.actors.authentication import Credentials, PeerRefused, Refused
 from levada.actors.rsocket import (
     Backoff,
     ClientConfig,
@@ -20,9 +23,20 @@ from levada.actors.rsocket import (
     Request,
     ServerConfig,
 )
-from levada.framework import ActorSystem
+from levada.framework import ActorSystem, Identity
 from levada.framework.errors import ConnectionLost
-from levada.transports.carriers import MemoryConfig
+from levada.framework.testing import Probe
+from levada.transports.carriers import ByteStream, MemoryConfig, TlsConfig, dial
+from levada.transports.rsocket import ErrorCode
+from levada.transports.rsocket.frames import (
+    ErrorFrame,
+    Frame,
+    KeepaliveFrame,
+    ResumeFrame,
+    ResumeOkFrame,
+    SetupFrame,
+    decode,
+)
 
 from .conftest import below, connect, serve
 from .test_requests import pair
@@ -199,3 +213,62 @@ async def test_a_new_carrier_replaces_one_that_looks_alive(autojump_clock: MockC
         assert peer.statistics().sessions_resumed == listener.peers[0].statistics().sessions_resumed == 1
         await wait_all_tasks_blocked()
         assert len(listener.peers) == 1
+
+
+@pytest.mark.loopback
+@pytest.mark.rule("RS-96")
+@pytest.mark.parametrize("renewed", [False, True], ids=["the same certificate", "a renewed certificate"])
+async def test_rs96_a_session_is_resumed_by_its_client_only(tmp_path: Path, renewed: bool) -> None:
+    """Who has a session's token but another client certificate is told that there is no such session; the session lives on."""
+    authority = make_authority(tmp_path)
+    server, ann, eve = (authority.issue(name) for name in ("server", "ann", "eve"))
+    serving = TlsConfig(certificate=server, ca=authority.ca, client_certificates="required")
+    hello = SetupFrame(
+        version=(1, 0), keepalive_ms=20_000, lifetime_ms=90_000, token=b"token", metadata_mime_type="text/plain",
+        data_mime_type="text/plain", payload=Payload(b""),
+    )  # fmt: skip
+    back = ResumeFrame(version=(1, 0), token=b"token", server_position=0, client_position=0)
+
+    async def name(credentials: Credentials) -> Identity | Refused:
+        return Identity(credentials.info.peer_subject or "")
+
+    async def answer(shown: Path, *frames: Frame) -> Frame:
+        """Send frames on a carrier with a certificate, and lose the carrier after the first one that comes back."""
+        url = listener.url.removeprefix("rsocket+")
+        async with dial(url, TlsConfig(ca=authority.ca, certificate=shown)) as stream:
+            assert isinstance(stream, ByteStream)
+            for frame in frames:
+                octets = frame.encode()
+                await stream.send_all(len(octets).to_bytes(3) + octets)
+            got = bytearray()
+            while len(got) < 3 or len(got) < 3 + int.from_bytes(got[:3]):
+                got += await stream.receive_some()
+            stream.abort()
+            return decode(bytes(got[3 : 3 + int.from_bytes(got[:3])]))
+
+    async with (
+        ActorSystem() as system,
+        serve(
+            system,
+            "rsocket+tls://127.0.0.1:0",
+            handler,
+            authenticate=name,
+            config=ServerConfig(core=CORE, carrier=serving),
+        ) as listener,
+    ):
+        audit = Probe(system)
+        system.events.subscribe(PeerRefused, audit.ref)
+        ask = KeepaliveFrame(respond=True, position=0, data=b"")
+        assert isinstance(await answer(ann, hello, ask), KeepaliveFrame)
+        [session] = listener.peers
+        refusal = await answer(eve, back)
+        assert isinstance(refusal, ErrorFrame)
+        assert (refusal.code, refusal.data) == (ErrorCode.REJECTED_RESUME, b"no such session")
+        event = await audit.expect(PeerRefused)
+        assert (event.protocol, event.reason) == ("rsocket", "The session belongs to another client.")
+        assert listener.peers == [session]
+        if renewed:
+            ann = authority.issue("ann")
+        assert isinstance(await answer(ann, back), ResumeOkFrame)
+        assert listener.peers == [session]
+        assert session.identity == Identity("CN=ann")

@@ -12,6 +12,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from levada.actors.authentication import Credentials, PeerRefused, Refused
 from levada.actors.rsocket import (
     ClientConfig,
     ConnectedPeer,
@@ -21,6 +22,7 @@ from levada.actors.rsocket import (
     Listener,
     Payload,
     Request,
+    RequestFailed,
     RequestInvalid,
     RequestRejected,
     ServerConfig,
@@ -28,13 +30,16 @@ from levada.actors.rsocket import (
     route,
 )
 from levada.actors.rsocket.encoding import COMPOSITE
-from levada.framework import Actor, ActorSystem, Receiver
+from levada.framework import Actor, ActorSystem, Identity, Receiver
 from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost
+from levada.framework.testing import Probe
 from levada.transports.carriers.memory import MemoryByteStream, dial
 from levada.transports.rsocket.extensions import (
     Authentication,
     BearerAuthentication,
     CompositeMetadata,
+    Entry,
+    OtherAuthentication,
     SimpleAuthentication,
 )
 
@@ -53,70 +58,124 @@ def signed_in(credentials: Authentication) -> ClientConfig:
 async def test_accept_and_refuse() -> None:
     """RS-46, RS-47: the refusal's text reaches the client; requests behind a refused SETUP fail with it."""
 
-    async def accept(peer: ConnectedPeer) -> None:
+    async def polite(credentials: Credentials) -> Identity | Refused:
         await trio.lowlevel.checkpoint()
-        assert peer.setup is not None
-        if peer.setup.payload.data != b"please":
-            raise SetupRejected("say please")
+        return Identity("guest") if credentials.setup.payload.data == b"please" else Refused("say please")
 
-    async with ActorSystem() as system:
-        config = ServerConfig(accept=accept)
-        async with serve(system, "rsocket+memory://desk", lambda request: request.payload, config=config) as listener:
-            async with connect(system, listener.url) as peer:
-                with pytest.raises(SetupRejected, match="say please") as caught:
-                    await peer.request_response(b"")
-                assert caught.value.code == 0x003
-                await peer.terminated()
-                end = peer.end
-                assert end is not None
-                assert (end.reason, end.code) == (EndReason.REFUSED, 0x003)
-                assert listener.peers == []
-            polite = ClientConfig(core=CoreConfig(setup_payload=Payload(b"please")))
-            async with connect(system, listener.url, config=polite) as peer:
-                assert (await peer.request_response(b"in")).data == b"in"
+    async with (
+        ActorSystem() as system,
+        serve(system, "rsocket+memory://desk", lambda request: request.payload, authenticate=polite) as listener,
+    ):
+        async with connect(system, listener.url) as peer:
+            with pytest.raises(SetupRejected, match="say please") as caught:
+                await peer.request_response(b"")
+            assert caught.value.code == 0x003
+            await peer.terminated()
+            end = peer.end
+            assert end is not None
+            assert (end.reason, end.code) == (EndReason.REFUSED, 0x003)
+            assert (listener.peers, listener.refused) == ([], 1)
+        client = ClientConfig(core=CoreConfig(setup_payload=Payload(b"please")))
+        async with connect(system, listener.url, config=client) as peer:
+            assert (await peer.request_response(b"in")).data == b"in"
+            [guest] = listener.peers
+            assert (guest.identity, str(guest.remote)) == (Identity("guest"), f"guest ({guest.info.peer})")
+            assert peer.identity is None
+
+
+@pytest.mark.parametrize(("code", "sent"), [(None, 0x003), (0x002, 0x002), (0x004, 0x003), (0x301, 0x003)])
+async def test_the_code_of_a_refusal(code: int | None, sent: int) -> None:
+    """RS-47: a hook may choose among the codes of a refused SETUP."""
+
+    async def refuse(_: Credentials) -> Identity | Refused:
+        return Refused("no", code=code)
+
+    async with pair(None, authenticate=refuse) as (peer, _, _system):
+        with pytest.raises(SetupRejected) as caught:
+            await peer.request_response(b"")
+        assert caught.value.code == sent
 
 
 async def test_authentication_of_connections_and_of_requests() -> None:
-    """EXT-3: credentials in SETUP make the principal of the connection, those of a request that of the request."""
+    """EXT-3: credentials in SETUP make the identity of the connection, those of a request that of the request."""
+    asked: list[Credentials] = []
 
-    async def authenticate(credentials: Authentication | None, _: ConnectedPeer) -> str:
+    async def decide(credentials: Credentials) -> Identity | Refused:
+        asked.append(credentials)
         match credentials:
-            case SimpleAuthentication(name, "secret"):
-                return name
-            case BearerAuthentication("tok"):
-                return "bearer"
-        raise SetupRejected("who are you?")
+            case Credentials(scheme="simple", user=name, token=b"secret"):
+                return Identity(name)
+            case Credentials(scheme="bearer", token=b"tok"):
+                return Identity("bearer")
+            case Credentials(token=b"crowd"):
+                return Refused("too many of you", code=0x301)
+        return Refused("who are you?")
 
     async def who(request: Request) -> bytes:
-        return f"{request.principal} {request.connection.principal}".encode()
+        assert request.identity is not None
+        return f"{request.identity.name} {request.peer} {request.connection.remote}".encode()
 
-    server = ServerConfig(authenticate=authenticate)
-    async with pair(who, server=server, client=signed_in(SimpleAuthentication("ann", "secret"))) as (peer, _, _system):
-        assert (await peer.request_response(b"")).data == b"ann ann"
-        assert (await peer.request_response(b"", metadata=[BearerAuthentication("tok")])).data == b"bearer ann"
+    client = signed_in(SimpleAuthentication("ann", "secret"))
+    async with pair(who, authenticate=decide, client=client) as (peer, listener, system):
+        audit = Probe(system)
+        system.events.subscribe(PeerRefused, audit.ref)
+        await peer.request_response(b"")
+        [guest] = listener.peers
+        where = guest.info.peer
+        assert (await peer.request_response(b"")).data == f"ann ann ({where}) ann ({where})".encode()
+        token = [BearerAuthentication("tok")]
+        told = await peer.request_response(b"", metadata=token)
+        assert told.data == f"bearer bearer ({where}) ann ({where})".encode()
+        assert (asked[-1].scheme, asked[-1].identity) == ("bearer", Identity("ann"))
+        assert asked[-1].setup == asked[0].setup
         with pytest.raises(RequestRejected, match="who are you"):
             await peer.request_response(b"", metadata=[BearerAuthentication("stolen")])
+        event = await audit.expect(PeerRefused)
+        assert (event.protocol, event.name, event.reason) == ("rsocket", "ann", "who are you?")
+        with pytest.raises(RequestFailed, match="too many of you") as caught:
+            await peer.request_response(b"", metadata=[OtherAuthentication("mtls", b"crowd")])
+        assert caught.value.code == 0x301
+        assert asked[-1].scheme == "mtls"
+        assert listener.refused == 2
+        audit.ref.stop()
+        await audit.ref.terminated()
     for client in (signed_in(SimpleAuthentication("ann", "guess")), ClientConfig()):
-        async with pair(who, server=server, client=client) as (peer, _, _system):
+        async with pair(who, authenticate=decide, client=client) as (peer, _, _system):
             with pytest.raises(SetupRejected, match="who are you"):
                 await peer.request_response(b"")
 
 
+async def test_credentials_that_cannot_be_read_are_refused() -> None:
+    """EXT-3: the hook is not asked, and the refusal is on record."""
+
+    async def decide(_: Credentials) -> Identity | Refused:
+        raise AssertionError
+
+    metadata = CompositeMetadata((Entry("message/x.rsocket.authentication.v0", b"\x80\xff\xff"),)).encode()
+    client = ClientConfig(core=CoreConfig(metadata_mime_type=COMPOSITE, setup_payload=Payload(b"", metadata)))
+    async with pair(None, authenticate=decide, client=client) as (peer, listener, _system):
+        with pytest.raises(SetupRejected, match=r"^metadata: "):
+            await peer.request_response(b"")
+        assert listener.refused == 1
+
+
 async def test_a_hook_that_fails_lets_nobody_in(caplog: pytest.LogCaptureFixture) -> None:
-    async def accept(_: ConnectedPeer) -> None:
+    async def fail(_: Credentials) -> Identity | Refused:
         raise KeyError("database")
 
-    async with pair(None, server=ServerConfig(accept=accept)) as (peer, _, _system):
-        with pytest.raises(SetupRejected, match=r"^the server failed$"):
+    async with pair(None, authenticate=fail) as (peer, _, _system):
+        with pytest.raises(SetupRejected, match=r"^The server could not check these credentials\.$"):
             await peer.request_response(b"")
     assert "database" in caplog.text
 
 
-async def test_a_client_that_leaves_while_it_is_judged() -> None:
-    async def accept(_: ConnectedPeer) -> None:
-        await trio.sleep_forever()
+async def never(_: Credentials) -> Identity | Refused:
+    await trio.sleep_forever()
+    raise AssertionError
 
-    async with ActorSystem() as system, serve(system, "rsocket+memory://desk", config=ServerConfig(accept=accept)):
+
+async def test_a_client_that_leaves_while_it_is_judged() -> None:
+    async with ActorSystem() as system, serve(system, "rsocket+memory://desk", authenticate=never):
         async with connect(system, "rsocket+memory://desk") as peer:
             await wait_all_tasks_blocked()
             peer.abort()

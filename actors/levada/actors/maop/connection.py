@@ -121,11 +121,11 @@ class MaopDriver(MultiplexedDriver[MaopCore]):
     @property
     def handle(self) -> Peer:
         """The user's handle for this connection. Users own it, so it is freed without the garbage collector."""
-        peer = self._handle()
-        if peer is None:
-            peer = Peer(self)
-            self._handle = weakref.ref(peer)
-        return peer
+        handle = self._handle()
+        if handle is None:
+            handle = Peer(self)
+            self._handle = weakref.ref(handle)
+        return handle
 
     def outputs(self) -> list[Any]:
         """Refresh the core's stream credit, return its output, and tell the control pool what to wait for."""

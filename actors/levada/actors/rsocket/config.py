@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 from attrs import validators as v
@@ -17,8 +17,6 @@ from levada.transports.rsocket import CoreConfig, LeaseGrant
 from .encoding import COMPOSITE
 
 if TYPE_CHECKING:
-    from levada.transports.rsocket.extensions import Authentication
-
     from .peers import ConnectedPeer
 
 __all__ = ["Backoff", "ClientConfig", "Lease", "ServerConfig"]
@@ -95,11 +93,6 @@ class ClientConfig(_SideConfig):
 class ServerConfig(_SideConfig):
     """How a server behaves. Immutable; derive with `attrs.evolve`."""
 
-    accept: Callable[[ConnectedPeer], Awaitable[None]] | None = None
-    """Called before a client is admitted; raises `SetupRejected` with a text for the client to refuse it."""
-    authenticate: Callable[[Authentication | None, ConnectedPeer], Awaitable[Any]] | None = None
-    """Called with the credentials in SETUP, ``None`` if there are none, and with the credentials of each request that brings its own. The
-    return value is the `principal` of the connection or of the request. To refuse, it raises `SetupRejected` or `RequestRejected`."""
     max_connections: int = attrs.field(default=10_000, validator=_COUNT)
     """Clients at once; at that number no more are accepted from the carrier."""
     max_sessions: int = attrs.field(default=1_000, validator=_COUNT)

@@ -101,6 +101,7 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
         self.high_water = self.config.high_water
         self.encoding: Encoding
         self.handle = ConnectedPeer(self)
+        """What programs get for this connection."""
         self.streams: dict[int, Stream] = {}
         self.responder: Responder = make_responder(self.handler)
         self.end: ConnectionEnded | None = None

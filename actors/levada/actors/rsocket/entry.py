@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import overload
 
+from levada.actors.authentication import Authenticate, Authentication
 from levada.actors.listening import closing, running
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
@@ -132,7 +133,12 @@ async def _keep_connected(
 
 @asynccontextmanager
 async def serve(
-    system: ActorSystem, url: str, handler: Handler = None, *, config: ServerConfig | None = None
+    system: ActorSystem,
+    url: str,
+    handler: Handler = None,
+    *,
+    authenticate: Authenticate | Authentication | None = None,
+    config: ServerConfig | None = None,
 ) -> AsyncIterator[Listener]:
     """Serve clients; entering the block means bound and listening, and `Listener.url` holds the real port.
 
@@ -143,6 +149,8 @@ async def serve(
         system: an actor system that has been entered.
         url: as for `connect`; port 0 takes a free one.
         handler: answers the clients' requests: see `Handler`. An actor class is made once for each connection.
+        authenticate: decides on each client by its SETUP and its carrier, and on each request that brings credentials of its own: see
+            `levada.actors.authentication`. A refusal is REJECTED_SETUP, or REJECTED for a request. Without it, everybody is let in.
         config: see `ServerConfig`; ``carrier`` is required if the carrier needs a certificate.
 
     Yields:
@@ -155,5 +163,6 @@ async def serve(
     settings = config or ServerConfig()
     if not isinstance(settings, ServerConfig):
         raise ConfigurationError(f"a server takes a ServerConfig, got a {type(settings).__name__}")
-    async with running(system, ListenerActor(settings, handler, core_of(dialect), dialect, carrier)) as actor:
+    listener = ListenerActor(settings, handler, core_of(dialect), dialect, carrier, authenticate=authenticate)
+    async with running(system, listener) as actor:
         yield Listener(actor)

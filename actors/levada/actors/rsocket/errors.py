@@ -85,7 +85,7 @@ _KINDS: dict[int, type[RequestFailed]] = {
 
 @attrs.define(eq=False, slots=False, str=False)
 class SetupRejected(ConnectionLost):
-    """The server refused the connection. A hook of a server raises this to refuse one; the text travels as the error's data."""
+    """The server refused the connection; its text says why."""
 
 
 @attrs.define(eq=False, slots=False, str=False)

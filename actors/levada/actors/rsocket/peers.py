@@ -10,7 +10,7 @@ import attrs
 import trio
 
 from levada.actors.single import SingleCarrier
-from levada.framework import Asks, Reason, Receiver, Ref, Sender
+from levada.framework import Asks, Identity, Reason, Receiver, Ref, RemotePeer, Sender
 from levada.transports.carriers import CarrierInfo, CarrierStatistics
 from levada.transports.rsocket import Payload
 from levada.transports.rsocket.events import ConnectionEnded, Interaction, SetupReceived
@@ -50,6 +50,7 @@ class _Requesting(Protocol):
     encoding: Encoding
     carrier: SingleCarrier[Any] | None
     info: CarrierInfo | None
+    remote: RemotePeer | None
     end: ConnectionEnded | None
     unusable: trio.Event
     over: trio.Event
@@ -237,11 +238,18 @@ class ConnectedPeer(Peer):
         self._connection = self._chosen = connection
         self.setup: SetupReceived | None = None
         """The client's SETUP; ``None`` on the client itself."""
-        self.principal: Any = None
-        """The result of the server's `authenticate` hook for the client's credentials."""
+        self.identity: Identity | None = None
+        """Who the client is; None without an ``authenticate`` hook, and on the client itself."""
 
     async def _choose(self) -> _Requesting:
         return self._connection
+
+    @property
+    def remote(self) -> RemotePeer:
+        """The other end: protocol, address, identity."""
+        remote = self._connection.remote
+        assert remote is not None
+        return remote
 
     @property
     def info(self) -> CarrierInfo:

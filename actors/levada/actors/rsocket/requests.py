@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from levada.framework import Receiver, TerminalState
+import attrs
+
+from levada.framework import Identity, Receiver, RemotePeer, TerminalState
 from levada.transports.rsocket import Payload
 from levada.transports.rsocket.events import Interaction
 from levada.transports.rsocket.extensions import (
@@ -32,7 +34,7 @@ class Request:
     does not catch it, the stream ends with INVALID.
     """
 
-    __slots__ = ("_encoding", "_inbound", "_receiver", "connection", "kind", "payload", "principal", "stream_id")
+    __slots__ = ("_encoding", "_inbound", "_receiver", "connection", "identity", "kind", "payload", "stream_id")
 
     def __init__(
         self,
@@ -51,11 +53,17 @@ class Request:
         """Data and metadata as received; a channel's first payload."""
         self.connection = connection
         """The peer that sent the request; a handler may send requests to it."""
-        self.principal: Any = connection.principal
-        """The result of the `authenticate` hook: for the request's own credentials if it has any, otherwise for the connection's."""
+        self.identity: Identity | None = connection.identity
+        """Who asks: by the request's own credentials if it has any, otherwise by the connection's. None without an ``authenticate`` hook."""
         self._encoding = encoding
         self._inbound = inbound
         self._receiver: Receiver[Any] | None = None
+
+    @property
+    def peer(self) -> RemotePeer:
+        """The other end of the connection, with this request's `identity`."""
+        peer = self.connection.remote
+        return peer if peer.identity is self.identity else attrs.evolve(peer, identity=self.identity)
 
     @property
     def payloads(self) -> Receiver[Payload]:

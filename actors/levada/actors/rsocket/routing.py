@@ -26,7 +26,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import attrs
 
-from levada.framework import Actor, Receiver, Ref, current_peer
+from levada.framework import Actor, Receiver, Ref
 from levada.framework.embedding import ask_for, send_for
 from levada.framework.errors import ConfigurationError
 from levada.framework.handlers import unprotected
@@ -149,9 +149,9 @@ async def _ask(ref: Ref[Any], request: Request) -> Any:
         raise RequestInvalid("only messages are answered here")
     message = request.message()
     if request.kind is Interaction.FIRE_AND_FORGET:
-        await send_for(current_peer(), ref, message)
+        await send_for(request.peer, ref, message)
         return None
-    return await ask_for(current_peer(), ref, message)
+    return await ask_for(request.peer, ref, message)
 
 
 @functools.cache

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 from contextlib import AbstractAsyncContextManager
 from typing import Any, ClassVar
 
+import attrs
 import trio
 
+from levada.actors.authentication import Credentials, Refused
 from levada.actors.listening import Accepted, Acceptor, ListenerHandle, refuse
 from levada.actors.single import SingleCarrier, SingleDriver, accept_single, listen_single
+from levada.framework import Identity
 from levada.framework.errors import DecodeError
 from levada.transports import carriers
-from levada.transports.rsocket import RSocketCore, Sessions
+from levada.transports.rsocket import ErrorCode, RSocketCore, Sessions
+from levada.transports.rsocket.codes import SETUP_CODES
 from levada.transports.rsocket.events import ConnectionEnded, ResumeReceived, SetupReceived
-from levada.transports.rsocket.extensions import Authentication
+from levada.transports.rsocket.extensions import (
+    Authentication,
+    BearerAuthentication,
+    OtherAuthentication,
+    SimpleAuthentication,
+)
 
 from .config import ServerConfig
 from .connection import RSocketDriver
 from .dialects import CoreFactory
 from .encoding import Encoding
-from .errors import RequestRejected, SetupRejected
+from .errors import RequestFailed, RequestRejected
 from .peers import ConnectedPeer
 from .requests import Request
 from .routing import Handler, make_responder
@@ -30,7 +38,7 @@ from .urls import ALPN
 
 __all__ = ["Listener", "ListenerActor", "ServerConnection"]
 
-logger = logging.getLogger("levada.actors.rsocket")
+_CODES = SETUP_CODES - {ErrorCode.REJECTED_RESUME}
 
 
 class ServerConnection(RSocketDriver):
@@ -41,7 +49,7 @@ class ServerConnection(RSocketDriver):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        self.checks_requests = isinstance(self.config, ServerConfig) and self.config.authenticate is not None
+        self.checks_requests = self.listener.gatekeeper.authentication is not None
         self.heir: RSocketDriver | None = None
         """The connection of an older session that continues on the carrier accepted here."""
 
@@ -77,7 +85,13 @@ class ServerConnection(RSocketDriver):
 
     def _on_resume(self, event: ResumeReceived) -> None:
         session = self.listener.owners[event.session]
-        session.take_over(self)
+        if session.info is not None and self.info is not None and _shows(session.info) == _shows(self.info):
+            session.take_over(self)
+            return
+        refusal = Refused("The session belongs to another client.")
+        self.listener.gatekeeper.refuse(self.system, self.credentials, refusal)
+        # In the words of an unknown token, as a token is a secret.
+        self.shut(ErrorCode.REJECTED_RESUME, "no such session")
 
     def take_over(self, other: ServerConnection) -> None:
         """Continue on another connection's carrier; from now on that connection only reads for this one."""
@@ -93,39 +107,24 @@ class ServerConnection(RSocketDriver):
         self.retime()
 
     def _on_setup(self, event: SetupReceived) -> None:
-        assert isinstance(self.config, ServerConfig)
         self.handle.setup = event
-        if self.config.accept is None and self.config.authenticate is None:
-            self._let_in(event)
-        else:
-            self.start_soon(self._ask_hooks, self.config, event)
+        credentials = attrs.evolve(self.credentials, setup=event)
+        if self.checks_requests:
+            encoding = Encoding(event.data_mime_type, event.metadata_mime_type, self.config.codec)
+            try:
+                credentials = _with(credentials, encoding.read(event.payload.metadata).entries.first(Authentication))
+            except DecodeError as error:
+                refusal = Refused(f"metadata: {error}")
+                self.listener.gatekeeper.refuse(self.system, credentials, refusal)
+                self.refused(refusal)
+                return
+        self.authenticate(credentials)
 
-    async def _ask_hooks(self, config: ServerConfig, event: SetupReceived) -> None:
-        refusal = ""
-        try:
-            if config.authenticate is not None:
-                encoding = Encoding(event.data_mime_type, event.metadata_mime_type, config.codec)
-                entries = encoding.read(event.payload.metadata).entries
-                self.handle.principal = await config.authenticate(entries.first(Authentication), self.handle)
-            if config.accept is not None:
-                await config.accept(self.handle)
-        except (SetupRejected, RequestRejected) as error:
-            refusal = str(error) or "refused"
-        except DecodeError as error:
-            refusal = f"metadata: {error}"
-        except Exception:
-            logger.exception("%s: a hook failed", self.ref.path, extra=self.extra("hook_failed"))
-            refusal = "the server failed"
-        if self.end is not None:
-            return
-        if refusal:
-            self.core.reject_setup(refusal)
-            self.apply(self.core.take_events())
-            self.flush()
-        else:
-            self._let_in(event)
-
-    def _let_in(self, event: SetupReceived) -> None:
+    def admitted(self, identity: Identity | None) -> None:
+        """Accept the client's SETUP."""
+        event = self.handle.setup
+        assert event is not None
+        self.handle.identity = identity
         self.established(event.data_mime_type, event.metadata_mime_type)
         if event.resume_token is not None:
             self.listener.owners[self.core] = self
@@ -136,16 +135,29 @@ class ServerConnection(RSocketDriver):
         self.flush()
         self.retime()
 
+    def refused(self, refusal: Refused) -> None:
+        """Reject the client's SETUP. Source: RS-46."""
+        code = ErrorCode(refusal.code) if refusal.code in _CODES else ErrorCode.REJECTED_SETUP
+        self.core.reject_setup(refusal.reason, code)
+        self.apply(self.core.take_events())
+        self.flush()
+
     async def check(self, request: Request) -> None:
-        """Authenticate a request that brings its own credentials."""
-        assert isinstance(self.config, ServerConfig)
-        assert self.config.authenticate is not None
-        credentials = request.credentials
-        if credentials is not None:
-            try:
-                request.principal = await self.config.authenticate(credentials, self.handle)
-            except SetupRejected as error:
-                raise RequestRejected(str(error)) from error
+        """Have the hook decide on a request that brings credentials of its own."""
+        shown = request.credentials
+        if shown is None:
+            return
+        gatekeeper = self.listener.gatekeeper
+        own = attrs.evolve(self.credentials, setup=self.handle.setup, identity=self.identity)
+        credentials = _with(own, shown)
+        answer = await gatekeeper.decide(credentials)
+        if isinstance(answer, Identity):
+            request.identity = answer
+            return
+        gatekeeper.refuse(self.system, credentials, answer, self.identity.name if self.identity is not None else "")
+        if answer.code is None:
+            raise RequestRejected(answer.reason)
+        raise RequestFailed(answer.reason, code=answer.code)
 
     def _on_ended(self, event: ConnectionEnded) -> None:
         super()._on_ended(event)
@@ -157,6 +169,27 @@ class ServerConnection(RSocketDriver):
         ResumeReceived: _on_resume,
         SetupReceived: _on_setup,
     }
+
+
+def _with(credentials: Credentials, shown: Authentication | None) -> Credentials:
+    """Add what the metadata says (EXT-3)."""
+    match shown:
+        case SimpleAuthentication():
+            return attrs.evolve(credentials, scheme="simple", user=shown.username, token=shown.password.encode())
+        case BearerAuthentication():
+            return attrs.evolve(credentials, scheme="bearer", token=shown.token.encode())
+        case OtherAuthentication():
+            return attrs.evolve(credentials, scheme=str(shown.type).lower(), token=shown.credentials)
+        case _:
+            return credentials
+
+
+def _shows(info: carriers.CarrierInfo) -> object:
+    """Return what a carrier shows of its client, but for its address and its process; None if it shows nothing."""
+    if info.peer_credentials is not None:
+        return info.peer_credentials[1:]
+    # Not the certificate itself, which a client may renew during a session.
+    return (info.peer_subject, info.peer_names) if info.peer_subject or info.peer_names else info.peer_certificate
 
 
 class ListenerActor(Acceptor[ServerConnection]):

@@ -42,6 +42,7 @@ import attrs
 import pyarrow as pa
 import trio
 
+from levada.actors.authentication import Authenticate, Authentication, Credentials, Refused
 from levada.actors.rsocket import (
     COMPOSITE,
     ConnectedPeer,
@@ -51,14 +52,12 @@ from levada.actors.rsocket import (
     RequestInvalid,
     RequestRejected,
     ServerConfig,
-    SetupRejected,
     serve,
 )
-from levada.framework import Actor, ActorSystem, Codec, Ref, Sender, bounded, handles, restart
+from levada.framework import Actor, ActorSystem, Codec, Identity, Ref, Sender, bounded, handles, restart
 from levada.framework.errors import ActorStopped, ConfigurationError, DecodeError, LevadaError
 from levada.transports.carriers import TlsConfig, UnixConfig
 from levada.transports.rsocket import Payload
-from levada.transports.rsocket.extensions import Authentication, BearerAuthentication
 from levada.transports.text import printable
 
 from .asks import AskRows
@@ -222,7 +221,9 @@ class _Home(Actor[_Clean]):
 class Bridge:
     """An open bridge. Made by `serve_bridge`."""
 
-    def __init__(self, home: _Home, directory: Path, token: Token, config: BridgeConfig) -> None:
+    def __init__(
+        self, home: _Home, directory: Path, token: Token, config: BridgeConfig, authentication: Authentication | None
+    ) -> None:
         self.directory = directory
         self.address = ""
         """For the option ``address`` of a Spark source or sink: one URL or several, joined by commas."""
@@ -230,6 +231,7 @@ class Bridge:
         """For the option ``tokenFile``; not needed with the Unix socket."""
         self._home = home
         self._secret = token.secret
+        self._authentication = authentication
         self._mailboxes: dict[str, Mailbox[Any]] = {}
         self._exposed: dict[str, Ref[Any]] = {}
         self._missing = {path.name for path in (directory / "mailboxes").glob("*")}
@@ -374,11 +376,14 @@ class Bridge:
             raise UnknownName(f"no mailbox {name!r} {what}; there are: {names(self._mailboxes)}", name)
         return found
 
-    async def authenticate(self, credentials: Authentication | None, _: object) -> None:
-        """Let in who has the token; a hook of the servers."""
-        token = credentials.token if isinstance(credentials, BearerAuthentication) else ""
-        if not hmac.compare_digest(token.encode(), self._secret.encode()):
-            raise SetupRejected("the token belongs to another bridge")
+    async def admit(self, credentials: Credentials) -> Identity | Refused:
+        """Decide on a client by its token, then by the program's own hook; the hook of the servers."""
+        known = credentials.scheme == "bearer" and hmac.compare_digest(credentials.token, self._secret.encode())
+        if not known:
+            return Refused("the token belongs to another bridge")
+        if self._authentication is None:
+            return Identity("spark")
+        return await self._authentication.ask(attrs.evolve(credentials, scheme="", token=b""))
 
     def answer(self, request: Request) -> Any:
         """Answer a request; the handler of the servers."""
@@ -621,6 +626,7 @@ async def serve_bridge(
     directory: str | os.PathLike[str],
     *,
     url: str | None = None,
+    authenticate: Authenticate | Authentication | None = None,
     config: BridgeConfig | None = None,
 ) -> AsyncIterator[Bridge]:
     """Open a bridge and listen. Leaving the block closes connections, then mailboxes, whose appends are written first.
@@ -632,6 +638,8 @@ async def serve_bridge(
         directory: made if it is not there, and this user's alone. Holds ``bridge.socket``, ``bridge.token`` and ``mailboxes``. The token stays
             the same as long as its file exists, so that running jobs come back after a restart.
         url: ``tls://host:port``, for executors on other machines; with `BridgeConfig.tls`.
+        authenticate: decides further on clients that know the token, for example by their address, and names them: see
+            `levada.actors.authentication`. Without it, they all have the identity ``spark``.
         config: see `BridgeConfig`.
 
     Raises:
@@ -651,9 +659,10 @@ async def serve_bridge(
     token = _token(folder / "bridge.token", settings)
     home = _Home(settings.max_staged_age)
     ref: Ref[Any] = system.spawn(lambda: home, supervise="escalate")
-    bridge = Bridge(home, folder, token, settings)
+    further = Authentication.of(authenticate)
+    bridge = Bridge(home, folder, token, settings, further)
+    admission = Authentication(bridge.admit) if further is None else attrs.evolve(further, hook=bridge.admit)
     common = ServerConfig(
-        authenticate=bridge.authenticate,
         drain=settings.drain,
         max_connections=settings.max_connections,
         max_fire_and_forget=1,  # no route uses it
@@ -671,11 +680,15 @@ async def serve_bridge(
         async with AsyncExitStack() as stack:
             at = quote(str(folder / "bridge.socket"))
             unix = attrs.evolve(common, carrier=UnixConfig(allowed_uids=settings.allowed_uids))
-            await stack.enter_async_context(serve(system, f"rsocket+unix://{at}", bridge.answer, config=unix))
+            await stack.enter_async_context(
+                serve(system, f"rsocket+unix://{at}", bridge.answer, authenticate=admission, config=unix)
+            )
             bridge.address = f"unix://{at}"
             if url is not None:
                 tls = attrs.evolve(common, carrier=settings.tls)
-                listener = await stack.enter_async_context(serve(system, f"rsocket+{url}", bridge.answer, config=tls))
+                listener = await stack.enter_async_context(
+                    serve(system, f"rsocket+{url}", bridge.answer, authenticate=admission, config=tls)
+                )
                 bridge.address += f",{_advertised(listener.url, settings)}"
             yield bridge
     finally:
