@@ -1,9 +1,10 @@
-"""QUIC carriers against each other, CPU seconds of client and server: ``levada bench carriers``.
+"""Carriers of many streams against each other, CPU seconds of client and server: ``levada bench carriers``.
 
 Both ends run in processes of their own on loopback, with 1,200-byte packets.  In each round a workload runs on aioquic's own asyncio
 classes and on levada's carrier, in turns of a fraction of a second, over one connection each; the figure is the ratio of the CPU seconds
 (client plus server) of all turns but the first, in which the interpreters warm up.  (One whole run after the other measured the machine's
 mood: 0.6 to 1.2 for one row within a minute.)
+The rows of QMux compare it, over a Unix socket, with levada's QUIC on loopback, and with an echo of trio's own streams over a Unix socket.
 The row of idle streams compares the carrier with itself: two connections between the same two processes, used in turn.
 
 The rows of paths count seconds and not CPU: one transfer of 4 MiB over a proxy (`_lossy.py`) that passes 40 Mbit/s, delays by 10 ms
@@ -42,13 +43,16 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from levada.framework.errors import CarrierError
-from levada.transports.quic import QuicConfig, QuicConnection, QuicListener, QuicStream, dial, listen
+from levada.transports import qmux
+from levada.transports.carriers import Connection, Incoming, Listener, Stream
+from levada.transports.quic import QuicConfig, dial, listen
 
 __all__ = ["run"]
 
 ALPN = "bench"
 SINK, ECHO, CPU, IDLE = b"s", b"e", b"c", b"i"
 """First byte of a stream: swallow and answer one byte; send back; CPU seconds of the server as text; keep open."""
+ECHO_SIZE = 64
 DATAGRAMS = b"d"  # answers the number of datagrams received since the last time
 
 
@@ -82,7 +86,7 @@ class Client(Protocol):
 
 
 class LevadaClient:
-    def __init__(self, connection: QuicConnection):
+    def __init__(self, connection: Connection):
         self.connection = connection
 
     async def ask(self, data: bytes) -> bytes:
@@ -120,11 +124,32 @@ class LevadaClient:
             await self.connection.send_datagram(data)
 
 
-async def read_all(stream: QuicStream) -> bytes:
+async def read_all(stream: Stream) -> bytes:
     data = await stream.receive_some()
     while more := await stream.receive_some():
         data += more
     return data
+
+
+class EchoClient:
+    """Messages of `ECHO_SIZE` bytes on one byte stream of trio; each is answered by one."""
+
+    def __init__(self, stream: trio.SocketStream):
+        self.stream = stream
+
+    async def ask(self, data: bytes) -> bytes:
+        await self.stream.send_all(data.ljust(ECHO_SIZE))
+        answer = await self.stream.receive_some()
+        while len(answer) < ECHO_SIZE:
+            answer += await self.stream.receive_some()
+        return bytes(answer)
+
+    async def ask_many(self, requests: Sequence[bytes], at_once: int) -> None:
+        for data in requests:
+            await self.ask(data)
+
+    async def datagrams(self, size: int, count: int) -> None:
+        raise NotImplementedError
 
 
 class AsyncioClient(QuicConnectionProtocol):
@@ -178,17 +203,8 @@ def certify(folder: Path) -> None:
     )
 
 
-async def serve_levada(folder: Path) -> None:
-    config = QuicConfig(
-        alpn=(ALPN,),
-        certificate=folder / "certificate.pem",
-        key=folder / "key.pem",
-        max_streams=4_096,
-        max_packet_size=1_200,
-        datagram_queue=65_536,
-    )
-
-    async def one_stream(stream: QuicStream, datagrams: list[int]) -> None:
+async def serve_levada(folder: Path, carrier: str) -> None:
+    async def one_stream(stream: Stream, datagrams: list[int]) -> None:
         data = await stream.receive_some()
         if data == IDLE:
             await trio.sleep_forever()
@@ -200,12 +216,12 @@ async def serve_levada(folder: Path) -> None:
                 data += more
         stream.send_nowait(answer(data, datagrams), fin=True)
 
-    async def count(connection: QuicConnection, datagrams: list[int]) -> None:
+    async def count(connection: Connection, datagrams: list[int]) -> None:
         while True:
             await connection.receive_datagram()
             datagrams[0] += 1
 
-    async def one(connection: QuicConnection) -> None:
+    async def one(connection: Connection) -> None:
         datagrams = [0]
         try:
             async with trio.open_nursery() as nursery:
@@ -215,15 +231,49 @@ async def serve_levada(folder: Path) -> None:
         except* CarrierError:
             pass
 
-    async def accept(listener: QuicListener) -> None:
+    async def accept(listener: Listener[Incoming]) -> None:
         async with trio.open_nursery() as nursery:
             while True:
                 nursery.start_soon(one, (await listener.accept()).accept())
 
-    async with listen("quic://127.0.0.1:0", config) as listener:
-        print(listener.url.rpartition(":")[2], flush=True)
+    if carrier == "qmux":
+        listening: Any = qmux.listen(unix_url(folder, carrier), qmux.QmuxConfig(max_streams=4_096))
+    else:
+        config = QuicConfig(
+            alpn=(ALPN,),
+            certificate=folder / "certificate.pem",
+            key=folder / "key.pem",
+            max_streams=4_096,
+            max_packet_size=1_200,
+            datagram_queue=65_536,
+        )
+        listening = listen("quic://127.0.0.1:0", config)
+    async with listening as listener:
+        print(0 if carrier == "qmux" else listener.url.rpartition(":")[2], flush=True)
         with trio.move_on_after(600):
             await accept(listener)
+
+
+def unix_url(folder: Path, carrier: str) -> str:
+    return f"qmux+unix://{folder}/{carrier}.socket"
+
+
+async def serve_echo(folder: Path) -> None:
+    async def one(stream: trio.SocketStream) -> None:
+        data = b""
+        async for part in stream:
+            data += part
+            while len(data) >= ECHO_SIZE:
+                await stream.send_all(answer(data[:ECHO_SIZE], [0]).ljust(ECHO_SIZE))
+                data = data[ECHO_SIZE:]
+
+    socket = trio.socket.socket(trio.socket.AF_UNIX)
+    (folder / "echo.socket").unlink(missing_ok=True)  # noqa: ASYNC240 - one file, before anything else
+    await socket.bind(str(folder / "echo.socket"))
+    socket.listen()
+    print(0, flush=True)
+    with trio.move_on_after(600):
+        await trio.serve_listeners(one, [trio.SocketListener(socket)])
 
 
 class AsyncioServer(QuicConnectionProtocol):
@@ -295,6 +345,10 @@ class Workload:
     """Of a row that is about a path."""
     beside_go: bool = False
     """Whether it is compared with quic-go on the same path, and not with itself on a clean one."""
+    base: str = "asyncio"
+    """The carrier that it is compared with."""
+    carrier: str = "levada"
+    """The carrier."""
 
 
 async def bulk(client: Client) -> None:
@@ -332,6 +386,29 @@ WORKLOADS = (
     Workload("datagrams100", "datagrams of 100 octets", 0.75, datagrams_small),
     Workload("rr64", "requests of 64 octets, 64 at a time", 0.75, requests_64),
     Workload("rr1", "requests of 64 octets, 1 at a time", 0.9, requests_1),
+    Workload("qmux-bulk", "QMux to QUIC: 2 MiB on one stream", 0.125, bulk, base="levada", carrier="qmux"),
+    Workload(
+        "qmux-bulk100", "QMux to QUIC: 64 KiB on each of 100 streams", 0.2, bulk_100, base="levada", carrier="qmux"
+    ),
+    Workload(
+        "qmux-rr64",
+        "QMux to QUIC: requests of 64 octets, 64 at a time",
+        1 / 2,
+        requests_64,
+        base="levada",
+        carrier="qmux",
+    ),
+    Workload(
+        "qmux-rr1", "QMux to QUIC: requests of 64 octets, 1 at a time", 0.5, requests_1, base="levada", carrier="qmux"
+    ),
+    Workload(
+        "qmux-echo",
+        "QMux to an echo of trio: requests of 64 octets, 1 at a time",
+        1 / 0.6,
+        requests_1,
+        base="echo",
+        carrier="qmux",
+    ),
     Workload("idle", "6 MiB on one stream beside 1,000 idle ones, to itself without", 1.2, None),
     Workload("late1", "seconds of 4 MiB, 1 % late, to a clean path", 1.6, over_a_path, Trouble(late=0.01)),
     Workload("late10", "seconds of 4 MiB, 10 % late, to a clean path", 2.0, over_a_path, Trouble(late=0.1)),
@@ -347,6 +424,18 @@ async def levada_client(port: int, *, max_packet_size: int = 1_200) -> AsyncIter
     config = QuicConfig(alpn=(ALPN,), verify=False, max_packet_size=max_packet_size)
     async with dial(f"quic://127.0.0.1:{port}", config) as connection:
         yield LevadaClient(connection)
+
+
+@contextlib.asynccontextmanager
+async def qmux_client(folder: Path) -> AsyncIterator[Client]:
+    async with qmux.dial(unix_url(folder, "qmux")) as connection:
+        yield LevadaClient(connection)
+
+
+@contextlib.asynccontextmanager
+async def echo_client(folder: Path) -> AsyncIterator[Client]:
+    async with await trio.open_unix_socket(folder / "echo.socket") as stream:
+        yield EchoClient(stream)
 
 
 @contextlib.asynccontextmanager
@@ -400,7 +489,9 @@ def compare(workload: Workload, folder: Path) -> tuple[float, float]:
             base, mine = json.loads(stack.enter_context(pair("levada", workload, folder))())
         else:
             spent = []
-            take_turns = [stack.enter_context(pair(carrier, workload, folder)) for carrier in ("asyncio", "levada")]
+            take_turns = [
+                stack.enter_context(pair(carrier, workload, folder)) for carrier in (workload.base, workload.carrier)
+            ]
             for _ in range(TURNS):
                 spent.append([json.loads(take_turn()) for take_turn in take_turns])
             base, mine = ({key: sum(turn[n][key] for turn in spent[1:]) for key in ("wall", "cpu")} for n in range(2))
@@ -476,16 +567,22 @@ def _role(options: argparse.Namespace) -> None:
     folder = Path(options.folder)
     if options.role == "server":
         with contextlib.suppress(KeyboardInterrupt):
-            if options.carrier == "levada":
-                trio.run(serve_levada, folder)
+            if options.carrier in ("levada", "qmux"):
+                trio.run(serve_levada, folder, options.carrier)
+            elif options.carrier == "echo":
+                trio.run(serve_echo, folder)
             else:
                 asyncio.run(serve_asyncio(folder))
         return
     workload = next(workload for workload in WORKLOADS if workload.key == options.workload)
     if workload.run is None:
         print(json.dumps(trio.run(crowd, options.port)), flush=True)
-    elif options.carrier == "levada":
-        dialled = levada_client(options.port, max_packet_size=1_452 if workload.trouble else 1_200)
+    elif options.carrier != "asyncio":
+        dialled = {
+            "levada": lambda: levada_client(options.port, max_packet_size=1_452 if workload.trouble else 1_200),
+            "qmux": lambda: qmux_client(folder),
+            "echo": lambda: echo_client(folder),
+        }[options.carrier]()
         trio.run(drive, dialled, workload.run, lambda: trio.to_thread.run_sync(sys.stdin.readline))
     else:
         asyncio.run(drive(asyncio_client(options.port), workload.run, lambda: asyncio.to_thread(sys.stdin.readline)))
