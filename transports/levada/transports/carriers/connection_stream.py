@@ -212,7 +212,6 @@ class ConnectionStream(Generic[C]):
         if self._writer is not None:
             raise trio.BusyResourceError("another task is sending on this stream")
         self._check_sending()
-        await trio.lowlevel.checkpoint_if_cancelled()
         if self._paused or self._connection.is_full(self._stream_id):
             # It stays so if this call is cancelled: the next call also waits for the low watermark.
             self._paused = True
@@ -303,7 +302,6 @@ class ConnectionStream(Generic[C]):
             raise ValueError(f"max_bytes is {max_bytes}, wanted at least 1")
         if self._reader is not None:
             raise trio.BusyResourceError("another task is receiving on this stream")
-        await trio.lowlevel.checkpoint_if_cancelled()
         while not self._chunks:
             if self._receive_error is not None:
                 raise again(self._receive_error)

@@ -150,7 +150,6 @@ class QmuxConnection:
 
     async def open_stream(self, *, unidirectional: bool = False, priority: int = 128) -> QmuxStream:
         """Open a stream, waiting for the peer's credit. The peer sees it with its first byte, end or reset."""
-        await trio.lowlevel.checkpoint_if_cancelled()
         while (stream := self.try_open_stream(unidirectional=unidirectional, priority=priority)) is None:
             await self._opening[unidirectional].park()
         return stream
@@ -165,7 +164,10 @@ class QmuxConnection:
         if stream_id is None:
             self._changed()  # the peer is told that this side is blocked
             return None
+        first = not self.streams
         stream = self.streams[stream_id] = QmuxStream(self, stream_id, priority)
+        if first:
+            self._set_timer()  # a silent peer is pinged while there are streams
         return stream
 
     def stream_credit(self, *, unidirectional: bool) -> int:
@@ -174,7 +176,6 @@ class QmuxConnection:
 
     async def accept_stream(self) -> QmuxStream:
         """Wait for the next stream that the peer opened, in order of appearance; the error after the end comes behind the last stream."""
-        await trio.lowlevel.checkpoint_if_cancelled()
         while (stream := self.accept_stream_nowait()) is None:
             if self._reason is not None:
                 raise self.error()
@@ -324,7 +325,8 @@ class QmuxConnection:
             stream = self.streams[stream_id]
             if stream.awaited:
                 stream.ask_for_ack()
-        self._changed()
+        if not self._in_batch and not self._due:
+            self._write_soon()
 
     def reset(self, stream_id: int, code: int) -> None:
         """Drop what a stream has queued, and tell the peer."""
@@ -463,8 +465,10 @@ class QmuxConnection:
 
     def _changed(self) -> None:
         """Have written what a call has queued: now, or together with what follows at once."""
-        if self._in_batch or self._due or not self.core.has_output:
-            return
+        if not self._in_batch and not self._due and self.core.has_output:
+            self._write_soon()
+
+    def _write_soon(self) -> None:
         now = perf_counter()
         if now - self._written_at >= _JOIN_WITHIN:
             self._written_at = now
@@ -497,11 +501,14 @@ class QmuxConnection:
         happened = core.take_events()
         if happened:
             self._apply(happened)
-        deadline = core.next_deadline()
-        if deadline is not None and deadline < self._reading.deadline:
-            self._reading.deadline = deadline
         if pieces and core.has_output:
             self._write_later()
+
+    def _set_timer(self) -> None:
+        """Let the reader wake up when the core is due. What has become later is noticed then."""
+        deadline = self.core.next_deadline()
+        if deadline is not None and deadline < self._reading.deadline:
+            self._reading.deadline = deadline
 
     async def _run_writer(self) -> None:
         """Write what was queued while the carrier below was full, or soon after another write."""
@@ -585,9 +592,11 @@ class QmuxConnection:
             self._apply(happened)
         finally:
             self._in_batch = False
-        if self._reason is None and self.core.has_output:
-            self._written_at = perf_counter()
-            self._write()
+        if self._reason is None:
+            if self.core.has_output:
+                self._written_at = perf_counter()
+                self._write()
+            self._set_timer()
 
     def _release(self) -> None:
         """Release the streams, which refer to the connection. Streams that wait to be accepted stay."""

@@ -119,15 +119,11 @@ class QmuxCore:
     @property
     def has_output(self) -> bool:
         """Whether `data_to_send` may have something to return now. Owners ask before each write, so it is a few comparisons."""
-        return bool(
-            self._due
-            or self._sender.ready
-            or self._datagrams
-            or self._liveness.has_ping
-            or self._greeting
-            or self._farewell
-            or (self._state is _DRAINING and self._drain_ping is None and not self._streams.table)
-        )
+        if self._due or self._datagrams or self._greeting or self._farewell:
+            return True
+        if self._sender.ready or self._liveness.has_ping:
+            return True
+        return self._state is _DRAINING and self._drain_ping is None and not self._streams.table
 
     def take_events(self) -> list[Event]:
         """Return the events that calls of the owner left behind; each is returned once."""
