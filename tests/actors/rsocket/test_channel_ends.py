@@ -19,6 +19,7 @@ from levada.actors.rsocket import (
     Payload,
     Request,
     RequestCanceled,
+    RequestFailed,
     ServerConfig,
 )
 from levada.actors.rsocket.blocking import connect as connect_blocking
@@ -278,6 +279,43 @@ async def test_a_blocking_channel_whose_responder_ends_first(dialect: str) -> No
         answers = await trio.to_thread.run_sync(use)
         assert [answer.data for answer in answers] == [b"0", b"1", b"2"]
         assert all(serving.statistics().open_streams == 0 for serving in listener.peers)
+
+
+@both_dialects
+@pytest.mark.loopback
+async def test_a_blocking_channel_whose_requester_fails(dialect: str) -> None:
+    """RSocket's responder gets the error; ReactiveSocket's is cancelled (RX-57)."""
+    ends: list[str] = []
+    over = trio.Event()
+
+    async def listen(request: Request) -> None:
+        try:
+            async for _ in request.payloads:
+                pass
+        except RequestFailed as error:
+            ends.append(f"{error.code:#x} {error}")
+        except trio.Cancelled:
+            ends.append("cancelled")
+            raise
+        finally:
+            over.set()
+
+    async with ActorSystem() as system, serve(system, f"{dialect}+tcp://127.0.0.1:0", listen) as listener:
+
+        def use() -> None:
+            with connect_blocking(listener.url) as peer:
+                channel = peer.request_channel(b"0", timeout=5.0)
+                channel.send(b"1", timeout=5.0)
+                channel.fail(RequestCanceled("out of paper"))
+                channel.fail(RequestCanceled("again"))
+                with pytest.raises(RequestCanceled, match="out of paper"):
+                    next(channel)
+                with pytest.raises(RequestCanceled, match="out of paper"):
+                    channel.send(b"2", timeout=5.0)
+                trio.from_thread.run(over.wait)
+
+        await trio.to_thread.run_sync(use)
+        assert ends == ["cancelled" if dialect == "reactivesocket" else "0x203 out of paper"]
 
 
 @pytest.mark.loopback

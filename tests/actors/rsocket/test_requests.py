@@ -456,6 +456,79 @@ async def test_a_payload_that_cannot_be_sent_ends_its_channel(caplog: pytest.Log
     assert "got str" in caplog.text
 
 
+class Failing:
+    """A handler of channels that keeps what it gets, and how that ended."""
+
+    def __init__(self) -> None:
+        self.got: list[bytes] = []
+        self.ends: list[RequestFailed] = []
+
+    async def __call__(self, request: Request) -> Any:
+        try:
+            async for payload in request.payloads:
+                self.got.append(payload.data)
+        except RequestFailed as error:
+            self.ends.append(error)
+            raise
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ApplicationError("out of paper"), RequestFailed("low on ink", code=0x1234), RequestCanceled("never mind")],
+    ids=lambda error: type(error).__name__,
+)
+async def test_a_requester_fails_its_channel(error: RequestFailed, caplog: pytest.LogCaptureFixture) -> None:
+    """ERROR of the requester, with code and text, behind the payloads it has sent; both directions end (RS-68)."""
+    handler = Failing()
+    async with pair(handler) as (peer, listener, _):
+        sender, receiver = await peer.request_channel(b"0")
+        await sender.send(b"1")
+        await sender.send(error)
+        with pytest.raises(type(error)) as failed:
+            await receiver.receive()
+        assert (failed.value.code, failed.value.data) == (error.code, error.data)
+        with pytest.raises(ReceiverClosed):
+            await sender.send(b"2")
+        await wait_all_tasks_blocked()
+        assert handler.got == [b"0", b"1"]
+        [ended] = handler.ends
+        assert (type(ended), ended.code, ended.data, str(ended)) == (type(error), error.code, error.data, str(error))
+        assert peer.statistics().open_streams == listener.peers[0].statistics().open_streams == 0
+    assert caplog.text == ""
+
+
+async def test_a_requesters_error_that_cannot_be_sent_is_still_an_error() -> None:
+    handler = Failing()
+    async with pair(handler) as (peer, _, _system):
+        sender, receiver = await peer.request_channel(b"0")
+        await wait_all_tasks_blocked()
+        await sender.send(RequestFailed("no code of streams", code=0x101))
+        with pytest.raises(RequestInvalid, match="the error could not be sent: 0x101 is no code for a stream"):
+            await receiver.receive()
+        await wait_all_tasks_blocked()
+        [ended] = handler.ends
+        assert (type(ended), ended.data) == (ApplicationError, b"")
+
+
+async def test_a_requesters_error_needs_no_credit() -> None:
+    ended = trio.Event()
+
+    async def handler(request: Request) -> Any:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.set()
+
+    async with pair(handler, server=ServerConfig(window=1)) as (peer, _, _system):
+        sender, receiver = await peer.request_channel(b"0")
+        await sender.send(b"1")
+        await wait_all_tasks_blocked()
+        await sender.send(ApplicationError("out of paper"))
+        with pytest.raises(ApplicationError, match="out of paper"):
+            await receiver.receive()
+        await ended.wait()
+
+
 # ---------------------------------------------------------------- messages and metadata
 
 

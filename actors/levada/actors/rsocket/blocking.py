@@ -65,7 +65,7 @@ from levada.transports.rsocket.events import (
 from .config import ClientConfig
 from .dialects import core_of
 from .encoding import Encoding, Metadata, expected_reply, is_message
-from .errors import connection_lost, stream_failed
+from .errors import RequestFailed, connection_lost, stream_failed
 from .flows import again
 from .peers import Data
 from .urls import carrier_url
@@ -676,6 +676,25 @@ class BlockingChannel(BlockingStream[T]):
                 self._peer._forget_if_over(self._stream_id)
             self._finished = True
             self._changed.notify_all()
+
+    def fail(self, error: RequestFailed) -> None:
+        """Tell the responder that this side has failed, by an ERROR with the code and text; needs no credit.
+
+        It ends both directions (RS-68): the iteration raises this error, too. ReactiveSocket can only cancel (RX-57). Does nothing if the
+        channel is over.
+
+        Raises:
+            LocalProtocolError: the code is not for streams, or the text is too long.
+        """
+        peer = self._peer
+        with peer._lock:
+            if peer._end is None and peer._core.has_stream(self._stream_id):
+                peer._core.send_error(self._stream_id, error.code or ErrorCode.APPLICATION_ERROR, error.data)
+                peer._write()
+                peer._forget_if_over(self._stream_id)
+                self._over, self._failure = True, error
+                self._items.clear()
+                self._refuse_more()
 
     def _refuse_more(self) -> None:
         self._refused = True

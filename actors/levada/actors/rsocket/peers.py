@@ -16,6 +16,7 @@ from levada.transports.rsocket import Payload
 from levada.transports.rsocket.events import ConnectionEnded, Interaction, SetupReceived
 
 from .encoding import Encoding, Metadata, expected_reply, is_message
+from .errors import RequestFailed
 
 if TYPE_CHECKING:
     from .config import ClientConfig, ServerConfig
@@ -184,7 +185,7 @@ class Peer(ABC):
     @overload
     async def request_channel(
         self, x: Data, *, route: str | None = None, metadata: Metadata = None, window: int | None = None
-    ) -> tuple[Sender[Data], Receiver[Payload]]: ...
+    ) -> tuple[Sender[Data | RequestFailed], Receiver[Payload]]: ...
     @overload
     async def request_channel(
         self, x: object, *, route: str | None = None, metadata: Metadata = None, window: int | None = None
@@ -198,6 +199,9 @@ class Peer(ABC):
         sender, or closing the receiver, cancels the channel in both directions. A responder that wants no more payloads closes
         the sender only (`ReceiverClosed`). Arguments as for `request_stream`.
 
+        A `RequestFailed` as the last payload tells the responder that this side has failed, by an ERROR with its code and text. That ends
+        both directions (RS-68): the receiver raises this error, too. ReactiveSocket can only cancel (RX-57).
+
         Cancellation:
             nothing was sent.
         """
@@ -207,7 +211,12 @@ class Peer(ABC):
         messages = is_message(x)
 
         def encode(value: Any) -> Payload:
-            return connection.encoding.reply(value, messages=messages)
+            try:
+                return connection.encoding.reply(value, messages=messages)
+            except Exception:
+                if isinstance(value, RequestFailed):
+                    raise value from None
+                raise
 
         return await connection.open_channel(
             payload, window or connection.config.window, *_answers(connection, x), encode

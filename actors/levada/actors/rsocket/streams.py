@@ -34,9 +34,9 @@ from levada.actors.driver import Phase
 from levada.actors.pool import Pool, Pooled
 from levada.framework import Reason, Receiver, TerminalState, handles
 from levada.framework.embedding import ChannelCore
-from levada.framework.errors import ActorStopped, ChannelError, DecodeError, LevadaError
+from levada.framework.errors import ActorStopped, ChannelError, DecodeError, LevadaError, LocalProtocolError
 from levada.transports.rsocket import ErrorCode, Payload
-from levada.transports.rsocket.events import Interaction, RequestReceived, StreamFailed
+from levada.transports.rsocket.events import FailedBy, Interaction, RequestReceived, StreamFailed
 from levada.transports.rsocket.reactive_streams import ReactiveStreamsCore
 
 from .errors import RequestFailed, RequestInvalid, stream_failed
@@ -396,6 +396,9 @@ class Channel(Items, _Producing):
         try:
             if await self.send_items(source, encode) and self.outbound is not None:
                 core.send_complete(stream_id)
+        except RequestFailed as error:  # the user's last payload
+            if self.stream_id:
+                self._fail(error)
         except ChannelError:
             # The user gave the sender up. Otherwise the stream ended or the responder wants no more, and this direction is over already.
             if self.outbound is not None:
@@ -413,6 +416,15 @@ class Channel(Items, _Producing):
         self.outbound = None
         if self.inbound is None:
             self.leave()
+
+    def _fail(self, error: RequestFailed) -> None:
+        """End both directions by an error of this side (RS-68)."""
+        try:
+            self.connection.core.send_error(self.stream_id, error.code or ErrorCode.APPLICATION_ERROR, error.data)
+        except LocalProtocolError as wrong:  # no code of streams, or too long a text
+            self.connection.core.send_error(self.stream_id, ErrorCode.APPLICATION_ERROR)
+            error = RequestInvalid(f"the error could not be sent: {wrong}")
+        self.end(error)
 
     def leave(self) -> None:
         """Leave the table, and refuse further payloads of the user."""
@@ -517,11 +529,16 @@ class Answer(_Producing):
             inbound.finish_producer()
 
     def failed(self, event: StreamFailed) -> None:
-        """Fail the channel's receiver, and end the answer: the requester has failed."""
+        """Fail the channel's receiver, and end the answer. A handler that waits for payloads gets the requester's error; others are cancelled."""
         inbound, self.inbound = self.inbound, None
+        told = False
         if inbound is not None:
+            told = bool(inbound.takers) and event.by is not FailedBy.CONNECTION
             inbound.fail(stream_failed(event))
-        self.cancelled()
+        if told:
+            self.leave()
+        else:
+            self.cancelled()
 
     def cancelled(self) -> None:
         """End the answer; a running handler is cancelled."""
