@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
 
 from levada.framework.errors import LocalProtocolError
 
@@ -82,8 +81,8 @@ class QmuxCore:
         self._receiver = Receiver(self._streams, self._sender, self._other)
         self._liveness = Liveness(self._streams, now)
         self._records = Records(framed=framed)
-        self._greeting = encode_frame(FrameType.PARAMETERS, data=self._parameters().encode())
-        self._farewell = b""
+        # Frames with a record of their own: the first one of all, and the last.
+        self._alone = [encode_frame(FrameType.PARAMETERS, data=self._parameters().encode())]
         self._datagrams: deque[bytes] = deque()
         self._partial = bytearray()
         self._begun = now  # when the partial record began
@@ -119,7 +118,7 @@ class QmuxCore:
     @property
     def has_output(self) -> bool:
         """Whether `data_to_send` may have something to return now. Owners ask before each write, so it is a few comparisons."""
-        if self._due or self._datagrams or self._greeting or self._farewell:
+        if self._due or self._datagrams or self._alone:
             return True
         if self._sender.ready or self._liveness.has_ping:
             return True
@@ -134,17 +133,25 @@ class QmuxCore:
     def receive_data(self, data: bytes, now: float) -> list[Event]:
         """Take bytes, cut anywhere; `b""` means the peer sends no more. Return the events."""
         if self._state is not _ENDED:
-            if data:
-                self._guard(self._take, data, now)
-            else:
-                where = "inside a record" if self._partial else "without closing"
-                self._lose(f"the peer ended the transport {where}")
+            self._now = now
+            try:
+                self._take(data)
+            except (Fault, PeerClosed) as error:
+                self._end_by(error)
+            if self._state is _DRAINING:
+                self._confirm_drain()
         return self.take_events()
 
     def receive_message(self, message: bytes, now: float) -> list[Event]:
         """Take one message, which is one record without its Size. Return the events. Source: QX-41."""
         if self._state is not _ENDED:
-            self._guard(self._take_message, message, now)
+            self._now = now
+            try:
+                self._take_message(message)
+            except (Fault, PeerClosed) as error:
+                self._end_by(error)
+            if self._state is _DRAINING:
+                self._confirm_drain()
         return self.take_events()
 
     def data_to_send(self, now: float, budget: int = 65_536) -> list[bytes]:
@@ -154,20 +161,16 @@ class QmuxCore:
             for a byte stream one piece with all records, for messages a piece for each record; empty if there is nothing.
         """
         records = self._records
-        if self._greeting:
-            records.add(self._greeting)
-            records.close()
-            self._greeting = b""
-        if self._farewell:
-            records.add(self._farewell)
-            self._farewell = b""
-            return records.take()
         if self._state is _DRAINING:
             self._confirm_drain()
-        due = self._due
-        if due:
-            frames = list(due)
-            due.clear()
+        if self._alone:
+            for frame in self._alone:
+                records.add(frame)
+                records.close()
+            self._alone.clear()
+        if self._due:
+            frames = list(self._due)
+            self._due.clear()
             for make in frames:
                 records.add(make())
         if self._datagrams:
@@ -185,6 +188,8 @@ class QmuxCore:
         if self._state is _ENDED:
             return None
         deadline = self._liveness.deadline()
+        if self._state is _OPEN and not self._partial:
+            return deadline
         if self._partial:
             deadline = _earlier(deadline, self._begun + self.config.record_timeout)
         if self._state is _GREETING:
@@ -374,20 +379,6 @@ class QmuxCore:
             max_datagram_frame_size=DEFAULT_MAX_RECORD if config.datagrams else 0,
         )
 
-    def _guard(self, take: Callable[[bytes], None], data: bytes, now: float) -> None:
-        """Process input; end if it breaks a rule, or closes."""
-        self._now = now
-        self._receiver.last_type = 0
-        try:
-            take(data)
-        except Fault as fault:
-            self._fault(fault, self._receiver.last_type)
-        except PeerClosed as closed:
-            text = f"{error_name(closed.code)}: {closed.reason}" if closed.transport else closed.reason
-            self._end(Ended(closed.code, text, True, closed.transport))
-        if self._state is _DRAINING:
-            self._confirm_drain()
-
     def _take_message(self, message: bytes) -> None:
         """Process a message. Source: QX-41."""
         size = len(message)
@@ -400,6 +391,9 @@ class QmuxCore:
     def _take(self, data: bytes) -> None:
         """Process bytes, cut anywhere. Each is copied once, and twice in a record that comes in several pieces."""
         at, end, partial = 0, len(data), self._partial
+        if not end:
+            self._lose(f"the peer ended the transport {'inside a record' if partial else 'without closing'}")
+            return
         if partial:
             if self._start:
                 at = min(self._stop - len(partial), end)
@@ -502,6 +496,14 @@ class QmuxCore:
         if not 0 <= code <= MAX_CODE:
             raise LocalProtocolError(f"code {code} is not a number of 62 bits", rule="QX-1")
 
+    def _end_by(self, error: Fault | PeerClosed) -> None:
+        """End as the peer has caused."""
+        if isinstance(error, Fault):
+            self._fault(error, self._receiver.last_type)
+        else:
+            text = f"{error_name(error.code)}: {error.reason}" if error.transport else error.reason
+            self._end(Ended(error.code, text, True, error.transport))
+
     def _close(self, code: int, reason: str) -> None:
         """End as the application wishes, and tell the peer. Source: QX-36."""
         self._end(Ended(code, reason, False, False), encode_close(code, reason, cause=None))
@@ -526,9 +528,10 @@ class QmuxCore:
         self._due.clear()
         self._datagrams.clear()
         self._partial.clear()
-        self._farewell = farewell
-        if not farewell:
-            self._greeting = b""
+        if farewell:
+            self._alone.append(farewell)
+        else:
+            self._alone.clear()
         self._events.append(event)
 
 

@@ -59,7 +59,7 @@ class Liveness:
     @property
     def has_ping(self) -> bool:
         """Whether a ping is to be written: one is due or a stream waits for one, and none is under way."""
-        return (self.ping_due or bool(self._streams.unconfirmed)) and self._sent_at is None
+        return self._sent_at is None and (self.ping_due or len(self._streams.unconfirmed) > 0)
 
     def ping(self, now: float) -> bytes:
         """Make the ping; it follows everything written so far. Source: QX-10, D-23."""
@@ -98,9 +98,9 @@ class Liveness:
         """Return when `expired` has something to do."""
         if not self._timeout:
             return None
-        idle = self._idle_since + self._timeout
-        ping = self._heard + self._timeout / 3
-        return min(ping, idle) if self._wants_ping() else idle
+        if self._wants_ping():
+            return self._heard + self._timeout / 3  # before the other, because that counts from then or later
+        return self._idle_since + self._timeout
 
     def expired(self, now: float) -> bool:
         """Say whether the peer was silent for too long; make a ping due after a third of that time. Source: QX-34, QX-35 (D-19)."""

@@ -27,7 +27,7 @@ class Records:
         self.pieces: list[bytes | memoryview] = []
         """Complete records: messages, or with their Sizes all pieces of all records."""
         self.written = 0
-        """Bytes in complete records, without their Sizes."""
+        """Bytes in complete records, with two bytes for each Size."""
 
     def add(self, frame: bytes) -> None:
         """Add a frame to the record that is being filled, or to the next one if it does not fit."""
@@ -39,23 +39,24 @@ class Records:
 
     def close(self) -> None:
         """Complete the record that is being filled, unless it is empty."""
-        if self.fill:
+        fill = self.fill
+        if fill:
             if self.framed:
                 self.pieces.append(b"".join(self.body))
             else:
-                self.pieces.append(encode_int(self.fill))
+                self.pieces.append(encode_int(fill))
                 self.pieces += self.body
-            self.written += self.fill
+            self.written += fill + 2
             self.body.clear()
             self.fill = 0
 
     def take(self) -> list[bytes]:
         """Return the messages, or all records in one piece; the next write begins."""
         self.close()
-        pieces = self.pieces
-        if not pieces:
+        if not self.written:
             return []
-        self.pieces = []
+        pieces = self.pieces
+        out = [bytes(piece) for piece in pieces] if self.framed else [b"".join(pieces)]
+        pieces.clear()
         self.written = 0
-        # Each message is bytes already.
-        return [bytes(piece) for piece in pieces] if self.framed else [b"".join(pieces)]
+        return out

@@ -20,8 +20,6 @@ from .streams import NEVER, Level, Stream, Streams
 
 __all__ = ["Sender"]
 
-_HEADER = 1 + 8 + 8 + 4  # bytes at most: type, stream id, offset, length
-_INTS = [encode_int(number) for number in range(64)]
 _OPEN, _ENDING, _OVER = Sending.OPEN, Sending.ENDING, Sending.OVER  # a member of an enum is slow to look up
 
 
@@ -77,12 +75,13 @@ class Sender:
     def send(self, stream: Stream, data: bytes, fin: bool) -> None:
         """Queue bytes, and perhaps the end."""
         if data:
-            if not stream.queued and stream.offset < stream.send_limit:
-                stream.level[stream] = None
+            if not stream.queued:
+                if stream.offset < stream.send_limit:
+                    stream.level[stream] = None
+                else:
+                    self._streams.due[stream.data_blocked] = None
             stream.chunks.append(data)
             stream.queued += len(data)
-            if stream.offset == stream.send_limit:
-                self._streams.due[stream.data_blocked] = None
         if fin:
             stream.sending = _ENDING
             if not stream.queued:
@@ -153,40 +152,27 @@ class Sender:
                     self._streams.due[self.data_blocked] = None
                 break
             stream = next(iter(level))
-            offset, queued, stream_id = stream.offset, stream.queued, stream.id
+            offset, queued = stream.offset, stream.queued
             if size > queued:
                 size = queued
             if size > stream.send_limit - offset:
                 size = stream.send_limit - offset
-            if size > largest - fill - _HEADER:
+            start = encode_int(stream.id) + encode_int(offset)
+            space = largest - fill - len(start) - 3  # the type, and two bytes for the size
+            if size > space:
                 if fill:
                     records.fill = fill
                     records.close()
+                    space += fill
                     fill = 0
-                if size > largest - _HEADER:
-                    size = largest - _HEADER
+                if size > space:
+                    # Full records of 16,382 bytes with their Sizes make 64 KiB, which is one read of the peer.
+                    size = space if space < 0x4000 else space - 2
             left = queued - size
             fin = not left and stream.sending is _ENDING
-            # The usual integers in place: three calls of encode_int take FIGURE of them.
-            id_octets = (
-                _INTS[stream_id]
-                if stream_id < 64
-                else (stream_id | 0x4000).to_bytes(2, "big")
-                if stream_id < 0x4000
-                else encode_int(stream_id)
-            )
-            offset_octets = (
-                _INTS[offset]
-                if offset < 64
-                else (offset | 0x4000).to_bytes(2, "big")
-                if offset < 0x4000
-                else encode_int(offset)
-            )
-            size_octets = (
-                _INTS[size] if size < 64 else (size | 0x4000).to_bytes(2, "big") if size < 0x4000 else encode_int(size)
-            )
-            body += (b"\x0f" if fin else b"\x0e", id_octets, offset_octets, size_octets)
-            fill += 1 + len(id_octets) + len(offset_octets) + len(size_octets) + size
+            header = (b"\x0f" if fin else b"\x0e") + start + encode_int(size)
+            fill += len(header) + size
+            body.append(header)
             chunks = stream.chunks
             if not stream.taken and len(chunks[0]) == size:
                 body.append(chunks.popleft())
@@ -196,7 +182,7 @@ class Sender:
             stream.queued = left
             self._sent += size
             if queued > low >= left:
-                self._streams.events.append(StreamRoom(stream_id))
+                self._streams.events.append(StreamRoom(stream.id))
             if not left:
                 del level[stream]
                 if fin:
