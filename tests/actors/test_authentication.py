@@ -283,7 +283,7 @@ async def test_a_tenant_has_a_limit_of_connections(toy: Any) -> None:
         async with toy.connect(system, listener.url) as peer:
             await peer.request(b"")
             told = await reason(toy, system)
-            assert "There are 1 connections of this tenant, at most 1." in told
+            assert "Too many connections of this tenant: 1, at most 1." in told
             assert (await audit.expect(PeerRefused)).name == "bob"
             assert await reason(toy, system) == ""  # another tenant
             [connection, *_] = connections(listener)

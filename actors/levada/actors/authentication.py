@@ -171,7 +171,7 @@ class PeerRefused:
     address: str
     """Where the peer is."""
     name: str
-    """The name it gave or was known by; empty if there is none."""
+    """The name it was known by, or gave, or the subject of its certificate; empty if there is none."""
     reason: str
     """What the peer was told."""
     at: float
@@ -234,7 +234,7 @@ class Gatekeeper:
         tenant, most = identity.tenant, identity.limits.max_connections
         count = self._tenants[tenant]
         if most is not None and count >= most:
-            return Refused(f"There are {count} connections of this tenant, at most {most}.")
+            return Refused(f"Too many connections of this tenant: {count}, at most {most}.")
         self._tenants[tenant] += 1
         return None
 
@@ -254,8 +254,9 @@ class Gatekeeper:
             refusal: what the peer is told.
             name: the peer's, if it is known better than by what it said.
         """
-        name, reason = printable(name or credentials.user, 256), printable(refusal.reason)
-        address = credentials.info.peer
+        info = credentials.info
+        name, reason = printable(name or credentials.user or info.peer_subject or "", 256), printable(refusal.reason)
+        address = info.peer
         self._admission.url = credentials.listener
         self._admission.turn_away(f"{name} ({address})" if name else address, reason)
         system.events.publish(

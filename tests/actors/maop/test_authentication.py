@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from levada.actors.authentication import Credentials, Refused
+from levada.actors.authentication import Credentials, PeerRefused, Refused
 from levada.actors.maop import (
     Disapproved,
     Handler,
@@ -20,8 +20,9 @@ from levada.actors.maop import (
     connect,
     serve,
 )
-from levada.framework import Actor, ActorSystem, Identity, handles
+from levada.framework import Actor, ActorSystem, Identity, Limits, handles
 from levada.framework.errors import ConfigurationError, ConnectionLost
+from levada.framework.testing import Probe
 from levada.transports.maop import Version
 
 from .conftest import CLIENT, Start, echo, nothing
@@ -128,6 +129,42 @@ async def test_ma20_the_decision_has_a_deadline(autojump_clock: MockClock) -> No
         assert trio.current_time() == pytest.approx(2.0, abs=0.1)
         assert said == ["cancelled"]
         assert listener.refused == 1
+
+
+async def test_refusals_and_limits_of_a_tenant_are_on_record() -> None:
+    """Each refusal is one event: the hook's, the core's deadline, and a connection more than the tenant may have."""
+
+    async def decide(question: Credentials) -> Identity | Refused:
+        if question.token == b"":
+            return Refused("No token.", code=1025, retry_after=2.5)
+        return Identity(question.token.decode(), tenant="acme", limits=Limits(max_connections=1))
+
+    async with ActorSystem() as system, serve(system, "maop+memory://desk", {}, authenticate=decide) as listener:
+        audit = Probe(system)
+        system.events.subscribe(PeerRefused, audit.ref)
+        async with connect(system, listener.url, token=b"ada") as peer:
+            [caller] = listener.peers
+            assert (caller.identity, peer.identity) == (
+                Identity("ada", tenant="acme", limits=Limits(max_connections=1)),
+                None,
+            )
+            with pytest.raises(Disapproved) as refused:
+                async with connect(system, listener.url, token=b"bob"):
+                    pass
+            assert (refused.value.code, refused.value.detail) == (
+                1,
+                "Too many connections of this tenant: 1, at most 1.",
+            )
+            with pytest.raises(Disapproved) as refused:
+                async with connect(system, listener.url):
+                    pass
+            assert (refused.value.code, refused.value.retry_after) == (1025, 2.5)
+        events = [await audit.expect(PeerRefused) for _ in range(2)]
+        assert [(event.protocol, event.name, event.reason) for event in events] == [
+            ("maop", "bob", "Too many connections of this tenant: 1, at most 1."),
+            ("maop", "", "No token."),
+        ]
+        assert listener.refused == 2
 
 
 @pytest.mark.handler_fails

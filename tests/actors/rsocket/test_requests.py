@@ -12,7 +12,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from levada.actors.authentication import Authenticate
+from levada.actors.authentication import Authenticate, Authentication
 from levada.actors.rsocket import (
     MESSAGES,
     ApplicationError,
@@ -81,7 +81,7 @@ async def pair(
     client: ClientConfig | None = None,
     server: ServerConfig | None = None,
     answers: Handler = None,
-    authenticate: Authenticate | None = None,
+    authenticate: Authenticate | Authentication | None = None,
 ) -> AsyncIterator[tuple[ConnectedPeer, Listener, ActorSystem]]:
     """A client and a server in memory; both sides have let go of everything afterwards."""
     async with ActorSystem() as system:

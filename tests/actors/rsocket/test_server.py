@@ -12,7 +12,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from levada.actors.authentication import Credentials, PeerRefused, Refused
+from levada.actors.authentication import Authentication, Credentials, PeerRefused, Refused
 from levada.actors.rsocket import (
     ClientConfig,
     ConnectedPeer,
@@ -30,12 +30,11 @@ from levada.actors.rsocket import (
     route,
 )
 from levada.actors.rsocket.encoding import COMPOSITE
-from levada.framework import Actor, ActorSystem, Identity, Receiver
+from levada.framework import Actor, ActorSystem, Identity, Receiver, current_peer
 from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost
 from levada.framework.testing import Probe
 from levada.transports.carriers.memory import MemoryByteStream, dial
 from levada.transports.rsocket.extensions import (
-    Authentication,
     BearerAuthentication,
     CompositeMetadata,
     Entry,
@@ -47,7 +46,7 @@ from .conftest import below, connect, serve
 from .test_requests import pair
 
 
-def signed_in(credentials: Authentication) -> ClientConfig:
+def signed_in(credentials: SimpleAuthentication) -> ClientConfig:
     payload = Payload(b"hello", CompositeMetadata.of(credentials).encode())
     return ClientConfig(core=CoreConfig(metadata_mime_type=COMPOSITE, setup_payload=payload))
 
@@ -55,7 +54,8 @@ def signed_in(credentials: Authentication) -> ClientConfig:
 # ---------------------------------------------------------------- letting clients in
 
 
-async def test_accept_and_refuse() -> None:
+@pytest.mark.parametrize("dialect", ["rsocket", "reactivesocket"])
+async def test_accept_and_refuse(dialect: str) -> None:
     """RS-46, RS-47: the refusal's text reaches the client; requests behind a refused SETUP fail with it."""
 
     async def polite(credentials: Credentials) -> Identity | Refused:
@@ -64,7 +64,7 @@ async def test_accept_and_refuse() -> None:
 
     async with (
         ActorSystem() as system,
-        serve(system, "rsocket+memory://desk", lambda request: request.payload, authenticate=polite) as listener,
+        serve(system, f"{dialect}+memory://desk", lambda request: request.payload, authenticate=polite) as listener,
     ):
         async with connect(system, listener.url) as peer:
             with pytest.raises(SetupRejected, match="say please") as caught:
@@ -113,6 +113,7 @@ async def test_authentication_of_connections_and_of_requests() -> None:
 
     async def who(request: Request) -> bytes:
         assert request.identity is not None
+        assert current_peer() == request.peer
         return f"{request.identity.name} {request.peer} {request.connection.remote}".encode()
 
     client = signed_in(SimpleAuthentication("ann", "secret"))
@@ -126,7 +127,8 @@ async def test_authentication_of_connections_and_of_requests() -> None:
         token = [BearerAuthentication("tok")]
         told = await peer.request_response(b"", metadata=token)
         assert told.data == f"bearer bearer ({where}) ann ({where})".encode()
-        assert (asked[-1].scheme, asked[-1].identity) == ("bearer", Identity("ann"))
+        assert (await peer.request_response(b"")).data == f"ann ann ({where}) ann ({where})".encode()
+        assert [(c.scheme, c.identity) for c in asked] == [("simple", None), ("bearer", Identity("ann"))]
         assert asked[-1].setup == asked[0].setup
         with pytest.raises(RequestRejected, match="who are you"):
             await peer.request_response(b"", metadata=[BearerAuthentication("stolen")])
@@ -143,6 +145,53 @@ async def test_authentication_of_connections_and_of_requests() -> None:
         async with pair(who, authenticate=decide, client=client) as (peer, _, _system):
             with pytest.raises(SetupRejected, match="who are you"):
                 await peer.request_response(b"")
+
+
+async def test_each_fire_and_forget_has_the_peer_of_its_own_credentials() -> None:
+    seen: list[tuple[str, bool]] = []
+
+    async def decide(credentials: Credentials) -> Identity | Refused:
+        return Identity(credentials.token.decode() or "ann") if credentials.token != b"eve" else Refused()
+
+    async def note(request: Request) -> None:
+        assert request.identity is not None
+        seen.append((request.identity.name, current_peer() == request.peer))
+
+    async with pair(note, authenticate=decide) as (peer, listener, _system):
+        for name in ("bob", "", "eve", "cyd", ""):
+            await peer.fire_and_forget(b"", metadata=[BearerAuthentication(name)] if name else None)
+        await wait_all_tasks_blocked()
+        assert listener.refused == 1
+    assert sorted(seen) == [("ann", True), ("ann", True), ("bob", True), ("cyd", True)]
+
+
+async def test_requests_of_one_client_do_not_keep_other_clients_out(autojump_clock: MockClock) -> None:
+    """A connection has a quarter of the hooks that run at a time; its further requests wait."""
+    running, most = 0, 0
+
+    async def decide(credentials: Credentials) -> Identity | Refused:
+        nonlocal running, most
+        if credentials.identity is not None:
+            running += 1
+            most = max(most, running)
+            await trio.sleep(1.0)
+            running -= 1
+        return Identity("ann")
+
+    async def nothing(_: Request) -> bytes:
+        return b""
+
+    async with pair(nothing, authenticate=Authentication(decide, at_once=8)) as (peer, listener, system):
+        async with trio.open_nursery() as nursery:
+            for _ in range(10):
+                nursery.start_soon(partial(peer.request_response, b"", metadata=[BearerAuthentication("tok")]))
+            await wait_all_tasks_blocked()
+            began = trio.current_time()
+            async with connect(system, listener.url) as other:
+                assert (await other.request_response(b"")).data == b""
+            assert trio.current_time() == began
+        assert trio.current_time() - began == pytest.approx(5.0)
+        assert most == 2
 
 
 async def test_credentials_that_cannot_be_read_are_refused() -> None:

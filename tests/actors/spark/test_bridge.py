@@ -21,6 +21,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("levada.actors.spark", exc_type=ImportError)
 
+from levada.actors.authentication import Credentials, Refused  # noqa: E402
 from levada.actors.rsocket import RequestFailed  # noqa: E402
 from levada.actors.spark import (  # noqa: E402
     BridgeConfig,
@@ -57,7 +58,7 @@ from levada.actors.spark.protocol import (  # noqa: E402
     raised,
 )
 from levada.actors.spark.worker import RemoteMailbox, call, connection  # noqa: E402
-from levada.framework import Actor, ActorSystem, Codec, channel, handles, message, restart  # noqa: E402
+from levada.framework import Actor, ActorSystem, Codec, Identity, channel, handles, message, restart  # noqa: E402
 from levada.framework.errors import ActorStopped, ConfigurationError, ConnectionLost, LevadaError  # noqa: E402
 from levada.transports.carriers import TlsConfig  # noqa: E402
 
@@ -331,6 +332,32 @@ def test_a_wrong_token_is_refused(actors: Actors, tmp_path: Path) -> None:
     Token.make().write(other)
     with pytest.raises(BridgeRefused, match="the token belongs to another bridge"):
         RemoteMailbox(actors.bridge.address, "lines", str(other)).describe()
+
+
+@pytest.mark.parametrize("welcome", [True, False])
+def test_a_program_decides_further_on_clients_that_know_the_token(
+    make_actors: Callable[..., Actors], tmp_path: Path, welcome: bool
+) -> None:
+    asked: list[Credentials] = []
+
+    async def decide(credentials: Credentials) -> Identity | Refused:
+        asked.append(credentials)
+        return Identity("executor") if welcome else Refused("executors of this user are not wanted")
+
+    actors = make_actors(authenticate=decide)
+    actors.mailbox("lines", Line)
+    other = tmp_path / "other.token"
+    Token.make().write(other)
+    with pytest.raises(BridgeRefused, match="the token belongs to another bridge"):
+        RemoteMailbox(actors.bridge.address, "lines", str(other)).describe()
+    assert asked == []
+    if welcome:
+        assert remote(actors).describe().end == {0: 0}
+    else:
+        with pytest.raises(BridgeRefused, match="executors of this user are not wanted"):
+            remote(actors).describe()
+    assert {c.info.peer_credentials and c.info.peer_credentials[1] for c in asked} == {os.getuid()}
+    assert {(c.scheme, c.token) for c in asked} == {("", b"")}  # the bridge's own affair
 
 
 def test_a_process_of_another_user_is_refused(

@@ -14,6 +14,7 @@ from levada.actors.authentication import Credentials, Refused
 from levada.actors.listening import Accepted, Acceptor, ListenerHandle, refuse
 from levada.actors.single import SingleCarrier, SingleDriver, accept_single, listen_single
 from levada.framework import Identity
+from levada.framework.embedding import act_for
 from levada.framework.errors import DecodeError
 from levada.transports import carriers
 from levada.transports.rsocket import ErrorCode, RSocketCore, Sessions
@@ -49,7 +50,10 @@ class ServerConnection(RSocketDriver):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        self.checks_requests = self.listener.gatekeeper.authentication is not None
+        authentication = self.listener.gatekeeper.authentication
+        self.checks_requests = authentication is not None
+        # A quarter of the listener's hooks at most, so that requests of one client do not keep others out.
+        self._checks = trio.CapacityLimiter(1 if authentication is None else max(1, authentication.at_once // 4))
         self.heir: RSocketDriver | None = None
         """The connection of an older session that continues on the carrier accepted here."""
 
@@ -150,9 +154,14 @@ class ServerConnection(RSocketDriver):
         gatekeeper = self.listener.gatekeeper
         own = attrs.evolve(self.credentials, setup=self.handle.setup, identity=self.identity)
         credentials = _with(own, shown)
-        answer = await gatekeeper.decide(credentials)
+        await self._checks.acquire_on_behalf_of(request)
+        try:
+            answer = await gatekeeper.decide(credentials)
+        finally:
+            self._checks.release_on_behalf_of(request)
         if isinstance(answer, Identity):
             request.identity = answer
+            act_for(request.peer)
             return
         gatekeeper.refuse(self.system, credentials, answer, self.identity.name if self.identity is not None else "")
         if answer.code is None:
