@@ -263,9 +263,10 @@ class QmuxConnection:
 
     async def _drain(self) -> None:
         """Wait until the peer has the data of finished streams."""
-        self._draining = {stream.stream_id for stream in self.streams.values() if stream.undelivered}
-        for stream_id in self._draining:
-            self.streams[stream_id].ask_for_ack()
+        finished = [stream for stream in self.streams.values() if stream.undelivered]
+        self._draining = {stream.stream_id for stream in finished}
+        for stream in finished:
+            stream.ask_for_ack()
         last = self._last_finished
         if last is not None and last not in self.streams:  # everything of the streams that are over was written by then
             self._draining.add(last)
@@ -496,7 +497,7 @@ class QmuxConnection:
             try:
                 below.send(pieces)
             except CarrierError as error:
-                self._lose(error)
+                self._lose(error.detail)
                 return
         happened = core.take_events()
         if happened:
@@ -522,14 +523,14 @@ class QmuxConnection:
                     self._written_at = perf_counter()
                     self._write()
         except CarrierError as error:
-            self._lose(error)
+            self._lose(error.detail)
         except Exception as error:  # noqa: BLE001 - a core that fails ends only its own connection
             self._fail(error)
 
-    def _lose(self, error: CarrierError) -> None:
+    def _lose(self, why: str) -> None:
         """Note that the carrier below has failed."""
         if self._reason is None:
-            self._apply(self.core.connection_lost(0, error.detail, trio.current_time()))
+            self._apply(self.core.connection_lost(0, why, trio.current_time()))
         self._reading.cancel()
 
     def _fail(self, error: Exception) -> None:
@@ -565,7 +566,7 @@ class QmuxConnection:
             with trio.move_on_after(self._config.close_timeout):
                 await self._below.close(wait=self._said_goodbye)
         except CarrierError as error:
-            self._lose(error)
+            self._lose(error.detail)
         except Exception as error:  # noqa: BLE001 - as in _run_writer
             self._fail(error)
         finally:
@@ -581,7 +582,7 @@ class QmuxConnection:
             try:
                 happened = await below.receive(core)
             except CarrierError as error:
-                self._lose(error)
+                self._lose(error.detail)
                 return
             self._take_in(happened)
 

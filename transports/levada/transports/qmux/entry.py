@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import SplitResult, urlsplit
 
@@ -158,6 +159,13 @@ async def dial(url: str, config: QmuxConfig | None = None) -> AsyncIterator[Qmux
             yield connection
 
 
+async def _upgrade(settings: WebSocketConfig, path: str | None, stream: ByteStream, left: float) -> WebSocketStream:
+    """Open a WebSocket as the server within `left` seconds."""
+    hurried = attrs.evolve(settings, handshake_timeout=min(left, settings.handshake_timeout))
+    websocket: WebSocketStream = await _carrier("ws").accept_over(stream, hurried, path=path)
+    return websocket
+
+
 @asynccontextmanager
 async def listen(url: str, config: QmuxConfig | None = None) -> AsyncIterator[QmuxListener]:
     """Listen for clients; leaving the block stops that; accepted connections live on.
@@ -172,23 +180,17 @@ async def listen(url: str, config: QmuxConfig | None = None) -> AsyncIterator[Qm
     config = config or QmuxConfig()
     scheme, parts = _split(url)
     settings = _settings(scheme, config)
-    carrier = _carrier(scheme)
-    upgrade: Callable[[ByteStream, float], Awaitable[WebSocketStream]] | None = None
+    upgrade = None
     below: AbstractAsyncContextManager[Any]
     if scheme in ("ws", "wss"):
-
-        async def upgrade(stream: ByteStream, left: float) -> WebSocketStream:
-            hurried = attrs.evolve(settings, handshake_timeout=min(left, settings.handshake_timeout))
-            websocket: WebSocketStream = await carrier.accept_over(stream, hurried, path=parts.path or None)
-            return websocket
-
+        upgrade = partial(_upgrade, settings, parts.path or None)
         host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
         if scheme == "wss":
             below = tls.listen(f"tls://{host}:{443 if parts.port is None else parts.port}", settings.tls)
         else:
             below = tcp.listen(f"tcp://{host}:{80 if parts.port is None else parts.port}", settings.tcp)
     else:
-        below = carrier.listen(parts.geturl(), settings)
+        below = _carrier(scheme).listen(parts.geturl(), settings)
     async with below as streams:
         real = urlsplit(streams.url)
         _check_loopback(scheme, real.netloc, config)
