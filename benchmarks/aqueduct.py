@@ -1,8 +1,8 @@
-"""Aqueduct channels against bare QUIC streams: ``levada bench aqueduct``.
+"""Aqueduct channels against bare QUIC streams, and over QMux against QUIC: ``levada bench aqueduct``.
 
-Client and server run in this process, on loopback with 1,200-byte packets, so that a rate is work per second of CPU time of both ends
-together.  In each round every workload runs on a bare stream of the carrier and on a channel, one right after the other; the figure is
-the ratio of the rates of a round.
+Client and server run in this process, QUIC on loopback with 1,200-byte packets and QMux on a Unix socket, so that a rate is work per
+second of CPU time of both ends together.  In each round every workload runs on its base (a bare stream of QUIC, or a channel over QUIC)
+and as what is measured (a channel over QUIC, or over QMux), one right after the other; the figure is the ratio of the rates of a round.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,22 +57,26 @@ Work = Callable[[Any], Awaitable[int]]
 """Does the workload on a connection; returns how many messages it was."""
 
 
+Side = tuple[Callable[[Path], AbstractAsyncContextManager[Any]], Work]
+"""Connects, with the files in a folder; and what is done on the connection."""
+
+
 @attrs.frozen
 class Workload:
     """One row of the table."""
 
     title: str
     budget: float | None
-    """Rate on a channel divided by the rate on a bare stream, at least."""
-    bare: Work | None
-    channel: Work
+    """Rate of what is measured divided by the rate of the base, at least."""
+    base: Side | None
+    ours: Side
 
 
 def sending(size: int, count: int) -> tuple[Work, Work]:
     """Messages of one size, one after the other, until the other end has all of them."""
     data = bytes(size)
 
-    async def bare(connection: QuicConnection) -> int:
+    async def over_stream(connection: QuicConnection) -> int:
         stream = await connection.open_stream()
         for _ in range(count):
             await stream.send_all(data)
@@ -89,7 +93,7 @@ def sending(size: int, count: int) -> tuple[Work, Work]:
                 await sender.send(data)
         return count
 
-    return bare, over_channel
+    return over_stream, over_channel
 
 
 ROUND_TRIPS = 500
@@ -148,14 +152,6 @@ NOTES: defaultdict[str, list[float]] = defaultdict(list)
 """What workloads have measured beyond a rate, in each round."""
 
 
-WORKLOADS = (
-    Workload("ordered messages of 100 octets", 0.4, *sending(100, 20_000)),
-    Workload("ordered messages of 64 KiB", 0.8, *sending(65_536, 150)),
-    Workload("round trips with a oneshot, one at a time; bare: a stream each", None, bare_requests, oneshot_requests),
-    Workload(f"channels, {MANY:,} open at once", None, None, open_many),
-)
-
-
 # ---------------------------------------------------------------- the other ends
 
 
@@ -176,8 +172,18 @@ async def handle(m: Any) -> None:
             pass
 
 
+def quic_server(folder: Path) -> QuicConfig:
+    return QuicConfig(
+        alpn=("aqueduct",), certificate=folder / "certificate.pem", key=folder / "key.pem", max_packet_size=1_200
+    )
+
+
+def quic_client() -> QuicConfig:
+    return QuicConfig(alpn=("aqueduct",), verify=False, max_packet_size=1_200)
+
+
 @asynccontextmanager
-async def bare_connection(server: QuicConfig, client: QuicConfig) -> AsyncIterator[QuicConnection]:
+async def bare(folder: Path) -> AsyncIterator[QuicConnection]:
     async def accept() -> None:
         connection = (await listener.accept()).accept()
         try:
@@ -186,23 +192,31 @@ async def bare_connection(server: QuicConfig, client: QuicConfig) -> AsyncIterat
         except CarrierError:
             pass
 
-    async with trio.open_nursery() as nursery, listen("quic://127.0.0.1:0", server) as listener:
+    async with trio.open_nursery() as nursery, listen("quic://127.0.0.1:0", quic_server(folder)) as listener:
         nursery.start_soon(accept)
-        async with dial(listener.url, client) as connection:
+        async with dial(listener.url, quic_client()) as connection:
             yield connection
         nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager
-async def channel_connection(server: QuicConfig, client: QuicConfig) -> AsyncIterator[Peer[Any]]:
+async def channels(url: str, serving: Any, calling: Any) -> AsyncIterator[Peer[Any]]:
     core = AqueductConfig(max_channels=3 * MANY, window=UNDER_WAY, mailbox=UNDER_WAY)
     async with ActorSystem() as system:
-        config = PeerConfig(carrier=server, core=core, max_handlers=2 * MANY)
+        config = PeerConfig(carrier=serving, core=core, max_handlers=2 * MANY)
         async with (
-            serve(system, "aqueduct://127.0.0.1:0", handle, Any, config=config) as listener,
-            connect(system, listener.url, object, config=PeerConfig(carrier=client, core=core)) as peer,
+            serve(system, url, handle, Any, config=config) as listener,
+            connect(system, listener.url, object, config=PeerConfig(carrier=calling, core=core)) as peer,
         ):
             yield peer
+
+
+def over_quic(folder: Path) -> AbstractAsyncContextManager[Peer[Any]]:
+    return channels("aqueduct://127.0.0.1:0", quic_server(folder), quic_client())
+
+
+def over_unix(folder: Path) -> AbstractAsyncContextManager[Peer[Any]]:
+    return channels(f"aqueduct+unix://{folder}/socket", None, None)
 
 
 async def rate(connected: Any, work: Work) -> float:
@@ -211,6 +225,24 @@ async def rate(connected: Any, work: Work) -> float:
         began = time.process_time()
         count = await work(carrier)
         return count / (time.process_time() - began)
+
+
+SMALL, LARGE = sending(100, 20_000), sending(65_536, 150)
+WORKLOADS = (
+    Workload("ordered messages of 100 octets", 0.4, (bare, SMALL[0]), (over_quic, SMALL[1])),
+    Workload("ordered messages of 64 KiB", 0.8, (bare, LARGE[0]), (over_quic, LARGE[1])),
+    Workload(
+        "round trips with a oneshot, one at a time; bare: a stream each",
+        None,
+        (bare, bare_requests),
+        (over_quic, oneshot_requests),
+    ),
+    Workload(f"channels, {MANY:,} open at once", None, None, (over_quic, open_many)),
+    Workload("QMux on a Unix socket: messages of 100 octets", 1.5, (over_quic, SMALL[1]), (over_unix, SMALL[1])),
+    Workload("QMux on a Unix socket: messages of 64 KiB", 5.0, (over_quic, LARGE[1]), (over_unix, LARGE[1])),
+    Workload("QMux on a Unix socket: round trips", 1.3, (over_quic, oneshot_requests), (over_unix, oneshot_requests)),
+)
+"""The last rows compare with channels over QUIC."""
 
 
 # ---------------------------------------------------------------- report
@@ -222,9 +254,9 @@ class Row:
 
     workload: Workload
     rates: list[float]
-    """Messages per CPU second on channels."""
+    """Messages per CPU second."""
     ratios: list[float]
-    """Those divided by the ones on bare streams."""
+    """Those divided by the ones of the base."""
 
     @property
     def missed(self) -> bool:
@@ -285,24 +317,17 @@ def run(*, rounds: int, quick: bool, only: str, progress: Callable[[str], None])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         certify(folder)
-        server = QuicConfig(
-            alpn=("aqueduct",),
-            certificate=folder / "certificate.pem",
-            key=folder / "key.pem",
-            max_packet_size=1_200,
-        )
-        client = QuicConfig(alpn=("aqueduct",), verify=False, max_packet_size=1_200)
         for workload in workloads[:1] if quick else workloads:
             row = Row(workload, [], [])
-            times = rounds if workload.bare is not None else 1  # rows without a comparison take long
+            times = rounds if workload.base is not None else 1  # rows without a comparison take long
             for number in range(times):
                 progress(f"{workload.title}, round {number + 1} of {times}")
-                bare = 0.0
-                if workload.bare is not None:
-                    bare = trio.run(rate, bare_connection(server, client), workload.bare)
+                base = 0.0
+                if workload.base is not None:
+                    base = trio.run(rate, workload.base[0](folder), workload.base[1])
                 gc.collect()
-                row.rates.append(trio.run(rate, channel_connection(server, client), workload.channel))
-                if bare:
-                    row.ratios.append(row.rates[-1] / bare)
+                row.rates.append(trio.run(rate, workload.ours[0](folder), workload.ours[1]))
+                if base:
+                    row.ratios.append(row.rates[-1] / base)
             rows.append(row)
     return Report(rows, dict(NOTES), 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

@@ -1,8 +1,9 @@
-"""MAOP against bare QUIC streams of the same carrier: ``levada bench maop``.
+"""MAOP against bare QUIC streams of the same carrier, and over QMux against QUIC: ``levada bench maop``.
 
-Client and server run in processes of their own on loopback, with 1,200-byte packets; both serve and call both ways over one connection
-each.  In each round a workload runs on bare streams and on MAOP, in turns of a fraction of a second; the figure is the ratio of the
-operations per CPU second (client plus server) of all turns but the first, in which the interpreters warm up.
+Client and server run in processes of their own: QUIC on loopback with 1,200-byte packets, QMux on a Unix socket; all serve and call both
+ways over one connection each.  In each round a workload runs on its base (bare streams, or MAOP over QUIC) and as what is measured (MAOP
+over QUIC, or over QMux), in turns of a fraction of a second; the figure is the ratio of the operations per CPU second (client plus server)
+of all turns but the first, in which the interpreters warm up.
 """
 
 from __future__ import annotations
@@ -85,7 +86,11 @@ async def take(call: Call) -> None:
 HANDLERS = {NOTHING: Handler(nothing), TAKE: Handler(take, spec=HandlerSpec(streaming=True, max_payload=2**40))}
 
 
-async def serve_both(folder: Path) -> None:
+def unix_url(folder: Path) -> str:
+    return f"maop+unix://{folder}/socket"
+
+
+async def serve_all(folder: Path) -> None:
     quic = QuicConfig(
         alpn=("bench",),
         certificate=folder / "certificate.pem",
@@ -94,16 +99,12 @@ async def serve_both(folder: Path) -> None:
         max_packet_size=1_200,
     )
     config = PeerConfig(carrier=quic)
+    clients = BearerTokens.of({TOKEN: Identity("bench")})
     async with (
         ActorSystem() as system,
         listen("quic://127.0.0.1:0", quic) as bare,
-        serve(
-            system,
-            "maop://127.0.0.1:0",
-            HANDLERS,
-            authenticate=BearerTokens.of({TOKEN: Identity("bench")}),
-            config=config,
-        ) as listener,
+        serve(system, "maop://127.0.0.1:0", HANDLERS, authenticate=clients, config=config) as listener,
+        serve(system, unix_url(folder), HANDLERS, authenticate=clients),
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(accept, bare)
@@ -195,8 +196,10 @@ class Workload:
     count: float
     """Units in one turn."""
     budget: float | None
-    """Rate of MAOP divided by the rate of bare streams, at least."""
+    """Rate of what is measured divided by the rate of the base, at least."""
     work: Work
+    base: str = "bare"
+    """``"bare"``: what is measured is MAOP over QUIC; ``"quic"``: it is MAOP over QMux."""
 
 
 WORKLOADS = (
@@ -205,7 +208,10 @@ WORKLOADS = (
     Workload(
         f"upload of {UPLOAD >> 20} MiB in blocks of 128 KiB", "MiB/s", UPLOAD >> 20, 0.8, lambda side: side.upload()
     ),
+    Workload("QMux on a Unix socket: 64 at a time", "/s", 768, 1.5, lambda side: many(side.request, 768, 64), "quic"),
+    Workload("QMux on a Unix socket: 1 at a time", "/s", 200, None, lambda side: many(side.request, 200, 1), "quic"),
 )
+"""The last rows compare with MAOP over QUIC."""
 
 
 @attrs.frozen
@@ -214,9 +220,9 @@ class Row:
 
     workload: Workload
     rates: list[float]
-    """Of MAOP, per CPU second of both ends."""
+    """Per CPU second of both ends."""
     ratios: list[float]
-    """The same, divided by the figure of bare streams."""
+    """The same, divided by the figure of the base."""
 
     @property
     def missed(self) -> bool:
@@ -267,7 +273,12 @@ class Report:
 
 
 async def measure(
-    ports: tuple[int, int], workloads: list[Workload], rounds: int, turns: int, progress: Callable[[str], None]
+    folder: Path,
+    ports: tuple[int, int],
+    workloads: list[Workload],
+    rounds: int,
+    turns: int,
+    progress: Callable[[str], None],
 ) -> Report:
     quic = QuicConfig(alpn=("bench",), verify=False, max_packet_size=1_200)
     rows = [Row(workload, [], []) for workload in workloads]
@@ -275,8 +286,9 @@ async def measure(
         ActorSystem() as system,
         dial(f"quic://127.0.0.1:{ports[0]}", quic) as connection,
         connect(system, f"maop://127.0.0.1:{ports[1]}", token=TOKEN, config=PeerConfig(carrier=quic)) as peer,
+        connect(system, unix_url(folder), token=TOKEN) as unix_peer,
     ):
-        bare, maop = Bare(connection), Maop(peer)
+        bare, over_quic, over_unix = Bare(connection), Maop(peer), Maop(unix_peer)
 
         async def spent() -> float:
             return cpu() + float(await bare.request(CPU))
@@ -284,15 +296,16 @@ async def measure(
         for number in range(rounds):
             for row in rows:
                 progress(f"{row.workload.title}, round {number + 1} of {rounds}")
-                costs: dict[Side, float] = {bare: 0.0, maop: 0.0}
+                base, ours = (bare, over_quic) if row.workload.base == "bare" else (over_quic, over_unix)
+                costs: dict[Side, float] = {base: 0.0, ours: 0.0}
                 gc.collect()
                 for turn in range(turns):
                     for side in costs:
                         began = await spent()
                         await row.workload.work(side)
                         costs[side] += await spent() - began if turn or turns == 1 else 0.0
-                row.rates.append(row.workload.count * max(1, turns - 1) / costs[maop])
-                row.ratios.append(costs[bare] / costs[maop])
+                row.rates.append(row.workload.count * max(1, turns - 1) / costs[ours])
+                row.ratios.append(costs[base] / costs[ours])
         memory = 1024 * int(await bare.request(MEMORY))
     return Report(rows, memory)
 
@@ -304,10 +317,10 @@ def run(*, rounds: int, quick: bool, only: str, progress: Callable[[str], None])
         folder = Path(name)
         certify(folder)
         with server(folder) as ports:
-            return trio.run(measure, ports, workloads, rounds, 1 if quick else TURNS, progress)
+            return trio.run(measure, folder, ports, workloads, rounds, 1 if quick else TURNS, progress)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    trio.run(serve_both, parser.parse_args().folder)
+    trio.run(serve_all, parser.parse_args().folder)

@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
+from tests.actors.carried import CARRIERS, cut, settings
 
 from levada.actors.aqueduct import Listener, Peer, PeerConfig, connect, serve
 from levada.actors.aqueduct.connection import AqueductDriver
@@ -81,7 +82,7 @@ class Ends:
 
     def cut(self) -> None:
         """Lose the connection."""
-        self.client.carrier.link.cut("somebody dug")  # type: ignore[union-attr]
+        cut(self.client.carrier)
 
     def left(self) -> tuple[int, ...]:
         """Count what may be left behind, on both sides: halves, unclaimed, tombstones, records, octets, streams but the control stream."""
@@ -121,17 +122,23 @@ class Keeper:
         return keep
 
 
+@pytest.fixture(params=CARRIERS)
+def scheme(request: pytest.FixtureRequest) -> str:
+    """The carrier that connections in memory run on."""
+    return str(request.param)
+
+
 @pytest.fixture
-def start() -> Start:
+def start(scheme: str) -> Start:
     """Begin a connection in memory; keyword arguments are settings of both sides."""
 
     @asynccontextmanager
     async def begin(item: Any = object, **changes: Any) -> AsyncIterator[Ends]:
-        config = PeerConfig(**changes)
+        config = PeerConfig(**{**changes, "carrier": settings(scheme, changes.get("carrier"))})
         with Keeper() as keeper:
             async with (
                 ActorSystem() as system,
-                serve(system, "aqueduct+memory://desk", keeper.function(), Any, config=config) as listener,
+                serve(system, f"aqueduct+{scheme}://desk", keeper.function(), Any, config=config) as listener,
                 connect(system, listener.url, item, config=config) as peer,
             ):
                 yield Ends(system, listener, peer, keeper.got)
@@ -313,7 +320,7 @@ class Two:
 
     def cut(self) -> None:
         """Lose the connection."""
-        self.client.carrier.link.cut("somebody dug")  # type: ignore[union-attr]
+        cut(self.client.carrier)
 
     def left(self) -> tuple[int, ...]:
         """Count what is left on both sides but the entrypoint: halves, records, idle ones."""
@@ -330,19 +337,19 @@ class Two:
 
 
 @pytest.fixture
-def two() -> Callable[..., AbstractAsyncContextManager[Two]]:
+def two(scheme: str) -> Callable[..., AbstractAsyncContextManager[Two]]:
     """Begin two systems; arguments are the class of the actor and its mailbox, keyword arguments settings of both sides."""
 
     @asynccontextmanager
     async def begin(kind: type[Clerk] = Clerk, mailbox: Any = None, **changes: Any) -> AsyncIterator[Two]:
-        config = PeerConfig(**changes)
+        config = PeerConfig(**{**changes, "carrier": settings(scheme, changes.get("carrier"))})
         with Keeper() as keeper:
             async with ActorSystem("there") as there, ActorSystem("here") as here:
                 cell = there.spawn(kind, name="clerk", mailbox=mailbox)
                 there.registry.register("clerk", cell)
                 async with (
                     serve(
-                        there, "aqueduct+memory://office", keeper.function(), Any, expose={"clerk"}, config=config
+                        there, f"aqueduct+{scheme}://office", keeper.function(), Any, expose={"clerk"}, config=config
                     ) as listener,
                     connect(here, listener.url, object, config=config) as peer,
                 ):

@@ -109,12 +109,12 @@ def give_up(half: Handle) -> None:
 
 
 def tasks() -> int:
-    """Count the tasks of the whole run."""
+    """Count the tasks of the whole run, but those that a QMux connection starts when it first has to wait."""
     count, todo = 0, [trio.lowlevel.current_root_task()]
     while todo:
         task = todo.pop()
         assert task is not None
-        count += 1
+        count += not task.name.startswith("levada writer of qmux+")
         todo += [child for nursery in task.child_nurseries for child in nursery.child_tasks]
     return count
 

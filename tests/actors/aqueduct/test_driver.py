@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.actors import carried
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.aqueduct.streams import AT_ONCE
@@ -33,6 +34,7 @@ class Attached:
     def rollback(self) -> None: ...
 
 
+@carried.memory_only
 async def test_others_run_while_many_channels_are_flushed(start: Start, autojump_clock: MockClock) -> None:
     """A turn that concerns a thousand channels lets others run after every few of them, on both sides."""
     channels = 1000
@@ -67,7 +69,7 @@ async def test_others_run_while_many_channels_are_flushed(start: Start, autojump
 async def test_aq20a_a_stopped_stream_is_noticed_without_a_write(start: Start, autojump_clock: MockClock) -> None:
     """A peer that stops an idle message stream, and whose receiver does not end, loses its connection after the time for it."""
     async with start() as ends:
-        async with dial("memory://desk") as carrier:
+        async with dial(ends.listener.url.removeprefix("aqueduct+")) as carrier:
             control: Any = await carrier.open_stream()  # type: ignore[union-attr]
             control.send_nowait(VERSION + ConnectionControl().encode())
             attach: Any = await carrier.open_stream(unidirectional=True)  # type: ignore[union-attr]

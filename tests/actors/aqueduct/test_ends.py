@@ -78,7 +78,7 @@ async def test_a_send_that_waits_for_room_raises_when_the_channel_ends(
             await settled()
             before = sent
             if end == "cut":
-                ends.client.carrier.link.cut("somebody dug")  # type: ignore[union-attr]
+                ends.cut()
             else:
                 got.close()
         got.close()
@@ -165,7 +165,7 @@ async def test_a_lost_connection_ends_all_channels_on_both_sides(start: Start, a
         late, never = channel(int)
         later = await ends.peer.send(Parcel(many=[late]), receipt=True)
         await wait_all_tasks_blocked()
-        ends.client.carrier.link.cut("somebody dug")  # type: ignore[union-attr]
+        ends.cut()
         await wait_all_tasks_blocked()
         assert await receiver.receive() == 1
         assert await got.receiver.receive() == 2
@@ -294,7 +294,7 @@ async def test_the_end_of_the_system_ends_everything(autojump_clock: MockClock) 
 
 async def test_a_peer_that_breaks_a_rule_loses_its_own_connection_only(start: Start, autojump_clock: MockClock) -> None:
     async with start() as ends:
-        async with dial("memory://desk") as carrier:
+        async with dial(ends.listener.url.removeprefix("aqueduct+")) as carrier:
             stream = await carrier.open_stream()  # type: ignore[union-attr]
             stream.send_nowait(b"GET / HTTP/1.1\r\n\r\n")
             reason = await carrier.closed()  # type: ignore[union-attr]
@@ -331,7 +331,7 @@ async def test_a_peer_with_another_codec_is_refused(start: Start, autojump_clock
         core = AqueductCore(client=True, headers=(("levada-codec", b"9"),))
         core.handshake_completed(1200)
         (data,) = [out for out in core.data_to_send(0.0) if isinstance(out, StreamData)]
-        async with dial("memory://desk") as carrier:
+        async with dial(ends.listener.url.removeprefix("aqueduct+")) as carrier:
             stream = await carrier.open_stream()  # type: ignore[union-attr]
             stream.send_nowait(data.data)
             reason = await carrier.closed()  # type: ignore[union-attr]

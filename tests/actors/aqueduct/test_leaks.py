@@ -180,8 +180,9 @@ async def test_what_is_done_with_a_ref_leaves_nothing(step: Step, two: Begin, au
         assert left(both) == before
 
 
-# Actors of streams rest between two uses, with their cells, and timers that were set anew stay in their heap until they are due.
-KEPT = {"StreamActor", "Cell", "Alarm", "Timer"}
+# Actors of streams rest between two uses, with their cells, and timers that were set anew stay in their heap until they are due. Streams of
+# QMux that are over may wait for the next input.
+KEPT = {"StreamActor", "Cell", "Alarm", "Timer", "QmuxStream", "StreamOver"}
 
 
 def objects() -> Counter[str]:

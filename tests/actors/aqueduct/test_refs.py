@@ -483,6 +483,7 @@ async def test_rf12_a_ref_goes_home_as_itself(two: Any, autojump_clock: MockCloc
         (note,) = both.clerk.notes
         assert [note.refs, note.named, note.inner.refs] == [[both.cell] * 2, {"a": both.cell}, [both.cell]]
         assert await both.ref.ask(Do("last")) is both.ref
+        await settled()
         assert len(both.client.core.halves) <= channels + 1  # `send` watches
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
+from tests.actors.carried import CARRIERS, settings
 
 from levada.actors.authenticators import BearerTokens
 from levada.actors.maop import Call, Listener, Peer, PeerConfig, connect, serve
@@ -101,8 +102,14 @@ NOTHING = [0] * 16
 Start = Callable[..., AbstractAsyncContextManager[Ends]]
 
 
+@pytest.fixture(params=CARRIERS)
+def scheme(request: pytest.FixtureRequest) -> str:
+    """The carrier that connections in memory run on."""
+    return str(request.param)
+
+
 @pytest.fixture
-def start() -> Start:
+def start(scheme: str) -> Start:
     """Begin a connection in memory.
 
     `handlers` are the server's, `client` holds keyword arguments of `connect`, `server` those of `serve`; others are settings of both.
@@ -119,9 +126,11 @@ def start() -> Start:
         config = PeerConfig(**changes)
         serving = {"authenticate": TOKENS, "config": config, **(server or {})}
         calling = {"token": b"secret", "config": config, **(client or {})}
+        for side in (serving, calling):
+            side["config"] = attrs.evolve(side["config"], carrier=settings(scheme, side["config"].carrier))
         async with (
             ActorSystem() as system,
-            serve(system, "maop+memory://desk", handlers or {}, **serving) as listener,
+            serve(system, f"maop+{scheme}://desk", handlers or {}, **serving) as listener,
             connect(system, listener.url, **calling) as peer,
         ):
             yield Ends(system, listener, peer)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.actors import carried
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.authentication import Authenticator, Credentials, Refused
@@ -422,6 +423,7 @@ async def test_a_control_pool_that_fails_too_often_ends_its_connection(start: St
 
 
 @pytest.mark.rule("MA-92")
+@carried.memory_only
 async def test_ma92_the_end_goes_on_when_the_control_pool_is_killed(start: Start, autojump_clock: MockClock) -> None:
     """Flushed, then Disconnect and close by 0: within the time that signals need, not the time limit."""
     carrier = MemoryConfig(shape="connection", latency=0.1)
@@ -468,6 +470,7 @@ async def test_ma130_signals_wait_until_there_is_a_stream_for_them(start: Start,
         control.send_nowait(b"", fin=True)
         following = await peer.connection.accept_stream()
         assert list(decode_operations(await following.receive_some())) == [Proceed((second.stream_id,))]
+        await wait_all_tasks_blocked()
         assert not server.starved
         nursery.cancel_scope.cancel()
 

@@ -9,6 +9,7 @@ from time import process_time
 
 import pytest
 import trio
+from tests.actors import carried
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.maop import Handler, HandlerSpec, PeerConfig, TestPlan, connect
@@ -156,7 +157,7 @@ async def test_what_the_worst_operations_cost(
 ) -> None:
     async def attack() -> None:
         async with raw(ends, MANY_STREAMS, pairs=KEYED) as peer:
-            [hostile] = [c for c in ends.listener._actor.connections if c.peer.vendor == "raw"]
+            [hostile] = [c for c in ends.listener._actor.connections if c.handle.vendor == "raw"]
             attacker = Attacker(peer.connection, hostile)
             await worst(attacker)
             await attacker.read()
@@ -176,6 +177,7 @@ async def test_what_the_worst_operations_cost(
     assert (most < peak * MIB, waited < 1.0, spent < seconds) == (True, True, True), (most / MIB, waited, spent)
 
 
+@carried.memory_only
 async def test_what_a_flood_of_authentications_costs(start: Start) -> None:
     """The largest tokens and pairs, of 100 clients at once, none of which is let in; in memory no rate of attempts bounds them."""
     pairs = {f"key-{number}": "x" * 240 for number in range(255)}
@@ -185,7 +187,9 @@ async def test_what_a_flood_of_authentications_costs(start: Start) -> None:
         async with AsyncExitStack() as stack:
             streams = []
             for _ in range(100):
-                connection = await stack.enter_async_context(carriers.dial(url, MANY_STREAMS))
+                connection = await stack.enter_async_context(
+                    carriers.dial(url, carried.settings(url.partition(":")[0], MANY_STREAMS))
+                )
                 assert isinstance(connection, carriers.Connection)
                 stream = await connection.open_stream()
                 await stream.send_all(data[:-1])
@@ -209,6 +213,7 @@ async def test_what_a_flood_of_authentications_costs(start: Start) -> None:
     assert (most < 60 * MIB, waited < 1.0, spent < 8.0) == (True, True, True), (most / MIB, waited, spent)
 
 
+@carried.memory_only
 async def test_a_burst_of_requests_is_read_in_turns(start: Start) -> None:
     """Another client is answered long before the last of 4,000 requests that came at once has been read."""
     async with (
@@ -216,7 +221,7 @@ async def test_a_burst_of_requests_is_read_in_turns(start: Start) -> None:
         connect(ends.system, ends.listener.url, token=b"secret") as other,
         raw(ends, listening=False) as attacker,
     ):
-        (hostile,) = [c for c in ends.listener._actor.connections if c.peer.vendor == "raw"]
+        (hostile,) = [c for c in ends.listener._actor.connections if c.handle.vendor == "raw"]
         for _ in range(4000):
             stream = attacker.connection.try_open_stream()
             assert stream is not None

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.actors import carried
 from trio.testing import MockClock
 
 from levada.actors.authenticators import BearerTokens
@@ -101,6 +102,7 @@ async def test_ma54_a_wait_for_room_that_is_too_long_is_refused(start: Start, au
 
 
 @pytest.mark.rule("MA-118")
+@carried.memory_only
 async def test_ma118_the_rate_of_bodies_is_bounded_by_credit(start: Start, autojump_clock: MockClock) -> None:
     """max_block_rate acts by delayed flow-control credit: the sender waits, nothing is refused."""
     tokens = {b"secret": Identity("c", limits=Limits(octets_per_second=1_000_000.0))}
@@ -159,7 +161,7 @@ async def test_ma117_places_at_work_follow_the_weights(start: Start, autojump_cl
     }
     async with start({101: work}, **settings) as ends:
         async with (
-            connect(ends.system, ends.listener.url, token=b"secret", config=PeerConfig(carrier=carrier)) as other,
+            connect(ends.system, ends.listener.url, token=b"secret", config=ends.client.shared.config) as other,
             trio.open_nursery() as nursery,
         ):
             for number in range(155 * 2 * 5):
@@ -460,7 +462,7 @@ async def raw(
 ) -> AsyncIterator[Raw]:
     """Connect to the server as a peer of one's own making, and be let in; `listening`: it takes what comes on its streams."""
     url = ends.listener.url.removeprefix("maop+")
-    async with carriers.dial(url, carrier) as connection:
+    async with carriers.dial(url, carried.settings(url.partition(":")[0], carrier)) as connection:
         peer = Raw(connection)
         stream = await peer.connection.open_stream()
         stream.send_nowait(Authentication("Bearer", b"secret", pairs or {}, Version(1, 0, 0), "raw").encode(), fin=True)

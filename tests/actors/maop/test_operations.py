@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.actors import carried
 from trio.testing import MockClock
 
 from levada.actors.maop import (
@@ -184,6 +185,7 @@ async def test_a_streaming_handler_gets_pieces_as_they_come(start: Start) -> Non
 
 
 @pytest.mark.rule("MA-118")
+@carried.memory_only
 async def test_ma118_a_slow_streaming_handler_holds_the_sender_back(start: Start, autojump_clock: MockClock) -> None:
     """What the handler has not taken is bounded; the sender waits."""
     sent = [0]
@@ -207,6 +209,7 @@ async def test_ma118_a_slow_streaming_handler_holds_the_sender_back(start: Start
         assert most[0] < 262_144 + 8 * 65_536  # the window, and what the carrier and one read hold
 
 
+@carried.memory_only
 async def test_a_streamed_answer_is_taken_piece_by_piece(start: Start, autojump_clock: MockClock) -> None:
     sent = [0]
     closed: list[bool] = []
@@ -264,7 +267,7 @@ async def test_ma99a_other_response_ids_have_the_applications_own_layout(start: 
 
 
 @pytest.mark.rule("MA-114")
-async def test_ma114_a_handler_knows_its_operation(start: Start, autojump_clock: MockClock) -> None:
+async def test_ma114_a_handler_knows_its_operation(start: Start, scheme: str, autojump_clock: MockClock) -> None:
     """Session, identity, metadata, stream, msg_id, priority, deadline, length, idempotency key."""
     seen: dict[str, Any] = {}
 
@@ -301,7 +304,7 @@ async def test_ma114_a_handler_knows_its_operation(start: Start, autojump_clock:
         assert ends.peer.version == (1, 0, 0)
         assert ends.peer.vendor == "levada"
         assert ends.peer.takes_idempotency
-        assert ends.peer.info.scheme == "memory"
+        assert ends.peer.info.scheme == scheme
         assert not ends.peer.is_over
         await ends.peer.message(101, timeout=5)
         assert (seen["request"], seen["deadline"]) == (False, math.inf)

@@ -585,6 +585,7 @@ class QmuxConnection:
                 self._lose(error.detail)
                 return
             self._take_in(happened)
+            del happened  # or it would hold data and streams while nothing comes
 
     def _take_in(self, happened: list[events.Event]) -> None:
         """Apply a batch of events, and write what they have caused together."""
