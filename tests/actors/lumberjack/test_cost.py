@@ -80,11 +80,19 @@ async def take(unit: Unit) -> None:
     pass
 
 
-async def ship(url: str, stop: trio.Event, waits: list[float], clock: Callable[[], float] = time.process_time) -> None:
+async def ship(
+    url: str,
+    stop: trio.Event,
+    waits: list[float],
+    clock: Callable[[], float] = time.process_time,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
     """Be an honest writer; note the processor's time that each small window takes until its ack."""
     window = encode_window(2, 50) + envelope(2, json_frame(2, b'{"message":"hello"}') * 50)[6:]
     async with dial(url) as dialled:
         stream = cast("ByteStream", dialled)
+        task_status.started()
         while not stop.is_set():
             began = clock()
             await stream.send_all(window)
@@ -196,7 +204,7 @@ def reader_process() -> Iterator[tuple[str, Callable[[], float], Callable[[], tu
 
 @pytest.mark.loopback
 @pytest.mark.release
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and the clock of another process")
 @pytest.mark.rule("LJ-42b")
 @pytest.mark.rule("LJ-47")
@@ -211,8 +219,7 @@ async def test_lj47_eight_at_full_size(message: str) -> None:
     stop = trio.Event()
     with reader_process() as (url, cpu, grown):
         async with trio.open_nursery() as honest:
-            honest.start_soon(ship, "tcp" + url, stop, waits, cpu)
-            await trio.testing.wait_all_tasks_blocked(0.05)
+            await honest.start(ship, "tcp" + url, stop, waits, cpu)
             async with trio.open_nursery() as nursery:
                 for _ in range(8):
                     nursery.start_soon(attack, "tcp" + url, data)

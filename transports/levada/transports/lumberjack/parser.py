@@ -194,7 +194,7 @@ class FrameParser:
         config = self._config
         max_frame, max_key, max_cost = config.max_frame, config.max_key, config.max_cost
         max_depth = config.max_json_depth
-        keys = self._keys
+        keys, large = self._keys, _LARGE
         event_head, u32 = _EVENT_HEAD.unpack_from, _U32.unpack_from
         small_room = min(cost_room, max_cost) - _SMALL_COST
         count = cost = 0
@@ -243,13 +243,11 @@ class FrameParser:
                         if out is None:
                             price = EVENT_COST
                         else:
-                            text = (
-                                data[at + 10 : frame_end] if length <= _LARGE else memoryview(data)[at + 10 : frame_end]
-                            )
+                            text: bytes | memoryview = data if small or length <= large else memoryview(data)
                             try:
-                                value = parse_json(text, max_depth)
+                                value = parse_json(text[at + 10 : frame_end], max_depth)
                             except ValueError as error:
-                                value = self._bad_json(text, str(error), at)
+                                value = self._bad_json(text[at + 10 : frame_end], str(error), at)
                             if small:
                                 # The collector does not track a dict of texts and numbers alone: 0.05 us, where a scan of 400
                                 # bytes takes 0.35. CPython from 3.14 on tracks all, and scans.
@@ -320,7 +318,7 @@ class FrameParser:
                         key = keys.get(name)
                         if key is None:
                             key = self._key(name)
-                        if length <= _LARGE:
+                        if length <= large:
                             fields[key] = str(data[value_at:value_end], "utf-8", "surrogateescape")
                         elif self._ahead is None:
                             price = OCTET_COST * (value_end - start) + EVENT_COST + PAIR_COST * pairs
