@@ -29,6 +29,7 @@ class Endpoint:
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     folder = tmp_path_factory.mktemp("maop")
     token = folder / "token"
+    token.touch(mode=0o600)
     token.write_text("sesame\n")
     command = (
         *LEVADA,

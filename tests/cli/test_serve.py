@@ -135,6 +135,103 @@ def test_the_app_of_the_page(tmp_path: Path, called: Called) -> None:
         assert server.ends() == (0, "")
 
 
+WHO = """
+from levada.actors.rsocket import Request
+from levada.framework import current_peer
+
+async def who(request: Request) -> bytes:
+    return request.identity.name.encode()
+
+async def take(unit) -> None:
+    print(current_peer().identity.name, flush=True)
+"""
+
+
+def test_tokens_are_replaced_while_it_serves(
+    tmp_path: Path, called: Called, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "handlers.py").write_text(WHO)
+    tokens = [private(tmp_path / name) for name in ("old", "new")]
+    lines = []
+    for file in tokens:
+        assert cli.main(["token", "new", "ada", "--role", "reader"]) == 0
+        token, line = capsys.readouterr().out.splitlines()
+        file.write_text(token + "\n")
+        lines.append(line)
+    file = private(tmp_path / "tokens")
+    file.write_text(lines[0])
+    with serving(tmp_path, "handlers:who", "--url", "rsocket+tcp://127.0.0.1:0", "--tokens", "tokens") as server:
+        url = server.told("SERVING ")
+        old, new = (("--token-file", str(token)) for token in tokens)
+        assert called(url, *old) == (0, "ada\n")
+        assert called(url, *old, "--stream", "--json") == (0, '{"data": "ada"}\n')
+        for refused in (new, ()):
+            assert called(url, *refused) == (2, "")
+        file.write_text(lines[1])
+        server.signal(signal.SIGHUP)
+        assert server.says().endswith(" away: These credentials are not valid here.\n")
+        assert server.says() == f"levada: {url} has read its files again\n"
+        assert (called(url, *old), called(url, *new)) == ((2, ""), (0, "ada\n"))
+        file.write_text("nothing of the kind")
+        server.signal(signal.SIGHUP)
+        assert server.says().startswith(f"levada: {url} goes on as before: tokens, line 1: expected NAME")
+        assert called(url, *new) == (0, "ada\n")
+        server.signal(signal.SIGTERM)
+        assert server.ends() == (0, "")
+
+
+@pytest.mark.parametrize("carrier", ["tls", "wss", "quic"])
+def test_clients_show_certificates(tmp_path: Path, called: Called, carrier: str) -> None:
+    (tmp_path / "handlers.py").write_text(WHO)
+    made = make_certificates(tmp_path / "tls")
+    own = ("--cert", str(made.certificate), "--key", str(made.key))
+    url = f"rsocket+{carrier}://127.0.0.1:0"
+    with serving(tmp_path, "handlers:who", "--url", url, *own, "--client-ca", str(made.ca)) as server:
+        url = server.told("SERVING ")
+        assert called(url, "--ca", str(made.ca), *own) == (0, "CN=localhost\n")
+        assert called(url, "--ca", str(made.ca)) == (2, "")
+
+
+def test_writers_show_certificates(tmp_path: Path) -> None:
+    (tmp_path / "handlers.py").write_text(WHO)
+    made = make_certificates(tmp_path / "tls")
+    own = ("--cert", str(made.certificate), "--key", str(made.key))
+    url = "lumberjack+tls://127.0.0.1:0"
+    with serving(tmp_path, "handlers:take", "--url", url, *own, "--client-ca", str(made.ca)) as server:
+        url = server.told("SERVING ")
+        (tmp_path / "log").write_text("one\n")
+        ship = [*LEVADA, "ship", "--to", url, "--ca", str(made.ca), *own, "--once", str(tmp_path / "log")]
+        subprocess.run(ship, env=ENVIRONMENT, cwd=tmp_path, check=True, timeout=50)
+        assert server.line() == "CN=localhost"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (
+            ["--url", "rsocket+tcp://127.0.0.1:0", "--client-ca", "ca.pem"],
+            "--client-ca: rsocket+tcp://127.0.0.1:0 has no TLS",
+        ),
+        (
+            ["--url", "lumberjack://127.0.0.1:0", "--tokens", "tokens"],
+            "--tokens: clients of lumberjack cannot send a token",
+        ),
+        (["--url", "rsocket+tcp://127.0.0.1:0", "--tokens", "tokens"], "cannot read the tokens in tokens"),
+        (["--tokens", "tokens"], "--tokens goes with --url"),
+    ],
+)
+def test_admission_that_cannot_be(tmp_path: Path, arguments: list[str], complaint: str) -> None:
+    (tmp_path / "handlers.py").write_text(WHO)
+    with serving(tmp_path, "handlers:who", *arguments) as server:
+        assert server.says().startswith(f"levada: {complaint}")
+        assert server.ends()[0] == 2
+
+
+def private(file: Path) -> Path:
+    file.touch(mode=0o600)
+    return file
+
+
 def test_what_is_under_way_has_time_and_is_cut_off_by_a_second_signal(tmp_path: Path, called: Called) -> None:
     """A request that never ends holds up the end; health says so meanwhile."""
     (tmp_path / "handlers.py").write_text(HANDLERS)

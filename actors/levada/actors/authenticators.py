@@ -98,7 +98,7 @@ def _read(path: Path) -> dict[bytes, Identity]:
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
-        raise ConfigurationError(f"cannot read the tokens in {path}: {error}") from error
+        raise ConfigurationError(f"cannot read the tokens in {path}: {error.strerror or error}") from error
     warn_if_others_can_read(path, "digests of tokens")
     found: dict[bytes, Identity] = {}
     for number, line in enumerate(lines, 1):

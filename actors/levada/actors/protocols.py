@@ -23,6 +23,7 @@ from levada.framework.errors import ConfigurationError
 from levada.transports.plugins import Part, Plugins, name_of
 
 if TYPE_CHECKING:
+    from levada.actors.authentication import Authenticate
     from levada.actors.explain import Line
     from levada.framework import ActorSystem
     from levada.transports.carriers import TlsConfig
@@ -49,7 +50,14 @@ class Serve(Contract):
     """Serves one handler at a URL."""
 
     def __call__(
-        self, system: ActorSystem, url: str, handler: Any, *, carrier: Any, drain: float
+        self,
+        system: ActorSystem,
+        url: str,
+        handler: Any,
+        *,
+        carrier: Any,
+        drain: float,
+        authenticate: Authenticate | None,
     ) -> AbstractAsyncContextManager[Served]:
         """Serve until the block is left.
 
@@ -59,6 +67,7 @@ class Serve(Contract):
             handler: an async function or an actor class.
             carrier: settings of the URL's carrier; ``None`` means the defaults.
             drain: seconds that open work gets when the block is left.
+            authenticate: decides on clients; ``None`` lets all in.
         """
         ...
 
@@ -154,6 +163,8 @@ class Protocol:
     """Whether it needs a carrier of many streams, so that its URLs mean what `levada.actors.stream_carriers` says."""
     serve: Part[Serve] | None = None
     """For ``levada serve --url``; left out by a protocol that takes more than one handler."""
+    tokens: bool = False
+    """Whether its clients can send a bearer token, for ``levada serve --tokens``."""
     connect: Part[Connect] | None = None
     """For ``levada call``."""
     call: Part[Call] | None = None
@@ -187,6 +198,7 @@ _PROTOCOLS = Plugins(
             scheme="rsocket",
             example="rsocket+tcp://host:port",
             serve=f"{_COMMANDS}.rsocket:serve",
+            tokens=True,
             call=f"{_COMMANDS}.rsocket",
             explain="levada.actors.explain.rsocket",
             interop="levada.actors.interop.rsocket",
@@ -195,6 +207,7 @@ _PROTOCOLS = Plugins(
             scheme="reactivesocket",
             example="reactivesocket+tcp://host:port",
             serve=f"{_COMMANDS}.rsocket:serve",
+            tokens=True,
             call=f"{_COMMANDS}.rsocket",
             explain="levada.actors.explain.reactivesocket",
             interop="levada.actors.interop.rsocket",
@@ -294,4 +307,10 @@ def carrier_settings(carrier: str, tls: TlsConfig | None) -> Any:
         from levada.transports.quic import QuicConfig
     except ModuleNotFoundError as error:
         raise ConfigurationError(f"quic:// needs {error.name}: pip install 'levada[quic]'") from error
-    return QuicConfig(certificate=tls.certificate, key=tls.key, ca=tls.ca, verify=tls.verify)
+    return QuicConfig(
+        certificate=tls.certificate,
+        key=tls.key,
+        ca=tls.ca,
+        verify=tls.verify,
+        client_certificates=tls.client_certificates,
+    )

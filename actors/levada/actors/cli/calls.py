@@ -17,9 +17,21 @@ import trio
 from levada.actors.protocols import SECURE, carrier_settings, of_url
 from levada.framework.errors import ConfigurationError, ConnectionLost, LevadaError
 from levada.transports.carriers import TlsConfig
+from levada.transports.private_files import warn_if_others_can_read
 from levada.transports.text import printable
 
-__all__ = ["CallFailed", "carrier_for", "in_time", "named", "octets_of", "positive", "print_octets", "refuse", "shown"]
+__all__ = [
+    "CallFailed",
+    "carrier_for",
+    "in_time",
+    "named",
+    "octets_of",
+    "positive",
+    "print_octets",
+    "refuse",
+    "shown",
+    "token_of",
+]
 
 
 class CallFailed(LevadaError):
@@ -58,11 +70,21 @@ def carrier_for(args: argparse.Namespace) -> Any:
     given = [f"--{name}" for name in ("ca", "cert", "key", "insecure") if getattr(args, name)]
     if given and carrier not in SECURE:
         raise ConfigurationError(f"{', '.join(given)}: {carrier} has no TLS: use +tls, +wss or +quic")
-    if carrier == "quic" and (args.cert is not None or args.key is not None):
-        raise ConfigurationError("--cert, --key: client certificates do not work over QUIC")
     return carrier_settings(
         carrier, TlsConfig(ca=args.ca, certificate=args.cert, key=args.key, verify=not args.insecure)
     )
+
+
+def token_of(args: argparse.Namespace) -> bytes | None:
+    """Return the token, or the password, in the ``--token-file``; ``None`` if there is none.
+
+    Raises:
+        ConfigurationError: the file cannot be read.
+    """
+    if args.token_file is None:
+        return None
+    warn_if_others_can_read(args.token_file, "a secret")
+    return octets_of(f"@{args.token_file}").rstrip(b"\r\n")
 
 
 def refuse(args: argparse.Namespace, scheme: str, *names: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import trio
 
+from levada.actors.authenticators import CertificateNames
 from levada.actors.lumberjack import Reader, SpoolSink, Unit, serve
 from levada.framework import ActorSystem, restart
 from levada.framework.errors import ConfigurationError
@@ -70,9 +71,13 @@ async def _receive(args: argparse.Namespace, numbers: list[int]) -> int:
         )
     last = 0
     with trio.open_signal_receiver(*numbers) as signals:
+        authenticate = None if args.client_ca is None else CertificateNames()
         async with ActorSystem("receive") as system:
             output = _Printer(as_json=args.json) if args.spool is None else _Spooler(system, args.spool)
-            async with serve(system, args.url, output.take, carrier=carrier) as reader, trio.open_nursery() as nursery:
+            async with (
+                serve(system, args.url, output.take, carrier=carrier, authenticate=authenticate) as reader,
+                trio.open_nursery() as nursery,
+            ):
                 print(f"listening on {reader.url}", file=sys.stderr, flush=True)
                 nursery.start_soon(_when_closed, output, nursery.cancel_scope)
                 async for last in signals:

@@ -15,11 +15,13 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import trio
 
 from levada.actors import protocols
+from levada.actors.authentication import Authenticate
+from levada.actors.authenticators import BearerTokens, CertificateNames
 from levada.framework import Actor, ActorSystem
 from levada.framework.errors import ConfigurationError
 from levada.transports.carriers import TlsConfig
@@ -59,6 +61,18 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--cert", type=Path, metavar="FILE", help="with --url: certificate to show (PEM)")
     parser.add_argument("--key", type=Path, metavar="FILE", help="its key (PEM; default: in the same file)")
+    parser.add_argument(
+        "--client-ca",
+        type=Path,
+        metavar="FILE",
+        help="with --url: clients must show a certificate of these authorities (PEM)",
+    )
+    parser.add_argument(
+        "--tokens",
+        type=Path,
+        metavar="FILE",
+        help="with --url: clients must send a bearer token of this file; 'levada token new' makes them",
+    )
     parser.add_argument(
         "--self-signed",
         type=Path,
@@ -130,7 +144,7 @@ def _is_app(found: Any) -> bool:
 
 
 def _app(found: Any, args: argparse.Namespace) -> App:
-    for name in ("cert", "key", "self_signed"):
+    for name in ("cert", "key", "self_signed", "client_ca", "tokens"):
         if getattr(args, name) is not None:
             raise ConfigurationError(f"--{name.replace('_', '-')} goes with --url; an app has its own settings")
     if inspect.isasyncgenfunction(found):
@@ -153,28 +167,57 @@ def _handler_app(found: Any, args: argparse.Namespace) -> App:
             f"{args.target} is no handler: neither an async function nor an actor class, but {found!r}"
         )
     tls = _certificate(args)
+    for url in args.url:
+        _check(url, args, tls)
+    authenticate = _authenticator(args)
 
     @asynccontextmanager
     async def app(system: ActorSystem) -> AsyncIterator[list[protocols.Served]]:
         async with AsyncExitStack() as stack:
             # More time than they will get: `_Run` cuts off late work, and says so.
             drain = args.drain + 5.0
-            yield [await stack.enter_async_context(_serve(system, url, found, tls, drain)) for url in args.url]
+            yield [
+                await stack.enter_async_context(_serve(system, url, found, tls, drain, authenticate))
+                for url in args.url
+            ]
 
     return app
 
 
-def _serve(
-    system: ActorSystem, url: str, handler: Any, tls: TlsConfig | None, drain: float
-) -> AbstractAsyncContextManager[Any]:
-    """Serve a handler at a URL of any protocol."""
+def _check(url: str, args: argparse.Namespace, tls: TlsConfig | None) -> None:
+    """Refuse a URL that these arguments cannot serve."""
     protocol, carrier = protocols.of_url(url)
     if protocol.serve is None:
         raise ConfigurationError(f"a single handler cannot serve {protocol.scheme}://: write an app")
-    if carrier in protocols.SECURE and tls is None:
-        raise ConfigurationError(f"{url} needs --cert FILE, or --self-signed DIR to make one")
+    if carrier in protocols.SECURE:
+        if tls is None:
+            raise ConfigurationError(f"{url} needs --cert FILE, or --self-signed DIR to make one")
+    elif args.client_ca is not None:
+        raise ConfigurationError(f"--client-ca: {url} has no TLS, so its clients show no certificates")
+    if args.tokens is not None and not protocol.tokens:
+        raise ConfigurationError(f"--tokens: clients of {protocol.scheme} cannot send a token")
+
+
+def _serve(
+    system: ActorSystem,
+    url: str,
+    handler: Any,
+    tls: TlsConfig | None,
+    drain: float,
+    authenticate: Authenticate | None,
+) -> AbstractAsyncContextManager[Any]:
+    """Serve a handler at a URL of any protocol."""
+    protocol, carrier = protocols.of_url(url)
     settings = protocols.carrier_settings(carrier, tls)
-    return resolve(protocol.serve)(system, url, handler, carrier=settings, drain=drain)
+    assert protocol.serve is not None
+    return resolve(protocol.serve)(system, url, handler, carrier=settings, drain=drain, authenticate=authenticate)
+
+
+def _authenticator(args: argparse.Namespace) -> Authenticate | None:
+    """Make the hook; with both options a client needs a certificate, and its token says who it is."""
+    if args.tokens is not None:
+        return BearerTokens(args.tokens)
+    return None if args.client_ca is None else CertificateNames()
 
 
 def _certificate(args: argparse.Namespace) -> TlsConfig | None:
@@ -184,10 +227,15 @@ def _certificate(args: argparse.Namespace) -> TlsConfig | None:
         from levada.actors.interop.certificates import make_certificates
 
         made = make_certificates(args.self_signed)
-        return TlsConfig(certificate=made.certificate, key=made.key)
-    if args.key is not None and args.cert is None:
+        certificate, key = made.certificate, made.key
+    elif args.cert is not None:
+        certificate, key = args.cert, args.key
+    elif args.key is not None:
         raise ConfigurationError("--key needs --cert")
-    return None if args.cert is None else TlsConfig(certificate=args.cert, key=args.key)
+    else:
+        return None
+    asked: Literal["none", "required"] = "none" if args.client_ca is None else "required"
+    return TlsConfig(certificate=certificate, key=key, ca=args.client_ca, client_certificates=asked)
 
 
 class _Run:

@@ -20,6 +20,7 @@ from levada.actors.aqueduct import AqueductConfig, Listener, Peer, PeerConfig, R
 from levada.actors.aqueduct import serve as serve_aqueduct
 from levada.actors.aqueduct.envelopes import ANSWER, ASK, TELL, read_failure
 from levada.actors.aqueduct.halves import CODEC, Unreadable, give_up
+from levada.actors.authentication import Authenticate
 from levada.actors.cli.calls import CallFailed, carrier_for, in_time, octets_of, print_octets, refuse, shown
 from levada.actors.explain.values import EXT_ATTACHMENT, EXT_MESSAGE, Tagged, as_json, as_text, read_value
 from levada.framework import Actor, ActorSystem, OneshotReceiver, Receiver, Sender, channel, oneshot
@@ -35,9 +36,11 @@ REPLY = "@reply"
 
 
 def serve(
-    system: ActorSystem, url: str, handler: Any, *, carrier: Any, drain: float
+    system: ActorSystem, url: str, handler: Any, *, carrier: Any, drain: float, authenticate: Authenticate | None
 ) -> AbstractAsyncContextManager[Listener]:
     """Serve one handler; its annotation says which messages clients may send."""
+    if authenticate is not None:
+        raise ConfigurationError("--client-ca is not for aqueduct")
     config = PeerConfig(carrier=carrier, core=AqueductConfig(drain=drain))
     return serve_aqueduct(system, url, handler, message_type_of(handler), config=config)
 
@@ -96,7 +99,7 @@ async def call(args: argparse.Namespace) -> None:
         ConfigurationError: arguments that make no sense.
         ConnectionLost: no server answers there.
     """
-    refuse(args, "aqueduct", "token_file", "cert", "key")
+    refuse(args, "aqueduct", "token_file")
     if args.kind in ("channel", "push"):
         raise ConfigurationError(f"--{args.kind} is not for aqueduct: one answer, --stream or --fnf")
     data = args.data or []

@@ -6,13 +6,14 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from levada.actors import lumberjack
+from levada.actors.authentication import Authenticate
 from levada.framework import ActorSystem
 
 __all__ = ["serve"]
 
 
 def serve(
-    system: ActorSystem, url: str, handler: Any, *, carrier: Any, drain: float
+    system: ActorSystem, url: str, handler: Any, *, carrier: Any, drain: float, authenticate: Authenticate | None
 ) -> AbstractAsyncContextManager[lumberjack.Reader]:
     """Serve one handler."""
-    return lumberjack.serve(system, url, handler, carrier=carrier)
+    return lumberjack.serve(system, url, handler, carrier=carrier, authenticate=authenticate)

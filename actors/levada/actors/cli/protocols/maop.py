@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from levada.actors.cli.calls import CallFailed, carrier_for, in_time, octets_of, print_octets, refuse, shown
+from levada.actors.cli.calls import CallFailed, carrier_for, in_time, octets_of, print_octets, refuse, shown, token_of
 from levada.actors.maop import Body, ErrorCode, OperationFailed, OperationRefused, Peer, PeerConfig, connect
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
@@ -58,7 +58,7 @@ async def call(args: argparse.Namespace) -> None:
         ConnectionLost: no server answers there, or it does not let the client in.
     """
     body = _body(args)
-    token = None if args.token_file is None else octets_of(f"@{args.token_file}").rstrip(b"\r\n")
+    token = token_of(args)
     who: dict[str, Any] = {"auth_type": "Basic"} if token is None else {"token": token}
     config = PeerConfig(carrier=carrier_for(args))
     async with ActorSystem("call") as system, in_time(connect(system, args.url, config=config, **who), args) as peer:
@@ -118,7 +118,7 @@ def _text(
 
 def _body(args: argparse.Namespace) -> Body:
     """Return the body to send, and refuse arguments that MAOP does not have."""
-    refuse(args, "maop", "cert", "key", "limit")
+    refuse(args, "maop", "limit")
     if args.kind != "response":
         raise ConfigurationError(f"--{args.kind} is not for maop: --request or --message")
     if args.request and args.message:

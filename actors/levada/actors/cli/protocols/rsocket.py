@@ -10,8 +10,9 @@ from typing import Any
 
 import trio
 
+from levada.actors.authentication import Authenticate
 from levada.actors.cli import stdin
-from levada.actors.cli.calls import CallFailed, carrier_for, in_time, named, octets_of, positive, print_octets
+from levada.actors.cli.calls import CallFailed, carrier_for, in_time, named, octets_of, positive, print_octets, token_of
 from levada.actors.rsocket import (
     COMPOSITE,
     ClientConfig,
@@ -25,18 +26,18 @@ from levada.actors.rsocket import (
 from levada.actors.rsocket import serve as serve_rsocket
 from levada.framework import ActorSystem, Sender
 from levada.framework.errors import ConfigurationError, EndOfChannel, ReceiverClosed
-from levada.transports.private_files import warn_if_others_can_read
 from levada.transports.rsocket import ErrorCode
-from levada.transports.rsocket.extensions import BearerAuthentication, SimpleAuthentication
+from levada.transports.rsocket.extensions import BearerAuthentication, CompositeMetadata, SimpleAuthentication
 
 __all__ = ["add_arguments", "call", "serve"]
 
 
 def serve(
-    system: ActorSystem, url: str, handler: Any, *, carrier: Any, drain: float
+    system: ActorSystem, url: str, handler: Any, *, carrier: Any, drain: float, authenticate: Authenticate | None
 ) -> AbstractAsyncContextManager[Listener]:
     """Serve one handler."""
-    return serve_rsocket(system, url, handler, config=ServerConfig(carrier=carrier, drain=drain))
+    config = ServerConfig(carrier=carrier, drain=drain)
+    return serve_rsocket(system, url, handler, authenticate=authenticate, config=config)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "rsocket", "Carriers: rsocket+tcp, +tls, +ws, +wss, +unix, +quic; likewise reactivesocket."
     )
     group.add_argument("--route", help="where the request goes")
-    group.add_argument("--metadata", metavar="DATA", help="metadata as bytes, in the place of --route and --token-file")
+    group.add_argument("--metadata", metavar="DATA", help="metadata as bytes, in the place of --route")
     group.add_argument(
         "--metadata-type",
         metavar="MIME",
@@ -58,7 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the connection (default: application/octet-stream)",
     )
     group.add_argument("--setup", metavar="DATA", help="data to send when connecting")
-    group.add_argument("--user", metavar="NAME", help="user name for the request; the --token-file holds the password")
+    group.add_argument(
+        "--user", metavar="NAME", help="user name for the connection; the --token-file holds the password"
+    )
     group.add_argument("--window", type=positive, default=32, metavar="N", help="answers asked for ahead (default: 32)")
 
 
@@ -70,9 +73,10 @@ async def call(args: argparse.Namespace) -> None:
         ConfigurationError: arguments that make no sense.
         ConnectionLost: no server answers there.
     """
+    metadata_type = args.metadata_type or COMPOSITE
     core = CoreConfig(
-        setup_payload=Payload(b"" if args.setup is None else octets_of(args.setup)),
-        metadata_mime_type=args.metadata_type or COMPOSITE,
+        setup_payload=Payload(b"" if args.setup is None else octets_of(args.setup), _credentials(args, metadata_type)),
+        metadata_mime_type=metadata_type,
         data_mime_type=args.data_type,
     )
     config = ClientConfig(core=core, carrier=carrier_for(args), window=args.window)
@@ -140,17 +144,28 @@ async def _given(data: list[str]) -> AsyncIterator[bytes]:
 
 
 def _metadata(args: argparse.Namespace) -> Any:
-    if args.metadata is not None:
-        if args.route is not None or args.token_file is not None:
-            raise ConfigurationError("--metadata takes the place of --route and --token-file: give one or the other")
-        return octets_of(args.metadata)
-    if args.token_file is None:
+    if args.metadata is None:
+        return None
+    if args.route is not None:
+        raise ConfigurationError("--metadata takes the place of --route: give one or the other")
+    return octets_of(args.metadata)
+
+
+def _credentials(args: argparse.Namespace, metadata_type: str) -> bytes | None:
+    """Return the metadata of SETUP."""
+    token = token_of(args)
+    if token is None:
         if args.user is not None:
             raise ConfigurationError("--user needs --token-file FILE with the password")
         return None
-    warn_if_others_can_read(args.token_file, "a secret")
-    secret = octets_of(f"@{args.token_file}").decode().rstrip("\r\n")
-    return [SimpleAuthentication(args.user, secret) if args.user is not None else BearerAuthentication(secret)]
+    if metadata_type != COMPOSITE:
+        raise ConfigurationError(f"--token-file: metadata of the type {metadata_type} has no place for a token")
+    try:
+        secret = token.decode()
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{args.token_file} is not text in UTF-8") from None
+    shown = SimpleAuthentication(args.user, secret) if args.user is not None else BearerAuthentication(secret)
+    return CompositeMetadata.of(shown).encode()
 
 
 def _print_data(payload: Any) -> None:
