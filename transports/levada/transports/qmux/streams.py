@@ -33,43 +33,47 @@ Due: TypeAlias = dict[Callable[[], bytes], None]
 
 
 class Stream:
-    """One stream. Positions count its bytes since the start; the end counts as one more byte."""
+    """One stream. Positions count its bytes since the start; the end counts as one more byte.
 
-    __slots__ = (
-        "ack_at", "chunks", "consumed", "final_size", "flush_at", "id", "level", "offset", "queued", "receive_limit",
-        "received", "receiving", "reset_code", "send_limit", "sending", "stop_code", "streams", "taken", "watch",
-    )  # fmt: skip
+    What begins the same in each stream is an attribute of the class: half of the time to make one, 1.9 for 3.8 µs, as a request makes two.
+    """
+
+    sending = Sending.OPEN
+    taken = 0
+    """Bytes of the first chunk that are written."""
+    queued = 0
+    """Bytes of `chunks` that are not written."""
+    offset = 0
+    """Bytes written: where the next STREAM frame begins."""
+    send_limit = 0
+    """The peer's limit for `offset`."""
+    flush_at = NEVER
+    """The position of which the owner wants to hear once it is written."""
+    ack_at = NEVER
+    """The position of which the owner wants to hear once the peer has it."""
+    watch = NEVER
+    """The smaller of the two, so that writing a frame compares one number."""
+    reset_code = 0
+    """The code of RESET_STREAM, while it is due."""
+    receiving = Receiving.OPEN
+    received = 0
+    """Bytes that have come: where the next STREAM frame begins."""
+    consumed = 0
+    """Bytes that the application has taken or will never take."""
+    final_size = -1
+    """What `received` will be at the end, once that is known."""
+    stop_code = 0
+    """The code of STOP_SENDING, while it is due."""
 
     def __init__(self, stream_id: int, streams: Streams, level: Level) -> None:
         self.id = stream_id
         self.streams = streams
         self.level = level
         """Where it queues while it has data and credit."""
-        self.sending = Sending.OPEN
         self.chunks: deque[bytes] = deque()
-        """Data queued; the first `taken` bytes are written."""
-        self.taken = 0
-        self.queued = 0
-        """Bytes of `chunks` that are not written."""
-        self.offset = 0
-        """Bytes written: where the next STREAM frame begins."""
-        self.send_limit = 0
-        """The peer's limit for `offset`."""
-        self.flush_at = self.ack_at = NEVER
-        """Positions of which the owner wants to hear once they are written, and once the peer has them."""
-        self.watch = NEVER
-        """The smaller of the two, so that writing a frame compares one number."""
-        self.receiving = Receiving.OPEN
-        self.received = 0
-        """Bytes that have come: where the next STREAM frame begins."""
-        self.consumed = 0
-        """Bytes that the application has taken or will never take."""
+        """Data queued."""
         self.receive_limit = streams.config.stream_window
         """The limit for `received` that the peer knows."""
-        self.final_size = -1
-        """What `received` will be at the end, once that is known."""
-        self.reset_code = self.stop_code = 0
-        """The codes of RESET_STREAM and STOP_SENDING, while they are due."""
 
     def max_stream_data(self) -> bytes:
         """Make MAX_STREAM_DATA. Source: QX-29."""
