@@ -68,7 +68,9 @@ class BearerTokens:
 
     path: Path | None = attrs.field(converter=attrs.converters.optional(_path))
     """The file; None after `of`."""
-    _identities: dict[bytes, Identity] = attrs.field(factory=dict[bytes, Identity], repr=False, kw_only=True)
+    _identities: dict[bytes, Identity] = attrs.field(
+        factory=dict[bytes, Identity], repr=False, kw_only=True, alias="identities"
+    )
 
     def __attrs_post_init__(self) -> None:
         self.reload()
