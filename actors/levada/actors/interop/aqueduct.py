@@ -6,7 +6,8 @@
 * Then the sender is finished. If a receiver ends otherwise (cancelled, lost) it is cancelled instead.
 
 A oneshot is a sender or a receiver as others are, but takes no number after the payload. Other senders are cancelled, and so is what
-travels in the messages of a receiver. QUIC with the protocol name ``aqueduct``; no connection headers are sent.
+travels in the messages of a receiver. No connection headers are sent. The protocol name is ``aqueduct`` over QUIC and ``qmux-02.aqueduct``
+over QMux.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from levada.actors.aqueduct import Listener, PeerConfig, RawMessage
 from levada.actors.aqueduct import serve as serve_aqueduct
 from levada.actors.aqueduct.halves import give_up
 from levada.actors.protocols import carrier_settings
+from levada.actors.stream_carriers import carrier_of
 from levada.framework import ActorSystem, OneshotReceiver, OneshotSender, Receiver, Sender
 from levada.framework.errors import ChannelError, EndOfChannel, NoValue
 from levada.transports.carriers import TlsConfig
 
 __all__ = ["CARRIERS", "add_arguments", "answer", "serve"]
 
-CARRIERS = ("quic",)
+CARRIERS = ("quic", "tcp", "unix", "tls", "ws", "wss")
 AT_ONCE = 10_000
 """Messages of one client that are answered at once: as many as it may have channels."""
 
@@ -72,5 +74,5 @@ def serve(
     system: ActorSystem, carrier: str, where: str, tls: TlsConfig | None, args: argparse.Namespace
 ) -> AbstractAsyncContextManager[Listener]:
     """Serve the contract; arguments as for `levada.actors.interop.rsocket.serve`."""
-    config = PeerConfig(carrier=carrier_settings(carrier, tls), max_handlers=AT_ONCE)
-    return serve_aqueduct(system, f"aqueduct://{where}", answer, RawMessage, config=config)
+    config = PeerConfig(carrier=carrier_settings(carrier_of(carrier), tls), max_handlers=AT_ONCE)
+    return serve_aqueduct(system, f"aqueduct+{carrier}://{where}", answer, RawMessage, config=config)

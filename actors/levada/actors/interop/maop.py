@@ -1,7 +1,8 @@
-"""The contract of ``levada interop maop``: the clients it lets in, and its handlers. QUIC with the protocol name ``maop/1``.
+"""The contract of ``levada interop maop``: the clients it lets in, and its handlers.
 
 Let in is the authentication type Bearer with exactly the token of ``--token``; with ``--allow-anonymous`` the type Basic with an empty
-token, too. Without a decision within 5 seconds a client is turned away.
+token, too. Without a decision within 5 seconds a client is turned away. The protocol name is ``maop/1`` over QUIC and ``qmux-02.maop-1``
+over QMux.
 
 ======  ===================  ==================================================================================================
 msg_id  kind                 does
@@ -40,13 +41,14 @@ from levada.actors.maop import (
 )
 from levada.actors.maop import serve as serve_maop
 from levada.actors.protocols import carrier_settings
+from levada.actors.stream_carriers import carrier_of
 from levada.framework import ActorSystem, Identity
 from levada.framework.errors import ConfigurationError
 from levada.transports.carriers import TlsConfig
 
 __all__ = ["CARRIERS", "HANDLERS", "add_arguments", "authenticator", "serve"]
 
-CARRIERS = ("quic",)
+CARRIERS = ("quic", "tcp", "unix", "tls", "ws", "wss")
 _LIMIT = 8 * 2**20  # bytes of a body
 
 
@@ -166,5 +168,5 @@ def serve(
         control_batch_max=args.control_batch_max,
         drain=1.0,
     )
-    config = PeerConfig(core=core, carrier=carrier_settings(carrier, tls), max_attempts=None)
-    return serve_maop(system, f"maop://{where}", HANDLERS, authenticate=authenticate, config=config)
+    config = PeerConfig(core=core, carrier=carrier_settings(carrier_of(carrier), tls), max_attempts=None)
+    return serve_maop(system, f"maop+{carrier}://{where}", HANDLERS, authenticate=authenticate, config=config)
