@@ -64,7 +64,7 @@ class PeerConfig:
     max_block_rate: float | None = attrs.field(default=None, validator=_RATE)
     """Bytes of bodies that an identity may send per second; above this rate flow-control credit is delayed. Source: MA-118."""
     max_identities: int = attrs.field(default=10_000, validator=_COUNT)
-    """Identities whose quotas are remembered. Beyond that, the idle identity that was quiet the longest is forgotten."""
+    """Tenants whose quotas are remembered. Beyond that, the idle tenant that was quiet the longest is forgotten."""
     dedup_ttl: float = attrs.field(default=600.0, validator=v.gt(0.0))
     """Seconds that the answer to an operation with an idempotency key is kept. Source: MA-123."""
     log_reasons: Literal["debug", "production"] = attrs.field(

@@ -17,16 +17,17 @@ __all__ = ["Registry", "Share"]
 class Rate:
     """A limit in bytes per second, kept as the time when more may be read. Source: MA-118."""
 
-    __slots__ = ("_octets", "until")
+    __slots__ = ("octets", "until")
 
     def __init__(self, octets: float) -> None:
-        self._octets = octets
+        self.octets = octets
+        """The limit."""
         self.until = 0.0
         """When the bytes taken so far are paid for."""
 
     def take(self, octets: int, now: float) -> None:
         """Count bytes."""
-        self.until = max(self.until, now) + octets / self._octets
+        self.until = max(self.until, now) + octets / self.octets
 
 
 @attrs.define(eq=False)
@@ -35,7 +36,7 @@ class Share:
 
     quota: Quota
     """Operations and bytes in use."""
-    rate: Rate | None
+    rate: Rate | None = None
     """Limits the bytes of bodies; ``None`` without a limit."""
     cores: set[MaopCore] = attrs.field(factory=set)
     """Cores of the connections that use it now."""
@@ -74,17 +75,22 @@ class Registry:
         return len(self._shares)
 
     def enter(self, identity: Identity, core: MaopCore) -> Share:
-        """Let a connection use the share of its tenant. `Share.leave` ends the use."""
+        """Let a connection use the share of its tenant, whose limits are from now on those of this identity. `Share.leave` ends the use."""
+        settings, limits = self._config.core, identity.limits
+        operations = limits.max_operations or settings.max_inflight_ops
+        octets = limits.max_octets or settings.max_buffer_bytes
+        rate = limits.octets_per_second or self._config.max_block_rate
         share = self._shares.get(identity.tenant)
         if share is None:
-            settings, limits = self._config.core, identity.limits
-            rate = limits.octets_per_second or self._config.max_block_rate
-            quota = Quota(
-                limits.max_operations or settings.max_inflight_ops, limits.max_octets or settings.max_buffer_bytes
-            )
-            share = self._shares[identity.tenant] = Share(quota, None if rate is None else Rate(rate))
+            share = self._shares[identity.tenant] = Share(Quota(operations, octets))
+        share.quota.max_operations, share.quota.max_octets = operations, octets
+        if rate is None:
+            share.rate = None
+        elif share.rate is None:
+            share.rate = Rate(rate)
         else:
-            self._shares.move_to_end(identity.tenant)
+            share.rate.octets = rate
+        self._shares.move_to_end(identity.tenant)
         share.cores.add(core)
         self._forget()
         return share
