@@ -129,6 +129,7 @@ def test_d15_new_limits_go_out_when_half_is_taken() -> None:
     wire.core.consumed(0, 49)
     assert wire.frames() == []
     wire.core.consumed(0, 1)
+    assert wire.core.has_output
     wire.core.consumed(0, 10)
     assert wire.frames() == [Frame(MAX_STREAM_DATA, (0, 160), b"")]
     wire.core.consumed(0, 40)
@@ -154,6 +155,7 @@ def test_qx27_what_comes_for_a_forgotten_stream_is_given_back() -> None:
         assert wire.give(stream(2, at * 10, bytes(10))) == []
         wire.take()
     assert wire.give(stream(6, 0, bytes(60)))[1:] == [StreamData(6, bytes(60), False)]
+    assert code(wire, stream(2, 0, bytes(101))) == FLOW  # it counts all the same
 
 
 @pytest.mark.rule("QX-27", "QX-31")

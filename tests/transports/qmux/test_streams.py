@@ -296,9 +296,19 @@ def test_qx25_what_arrives_after_a_stop_is_dropped_and_given_back() -> None:
     assert wire.frames() == [Frame(FrameType.MAX_DATA, (180,), b"")]
     wire.core.consumed(2, 40)  # a call that crossed the stop
     assert wire.give(encode_frame(FrameType.RESET_STREAM, 2, 5, 90)) == [StreamReset(2, 5), StreamOver(2)]
-    # The second 50 of 100 are given back together.
+    assert wire.frames() == []  # 90 of 180 are used, so no more than half
     assert wire.give(stream(6, 0, bytes(90)))[1:] == [StreamData(6, bytes(90), False)]
     assert code(wire, stream(6, 90, b"x")) == FLOW
+
+
+@pytest.mark.rule("QX-25", "QX-27")
+def test_qx25_a_stopped_stream_keeps_its_limit() -> None:
+    """Only the window of the connection grows."""
+    wire = Wire(stream_window=100)
+    wire.give(stream(2, 0, bytes(40)))
+    wire.core.stop(2, 5)
+    wire.give(stream(2, 40, bytes(60)))
+    assert code(wire, stream(2, 100, b"x")) == FLOW
 
 
 @pytest.mark.rule("QX-25")

@@ -118,10 +118,10 @@ class QmuxCore:
     @property
     def has_output(self) -> bool:
         """Whether `data_to_send` may have something to return now. Owners ask before each write, so it is a few comparisons."""
-        if self._due or self._datagrams or self._alone:
+        if self._due or self._datagrams or self._alone or self._sender.ready:
             return True
-        if self._sender.ready or self._liveness.has_ping:
-            return True
+        if self._streams.unconfirmed or self._liveness.ping_due:
+            return self._liveness.may_ping
         return self._state is _DRAINING and self._drain_ping is None and not self._streams.table
 
     def take_events(self) -> list[Event]:
@@ -176,7 +176,7 @@ class QmuxCore:
         if self._datagrams:
             self._write_datagrams(budget)
         self._sender.write(records, budget)
-        if self._liveness.has_ping:
+        if (self._streams.unconfirmed or self._liveness.ping_due) and self._liveness.may_ping:
             records.add(self._liveness.ping(now))
         out = records.take()
         if out:

@@ -57,9 +57,9 @@ class Liveness:
             self._idle_since = now
 
     @property
-    def has_ping(self) -> bool:
-        """Whether a ping is to be written: one is due or a stream waits for one, and none is under way."""
-        return self._sent_at is None and (self.ping_due or len(self._streams.unconfirmed) > 0)
+    def may_ping(self) -> bool:
+        """Whether no ping is under way."""
+        return self._sent_at is None
 
     def ping(self, now: float) -> bytes:
         """Make the ping; it follows everything written so far. Source: QX-10, D-23."""
