@@ -17,10 +17,12 @@ import pytest
 import trio
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
+from levada.actors import maop
+from levada.actors.authenticators import BearerTokens
 from levada.actors.console import Snapshot, connect_console, serve_console, show, take_snapshot, text
 from levada.actors.console.server import IDLE, MOST_CLIENTS, PATIENCE
 from levada.actors.console.wire import LineReader
-from levada.framework import Actor, ActorSystem, Asks, Ref, handles, message, restart
+from levada.framework import Actor, ActorSystem, Asks, Identity, Ref, handles, message, restart
 from levada.framework.errors import (
     CarrierError,
     ConfigurationError,
@@ -453,13 +455,38 @@ async def test_the_text(autojump_clock: MockClock) -> None:
     assert lines[1].startswith("wait for a turn: 50 % below ")
     # The time that a message has waited is real time, also under a virtual clock.
     table = [line.split() for line in lines[2:]]
-    assert table[0] == ["actor", "class", "state", "queue", "oldest", "handled", "per", "s", "restarts", "in"]
+    assert table[0] == ["actor", "class", "state", "queue", "oldest", "handled", "per", "s", "restarts", "in", "about"]
     assert table[1] == ["/", "Root", "idle", "0", "0", "0"]
     assert table[2][:4] == ["office", "Office", "waiting", "1"]
     line = Office.wait.__code__.co_firstlineno + 2
     assert table[2][-5:] == ["Office.wait", f"test_console.py:{line}", "waits", "for", "/office/clerk0"]
     assert lines[5].startswith("  clerk0 ")
     assert table[4] == ["clerk1", "Clerk", "idle", "0", "20", "10"]
+
+
+async def test_listeners_and_connections_say_who_is_there() -> None:
+    clients = BearerTokens.of({b"secret": Identity("ada")})
+    async with ActorSystem() as system, maop.serve(system, "maop+memory://desk", {}, authenticate=clients) as listener:
+        with pytest.raises(maop.Disapproved):
+            async with maop.connect(system, listener.url, token=b"guess"):
+                pass
+        async with maop.connect(system, listener.url, token=b"secret") as peer:
+            snapshot = Snapshot.from_json(json.loads(json.dumps(take_snapshot(system).to_json())))
+            about = {row.kind: row.about for row in snapshot.actors if row.about and row.kind != "Connection"}
+            server, client = listener.peers[0].info, peer.info
+            assert about == {
+                "ListenerActor": f"{listener.url}, clients: 1, refused: 1",
+                "ServerConnection": f"ada ({server.peer})",
+                "ClientConnection": client.peer,
+            }
+            assert f"  ada ({server.peer})\n" in text(snapshot)
+
+
+async def test_a_snapshot_of_an_older_program_has_less_about_actors() -> None:
+    async with ActorSystem() as system:
+        members = take_snapshot(system).to_json()
+        del members["actors"][0]["about"]
+        assert Snapshot.from_json(members).actors[0].about == ""
 
 
 async def test_sorted_and_cut_at_a_depth() -> None:

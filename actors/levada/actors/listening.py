@@ -17,7 +17,7 @@ import trio
 
 from levada.actors.authentication import Authenticate, Authentication, Gatekeeper
 from levada.framework import Actor, ActorSystem, Reason, Ref
-from levada.framework.embedding import adopt
+from levada.framework.embedding import DescribedActor, adopt
 from levada.framework.errors import CarrierError, ConfigurationError, LevadaError
 from levada.transports.carriers import ByteStream, Incoming, Listener, MessageStream
 
@@ -43,7 +43,7 @@ A = TypeVar("A", bound="Acceptor[Any]")
 R = TypeVar("R", bound="Driver[Any] | Acceptor[Any]")
 
 
-class Acceptor(Actor[Any], Generic[C]):
+class Acceptor(DescribedActor, Generic[C]):
     """Accepts carriers and makes a connection of each."""
 
     authenticate: Authenticate | Authentication | None = attrs.field(default=None, kw_only=True)
@@ -82,6 +82,12 @@ class Acceptor(Actor[Any], Generic[C]):
     def make(self, accepted: Any) -> Actor[Any]:
         """Make the actor of a connection from an accepted carrier; if the actor never runs, the carrier is refused."""
         raise NotImplementedError
+
+    @property
+    def about(self) -> str:
+        """The URL, and the number of clients."""
+        refused = f", refused: {self.gatekeeper.refused:,}" if self.gatekeeper.refused else ""
+        return f"{self.url}, clients: {len(self.connections):,}{refused}"
 
     def started(self) -> None:
         """Begin to listen, and register with the end of the system."""

@@ -97,6 +97,7 @@ class Actor(Generic[M]):
 
     _table: ClassVar[dict[Any, Any]] = {}
     _is_connection: ClassVar[bool] = False
+    _has_about: ClassVar[bool] = False
     _is_loop: ClassVar[bool] = False
     _has_start: ClassVar[bool] = False
     _has_stopping: ClassVar[bool] = False

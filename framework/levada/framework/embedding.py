@@ -78,6 +78,7 @@ __all__ = [
     "Ask",
     "ChannelCore",
     "ConnectionActor",
+    "DescribedActor",
     "Envelope",
     "Half",
     "LocalRef",
@@ -102,10 +103,27 @@ __all__ = [
 ]  # fmt: skip
 
 
-class ConnectionActor(Actor[Any]):
+class DescribedActor(Actor[Any]):
+    """An actor that says in a snapshot what it is."""
+
+    _has_about: ClassVar[bool] = True
+
+    @property
+    def about(self) -> str:
+        """A short printable text for `ActorInfo.about`. Called for each snapshot, so it must be quick and must not raise."""
+        raise NotImplementedError
+
+
+class ConnectionActor(DescribedActor):
     """An actor that is a connection: it and the actors that it spawns act for `remote_peer`, see `Actor.peer`."""
 
     _is_connection: ClassVar[bool] = True
+
+    @property
+    def about(self) -> str:
+        """The other end."""
+        peer = self.remote_peer
+        return "" if peer is None else str(peer)
 
     @property
     def remote_peer(self) -> RemotePeer | None:

@@ -60,3 +60,5 @@ class ActorInfo:
     children: tuple[ActorInfo, ...]
     hidden: int = 0
     """The number of children left out of the snapshot, see `Observer.tree`."""
+    about: str = ""
+    """Of a connection: who is at its other end. Of a listener: its URL, clients and refusals."""

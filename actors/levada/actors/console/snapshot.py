@@ -42,6 +42,7 @@ class Row:
     """Paths of the actors that it waits for, at most a hundred."""
     hidden: int
     """Children that the limit left out."""
+    about: str = ""
 
 
 _COLUMNS = tuple(field.name for field in attrs.fields(Row))
@@ -116,7 +117,11 @@ class Snapshot:
 
 
 def _make(cls: type[Any], value: Mapping[str, Any], **known: Any) -> Any:
-    fields = {field.name: value[field.name] for field in attrs.fields(cls) if field.name not in known}
+    wanted = (field for field in attrs.fields(cls) if field.name not in known)
+    # An older program leaves out the members that came later.
+    fields = {
+        field.name: value[field.name] for field in wanted if field.name in value or field.default is attrs.NOTHING
+    }
     # JSON has lists for tuples.
     return cls(**{name: tuple(one) if isinstance(one, list) else one for name, one in fields.items()}, **known)
 
@@ -147,6 +152,7 @@ def take_snapshot(system: ActorSystem, *, limit: int = MOST_ACTORS) -> Snapshot:
                 where=info.where,
                 waits_for=info.waits_for[:_MOST_WAITS],
                 hidden=info.hidden,
+                about=info.about,
             )
         )
     return Snapshot(

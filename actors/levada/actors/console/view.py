@@ -19,7 +19,7 @@ Sort = Literal["tree", "path", "queue", "age", "handled", "rate", "restarts"]
 SORTS: Final[tuple[Sort, ...]] = get_args(Sort)
 """Orders of a table: ``tree`` indents children below their parent, ``path`` is alphabetical, and all others put the largest figure first."""
 
-HEADINGS: Final = ("actor", "class", "state", "queue", "oldest", "handled", "per s", "restarts", "in")
+HEADINGS: Final = ("actor", "class", "state", "queue", "oldest", "handled", "per s", "restarts", "in", "about")
 NUMBERS: Final = frozenset({3, 4, 5, 6, 7})
 """Columns that are set to the right."""
 
@@ -103,6 +103,7 @@ def table(
             f"{rates[row.path]:,.0f}" if row.path in rates else "",
             f"{row.restarts:,}" if row.restarts else "",
             _doing(row),
+            printable(row.about),
         )
         for row in rows
     ]

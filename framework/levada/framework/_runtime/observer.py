@@ -3,7 +3,7 @@
 Nothing is collected per message.  One turn in 63 is timed for the histograms; the clock is read once per turn anyway.
 
 Private fields used here: ``Cell._actor``, ``Cell._extras``, ``Cell._handled``, ``Cell._idle``, ``Cell._parent``,
-``Cell._since``, ``Cell._worker``.
+``Cell._since``, ``Cell._worker``, ``Actor._has_about``.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Observer:
 
     def _info(self, cell: Cell, now: float, children: tuple[ActorInfo, ...], hidden: int) -> ActorInfo:
         worker = cell._worker
-        extras = cell._extras
+        extras, actor = cell._extras, cell._actor
         depth = cell.depth()
         if worker is not None:
             state = "waiting"
@@ -115,7 +115,7 @@ class Observer:
             state = "idle" if cell._idle else "ready"
         return ActorInfo(
             path=cell.path,
-            kind=type(cell._actor).__name__,
+            kind=type(actor).__name__,
             state=state,
             depth=depth,
             age=max(0.0, now - cell._since) if depth and cell.phase is RUNNING else 0.0,
@@ -126,6 +126,7 @@ class Observer:
             waits_for=tuple(target.path for target in worker.waits) if worker is not None else (),
             children=children,
             hidden=hidden,
+            about=actor.about if actor is not None and actor._has_about else "",
         )
 
     def waits(self) -> list[tuple[str, str]]:
