@@ -1,0 +1,133 @@
+"""Client certificates by the same settings for every protocol over every carrier with TLS, and tokens that are replaced meanwhile.
+
+Lumberjack, which has neither answers nor tokens, has its own test: `tests.actors.lumberjack.test_authentication`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from levada.actors import maop, protocols, rsocket
+from levada.actors.authentication import Authenticate
+from levada.actors.authenticators import BearerTokens, CertificateNames, new_token
+from levada.actors.interop.certificates import SelfSigned, make_certificates
+from levada.framework import ActorSystem, Identity, current_peer
+from levada.framework.errors import LevadaError
+from levada.transports.carriers import TlsConfig
+from levada.transports.rsocket.extensions import BearerAuthentication, CompositeMetadata
+
+pytestmark = pytest.mark.loopback
+
+Ask = Callable[[], Awaitable[bytes]]
+
+
+async def who(_: Any) -> bytes:
+    peer = current_peer()
+    assert peer is not None
+    assert peer.identity is not None
+    return f"{peer.identity.name} by {peer.info.scheme}".encode()
+
+
+def serve(system: ActorSystem, url: str, authenticate: Authenticate, carrier: Any) -> AbstractAsyncContextManager[Any]:
+    """Serve the name of each client."""
+    if url.startswith("maop"):
+        config = maop.PeerConfig(carrier=carrier)
+        return maop.serve(system, url, {101: who}, authenticate=authenticate, config=config)
+    return rsocket.serve(system, url, who, authenticate=authenticate, config=rsocket.ServerConfig(carrier=carrier))
+
+
+@asynccontextmanager
+async def connect(system: ActorSystem, url: str, carrier: Any, token: bytes | None = None) -> AsyncIterator[Ask]:
+    """Connect, and yield a function that asks for this client's name."""
+    if url.startswith("maop"):
+        shown: dict[str, Any] = {"auth_type": "Basic"} if token is None else {"token": token}
+        async with maop.connect(system, url, config=maop.PeerConfig(carrier=carrier), **shown) as peer:
+
+            async def ask() -> bytes:
+                return bytes(await peer.request(101))
+
+            yield ask
+        return
+    metadata = None if token is None else CompositeMetadata.of(BearerAuthentication(token.decode())).encode()
+    core = rsocket.CoreConfig(metadata_mime_type=rsocket.COMPOSITE, setup_payload=rsocket.Payload(b"", metadata))
+    async with rsocket.connect(system, url, config=rsocket.ClientConfig(carrier=carrier, core=core)) as client:
+
+        async def request() -> bytes:
+            return (await client.request_response(b"")).data
+
+        yield request
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> SelfSigned:
+    return make_certificates(tmp_path_factory.mktemp("ours"))
+
+
+URLS = {
+    "rsocket+tls": "tls",
+    "rsocket+wss": "wss",
+    "rsocket+quic": "quic",
+    "reactivesocket+tls": "tls",
+    "maop": "quic",
+    "maop+tls": "qmux+tls",
+    "maop+wss": "qmux+wss",
+}
+
+
+@pytest.mark.parametrize(("scheme", "carrier"), URLS.items())
+async def test_clients_are_known_by_their_certificates(
+    made: SelfSigned, tmp_path: Path, scheme: str, carrier: str
+) -> None:
+    strange = make_certificates(tmp_path)
+    serving = TlsConfig(certificate=made.certificate, key=made.key, ca=made.ca, client_certificates="required")
+    known = TlsConfig(ca=made.ca, certificate=made.certificate, key=made.key)
+    refused = [TlsConfig(ca=made.ca), attrs.evolve(known, certificate=strange.certificate, key=strange.key)]
+
+    def settings(tls: TlsConfig) -> Any:
+        return protocols.carrier_settings(carrier, tls)
+
+    async with (
+        ActorSystem() as system,
+        serve(system, f"{scheme}://127.0.0.1:0", CertificateNames(), settings(serving)) as listener,
+    ):
+        async with connect(system, listener.url, settings(known)) as ask:
+            assert await ask() == f"CN=localhost by {carrier}".encode()
+        for tls in refused:
+            with pytest.raises((LevadaError, ExceptionGroup)):
+                async with connect(system, listener.url, settings(tls)) as ask:
+                    await ask()
+
+
+@pytest.mark.parametrize("scheme", ["rsocket+tcp", "reactivesocket+tcp", "maop+tcp"])
+async def test_tokens_are_replaced_while_clients_stay(tmp_path: Path, scheme: str) -> None:
+    file = tmp_path / "tokens"
+    file.touch(mode=0o600)
+    first, old_line = new_token(Identity("ada"))
+    second, new_line = new_token(Identity("ada"))
+    file.write_text(old_line)
+    async with (
+        ActorSystem() as system,
+        serve(system, f"{scheme}://127.0.0.1:0", BearerTokens(file), None) as listener,
+        connect(system, listener.url, None, first) as old,
+    ):
+        file.write_text(f"{old_line}\n{new_line}\n")
+        listener.reload()
+        for token in (first, second):
+            async with connect(system, listener.url, None, token) as ask:
+                assert (await ask()).startswith(b"ada by ")
+        file.write_text(new_line)
+        listener.reload()
+        async with connect(system, listener.url, None, second) as ask:
+            assert (await ask()).startswith(b"ada by ")
+        for token in (first, b"", None):
+            with pytest.raises((LevadaError, ExceptionGroup)):
+                async with connect(system, listener.url, None, token) as ask:
+                    await ask()
+        assert (await old()).startswith(b"ada by "), "a client that is connected stays"
+        assert listener.refused == 3
