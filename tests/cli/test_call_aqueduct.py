@@ -17,10 +17,11 @@ import trio
 
 from levada.actors import cli
 from levada.actors.aqueduct import PeerConfig, RawMessage, serve
+from levada.actors.authenticators import BearerTokens
 from levada.actors.cli.protocols.aqueduct import message_octets
 from levada.actors.interop.aqueduct import answer
 from levada.actors.interop.certificates import SelfSigned, make_certificates
-from levada.framework import Actor, ActorSystem, Asks, Codec, OneshotSender, Sender, handles, message
+from levada.framework import Actor, ActorSystem, Asks, Codec, Identity, OneshotSender, Sender, handles, message
 from levada.framework.codec import AttachmentKind
 from levada.framework.errors import ConfigurationError
 from levada.transports.quic import QuicConfig
@@ -99,7 +100,7 @@ def desk() -> Desk:
     return Desk()
 
 
-def _served(handler: Callable[..., Any], made: SelfSigned, message_type: Any) -> Iterator[str]:
+def _served(handler: Callable[..., Any], made: SelfSigned, message_type: Any, hook: Any = None) -> Iterator[str]:
     """Serve in a thread: `cli.main` has a trio run of its own."""
     ready, urls = threading.Event(), []
     stop: list[tuple[trio.lowlevel.TrioToken, trio.CancelScope]] = []
@@ -107,12 +108,11 @@ def _served(handler: Callable[..., Any], made: SelfSigned, message_type: Any) ->
     async def main() -> None:
         quic = QuicConfig(certificate=made.certificate, key=made.key)
         config = PeerConfig(carrier=quic)
+        url, exposed = "aqueduct://127.0.0.1:0", ["clerk"]
         with trio.CancelScope() as scope:
             async with (
                 ActorSystem() as system,
-                serve(
-                    system, "aqueduct://127.0.0.1:0", handler, message_type, config=config, expose=["clerk"]
-                ) as listener,
+                serve(system, url, handler, message_type, authenticate=hook, config=config, expose=exposed) as listener,
             ):
                 system.registry.register("clerk", system.spawn(Clerk, []))
                 urls.append(listener.url)
@@ -139,6 +139,11 @@ def url(made: SelfSigned, desk: Desk) -> Iterator[str]:
 def raw_url(made: SelfSigned) -> Iterator[str]:
     """The contract of `levada interop aqueduct`."""
     yield from _served(answer, made, RawMessage)
+
+
+@pytest.fixture
+def guarded_url(made: SelfSigned) -> Iterator[str]:
+    yield from _served(answer, made, RawMessage, BearerTokens.of({b"secret": Identity("ada")}))
 
 
 @pytest.fixture
@@ -239,7 +244,7 @@ def test_no_connection_in_time_is_exit_code_2(call: Call, url: str, options: tup
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--token-file", "x"], "--token-file is not for aqueduct"),
+        (["--token-file", "/no/such/file"], "cannot read /no/such/file"),
         (["--channel"], "--channel is not for aqueduct: one answer, --stream or --fnf"),
         (["--data", "a", "--data", "b"], "aqueduct takes one --data"),
         (["--lookup", "clerk"], "--lookup needs the --tag of a question"),
@@ -276,3 +281,14 @@ def test_octets_are_those_of_the_codec() -> None:
     assert (decoded.first, got) == (Price("E", 1.0), [(0, AttachmentKind.SENDER)])
     with pytest.raises(ConfigurationError):
         message_octets("t", [sys.maxsize * 4], None)
+
+
+def test_a_token_opens_the_door(call: Callable[..., tuple[int, str, str]], guarded_url: str, tmp_path: Path) -> None:
+    tokens = [tmp_path / name for name in ("good", "bad")]
+    for file, token in zip(tokens, ("secret\n", "guess\n"), strict=True):
+        file.touch(mode=0o600)
+        file.write_text(token)
+    assert call(guarded_url, "--data", "echo hello", "--token-file", str(tokens[0])) == (0, "echo hello\n", "")
+    code, out, err = call(guarded_url, "--data", "echo hello", "--token-file", str(tokens[1]))
+    assert (code, out) == (2, "")
+    assert "These credentials are not valid here." in err

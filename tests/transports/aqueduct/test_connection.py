@@ -133,6 +133,25 @@ def test_e14_a_client_that_cannot_have_the_answer_must_say_version(wire: Callabl
         assert w.broken() == "E-14"
 
 
+@pytest.mark.rule("AQ-15")
+@pytest.mark.parametrize("greets", [False, True])
+def test_aq15_a_client_has_some_seconds_to_greet(wire: Callable[..., Wire], greets: bool) -> None:
+    """They count from the handshake; the application may take any time for its answer."""
+    w = wire(client=False, greet=False, config=AqueductConfig(greeting=3.0))
+    assert w.core.handshake_completed(1170, now=7.0) == []
+    assert w.core.next_deadline() == 10.0
+    w.events += w.core.handle_timeout(9.9)
+    if greets:
+        w.give(0, VERSION, ConnectionControl())
+        assert w.core.next_deadline() is None
+        w.events += w.core.handle_timeout(99.0)
+        assert w.events == [HeadersReceived(())]
+    else:
+        w.events += w.core.handle_timeout(10.0)
+        assert w.broken() == "AQ-15"
+        assert w.closed == CloseConnection(CloseCode.LIMIT, "AQ-15: no ConnectionControl within 3 s", 0.0)
+
+
 @pytest.mark.rule("AQ-17")
 def test_aq17_the_server_holds_what_overtakes_the_greeting(wire: Callable[..., Wire]) -> None:
     """Streams and datagrams that come first are processed, each in its order, once the server has answered."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import attrs
 from attrs import validators as v
@@ -18,7 +18,10 @@ from levada.transports.carriers import MemoryConfig, dial, listen
 from levada.transports.carriers.race import Fallback
 from levada.transports.qmux import QmuxConfig
 
-__all__ = ["PeerConfig", "dial_carrier", "listen_carrier"]
+__all__ = ["AUTHORIZATION", "PeerConfig", "dial_carrier", "listen_carrier"]
+
+AUTHORIZATION: Final = "authorization"
+"""Header of a client with a scheme and a token, as in HTTP: ``Bearer`` and a token."""
 
 _COUNT = [v.instance_of(int), v.ge(1)]
 
@@ -45,8 +48,8 @@ class PeerConfig:
     has other times. `CarrierInfo.scheme` says which carrier it is."""
     codec: Codec = attrs.field(factory=Codec, validator=v.instance_of(Codec))
     """Writes and reads messages."""
-    headers: Headers = attrs.field(default=(), converter=_headers)
-    """Connection headers that the peer sees: pairs of ASCII text and bytes."""
+    headers: Headers = attrs.field(default=(), converter=_headers, repr=False)
+    """Connection headers that the peer sees: pairs of ASCII text and bytes. A server's come before those of `Identity.headers`."""
     schema: Literal["refuse", "warn", "off"] = attrs.field(default="refuse", validator=v.in_(("refuse", "warn", "off")))
     """What to do if a message class of the peer is incompatible with the class that has the same tag here: end the connection with an
     error that names the difference, log a warning, or do not compare."""

@@ -29,11 +29,11 @@ from levada.transports.aqueduct import (
     ConnectionEnded,
     DatagramData,
     Ended,
+    Headers,
     HeadersReceived,
     OpenStream,
     Reached,
     Readable,
-    ReceiverHalf,
     ResetCode,
     ResetStream,
     SenderHalf,
@@ -48,7 +48,7 @@ from levada.transports.carriers import CarrierInfo
 from levada.transports.text import printable
 
 from .config import PeerConfig
-from .entrypoint import EntryInbound, EntryOutbound
+from .entrypoint import EntryOutbound
 from .halves import CODEC, Halves
 from .lookup import Expose, Lookup, Lookups, Names
 from .raw import RawMessage
@@ -87,7 +87,7 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
         limit = self.config.core.max_message
         codec = self.config.codec
         self.early = self.client and self.config.early
-        self.core = AqueductCore(client=self.client, headers=self._headers(), config=self.config.core, early=self.early)
+        self.core = AqueductCore(client=self.client, headers=self.headers(), config=self.config.core, early=self.early)
         self.halves = Halves(self, attrs.evolve(codec, max_bytes=min(codec.max_bytes, limit)))
         self.entry = ChannelCore(self.item_type, WINDOW, "entrypoint")
         """The client's sends, the server's receives."""
@@ -125,7 +125,8 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
             StreamDone: self.streams.done,
         }
 
-    def _headers(self) -> tuple[tuple[str, bytes], ...]:
+    def headers(self) -> Headers:
+        """Return the headers that this side sends."""
         if self.item_type is RawMessage:
             return self.config.headers
         schema = () if self.config.schema == "off" else schema_header(self.item_type)
@@ -186,26 +187,21 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
         self.streams.resume(event.stream_id)
 
     def _on_headers(self, event: HeadersReceived) -> None:
-        reason = "" if self.item_type is RawMessage else self._compare(dict(event.headers))
-        if reason:
-            self.feed(self.core.close(CloseCode.SERIALISATION, reason, trio.current_time()))
+        if self.differs(event.headers):
             return
-        if not self.client:
-            self.core.accept(self._headers())
-            entrance = self.core.entrypoint
-            if isinstance(entrance, ReceiverHalf):
-                self.entry.sender.away = 1
-                if self.item_type is RawMessage:
-                    self.halves.bind(self.entry, entrance)
-                else:
-                    self.halves.start(EntryInbound(self.halves, self.entry, self.names(), half=entrance))
-                self.serve()
         self.greeted()
         self.welcome.set()
 
+    def differs(self, headers: Headers) -> bool:
+        """Whether the peer's message classes do not fit, so that the connection was closed."""
+        reason = "" if self.item_type is RawMessage else self._compare(dict(headers))
+        if reason:
+            self.feed(self.core.close(CloseCode.SERIALISATION, reason, trio.current_time()))
+        return bool(reason)
+
     def names(self) -> Names:
         """Return the names that the peer may look up."""
-        return Names(self.system, self.expose)
+        return Names(self.system, self.expose, self.halves)
 
     def look_up_at(self, there: Sender[Lookup]) -> None:
         """Send lookups to the client here."""
@@ -223,11 +219,8 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
         errors, remarks = compare_schema(headers[SCHEMA])
         refused = errors if self.config.schema == "refuse" else []
         for text in remarks if refused else errors + remarks:
-            logger.warning("%s: message classes differ: %s", self.ref.path, printable(text), extra=self.extra("schema"))
+            logger.warning("%s: message classes differ: %s", self.who, printable(text), extra=self.extra("schema"))
         return f"message classes differ: {'; '.join(refused)}"[:400] if refused else ""
-
-    def serve(self) -> None:
-        """Begin to take messages of the entrypoint, on the server's side."""
 
     def _on_ended(self, event: ConnectionEnded) -> None:
         self.ended(event, event.reason if event.error is None else f"the peer broke the protocol: {event.reason}")
@@ -297,7 +290,7 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
         try:
             self.meet(await carrier.handshake())
             # The carrier sends refused streams again under the same numbers, so the core has nothing to do.
-            self.feed(self.core.handshake_completed(carrier.max_datagram_size()))
+            self.feed(self.core.handshake_completed(carrier.max_datagram_size(), now=trio.current_time()))
         except CarrierError:
             pass  # it has ended
 

@@ -7,12 +7,15 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
 
+import attrs
+
+from levada.actors.authentication import Authenticate, Authentication
 from levada.actors.listening import running
 from levada.actors.multiplexed import Opens
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
 
-from .config import PeerConfig, dial_carrier, listen_carrier
+from .config import AUTHORIZATION, PeerConfig, dial_carrier, listen_carrier
 from .connection import AqueductDriver
 from .lookup import Expose, check_expose
 from .peer import Peer
@@ -25,7 +28,13 @@ T = TypeVar("T")
 
 
 def connect(
-    system: ActorSystem, url: str, message_type: type[T], *, expose: Expose = (), config: PeerConfig | None = None
+    system: ActorSystem,
+    url: str,
+    message_type: type[T],
+    *,
+    token: bytes | None = None,
+    expose: Expose = (),
+    config: PeerConfig | None = None,
 ) -> AbstractAsyncContextManager[Peer[T]]:
     """Connect to a server; the block begins when the server has greeted (with `PeerConfig.early`: at once).
 
@@ -38,6 +47,8 @@ def connect(
             `levada.actors.stream_carriers`.
         message_type: type of the messages that the server's handler takes: a message class, a union of them (then the variable needs
             an annotation), or ``object`` for all.
+        token: shows who this client is, to a server with an ``authenticate`` hook. It travels in the header ``authorization``, as a bearer
+            token; over a carrier that is not encrypted everybody on the way can read it.
         expose: names in ``system.registry`` that the server may `Peer.lookup`, or a predicate on names; by default none.
         config: settings of this side.
 
@@ -45,12 +56,15 @@ def connect(
         The peer to send to.
 
     Raises:
-        ConnectionLost: the server does not answer, is not the expected one, or does not speak this protocol.
+        ConnectionLost: the server does not answer, is not the expected one, or does not speak this protocol; or it refuses this client, with
+            its text and code (`CloseCode.REFUSED`, if its hook gave no other).
         ConfigurationError: the URL or the settings cannot work, or an extra is not installed.
 
     Source: AQ-14, AQ-15, AQ-18.
     """
     settings = config or PeerConfig()
+    if token is not None:
+        settings = attrs.evolve(settings, headers=((AUTHORIZATION, b"Bearer " + token), *settings.headers))
     return connect_over(system, partial(dial_carrier, url, settings), message_type, settings, expose)
 
 
@@ -84,6 +98,7 @@ def serve(
     handler: Handler,
     message_type: Any,
     *,
+    authenticate: Authenticate | Authentication | None = None,
     expose: Expose = (),
     config: PeerConfig | None = None,
 ) -> AbstractAsyncContextManager[Listener]:
@@ -99,7 +114,10 @@ def serve(
             handles in its message are cancelled or closed, so the client notices. An actor that ends closes the entrypoint.
         message_type: type of the messages that clients may send: a message class or a union of them. `Any` accepts every message class
             that this program has imported.
-        expose: names in ``system.registry`` that clients may `Peer.lookup`, or a predicate on names; by default none.
+        authenticate: decides on clients: an async function of `Credentials`, the ref of an actor that answers them, or an `Authentication`
+            with limits. Until the decision nothing of a client is decoded or handled. None: every client comes in, and has no identity.
+        expose: names in ``system.registry`` that clients may `Peer.lookup`, or a predicate on names, which may ask `current_peer` who looks
+            up; by default none.
         config: settings of this side; over QUIC its ``carrier`` needs a certificate.
 
     Yields:
@@ -112,7 +130,8 @@ def serve(
     Source: AQ-14, AQ-15, AQ-18.
     """
     settings = config or PeerConfig()
-    return serve_over(system, partial(listen_carrier, url, settings), handler, message_type, settings, expose)
+    listening = partial(listen_carrier, url, settings)
+    return serve_over(system, listening, handler, message_type, settings, expose, authenticate)
 
 
 @asynccontextmanager
@@ -123,6 +142,7 @@ async def serve_over(
     message_type: Any,
     config: PeerConfig,
     expose: Expose = (),
+    authenticate: Authenticate | Authentication | None = None,
 ) -> AsyncIterator[Listener]:
     """Serve like `serve`, over a listener that the program makes.
 
@@ -133,6 +153,7 @@ async def serve_over(
         message_type: as for `serve`.
         config: as for `serve`; its ``carrier`` is not used.
         expose: as for `serve`.
+        authenticate: as for `serve`.
 
     Yields:
         The listener. Errors are those `serve` raises.
@@ -140,5 +161,6 @@ async def serve_over(
     check_handler(handler)
     check_expose(expose)
     item_type = Any if message_type is object else message_type
-    async with running(system, ListenerActor(config, listening, item_type, handler, expose)) as actor:
+    listener = ListenerActor(config, listening, item_type, handler, expose, authenticate=authenticate)
+    async with running(system, listener) as actor:
         yield Listener(actor)

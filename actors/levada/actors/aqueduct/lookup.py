@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
-from typing import Any, TypeAlias
+from contextvars import copy_context
+from typing import Any, Protocol, TypeAlias
 
-from levada.framework import ActorSystem, OneshotSender, Receiver, Ref, Sender, message
+from levada.framework import ActorSystem, OneshotSender, Receiver, Ref, RemotePeer, Sender, message
+from levada.framework.embedding import act_for
 from levada.framework.errors import ChannelError, ConfigurationError, DecodeError
 
 __all__ = ["Expose", "Lookup", "Lookups", "Names", "check_expose"]
@@ -17,7 +19,8 @@ __all__ = ["Expose", "Lookup", "Lookups", "Names", "check_expose"]
 logger = logging.getLogger("levada.actors.aqueduct")
 
 Expose: TypeAlias = Collection[str] | Callable[[str], bool]
-"""The names of the system's registry that the peer may look up: a collection, or a predicate on names."""
+"""The names of the system's registry that the peer may look up: a collection, or a predicate on names. A predicate
+may depend on the peer: `levada.framework.current_peer` returns the one that looks up."""
 
 
 @message("levada.lookup")
@@ -45,15 +48,24 @@ def check_expose(expose: Expose) -> None:
         raise ConfigurationError(f"expose is a collection of names, or a function of one, not {expose!r}")
 
 
+class Asker(Protocol):
+    """Knows the other side."""
+
+    remote: RemotePeer | None
+    """The other side."""
+
+
 class Names:
     """The names that one side lets the other look up."""
 
-    def __init__(self, system: ActorSystem, expose: Expose) -> None:
+    def __init__(self, system: ActorSystem, expose: Expose, asker: Asker) -> None:
         self._system = system
         self._expose = expose
+        self._asker = asker
 
     def find(self, name: str) -> Ref[Any] | None:
-        """Find the actor of this name, if it is exposed."""
+        """Find the actor of this name, if it is exposed to the other side."""
+        act_for(self._asker.remote)
         expose = self._expose
         return self._system.registry.get(name) if (expose(name) if callable(expose) else name in expose) else None
 
@@ -61,7 +73,7 @@ class Names:
         """Answer a lookup; a failure is logged, and the oneshot ends without a value."""
         with question.found as found:
             try:
-                found.send(self.find(question.name))
+                found.send(copy_context().run(self.find, question.name))
             except ChannelError:
                 pass  # the peer has withdrawn the lookup
             except Exception:

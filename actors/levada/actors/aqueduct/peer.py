@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 import attrs
 import trio
 
-from levada.framework import Reason, Ref, Sender, oneshot
+from levada.framework import Identity, Reason, Ref, Sender, oneshot
 from levada.framework.channel import Receipt
 from levada.framework.errors import AskTimeout, ConfigurationError, NameUnknown
 from levada.framework.ref import DEFAULT_TIMEOUT
@@ -102,6 +102,11 @@ class Peer(Generic[T]):
         info = self._connection.info
         assert info is not None
         return info
+
+    @property
+    def identity(self) -> Identity | None:
+        """Who the client is, if the listener has an ``authenticate`` hook; None for a server."""
+        return self._connection.identity
 
     @property
     def is_over(self) -> bool:

@@ -7,25 +7,29 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import attrs
 import trio
 
+from levada.actors.authentication import FAILED, Refused
 from levada.actors.listening import Acceptor, ListenerHandle
 from levada.actors.multiplexed import accepting
 from levada.actors.stream_carriers import url_of
-from levada.framework import Actor, Reason, Receiver, Ref
+from levada.framework import Actor, Identity, Reason, Receiver, Ref
 from levada.framework.embedding import ChannelCore, Outcome, act_for, let_others_run
 from levada.framework.errors import ConfigurationError, LevadaError
 from levada.transports import carriers
+from levada.transports.aqueduct import CloseCode, HeadersReceived, ReceiverHalf
 from levada.transports.text import printable
 
-from .config import PeerConfig
+from .config import AUTHORIZATION, PeerConfig
 from .connection import AqueductDriver
+from .entrypoint import EntryInbound
 from .halves import Arrival, give_up
 from .lookup import Expose
 from .peer import Peer
+from .raw import RawMessage
 
 __all__ = ["Handler", "Listener", "ListenerActor", "ServerConnection"]
 
@@ -72,7 +76,7 @@ class Calls:
             channel.end_pending()
 
     async def _call(self, arrival: Arrival) -> None:
-        path, halves = self._connection.ref.path, self._connection.halves
+        path, halves = self._connection.who, self._connection.halves
         act_for(halves.remote)
         try:
             try:
@@ -113,6 +117,50 @@ class ServerConnection(AqueductDriver):
         async with trio.open_nursery() as self.handlers:
             await super().run_on(carrier)
             self.handlers.cancel_scope.deadline = trio.current_time() + self.config.core.drain
+
+    def _on_headers(self, event: HeadersReceived) -> None:
+        headers = dict(event.headers)
+        scheme, _, token = headers.get(AUTHORIZATION, b"").partition(b" ")
+        control = self.core.control_id
+        stream = None if control is None else self.streams.get(control)
+        self.authenticate(
+            attrs.evolve(
+                self.credentials,
+                scheme=scheme.decode("ascii", "replace").lower(),
+                token=token.strip(),
+                headers=headers,
+                early=stream is not None and stream.early,
+            )
+        )
+
+    events: ClassVar = {**AqueductDriver.events, HeadersReceived: _on_headers}
+
+    def admitted(self, identity: Identity | None) -> None:
+        """Answer the client, and take its messages. Source: AQ-15, AQ-18."""
+        if self.differs(self.core.peer_headers or ()):
+            return
+        try:
+            self.core.accept((*self.headers(), *(() if identity is None else identity.headers)))
+        except ValueError as error:
+            logger.error("%s: authenticate gave headers that cannot be sent: %s", self.who, error)
+            self.refused(FAILED)
+            return
+        entrance = self.core.entrypoint
+        if isinstance(entrance, ReceiverHalf):
+            self.entry.sender.away = 1
+            if self.item_type is RawMessage:
+                self.halves.bind(self.entry, entrance)
+            else:
+                self.halves.start(EntryInbound(self.halves, self.entry, self.names(), half=entrance))
+            self.serve()
+        self.greeted()
+        self.welcome.set()
+        self.flush_soon()
+
+    def refused(self, refusal: Refused) -> None:
+        """Close with the refusal's code and text. Source: AQ-15, AQ-19."""
+        code = CloseCode.REFUSED if refusal.code is None else refusal.code
+        self.feed(self.core.close(code, printable(refusal.reason), trio.current_time()))
 
     def serve(self) -> None:
         """Begin to take messages of the entrypoint."""

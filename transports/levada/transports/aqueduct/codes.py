@@ -26,6 +26,8 @@ class CloseCode(enum.IntEnum):
     """A message could not be encoded or decoded, and the connection is of no further use."""
     LIMIT = 4
     """The other side used more than it is allowed."""
+    REFUSED = 5
+    """The server does not let this client in."""
 
 
 class ResetCode(enum.IntEnum):

@@ -46,6 +46,8 @@ class AqueductConfig:
     """Bytes that a connection holds, unprocessed or not taken. More close it (code 4). Source: AQ-40."""
     max_held_early: int = _positive(2**20)
     """Bytes held before both sides have greeted. Source: AQ-17."""
+    greeting: float = _seconds(10.0)
+    """Seconds that a client has for its ConnectionControl, from the handshake on. Source: AQ-15."""
     max_ranges: int = _positive(100_000)
     """Gaps in the message numbers of a channel, or in the record of ended channels."""
     ack_delay: float = _seconds(0.05)

@@ -137,14 +137,17 @@ class AqueductCore:
         """Number of the connection control stream, once it has one. Source: AQ-15."""
         return None if self._control is None else self._control.id
 
-    def handshake_completed(self, max_datagram: int, *, early_data_accepted: bool | None = None) -> list[Event]:
+    def handshake_completed(
+        self, max_datagram: int, *, early_data_accepted: bool | None = None, now: float | None = None
+    ) -> list[Event]:
         """Note that the QUIC handshake is complete.
 
         Args:
             max_datagram: bytes of the largest datagram that fits now; 0 if the peer takes none.
             early_data_accepted: False if QUIC has dropped the early data; it is sent again on new streams.
+            now: on a server the time from which the client has `AqueductConfig.greeting` seconds to greet; None: it has any time.
 
-        Source: AQ-14, AQ-21 (D-11), E-11.
+        Source: AQ-14, AQ-15, AQ-21 (D-11), E-11.
         """
         if self.state is not ConnectionState.HANDSHAKE:
             return self.take_events()
@@ -156,6 +159,8 @@ class AqueductCore:
         if early_data_accepted is False:
             self.streams.replay()
         self.streams.settle_early()
+        if now is not None and not self.client:
+            self._timers.greet_at = now + self.config.greeting
         self._release()
         return self._finish_turn()
 
@@ -318,6 +323,8 @@ class AqueductCore:
         for sender in self._timers.stops_due(now):
             if not sender.ended:
                 self._fail(violation("AQ-20a", f"channel {sender.id}"))
+        if self._timers.greet_at is not None and now >= self._timers.greet_at:
+            self._fail(LimitExceeded(f"no ConnectionControl within {self.config.greeting:g} s", rule="AQ-15"))
         if self._timers.end_at is not None and now >= self._timers.end_at:
             self._end(CloseCode.ORDERLY, "", None, tell=True)
         return self._finish_turn()
@@ -596,6 +603,7 @@ class AqueductCore:
         if self.peer_headers is not None:
             raise violation("E-12")
         self.peer_headers = headers
+        self._timers.greet_at = None
         self.emit(HeadersReceived(headers))
         if self.client:
             self.streams.prefix = b""

@@ -72,7 +72,7 @@ class Timers:
 
     __slots__ = (
         "_ack_at", "_acking", "_acking_next", "_config", "_declare_at", "_declaring", "_nacks", "_order", "_stops",
-        "_undated", "_unstopped", "end_at",
+        "_undated", "_unstopped", "end_at", "greet_at",
     )  # fmt: skip
 
     def __init__(self, config: AqueductConfig) -> None:
@@ -88,6 +88,8 @@ class Timers:
         self._unstopped: list[DueSender] = []
         self.end_at: float | None = None
         """When the connection ends, if it drains."""
+        self.greet_at: float | None = None
+        """When the connection ends, if the client has not greeted."""
         self._stops: list[tuple[float, DueSender]] = []
 
     def close(self) -> None:
@@ -146,7 +148,7 @@ class Timers:
     def next(self, now: float, round_trip: float) -> float | None:
         """Give a date to new deadlines, and return the earliest."""
         self.date(now, round_trip)
-        times = [at for at in (self._ack_at, self._declare_at, self.end_at) if at is not None]
+        times = [at for at in (self._ack_at, self._declare_at, self.end_at, self.greet_at) if at is not None]
         if self._nacks:
             times.append(self._nacks[0].at)
         if self._stops:

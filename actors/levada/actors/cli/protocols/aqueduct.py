@@ -21,12 +21,13 @@ from levada.actors.aqueduct import serve as serve_aqueduct
 from levada.actors.aqueduct.envelopes import ANSWER, ASK, TELL, read_failure
 from levada.actors.aqueduct.halves import CODEC, Unreadable, give_up
 from levada.actors.authentication import Authenticate
-from levada.actors.cli.calls import CallFailed, carrier_for, in_time, octets_of, print_octets, refuse, shown
+from levada.actors.cli.calls import CallFailed, carrier_for, in_time, octets_of, print_octets, shown
 from levada.actors.explain.values import EXT_ATTACHMENT, EXT_MESSAGE, Tagged, as_json, as_text, read_value
 from levada.framework import Actor, ActorSystem, OneshotReceiver, Receiver, Sender, channel, oneshot
 from levada.framework.codec import AttachmentKind
 from levada.framework.errors import ChannelError, ConfigurationError, DecodeError, EndOfChannel
 from levada.framework.message import tag_of
+from levada.transports.private_files import warn_if_others_can_read
 from levada.transports.text import printable
 
 __all__ = ["REPLY", "add_arguments", "call", "message_octets", "message_type_of", "serve"]
@@ -99,7 +100,6 @@ async def call(args: argparse.Namespace) -> None:
         ConfigurationError: arguments that make no sense.
         ConnectionLost: no server answers there.
     """
-    refuse(args, "aqueduct", "token_file")
     if args.kind in ("channel", "push"):
         raise ConfigurationError(f"--{args.kind} is not for aqueduct: one answer, --stream or --fnf")
     data = args.data or []
@@ -114,11 +114,15 @@ async def call(args: argparse.Namespace) -> None:
             )
         kind = None
     payload = given if args.tag is None else message_octets(args.tag, _fields(given), kind)
+    token = None
+    if args.token_file is not None:
+        warn_if_others_can_read(args.token_file, "a secret")
+        token = octets_of(f"@{args.token_file}").rstrip(b"\r\n")
     # A message with a tag is in the codec, and so is its answer.
     config = PeerConfig(carrier=carrier_for(args), headers=() if args.tag is None else (CODEC,))
     async with (
         ActorSystem("call") as system,
-        in_time(connect(system, args.url, RawMessage, config=config), args) as peer,
+        in_time(connect(system, args.url, RawMessage, token=token, config=config), args) as peer,
     ):
         try:
             await (_exchange if args.lookup is None else _ask)(peer, payload, args)
