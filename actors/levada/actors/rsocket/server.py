@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import attrs
 import trio
 
-from levada.actors.authentication import Credentials, Refused
+from levada.actors.authentication import Credentials, Refused, acquire
 from levada.actors.listening import Accepted, Acceptor, ListenerHandle, refuse
 from levada.actors.single import SingleCarrier, SingleDriver, accept_single, listen_single
 from levada.framework import Identity
@@ -154,14 +154,15 @@ class ServerConnection(RSocketDriver):
         gatekeeper = self.listener.gatekeeper
         own = attrs.evolve(self.credentials, setup=self.handle.setup, identity=self.identity)
         credentials = _with(own, shown)
-        await self._checks.acquire_on_behalf_of(request)
+        await acquire(self._checks, request)
         try:
             answer = await gatekeeper.decide(credentials)
         finally:
             self._checks.release_on_behalf_of(request)
         if isinstance(answer, Identity):
             request.identity = answer
-            act_for(request.peer)
+            if answer != self.identity:
+                act_for(request.peer)
             return
         gatekeeper.refuse(self.system, credentials, answer, self.identity.name if self.identity is not None else "")
         if answer.code is None:
