@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -597,7 +598,7 @@ async def test_those_adopted_that_hang_have_one_time_together(
             ends.append((self.name, trio.current_time() - start))
 
     start = trio.current_time()
-    async with ActorSystem("hung", stop_timeout=2.0) as system:
+    async with ActorSystem("hung", stop_timeout=2.0, slow_handler=math.inf) as system:
         parent = system.spawn(Parent, name="parent")
         await wait_all_tasks_blocked()
         parent.stop()

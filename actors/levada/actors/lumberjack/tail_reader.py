@@ -99,6 +99,8 @@ class FileReader(Actor[Located | Drain]):
         """One round; false when there is nothing more to do here."""
         config = self.shared.config
         look = await trio.to_thread.run_sync(self.file.look, config.read_size)
+        # The end may have come while the thread looked: no delivery may begin.
+        await trio.lowlevel.checkpoint_if_cancelled()
         now = trio.current_time()
         self.shared.sizes[self.key] = (self.entry, look.size)
         if look.replaced:

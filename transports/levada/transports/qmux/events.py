@@ -9,6 +9,8 @@ from typing import TypeAlias
 
 import attrs
 
+from levada.transports.text import printable
+
 from .frames import Parameters
 
 __all__ = [
@@ -124,8 +126,8 @@ class Ended:
 
     code: int
     """The application's code; the transport's if `lost`, or 1 if no frame said why."""
-    reason: str
-    """Text for people, as the peer sent it; it may contain anything."""
+    reason: str = attrs.field(converter=printable)
+    """Text for people."""
     by_peer: bool
     """Whether the peer closed the connection."""
     lost: bool

@@ -69,7 +69,7 @@ class CompositeMetadata:
         >>> read.first(Routing)
         Routing(tags=('quotes.follow',))
         >>> read.entries[1]
-        Entry(mime_type='message/x.rsocket.authentication.v0', metadata=<4 octets>)
+        Entry(mime_type='message/x.rsocket.authentication.v0', metadata=<4 bytes>)
 
     Source: composite metadata (EXT-1).
     """
