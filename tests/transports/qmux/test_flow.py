@@ -97,6 +97,19 @@ def test_d16_blocked_is_said_once_for_each_limit() -> None:
     ]
 
 
+@pytest.mark.rule("QX-27")
+def test_qx27_a_larger_limit_alone_writes_nothing() -> None:
+    """The stream has used its limit, and has nothing queued."""
+    wire = Wire(client=True, peer=attrs.evolve(PEER, max_stream_data_bidi_remote=5))
+    stream_id = wire.core.open_stream()
+    assert stream_id is not None
+    wire.core.send(stream_id, bytes(5))
+    wire.take()
+    wire.give(encode_frame(MAX_STREAM_DATA, stream_id, 8))
+    assert not wire.core.has_output
+    assert wire.take() == b""
+
+
 @pytest.mark.rule("QX-30", "D-16")
 def test_d16_a_stream_at_its_limit_is_blocked_by_the_next_send() -> None:
     """Not before there is something to send."""
@@ -108,10 +121,12 @@ def test_d16_a_stream_at_its_limit_is_blocked_by_the_next_send() -> None:
     wire.core.send(stream_id, b"x")
     wire.core.send(stream_id, b"y")
     assert wire.frames() == [Frame(FrameType.STREAM_DATA_BLOCKED, (stream_id, 5), b"")]
+    wire.give(encode_frame(MAX_STREAM_DATA, stream_id, 7))
+    assert wire.frames() == [Frame(0x0E, (stream_id, 5), b"xy")]
     wire.core.send(stream_id, b"z")
     # A hint that the peer's new limit has made needless is not written.
     wire.give(encode_frame(MAX_STREAM_DATA, stream_id, 8))
-    assert wire.frames() == [Frame(0x0E, (stream_id, 5), b"xyz")]
+    assert wire.frames() == [Frame(0x0E, (stream_id, 7), b"z")]
 
 
 @pytest.mark.rule("QX-30")
@@ -246,6 +261,34 @@ def test_qx28_streams_are_granted_in_few_frames() -> None:
     wire.core.accepted(8)
     wire.core.send(8, b"", True)
     assert wire.frames()[-1] == Frame(FrameType.MAX_STREAMS_BIDI, (4,), b"")
+
+
+@pytest.mark.rule("QX-28", "QX-30")
+def test_qx30_a_peer_that_wants_more_streams_is_told_of_each() -> None:
+    """It may have opened all that it knows of, and not used them yet. The hint counts once."""
+    wire = Wire(max_streams=10)
+
+    def end(stream_id: int) -> list[Frame]:
+        wire.give(stream(stream_id, 0, b"", fin=True))
+        wire.core.accepted(stream_id)
+        wire.core.send(stream_id, b"", True)
+        return [frame for frame in wire.frames() if frame.kind == FrameType.MAX_STREAMS_BIDI]
+
+    assert end(0) == []
+    wire.give("160a", "160a")
+    assert wire.frames() == [Frame(FrameType.MAX_STREAMS_BIDI, (11,), b"")]
+    wire.give("160b")
+    assert wire.frames() == []
+    assert end(4) == [Frame(FrameType.MAX_STREAMS_BIDI, (12,), b"")]
+    assert end(8) == []
+
+
+@pytest.mark.rule("QX-12", "QX-28")
+def test_qx12_no_limit_of_streams_above_2_60() -> None:
+    wire = Wire(max_streams_unidirectional=1 << 60)
+    wire.give(stream(2, 0, b"", fin=True), encode_frame(FrameType.STREAMS_BLOCKED_UNI, 1))
+    wire.core.accepted(2)
+    assert wire.frames() == [Frame(FrameType.MAX_STREAMS_UNI, (1 << 60,), b"")]
 
 
 @pytest.mark.rule("QX-28")

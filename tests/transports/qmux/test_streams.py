@@ -73,6 +73,16 @@ def test_qx20_numbers_are_not_reused() -> None:
     assert wire.give(encode_frame(FrameType.STREAM_DATA_BLOCKED, 2, 6)) == []
 
 
+@pytest.mark.rule("QX-20", "D-11")
+def test_d11_a_stream_that_was_skipped_is_not_reused_either() -> None:
+    """Once it has had its frame and is over."""
+    wire = Wire()
+    wire.give(stream(6, 0, b"x"))
+    reset = encode_frame(FrameType.RESET_STREAM, 2, 5, 0)
+    assert wire.give(reset) == [StreamOpened(2), StreamReset(2, 5), StreamOver(2)]
+    assert wire.give(reset, stream(2, 0, b"late")) == []
+
+
 @pytest.mark.rule("QX-21")
 @pytest.mark.parametrize(
     ("client", "frame"),
@@ -181,6 +191,10 @@ def test_qx22_nothing_follows_the_end() -> None:
         with pytest.raises(LocalProtocolError):
             wire.core.send(stream_id, b"x")
     assert wire.frames() == [Frame(0x0F, (first, 0), b""), Frame(FrameType.RESET_STREAM, (second, 1, 0), b"")]
+    third = opened(wire)
+    wire.core.send(third, b"", True)
+    wire.core.reset(third, 3)  # before the end was written
+    assert wire.frames() == [Frame(FrameType.RESET_STREAM, (third, 3, 0), b"")]
     # After the end was written a reset does nothing, nor is STOP_SENDING answered.
     wire.core.reset(first, 1)
     wire.core.reset(second, 2)

@@ -16,7 +16,7 @@ from .events import StreamFlushed, StreamRoom, StreamStopped
 from .frames import FrameType, Parameters, encode_frame, encode_int
 from .records import Records
 from .state import Sending
-from .streams import NEVER, Level, Stream, Streams
+from .streams import Level, Stream, Streams
 
 __all__ = ["Sender"]
 
@@ -92,7 +92,6 @@ class Sender:
         stream.level.pop(stream, None)
         stream.chunks.clear()
         stream.queued = 0
-        stream.watch = stream.flush_at = stream.ack_at = NEVER
         stream.sending = Sending.RESETTING
         stream.reset_code = code
         self._streams.due[stream.reset_stream] = None
