@@ -1,10 +1,12 @@
-"""Client certificates by the same settings for every protocol over every carrier with TLS, and tokens that are replaced meanwhile.
+"""Client certificates by the same settings for every protocol over every carrier with TLS; tokens, replaced meanwhile; users.
 
 Lumberjack, which has neither answers nor tokens, has its own test: `tests.actors.lumberjack.test_authentication`.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 
 from levada.actors import maop, protocols, rsocket
 from levada.actors.authentication import Authenticate
-from levada.actors.authenticators import BearerTokens, CertificateNames, new_token
+from levada.actors.authenticators import BearerTokens, CertificateNames, UnixUsers, new_token
 from levada.actors.interop.certificates import SelfSigned, make_certificates
 from levada.framework import ActorSystem, Identity, current_peer
 from levada.framework.errors import LevadaError
@@ -125,9 +127,27 @@ async def test_tokens_are_replaced_while_clients_stay(tmp_path: Path, scheme: st
         listener.reload()
         async with connect(system, listener.url, None, second) as ask:
             assert (await ask()).startswith(b"ada by ")
-        for token in (first, b"", None):
+        for wrong in (first, b"", None):
             with pytest.raises((LevadaError, ExceptionGroup)):
-                async with connect(system, listener.url, None, token) as ask:
+                async with connect(system, listener.url, None, wrong) as ask:
                     await ask()
         assert (await old()).startswith(b"ada by "), "a client that is connected stays"
         assert listener.refused == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the user at the other end")
+@pytest.mark.parametrize("scheme", ["rsocket+unix", "maop+unix"])
+async def test_users_of_a_unix_socket(tmp_path: Path, scheme: str) -> None:
+    for uid, name in ((os.getuid(), b"me by "), (os.getuid() + 1, None)):
+        async with (
+            ActorSystem() as system,
+            serve(system, f"{scheme}://{tmp_path}/desk", UnixUsers({uid: Identity("me")}), None) as listener,
+        ):
+            if name is not None:
+                async with connect(system, listener.url, None) as ask:
+                    assert (await ask()).startswith(name)
+                continue
+            with pytest.raises((LevadaError, ExceptionGroup)):
+                async with connect(system, listener.url, None) as ask:
+                    await ask()
+            assert listener.refused == 1
