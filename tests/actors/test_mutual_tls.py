@@ -15,11 +15,11 @@ from typing import Any
 import attrs
 import pytest
 
-from levada.actors import maop, protocols, rsocket
+from levada.actors import aqueduct, maop, protocols, rsocket
 from levada.actors.authentication import Authenticate
 from levada.actors.authenticators import BearerTokens, CertificateNames, UnixUsers, new_token
 from levada.actors.interop.certificates import SelfSigned, make_certificates
-from levada.framework import ActorSystem, Identity, current_peer
+from levada.framework import ActorSystem, Identity, OneshotSender, current_peer, oneshot
 from levada.framework.errors import LevadaError
 from levada.transports.carriers import TlsConfig
 from levada.transports.rsocket.extensions import BearerAuthentication, CompositeMetadata
@@ -38,6 +38,13 @@ async def who(_: Any) -> bytes:
 
 def serve(system: ActorSystem, url: str, authenticate: Authenticate, carrier: Any) -> AbstractAsyncContextManager[Any]:
     """Serve the name of each client."""
+    if url.startswith("aqueduct"):
+
+        async def answer(sender: OneshotSender[bytes]) -> None:
+            sender.send(await who(sender))
+
+        own = aqueduct.PeerConfig(carrier=carrier)
+        return aqueduct.serve(system, url, answer, OneshotSender[bytes], authenticate=authenticate, config=own)
     if url.startswith("maop"):
         config = maop.PeerConfig(carrier=carrier)
         return maop.serve(system, url, {101: who}, authenticate=authenticate, config=config)
@@ -47,6 +54,18 @@ def serve(system: ActorSystem, url: str, authenticate: Authenticate, carrier: An
 @asynccontextmanager
 async def connect(system: ActorSystem, url: str, carrier: Any, token: bytes | None = None) -> AsyncIterator[Ask]:
     """Connect, and yield a function that asks for this client's name."""
+    if url.startswith("aqueduct"):
+        own = aqueduct.PeerConfig(carrier=carrier)
+        async with aqueduct.connect(system, url, OneshotSender[bytes], token=token, config=own) as entry:
+
+            async def question() -> bytes:
+                sender, receiver = oneshot(bytes)
+                with sender, receiver:
+                    await entry.send(sender)
+                    return await receiver
+
+            yield question
+        return
     if url.startswith("maop"):
         shown: dict[str, Any] = {"auth_type": "Basic"} if token is None else {"token": token}
         async with maop.connect(system, url, config=maop.PeerConfig(carrier=carrier), **shown) as peer:
@@ -76,6 +95,9 @@ URLS = {
     "rsocket+wss": "wss",
     "rsocket+quic": "quic",
     "reactivesocket+tls": "tls",
+    "aqueduct": "quic",
+    "aqueduct+tls": "qmux+tls",
+    "aqueduct+wss": "qmux+wss",
     "maop": "quic",
     "maop+tls": "qmux+tls",
     "maop+wss": "qmux+wss",
@@ -106,7 +128,7 @@ async def test_clients_are_known_by_their_certificates(
                     await ask()
 
 
-@pytest.mark.parametrize("scheme", ["rsocket+tcp", "reactivesocket+tcp", "maop+tcp"])
+@pytest.mark.parametrize("scheme", ["rsocket+tcp", "reactivesocket+tcp", "aqueduct+tcp", "maop+tcp"])
 async def test_tokens_are_replaced_while_clients_stay(tmp_path: Path, scheme: str) -> None:
     file = tmp_path / "tokens"
     file.touch(mode=0o600)
@@ -136,7 +158,7 @@ async def test_tokens_are_replaced_while_clients_stay(tmp_path: Path, scheme: st
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the user at the other end")
-@pytest.mark.parametrize("scheme", ["rsocket+unix", "maop+unix"])
+@pytest.mark.parametrize("scheme", ["rsocket+unix", "aqueduct+unix", "maop+unix"])
 async def test_users_of_a_unix_socket(tmp_path: Path, scheme: str) -> None:
     for uid, name in ((os.getuid(), b"me by "), (os.getuid() + 1, None)):
         async with (

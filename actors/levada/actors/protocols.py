@@ -190,6 +190,7 @@ _PROTOCOLS = Plugins(
             carrier="quic",
             streams=True,
             serve=f"{_COMMANDS}.aqueduct:serve",
+            tokens=True,
             call=f"{_COMMANDS}.aqueduct",
             explain="levada.actors.explain.aqueduct",
             interop="levada.actors.interop.aqueduct",

@@ -21,13 +21,12 @@ from levada.actors.aqueduct import serve as serve_aqueduct
 from levada.actors.aqueduct.envelopes import ANSWER, ASK, TELL, read_failure
 from levada.actors.aqueduct.halves import CODEC, Unreadable, give_up
 from levada.actors.authentication import Authenticate
-from levada.actors.cli.calls import CallFailed, carrier_for, in_time, octets_of, print_octets, shown
+from levada.actors.cli.calls import CallFailed, carrier_for, in_time, octets_of, print_octets, shown, token_of
 from levada.actors.explain.values import EXT_ATTACHMENT, EXT_MESSAGE, Tagged, as_json, as_text, read_value
 from levada.framework import Actor, ActorSystem, OneshotReceiver, Receiver, Sender, channel, oneshot
 from levada.framework.codec import AttachmentKind
 from levada.framework.errors import ChannelError, ConfigurationError, DecodeError, EndOfChannel
 from levada.framework.message import tag_of
-from levada.transports.private_files import warn_if_others_can_read
 from levada.transports.text import printable
 
 __all__ = ["REPLY", "add_arguments", "call", "message_octets", "message_type_of", "serve"]
@@ -40,10 +39,8 @@ def serve(
     system: ActorSystem, url: str, handler: Any, *, carrier: Any, drain: float, authenticate: Authenticate | None
 ) -> AbstractAsyncContextManager[Listener]:
     """Serve one handler; its annotation says which messages clients may send."""
-    if authenticate is not None:
-        raise ConfigurationError("--client-ca is not for aqueduct")
     config = PeerConfig(carrier=carrier, core=AqueductConfig(drain=drain))
-    return serve_aqueduct(system, url, handler, message_type_of(handler), config=config)
+    return serve_aqueduct(system, url, handler, message_type_of(handler), authenticate=authenticate, config=config)
 
 
 def message_type_of(handler: Any) -> Any:
@@ -114,15 +111,11 @@ async def call(args: argparse.Namespace) -> None:
             )
         kind = None
     payload = given if args.tag is None else message_octets(args.tag, _fields(given), kind)
-    token = None
-    if args.token_file is not None:
-        warn_if_others_can_read(args.token_file, "a secret")
-        token = octets_of(f"@{args.token_file}").rstrip(b"\r\n")
     # A message with a tag is in the codec, and so is its answer.
     config = PeerConfig(carrier=carrier_for(args), headers=() if args.tag is None else (CODEC,))
     async with (
         ActorSystem("call") as system,
-        in_time(connect(system, args.url, RawMessage, token=token, config=config), args) as peer,
+        in_time(connect(system, args.url, RawMessage, token=token_of(args), config=config), args) as peer,
     ):
         try:
             await (_exchange if args.lookup is None else _ask)(peer, payload, args)
