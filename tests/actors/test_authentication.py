@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any
@@ -93,6 +94,23 @@ async def test_an_admitted_client_is_served_and_named(toy: Any, caplog: pytest.L
     assert [r.getMessage() for r in caplog.records if r.getMessage().startswith(path)] == [
         f"{path} (ada): ended: drained, code 0"
     ]
+
+
+async def test_what_a_client_has_shown_is_not_kept(toy: Any) -> None:
+    asked: list[weakref.ref[Credentials]] = []
+
+    async def decide(credentials: Credentials) -> Identity | Refused:
+        asked.append(weakref.ref(credentials))
+        return Identity("ada") if len(asked) == 1 else Refused()
+
+    async with ActorSystem() as system, serving(toy, system, decide) as listener:
+        async with toy.connect(system, listener.url) as peer:
+            await peer.request(b"")
+            await wait_all_tasks_blocked()
+            assert [credentials() for credentials in asked] == [None]
+        await reason(toy, system)
+        await wait_all_tasks_blocked()
+        assert [credentials() for credentials in asked] == [None, None]
 
 
 async def test_without_a_hook_every_client_comes_in(toy: Any) -> None:

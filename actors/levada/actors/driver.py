@@ -289,6 +289,7 @@ class Driver(ConnectionActor, Generic[C]):
                 self.identity = answer
                 self.meet(self.info)
                 self.admitted(answer)
+                self._credentials = None  # a token is not kept
                 return
             answer = refusal
         self.record_refusal(answer, name)
