@@ -89,12 +89,17 @@ def test_d16_blocked_is_said_once_for_each_limit() -> None:
     assert wire.frames() == []
     wire.give(encode_frame(FrameType.MAX_STREAMS_BIDI, 4), encode_frame(MAX_DATA, 12))
     assert wire.core.open_stream() == 12
+    assert wire.core.open_stream(unidirectional=True) == 2
     assert wire.core.open_stream() is None
     assert [frame.kind for frame in wire.frames()] == [
         FrameType.STREAMS_BLOCKED_BIDI,
         0x0E,
         FrameType.DATA_BLOCKED,
     ]
+    wire.give(encode_frame(FrameType.MAX_STREAMS_BIDI, 5))
+    assert [wire.core.open_stream(), wire.core.open_stream()] == [16, None]
+    wire.give(encode_frame(FrameType.MAX_STREAMS_BIDI, 6))  # before it is said
+    assert wire.frames() == []
 
 
 @pytest.mark.rule("QX-27")

@@ -60,7 +60,11 @@ def test_d7_answers() -> None:
         assert wire.frames()[-1] == Frame(PING, (number,), b"")
         assert wire.give(answer(number)) == [StreamAcked(stream_id)]
     assert wire.give(answer(0), answer(1), answer(2)) == []
-    (end,) = wire.give(answer(3))
+    wire.core.want_acked(stream_id)
+    wire.take()
+    assert wire.give(answer(0), answer(2)) == []
+    assert wire.give(answer(3)) == [StreamAcked(stream_id)]
+    (end,) = wire.give(answer(4))
     assert isinstance(end, Ended)
     assert end.code == TransportError.PROTOCOL_VIOLATION
 
