@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from levada.framework.errors import LocalProtocolError
-from levada.transports.qmux import Ended, StreamData, StreamOver, TransportError, error_name
+from levada.transports.qmux import Ended, QmuxCore, StreamData, StreamOver, TransportError, error_name
 from levada.transports.qmux.frames import Frame, FrameType, encode_close, encode_frame
 
 from .conftest import Pair, Wire, stream
@@ -97,6 +97,9 @@ def test_qx37_an_end_without_a_close_is_a_loss() -> None:
     assert wire.core.connection_lost(0, "reset", 0.0) == [Ended(1, "reset", False, True)]
     assert wire.take() == b""
     assert wire.core.connection_lost(0, "", 0.0) == []
+    core = QmuxCore(client=True, now=0.0)
+    assert core.connection_lost(0, "", 0.0) == [Ended(1, "the transport broke", False, True)]
+    assert core.data_to_send(0.0) == []
     assert Wire(peer=None).core.connection_lost(0, "", 0.0) == [Ended(1, "the transport broke", False, True)]
 
 
@@ -142,6 +145,17 @@ def test_a_drain_waits_for_open_streams_and_for_the_peer() -> None:
     of_client, of_server = pair.settle()
     assert of_client == [StreamOver(stream_id), Ended(0, "", False, False)]
     assert of_server == [Ended(0, "", True, False)]
+
+
+def test_a_drain_with_nothing_open_asks_the_peer_once() -> None:
+    """The answer ends it, with no further call."""
+    wire = Wire(client=True)
+    assert wire.core.drain(0.0) == []
+    assert wire.core.has_output
+    assert wire.frames() == [Frame(FrameType.PING, (1,), b"")]
+    assert not wire.core.has_output
+    assert wire.give(encode_frame(FrameType.PING_ANSWER, 1)) == [Ended(0, "", False, False)]
+    assert wire.take().hex() == "031d0000"
 
 
 def test_a_drain_takes_no_longer_than_the_settings_allow() -> None:

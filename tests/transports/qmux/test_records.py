@@ -236,6 +236,25 @@ def test_d4_large_sends_take_turns_of_one_record() -> None:
     )
 
 
+@pytest.mark.rule("QX-3", "QX-6")
+def test_qx6_control_frames_fill_records_and_no_more() -> None:
+    """Those of 5,000 streams take several."""
+    wire = Wire(client=True, peer=attrs.evolve(PEER, max_streams_uni=5000))
+    for _ in range(5000):
+        stream_id = wire.core.open_stream(unidirectional=True)
+        assert stream_id is not None
+        wire.core.reset(stream_id, 99)
+    written = wire.take()
+    assert len(read_frames(written)) == 5000
+    at, sizes = 0, []
+    while at < len(written):
+        size, at = read_int(written, at, len(written))
+        sizes.append(size)
+        at += size
+    assert len(sizes) == len(written) // 16_384 + 1
+    assert max(sizes) <= 16_382
+
+
 @pytest.mark.rule("QX-3", "QX-6", "D-4")
 def test_d4_records_of_a_peer_that_takes_more() -> None:
     """Up to 65536 octets."""
