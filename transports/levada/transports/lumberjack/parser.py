@@ -202,6 +202,7 @@ class FrameParser:
         # The unfinished D frame, if there is one: its number, its start, and how many of its pairs are still to come.
         fields, number, pairs, left = self._fields, self._number, self._pairs, self._left
         start = at - self._used
+        last = start + max_frame  # where it must have ended
         stop = Stop.FULL
         if self._items and out is not None:
             cost = self._hand_on(out, cost_room)
@@ -289,6 +290,7 @@ class FrameParser:
                         raise self._large("pairs", length, "max_pairs", "LJ-37", at)
                     pairs = left = length
                     fields = {}
+                    last = start + max_frame
                     at += 10
                 while left:
                     if end - at < 4:
@@ -299,7 +301,7 @@ class FrameParser:
                     if length > max_key:
                         raise self._large("key", length, "max_key", "LJ-38", at)
                     value_at = at + 8 + length
-                    if value_at - start > max_frame:
+                    if value_at > last:
                         raise self._large("D frame", value_at - start, "max_frame", "LJ-36", at)
                     if value_at > end:
                         self._need = 8 + length
@@ -307,7 +309,7 @@ class FrameParser:
                         break
                     (length,) = u32(data, value_at - 4)
                     value_end = value_at + length
-                    if value_end - start > max_frame:
+                    if value_end > last:
                         raise self._large("value in a D frame", length, "max_frame", "LJ-39", at)
                     if value_end > end:
                         self._need = value_end - at
