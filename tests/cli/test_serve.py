@@ -136,11 +136,15 @@ def test_the_app_of_the_page(tmp_path: Path, called: Called) -> None:
 
 
 WHO = """
+from levada.actors.aqueduct import RawMessage
 from levada.actors.rsocket import Request
 from levada.framework import current_peer
 
 async def who(request: Request) -> bytes:
     return request.identity.name.encode()
+
+async def tell(m: RawMessage) -> None:
+    m.attachments[0].send(RawMessage(current_peer().identity.name.encode()))
 
 async def take(unit) -> None:
     print(current_peer().identity.name, flush=True)
@@ -190,6 +194,29 @@ def test_clients_show_certificates(tmp_path: Path, called: Called, carrier: str)
         url = server.told("SERVING ")
         assert called(url, "--ca", str(made.ca), *own) == (0, "CN=localhost\n")
         assert called(url, "--ca", str(made.ca)) == (2, "")
+
+
+def test_clients_of_aqueduct_show_certificates_and_tokens(
+    tmp_path: Path, called: Called, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "handlers.py").write_text(WHO)
+    made = make_certificates(tmp_path / "tls")
+    own = ("--cert", str(made.certificate), "--key", str(made.key))
+    assert cli.main(["token", "new", "ada"]) == 0
+    token, line = capsys.readouterr().out.splitlines()
+    files = [private(tmp_path / name) for name in ("token", "tokens")]
+    for file, text in zip(files, (token, line), strict=True):
+        file.write_text(text)
+    shown, mine = ("--ca", str(made.ca)), ("--token-file", str(files[0]))
+    for options, needed, name in (
+        (("--client-ca", str(made.ca)), own, "CN=localhost"),
+        (("--tokens", "tokens"), mine, "ada"),
+    ):
+        url = ("--url", "aqueduct://127.0.0.1:0")
+        with serving(tmp_path, "handlers:tell", *url, *own, *options) as server:
+            at = server.told("SERVING ")
+            assert called(at, *shown, *needed) == (0, f"{name}\n")
+            assert called(at, *shown) == (2, "")
 
 
 def test_writers_show_certificates(tmp_path: Path) -> None:

@@ -654,9 +654,13 @@ class StoreCell(BoundedCell):
         if get_ident() != self._scheduler.thread:
             raise self.wrong_thread_error("tell")
         store = self._store
-        key: Any = object()
-        if self._key is not None and not isinstance(message, Ask):
-            key = self._key(message.message if isinstance(message, Wrapped) else message)
+        key: Any
+        if self._key is not None and not isinstance(message, Wrapped):
+            key = self._key(message)
+        elif self._key is None or isinstance(message, Ask):
+            key = object()
+        else:
+            key = self._key(content_of(message))
         if key in store:
             store[key] = message
             return
