@@ -255,6 +255,57 @@ async def test_a_client_without_a_good_certificate_is_refused_unheard(
     assert [record.levelno for record in caplog.records if record.exc_info or record.levelno > logging.WARNING] == []
 
 
+VERSION = b"\xa0\x03\x02\x01\x02"  # of X.509: 3
+NAMED = b"\x82\x01a"  # DNS:a
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        (VERSION, b"\xa0\x03\x02\x01\x09"),
+        (NAMED, b"\xa3\x01a"),
+        (b"\x30\x82", b"\x31\x82"),
+    ],
+    ids=["version", "kind of name", "no certificate"],
+)
+async def test_a_certificate_that_cannot_be_read_ends_its_connection_only(
+    lab: Any,
+    autojump_clock: MockClock,
+    issuer: Issuer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    change: tuple[bytes, bytes],
+) -> None:
+    file = issuer.client(x509.SubjectAlternativeName([x509.DNSName("a")]))
+    good = x509.load_pem_x509_certificate(file.read_bytes()).public_bytes(serialization.Encoding.DER)
+    bad = good.replace(*change, 1)
+    assert bad != good
+    push = tls.push_certificate
+
+    def push_bad(buf: Any, certificate: tls.Certificate) -> None:
+        certificate.certificates = [(bad if der == good else der, more) for der, more in certificate.certificates]
+        push(buf, certificate)
+
+    monkeypatch.setattr(tls, "push_certificate", push_bad)
+    net = SimNet(1)
+
+    async def serve(listener: Any) -> None:
+        while True:
+            (await listener.accept()).accept()
+
+    async with lab.listening(net, **asking(issuer)) as listener, trio.open_nursery() as nursery:
+        nursery.start_soon(serve, listener)
+        with pytest.raises(ConnectionLost, match=r"transport error 0x1(2a|33): "):
+            async with lab.dialling(net, certificate=file) as connection:
+                await connection.accept_stream()
+        monkeypatch.undo()
+        async with lab.dialling(net, certificate=file) as connection:
+            await trio.sleep(1)
+            assert not connection.is_over
+        nursery.cancel_scope.cancel()
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
+
+
 async def test_a_server_that_asks_resumes_no_session(lab: Any, autojump_clock: MockClock, issuer: Issuer) -> None:
     """A ticket that a server gave before it asked is worth nothing: the client shows its certificate, and early data is refused."""
     net, sessions = SimNet(1), ClientSessions()

@@ -13,7 +13,10 @@ from OpenSSL import crypto
 
 from levada.transports.carriers.certificates import alternative_name, subject_text
 
-__all__ = ["ClientCertificateRequired", "names", "subject", "verify_client"]
+__all__ = ["UNREADABLE", "ClientCertificateRequired", "names", "subject", "verify_client"]
+
+UNREADABLE = (x509.DuplicateExtension, x509.InvalidVersion, x509.UnsupportedGeneralNameType)
+"""What cryptography raises for a strange certificate, besides `ValueError`."""
 
 _TYPES = {
     NameOID.COMMON_NAME: "commonName",
@@ -86,7 +89,7 @@ def subject(certificate: x509.Certificate) -> str | None:
     """Write the subject as `CarrierInfo.peer_subject` has it."""
     try:
         parts = certificate.subject.rdns
-    except ValueError:
+    except (TypeError, ValueError):
         return None
     return subject_text(
         [(_TYPES.get(one.oid, one.oid.dotted_string), str(one.value)) for one in part] for part in parts
@@ -97,7 +100,7 @@ def names(certificate: x509.Certificate) -> tuple[str, ...]:
     """Write the alternative names as `CarrierInfo.peer_names` has them."""
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (x509.ExtensionNotFound, ValueError):
+    except (x509.ExtensionNotFound, ValueError, *UNREADABLE):
         return ()
     written = []
     for name in found:

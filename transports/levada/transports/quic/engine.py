@@ -45,7 +45,7 @@ from cryptography.x509 import Certificate
 
 from levada.transports.text import printable
 
-from .certificates import ClientCertificateRequired, verify_client
+from .certificates import UNREADABLE, ClientCertificateRequired, verify_client
 from .keys import RollingKeys, channel_binding
 from .ranges import Ranges
 
@@ -372,6 +372,12 @@ class PlainEngine(QuicConnection):
                 # aioquic's `negotiate` keeps the alert in a local variable, so the alert would refer to itself, and its frames to us.
                 error.__context__.__traceback__ = None
             raise
+        except UNREADABLE as error:  # aioquic expects a ValueError
+            raise QuicConnectionError(
+                error_code=QuicErrorCode.CRYPTO_ERROR + tls.AlertDescription.bad_certificate,
+                frame_type=frame_type,
+                reason_phrase=f"Certificate could not be parsed: {error}",
+            ) from None
         if len(self.tls._receive_buffer) > MAX_HANDSHAKE_MESSAGE:
             raise QuicConnectionError(
                 error_code=QuicErrorCode.CRYPTO_BUFFER_EXCEEDED,
