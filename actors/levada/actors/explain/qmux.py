@@ -103,7 +103,7 @@ def _padding(start: int, end: int) -> Iterator[Line]:
 def _text(frame: Frame) -> str:
     kind, fields = frame.kind, frame.fields
     if kind & ~7 == FrameType.STREAM:
-        offset = fields[1] if len(fields) > 1 else 0
+        offset = fields[1] if kind & 4 else 0
         end = " end" if kind & 1 else ""
         return f"STREAM {_stream(fields[0])} offset={offset}{end} data={shown(frame.data)}"
     name = _NAMES.get(FrameType(kind), FrameType(kind).name)
@@ -113,8 +113,7 @@ def _text(frame: Frame) -> str:
         case FrameType.DATAGRAM | FrameType.DATAGRAM_LEN:
             return f"{name} data={shown(frame.data)}"
         case FrameType.TRANSPORT_CLOSE:
-            code, cause = fields
-            return f"{name} {error_name(code)} frame={cause:#x} reason={shown(frame.data)}"
+            return f"{name} {error_name(fields[0])} frame={fields[1]:#x} reason={shown(frame.data)}"
         case FrameType.APPLICATION_CLOSE:
             return f"{name} code={fields[0]} reason={shown(frame.data)}"
     told = (
