@@ -13,6 +13,7 @@ import trio
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition
+from tests.actors.carried import cut
 
 from levada.actors.aqueduct import Peer, connect, serve
 from levada.framework import ActorSystem, Down, Exit, Failed, Killed, Lost, Normal, Shutdown
@@ -55,6 +56,7 @@ class Remote(Local):
 class Refs(ActorStateMachine):
     """Whatever is told, asked, watched, linked, ended and cut: everybody hears what they should, once, and nothing is left."""
 
+    url = "aqueduct+memory://model"
     peer: Peer[Any]
 
     @initialize()
@@ -66,7 +68,7 @@ class Refs(ActorStateMachine):
         self.stack = AsyncExitStack()
         self.there = await self.stack.enter_async_context(ActorSystem("there"))
         self.listener = await self.stack.enter_async_context(
-            serve(self.there, "aqueduct+memory://model", ignore, Any, expose=lambda name: True)
+            serve(self.there, self.url, ignore, Any, expose=lambda name: True)
         )
         self.locals: list[Local] = []
         self.remotes: list[Remote] = []
@@ -232,7 +234,7 @@ class Refs(ActorStateMachine):
     @rule()
     async def cut(self) -> None:
         """The connection is lost; there is a new one, with new refs of those who live."""
-        self.peer._connection.carrier.link.cut("somebody dug")  # type: ignore[union-attr]
+        cut(self.peer._connection.carrier)
         await self.rest()
         client = self.peer._connection
         assert not client.halves.outbound
@@ -286,5 +288,13 @@ class Refs(ActorStateMachine):
         super().teardown()
 
 
+class RefsOverQmux(Refs):
+    """The same over QMux."""
+
+    url = "aqueduct+qmux+memory://model"
+
+
 TestRefs = Refs.TestCase
+TestRefsOverQmux = pytest.mark.ci(RefsOverQmux.TestCase)
+TestRefsOverQmux.settings = settings(settings.default, max_examples=12, stateful_step_count=20)
 TestRefs.settings = settings(settings.default, max_examples=12, stateful_step_count=20)  # 0.25 s for one
