@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from levada.framework.errors import ConfigurationError, ConnectionLost
 from levada.transports import carriers
 from levada.transports.carriers import Carrier, MemoryConfig, memory
 
+CLIENTS = BearerTokens.of({b"secret": Identity("client-1")})
 URLS = {
     "maop://h:1": "quic://h:1",
     "maop+memory://desk": "memory://desk",
@@ -80,10 +82,9 @@ async def test_maop_over_a_registered_carrier(meadow: MemoryConfig) -> None:
         return (await call.body()).upper()
 
     config = maop.PeerConfig(carrier=meadow)
-    clients = BearerTokens.of({b"secret": Identity("client-1")})
     async with (
         ActorSystem() as system,
-        maop.serve(system, "maop+meadow://field", {101: shout}, authenticate=clients, config=config),
+        maop.serve(system, "maop+meadow://field", {101: shout}, authenticate=CLIENTS, config=config),
         maop.connect(system, "maop+meadow://field", token=b"secret", config=config) as peer,
     ):
         assert await peer.request(101, b"hello") == b"HELLO"
@@ -110,3 +111,22 @@ async def test_a_carrier_of_one_stream_is_named(meadow: MemoryConfig, caplog: py
     said = [record.getMessage() for record in caplog.records]
     assert said
     assert all("needs a carrier of many streams; memory:// has one" in text for text in said)
+
+
+@pytest.mark.loopback
+async def test_clients_at_a_unix_socket_have_no_address_to_be_limited_by(tmp_path: Path) -> None:
+    """`max_attempts` counts network addresses; all users of a machine would share one."""
+
+    async def echo(call: maop.Call) -> bytes:
+        return await call.body()
+
+    config = maop.PeerConfig(max_attempts=1.0)
+    url = f"maop+unix://{tmp_path}/desk"
+    async with (
+        ActorSystem() as system,
+        maop.serve(system, url, {101: echo}, authenticate=CLIENTS, config=config) as listener,
+    ):
+        assert listener.url == url
+        for _ in range(3):
+            async with maop.connect(system, url, token=b"secret") as peer:
+                assert await peer.request(101, b"again") == b"again"
