@@ -395,7 +395,7 @@ WORKLOADS = (
     Workload(
         "qmux-rr64",
         "QMux to QUIC: requests of 64 octets, 64 at a time",
-        0.5,
+        None,
         requests_64,
         base="levada",
         carrier="qmux",

@@ -56,7 +56,8 @@ async def test_keeps_the_contract(check: CarrierCheck) -> None:
 @pytest.mark.parametrize("check", carrier_checks(TRAITS), ids=str)
 async def test_keeps_the_contract_without_straight_writes(check: CarrierCheck, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every write takes the way over the queue and the writer."""
-    monkeypatch.setattr(streams, "_STRAIGHT", 0)
+    monkeypatch.setattr(streams, "_JOIN_WITHIN", 1e9)
+    monkeypatch.setattr(streams, "_JOINED", 1 << 40)
     await check(pair)
 
 

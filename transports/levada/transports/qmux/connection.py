@@ -519,6 +519,7 @@ class QmuxConnection:
                     if not self._due:
                         await self._work.wait()
                     await self._below.flush()
+                    await trio.lowlevel.checkpoint()  # the carrier below may take everything at once
                     self._due = False
                     self._written_at = perf_counter()
                     self._write()

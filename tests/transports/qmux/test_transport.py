@@ -1,0 +1,456 @@
+"""QMux on its transports: who is there, what is negotiated, who is refused, how a connection is lost, what it leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from levada.framework.errors import (
+    ConfigurationError,
+    ConnectionClosed,
+    ConnectionLost,
+    IdleTimeout,
+    LocalProtocolError,
+    StreamWasStopped,
+)
+from levada.transports import carriers
+from levada.transports.carriers import MemoryConfig, TcpConfig, TlsConfig, UnixConfig, tcp, tls, websocket
+from levada.transports.carriers.contracts import CarrierInfo, CloseReason
+from levada.transports.carriers.memory import memory_streams
+from levada.transports.carriers.websocket_config import WebSocketConfig
+from levada.transports.qmux import Parameters, QmuxConfig, QmuxConnection, QmuxListener, dial, listen
+from levada.transports.qmux.below import OverBytes
+from levada.transports.qmux.frames import FrameType, encode_frame, encode_int
+
+if TYPE_CHECKING:
+    from tests.transports.conftest import Authority
+
+GREETING = encode_frame(
+    FrameType.PARAMETERS,
+    data=Parameters(
+        max_idle_timeout_ms=30_000, max_data=1 << 20, max_stream_data_bidi_local=1 << 18, max_streams_bidi=100
+    ).encode(),
+)
+"""What a hand-written peer sends first."""
+
+
+@pytest.fixture(autouse=True)
+def no_traceback(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Nothing that a peer does ends in a traceback."""
+    yield
+    assert [record.getMessage() for record in caplog.get_records("call") if record.exc_info] == []
+
+
+def record(*frames: bytes) -> bytes:
+    body = b"".join(frames)
+    return encode_int(len(body)) + body
+
+
+@asynccontextmanager
+async def accepting(listener: QmuxListener) -> AsyncIterator[list[QmuxConnection]]:
+    """Accept all clients; the list has their connections."""
+    accepted: list[QmuxConnection] = []
+
+    async def accept() -> None:
+        with contextlib.suppress(ConnectionClosed):
+            while True:
+                accepted.append((await listener.accept()).accept())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(accept)
+        yield accepted
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def memory_pair(
+    client: QmuxConfig | None = None, server: QmuxConfig | None = None
+) -> AsyncIterator[tuple[QmuxConnection, QmuxConnection]]:
+    """Two ends over a memory link; `aclose` of both at the end."""
+    one, other = memory_streams()
+    ends = [
+        QmuxConnection(OverBytes(stream), stream.info, config or QmuxConfig(), is_client=is_client, since=0.0)
+        for stream, config, is_client in ((one, client, True), (other, server, False))
+    ]
+    async with ends[0], ends[1]:
+        for end in ends:
+            await end.handshake()
+        yield ends[0], ends[1]
+
+
+# ---------------------------------------------------------------- who is there
+
+
+@pytest.mark.loopback
+@pytest.mark.rule("QX-42")
+async def test_qx42_unix_peers_are_known_by_their_credentials(tmp_path: Path) -> None:
+    async with listen(f"qmux+unix://{tmp_path}/socket") as listener, accepting(listener) as accepted:
+        assert listener.url == f"qmux+unix://{tmp_path}/socket"
+        async with dial(listener.url) as client:
+            server = accepted[0]
+            for end in (client, server):
+                info = await end.handshake()
+                assert (info.scheme, info.local) == ("qmux+unix", f"{tmp_path}/socket")
+                assert info.peer_credentials == (os.getpid(), os.getuid(), os.getgid())
+
+
+@pytest.mark.loopback
+@pytest.mark.rule("QX-40")
+async def test_qx40_tls_agrees_on_a_protocol_and_shows_certificates(authority: Authority) -> None:
+    serving = TlsConfig(certificate=authority.issue("server"), ca=authority.ca, client_certificates="required")
+    server = QmuxConfig(below=serving, protocols=("qmux-02.interop", "qmux-02"))
+    client = QmuxConfig(
+        below=TlsConfig(ca=authority.ca, certificate=authority.issue("client")), protocols=("qmux-02", "qmux-02.other")
+    )
+    async with listen("qmux+tls://127.0.0.1:0", server) as listener, accepting(listener) as accepted:
+        async with dial(listener.url, client) as connection:
+            assert (connection.info.scheme, connection.info.alpn) == ("qmux+tls", "qmux-02")
+            assert connection.info.tls_version == "TLSv1.3"
+            info = await accepted[0].handshake()
+            assert (info.alpn, info.peer_subject) == ("qmux-02", "CN=client")
+        with pytest.raises(ConnectionLost, match=r"speaks none of qmux-02\.else"):
+            async with dial(listener.url, attrs.evolve(client, protocols=("qmux-02.else",))):
+                pass
+        await wait_all_tasks_blocked(0.02)
+        assert (len(accepted), listener.admission.refused) == (1, 1)
+
+
+@pytest.mark.loopback
+@pytest.mark.rule("QX-41")
+async def test_qx41_websockets_agree_on_a_subprotocol() -> None:
+    config = QmuxConfig(protocols=("qmux-02.interop",))
+    async with listen("qmux+ws://127.0.0.1:0/desk", config) as listener, accepting(listener) as accepted:
+        assert listener.url.endswith("/desk")
+        async with dial(listener.url, config) as connection:
+            assert (connection.info.scheme, connection.info.alpn) == ("qmux+ws", "qmux-02.interop")
+            assert (await accepted[0].handshake()).alpn == "qmux-02.interop"
+        with pytest.raises(ConnectionLost, match="400"):
+            async with dial(listener.url, QmuxConfig(protocols=("qmux-02.else",))):
+                pass
+        with pytest.raises(ConnectionLost, match="404"):
+            async with dial(listener.url + "s", config):
+                pass
+        await wait_all_tasks_blocked(0.02)
+        assert listener.admission.refused == 2
+    assert await accepted[0].closed() == CloseReason(0, by_peer=True)
+
+
+@pytest.mark.loopback
+@pytest.mark.rule("QX-39")
+async def test_qx39_plain_tcp_stays_on_loopback_unless_asked() -> None:
+    for scheme in ("tcp", "ws"):
+        with pytest.raises(ConfigurationError, match="plaintext_off_loopback"):
+            async with listen(f"qmux+{scheme}://0.0.0.0:0"):
+                pass
+        async with listen(f"qmux+{scheme}://0.0.0.0:0", QmuxConfig(plaintext_off_loopback=True)) as listener:
+            port = listener.url.rpartition(":")[2]
+            async with accepting(listener), dial(f"qmux+{scheme}://127.0.0.1:{port}") as client:
+                assert client.info.scheme == f"qmux+{scheme}"
+
+
+@pytest.mark.loopback
+async def test_certificates_are_read_again(authority: Authority, tmp_path: Path) -> None:
+    file = authority.issue("first", file=tmp_path / "file.pem")
+    server, client = QmuxConfig(below=TlsConfig(certificate=file)), QmuxConfig(below=TlsConfig(ca=authority.ca))
+    async with (
+        listen("qmux+tls://127.0.0.1:0", server) as listener,
+        accepting(listener),
+        dial(listener.url, client) as before,
+    ):
+        authority.issue("second", file=tmp_path / "file.pem")
+        assert isinstance(listener.below, tls.TlsListener)
+        listener.below.reload()
+        async with dial(listener.url, client) as after:
+            assert "DNS:first" in before.info.peer_names
+            assert "DNS:second" in after.info.peer_names
+
+
+@pytest.mark.parametrize(
+    ("url", "config", "match"),
+    [
+        ("qmux://127.0.0.1:1", None, "expected a URL with qmux"),
+        ("qmux+quic://127.0.0.1:1", None, "expected a URL with qmux"),
+        ("qmux+tcp://127.0.0.1:x", None, "not a URL"),
+        ("qmux+tls://127.0.0.1:0", QmuxConfig(below=TcpConfig()), "takes a TlsConfig in `below`, got a TcpConfig"),
+    ],
+)
+async def test_what_cannot_work_is_refused(url: str, config: QmuxConfig | None, match: str) -> None:
+    for opening in (listen(url, config), dial(url, config)):
+        with pytest.raises(ConfigurationError, match=match):
+            async with opening:
+                pass
+
+
+@pytest.mark.parametrize("name", ["qmux-01.x", "qmux-02.", "qmux-02.a b", "aqueduct"])
+def test_protocols_are_tokens_of_qmux(name: str) -> None:
+    with pytest.raises(ValueError, match="protocols"):
+        QmuxConfig(protocols=(name,))
+
+
+async def test_schemes_are_known_to_dial_and_listen(autojump_clock: MockClock) -> None:
+    async with carriers.listen("qmux+memory://desk", QmuxConfig(below=MemoryConfig())) as listener:
+        assert isinstance(listener, QmuxListener)
+        async with accepting(listener), carriers.dial(listener.url) as client:
+            assert isinstance(client, QmuxConnection)
+            assert client.info == CarrierInfo(scheme="qmux+memory", local="desk/client", peer="desk/server")
+        with pytest.raises(ConfigurationError, match="taken"):
+            async with carriers.listen("qmux+memory://desk"):
+                pass
+
+
+# ---------------------------------------------------------------- who is refused
+
+
+@pytest.mark.loopback
+async def test_the_limits_of_the_transport_hold(tmp_path: Path) -> None:
+    below = UnixConfig(max_connections_per_uid=1)
+    async with listen(f"qmux+unix://{tmp_path}/socket", QmuxConfig(below=below)) as listener:
+        async with accepting(listener) as accepted, dial(listener.url):
+            with pytest.raises(ConnectionLost):
+                async with dial(listener.url):
+                    pass
+            assert len(accepted) == 1
+        async with accepting(listener), dial(listener.url):
+            pass
+
+
+async def test_a_refused_client_gets_no_octet(autojump_clock: MockClock) -> None:
+    async with (
+        listen("qmux+memory://") as listener,
+        carriers.dial(listener.url.removeprefix("qmux+"), MemoryConfig()) as stream,
+    ):
+        incoming = await listener.accept()
+        with pytest.raises(LocalProtocolError, match="has proved its address"):
+            incoming.retry()
+        incoming.refuse("full")
+        assert listener.admission.refused == 1
+        for decide in (incoming.accept, incoming.refuse, incoming.ignore):
+            with pytest.raises(LocalProtocolError, match="decided"):
+                decide()
+        with pytest.raises(ConnectionLost):
+            await stream.receive_some()  # type: ignore[union-attr]  # a byte stream, by its settings
+
+
+async def test_a_closed_listener_refuses_who_waits_and_leaves_the_others(autojump_clock: MockClock) -> None:
+    async with listen("qmux+memory://") as listener:
+        async with accepting(listener) as accepted, dial(listener.url) as client:
+            await wait_all_tasks_blocked()
+            await listener.aclose()
+            stream = await client.open_stream()
+            stream.send_nowait(b"still here", fin=True)
+            assert await (await accepted[0].accept_stream()).receive_some() == b"still here"
+            with pytest.raises(ConnectionLost):
+                async with dial(listener.url):
+                    pass
+        with pytest.raises(ConnectionClosed):
+            await listener.accept()
+
+
+# ---------------------------------------------------------------- time
+
+
+@pytest.mark.rule("QX-43")
+@pytest.mark.parametrize("sent", [b"", record(GREETING)[:10]])
+async def test_qx43_parameters_have_their_time(sent: bytes, autojump_clock: MockClock) -> None:
+    """Counted from the transport, also while the client waits to be accepted."""
+    async with (
+        listen("qmux+memory://") as listener,
+        carriers.dial(listener.url.removeprefix("qmux+"), MemoryConfig()) as stream,
+    ):
+        begun = trio.current_time()
+        stream.send_nowait(sent)  # type: ignore[union-attr]  # a byte stream, by its settings
+        await wait_all_tasks_blocked()
+        await trio.sleep(4)
+        connection = (await listener.accept()).accept()
+        with pytest.raises(ConnectionLost, match="no transport parameters within 10 s"):
+            await connection.handshake()
+        assert trio.current_time() - begun == pytest.approx(10, abs=4.1)
+        assert listener.admission.refused == 1
+
+
+@pytest.mark.loopback
+@pytest.mark.rule("QX-43")
+async def test_qx43_the_handshake_of_the_transport_counts(authority: Authority) -> None:
+    """The time of a TLS client runs from its TCP connection, and that of a WebSocket client too."""
+    serving = TlsConfig(certificate=authority.issue("server"))
+    config = QmuxConfig(below=serving, handshake_timeout=0.2)
+    async with listen("qmux+tls://127.0.0.1:0", config) as listener:
+        async with tcp.dial(listener.url.replace("qmux+tls", "tcp")) as stream:
+            assert await stream.receive_some() == b""  # nothing but the end, after 0.2 s
+        assert listener.below.admission.refused == 1  # type: ignore[attr-defined]  # a TlsListener
+    async with listen("qmux+ws://127.0.0.1:0", QmuxConfig(handshake_timeout=0.2)) as listener:
+        async with tcp.dial(listener.url.replace("qmux+ws", "tcp")) as stream:
+            assert (await stream.receive_some()).startswith(b"HTTP/1.1 408")
+        assert listener.admission.refused == 1
+
+
+@pytest.mark.rule("QX-34")
+async def test_qx34_a_silent_peer_is_lost_in_the_idle_time(autojump_clock: MockClock) -> None:
+    async with memory_pair(QmuxConfig(idle_timeout=9.0)) as (client, server):
+        begun = trio.current_time()
+        assert (await client.closed()).lost
+        assert trio.current_time() - begun == pytest.approx(9.0, abs=0.01)
+        with pytest.raises(IdleTimeout):
+            await client.open_stream()
+        assert (await server.closed()).lost
+
+
+@pytest.mark.rule("QX-35")
+async def test_qx35_pings_keep_a_connection_with_a_stream(autojump_clock: MockClock) -> None:
+    """While a stream is open the peer is pinged; if it is gone, that is known within the idle time-out."""
+    one, other = memory_streams()
+    client = QmuxConnection(OverBytes(one), one.info, QmuxConfig(idle_timeout=9.0), is_client=True, since=0.0)
+    server = QmuxConnection(OverBytes(other), other.info, QmuxConfig(), is_client=False, since=0.0)
+    async with server, client:
+        await client.handshake()
+        stream = await client.open_stream()
+        await trio.sleep(100)
+        assert not client.is_over
+        assert not server.is_over
+        one.link.hold()  # a peer that has vanished: no end, no reset
+        begun = trio.current_time()
+        with pytest.raises(IdleTimeout):
+            await stream.receive_some()
+        # D-18: the first ping that stays unanswered restarts the time once.
+        assert 6.0 <= trio.current_time() - begun <= 12.01
+        one.link.cut()
+
+
+@pytest.mark.rule("QX-37")
+@pytest.mark.parametrize("how", ["end", "abort", "cut"])
+async def test_qx37_the_end_of_the_transport_is_known_at_once(how: str, autojump_clock: MockClock) -> None:
+    one, other = memory_streams()
+    server = QmuxConnection(OverBytes(other), other.info, QmuxConfig(), is_client=False, since=0.0)
+    await one.send_all(record(GREETING) + record(b"\x0a\x00\x02hi"))
+    stream = await server.accept_stream()
+    match how:
+        case "end":
+            await one.send_eof()
+        case "abort":
+            one.abort()
+        case _:
+            one.link.cut()
+    begun = trio.current_time()
+    assert await server.closed() == CloseReason(1, (await server.closed()).text, lost=True)
+    assert trio.current_time() == begun
+    # QX-38: what had come stays readable.
+    assert await stream.receive_some() == b"hi"
+    with pytest.raises(ConnectionLost):
+        await stream.receive_some()
+    one.abort()
+
+
+@pytest.mark.loopback
+async def test_a_killed_socket_is_known_at_once(tmp_path: Path) -> None:
+    async with (
+        listen(f"qmux+unix://{tmp_path}/socket") as listener,
+        accepting(listener) as accepted,
+        dial(listener.url) as client,
+    ):
+        stream = await client.open_stream()
+        accepted[0].abort()
+        with pytest.raises(ConnectionLost):
+            await stream.receive_some()
+        assert (await client.closed()).lost
+
+
+# ---------------------------------------------------------------- acknowledgements
+
+
+@pytest.mark.rule("D-23")
+async def test_d23_what_a_ping_follows_is_acknowledged(autojump_clock: MockClock) -> None:
+    async with memory_pair() as (client, server):
+        stream = await client.open_stream()
+        assert client.round_trip() == 0
+        stream.send_nowait(b"x" * 1000)
+        assert stream.unacked == 1000
+        await stream.all_acked()
+        assert stream.unacked == 0
+        assert (await server.accept_stream()).receive_nowait() == b"x" * 1000, "the peer had it before the answer"
+        stream.send_nowait(b"end", fin=True)
+        assert await stream.acked() is True
+        assert await stream.stopped() is None
+
+
+async def test_a_stop_is_told_to_who_waits_for_the_end(autojump_clock: MockClock) -> None:
+    async with memory_pair() as (client, server):
+        stream = await client.open_stream()
+        stream.send_nowait(b"x")
+        got: list[int | None] = []
+        stream.on_stopped(got.append)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_append, stream.stopped, got)
+            (await server.accept_stream()).stop(7)
+        assert got == [7, 7]
+        with pytest.raises(StreamWasStopped):
+            stream.send_nowait(b"y")
+
+
+async def _append(call: Callable[[], Awaitable[int | None]], into: list[int | None]) -> None:
+    into.append(await call())
+
+
+# ---------------------------------------------------------------- what is left
+
+
+@pytest.mark.rule("QX-36")
+async def test_qx36_a_peer_that_does_not_end_is_left_after_three_seconds(autojump_clock: MockClock) -> None:
+    one, other = memory_streams()
+    server = QmuxConnection(OverBytes(other), other.info, QmuxConfig(), is_client=False, since=0.0)
+    await one.send_all(record(GREETING))
+    await server.handshake()
+    begun = trio.current_time()
+    await server.aclose(5, "enough")
+    assert trio.current_time() - begun == pytest.approx(3.0)
+    got = b""
+    with pytest.raises(ConnectionLost):
+        while data := await one.receive_some():
+            got += data
+        await one.send_all(b"too late")
+    assert got.endswith(record(b"\x1d\x05\x06enough"))
+    one.abort()
+
+
+async def test_ended_connections_are_freed_without_the_collector(autojump_clock: MockClock) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        gone: list[weakref.ref[QmuxConnection]] = []
+        for _ in range(3):
+            async with memory_pair() as (client, server):
+                for _ in range(2):
+                    stream = await client.open_stream()
+                    stream.send_nowait(b"x", fin=True)
+                left = await server.accept_stream()
+                gone += [weakref.ref(client), weakref.ref(server)]
+            del client, server, stream, left
+            await wait_all_tasks_blocked()
+        assert [end() for end in gone] == [None] * 6
+    finally:
+        gc.enable()
+
+
+@pytest.mark.loopback
+async def test_websocket_rules_of_qmux_have_its_codes() -> None:
+    """QX-41: a text message is E-10, a message above the largest record is E-7."""
+    config = QmuxConfig()
+    plain = WebSocketConfig(subprotocols=config.protocols)
+    async with listen("qmux+ws://127.0.0.1:0", config) as listener, accepting(listener) as accepted:
+        for message, code in ((bytes(16_383), 7), (bytes(40_000), 7)):
+            async with websocket.dial(listener.url.removeprefix("qmux+"), plain) as peer:
+                await peer.send(GREETING)
+                await peer.send(message)
+                await wait_all_tasks_blocked(0.01)
+                reason = await accepted[-1].closed()
+                assert (reason.code, reason.lost) == (code, True)
