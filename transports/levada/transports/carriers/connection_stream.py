@@ -24,6 +24,8 @@ __all__ = ["ConnectionStream", "StreamOwner"]
 
 ABORTED = 0
 """Code of a reset or stop for which the application gave none."""
+_SMALL = 512
+"""Bytes below which pieces are joined as they arrive: as objects of their own, two bytes would take sixty."""
 
 
 class StreamOwner(Protocol):
@@ -100,7 +102,7 @@ class ConnectionStream(Generic[C]):
         self._connection = connection
         self._stream_id = stream_id
         self._priority = priority
-        self._chunks: deque[bytes] = deque()
+        self._chunks: deque[bytes | bytearray] = deque()
         self._buffered = 0
         self._received = 0
         self._written = 0
@@ -343,7 +345,7 @@ class ConnectionStream(Generic[C]):
     def _take_some(self, max_bytes: int | None) -> bytes:
         chunks = self._chunks
         if max_bytes is None or self._buffered <= max_bytes:
-            data = chunks.popleft() if len(chunks) == 1 else b"".join(chunks)
+            data = b"".join(chunks) if len(chunks) > 1 else bytes(chunks[0])  # which copies no bytes
             chunks.clear()
         else:
             data = self._take(max_bytes)
@@ -353,7 +355,7 @@ class ConnectionStream(Generic[C]):
         return data
 
     def _take(self, octets: int) -> bytes:
-        taken: list[bytes] = []
+        taken: list[bytes | bytearray] = []
         while octets:
             chunk = self._chunks.popleft()
             if len(chunk) > octets:
@@ -412,7 +414,13 @@ class ConnectionStream(Generic[C]):
             if data:
                 self._connection.consumed(self._stream_id, len(data))
         elif data:
-            self._chunks.append(data)
+            chunks = self._chunks
+            if not chunks or len(data) >= _SMALL:
+                chunks.append(data)
+            elif type(chunks[-1]) is bytearray:
+                chunks[-1] += data
+            else:
+                chunks.append(bytearray(data))
             self._buffered += len(data)
         self._received += len(data)
         if end:
