@@ -27,7 +27,7 @@ from levada.framework import (
 from levada.framework.embedding import ConnectionActor, act_for, adopt, ask_for, send_for
 from levada.framework.errors import ActorStopped, MailboxFull
 from levada.framework.router import Resize, broadcast, pool, pull, round_robin
-from levada.framework.testing import FakeRef
+from levada.framework.testing import FakeRef, strict
 
 ADA = RemotePeer("test", "192.0.2.1:1", Identity("ada"), None)
 BOB = RemotePeer("test", "192.0.2.2:2", Identity("bob"), None)
@@ -214,6 +214,28 @@ async def test_every_mailbox_keeps_the_peer(mailbox: Any, left: list[str], autoj
         for text, peer in (("1", ADA), ("2", BOB), ("3", ADA)):
             await send_for(peer, desk, Note(text))
     assert seen == [("0", None), *((text, BOB if text == "2" else ADA) for text in left)]
+
+
+async def test_questions_in_line_for_a_full_mailbox_keep_their_peers(autojump_clock: MockClock) -> None:
+    seen: Seen = []
+    async with ActorSystem() as system, trio.open_nursery() as nursery:
+        desk = system.spawn(Desk, seen, mailbox=bounded(1))
+        desk.tell(Slow("0"))
+        await wait_all_tasks_blocked()
+        for text, peer in (("1", ADA), ("2", BOB), ("3", None)):
+            nursery.start_soon(ask_for, peer, desk, Note(text))
+            await wait_all_tasks_blocked()
+    assert seen == [("0", None), ("1", ADA), ("2", BOB), ("3", None)]
+
+
+async def test_strict_systems_check_the_message_itself(autojump_clock: MockClock) -> None:
+    seen: Seen = []
+    async with strict(codec=True)() as system:
+        desk = system.spawn(Desk, seen, mailbox=bounded(9, overflow=conflate(lambda m: m.text)))
+        await send_for(ADA, desk, Note("1"))
+        assert await ask_for(BOB, desk, Slow("2")) == "2"
+        await send_for(ADA, desk, Note("3"))
+    assert seen == [("1", ADA), ("2", BOB), ("3", ADA)]
 
 
 async def test_a_conflating_mailbox_sees_the_message(autojump_clock: MockClock) -> None:
