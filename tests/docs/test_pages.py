@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAIR = re.compile(r"```python\n(?P<program>.*?)```\n\n```\n(?P<output>.*?)```", re.DOTALL)
+PAIR = re.compile(r"```python\n(?P<program>(?:(?!```).)*)```\n\n```\n(?P<output>.*?)```", re.DOTALL)
 
 
 def programs() -> list[tuple[str, str, str]]:
