@@ -142,14 +142,15 @@ def test_qx2_octets_cut_anywhere_mean_the_same(size: int) -> None:
 @pytest.mark.parametrize("kind", range(8, 16))
 @pytest.mark.parametrize("fields", [(0, 0, 0), (70, 70, 70), (20_000, 0, 0), (0, 20_000, 0), (0, 0, 20_000)])
 def test_qx4_a_stream_frame_never_reads_on_in_the_next_record(kind: int, fields: tuple[int, int, int]) -> None:
-    """It is cut in each of its integers, and more records are at hand."""
+    """It is cut in each of its integers, whether more records are at hand or not."""
     stream_id, offset, size = fields
     integers = [stream_id, *([offset] if kind & 4 else []), *([size] if kind & 2 else [])]
     header = bytes((kind,)) + b"".join(map(encode_int, integers))
     for cut in range(1, len(header)):
-        wire = Wire(max_streams=20_000)
-        assert ended(wire.octets(record(header[:cut]) + record(bytes(50)) * 3)).code == ENCODING
-        assert wire.frames()[0].fields == (ENCODING, kind)
+        for more in (b"", record(bytes(50)) * 3):
+            wire = Wire(max_streams=20_000)
+            assert ended(wire.octets(record(header[:cut]) + more)).code == ENCODING
+            assert wire.frames()[0].fields == (ENCODING, kind)
 
 
 @pytest.mark.rule("QX-5")

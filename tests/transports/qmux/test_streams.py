@@ -71,6 +71,12 @@ def test_qx20_numbers_are_not_reused() -> None:
     for frame in (stream(2, 0, b"late", fin=True), encode_frame(FrameType.RESET_STREAM, 2, 6, 9)):
         assert wire.give(frame) == []
     assert wire.give(encode_frame(FrameType.STREAM_DATA_BLOCKED, 2, 6)) == []
+    mine = opened(wire, unidirectional=True)
+    wire.core.send(mine, b"", True)
+    wire.take()
+    late = encode_frame(FrameType.MAX_STREAM_DATA, mine, 6), encode_frame(FrameType.STOP_SENDING, mine, 6)
+    assert wire.give(*late) == [StreamOver(mine)]
+    assert wire.frames() == []
 
 
 @pytest.mark.rule("QX-20", "D-11")
