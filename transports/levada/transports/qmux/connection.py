@@ -41,8 +41,8 @@ logger = logging.getLogger("levada.transports.qmux")
 
 _JOIN_WITHIN: Final = 50e-6
 """Seconds between two writes without the writer; see `levada.transports.carriers.streams`."""
-_SHALLOW: Final = 64 * 1024
-"""Bytes in the carrier below from which on the core is asked for no more."""
+_SHALLOW: Final = 128 * 1024
+"""Bytes in the carrier below from which on the core is asked for no more: one stream moves 520 MB/s, 400 with half of it. Source: QX-33."""
 
 
 class QmuxConnection:
