@@ -32,7 +32,7 @@ def ours() -> Counter[str]:
     return Counter(
         f"{type(each).__module__}.{type(each).__qualname__}"
         for each in gc.get_objects()
-        if type(each).__module__.startswith("levada.")
+        if str(type(each).__module__).startswith("levada.")
     )
 
 
