@@ -35,13 +35,13 @@ class CarrierInfo:
     """Facts about an open connection."""
 
     scheme: str
-    """``"tcp"``, ``"tls"``, ``"unix"``, ``"ws"``, ``"wss"``, ``"quic"`` or ``"memory"``."""
+    """``"tcp"``, ``"tls"``, ``"unix"``, ``"ws"``, ``"wss"``, ``"quic"``, ``"memory"``, or ``"qmux+unix"`` and so on."""
     local: str
     """Own address as in a URL's authority, or the path of a Unix socket."""
     peer: str
     """The peer's address, in the same form; for a Unix socket ``uid=… gid=… pid=…`` where the system tells."""
     alpn: str | None = None
-    """Protocol agreed on by TLS."""
+    """Protocol agreed on by TLS; for QMux over a WebSocket its subprotocol."""
     tls_version: str | None = None
     """``"TLSv1.3"``, …; ``None`` without TLS."""
     peer_certificate: bytes | None = None
