@@ -238,11 +238,6 @@ class Driver(ConnectionActor, Generic[C]):
         return self.remote
 
     @property
-    def ending(self) -> bool:
-        """Whether this actor is ending, and all its children with it: there may be no more of them."""
-        return local_ref(self).phase is not ActorPhase.RUNNING
-
-    @property
     def credentials(self) -> Credentials:
         """What the carrier shows of the client; a protocol adds what the client says."""
         acceptor, info = self.acceptor, self.info
@@ -277,7 +272,7 @@ class Driver(ConnectionActor, Generic[C]):
             self._credentials is None
             or acceptor is None
             or self.info is None
-            or self.ending
+            or local_ref(self).phase is not ActorPhase.RUNNING
             or self.phase not in _GREETING
         ):
             return

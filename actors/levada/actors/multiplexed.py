@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
 
 import trio
 
+from levada.framework.embedding import ActorPhase, local_ref
 from levada.framework.errors import CarrierError, ConfigurationError, ConnectionClosed, StreamWasReset
 from levada.transports import carriers
 from levada.transports.core import Core, StreamsInput
@@ -537,6 +538,11 @@ class MultiplexedDriver(Driver[C], Generic[C]):
         """Children that have been given work and have not begun: a turn waits for them, too."""
         self._turn_due = False
         self._parked: trio.lowlevel.Task | None = None
+
+    @property
+    def ending(self) -> bool:
+        """Whether this actor is ending, and all its children with it: there may be no more of them."""
+        return local_ref(self).phase is not ActorPhase.RUNNING
 
     async def carry(self) -> None:
         """Run the one carrier."""
