@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import ssl
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -124,6 +125,22 @@ async def test_qx40_tls_agrees_on_a_protocol_and_shows_certificates(authority: A
                 pass
         await wait_all_tasks_blocked(0.02)
         assert (len(accepted), listener.admission.refused) == (1, 1)
+
+
+@pytest.mark.loopback
+@pytest.mark.rule("QX-40")
+@pytest.mark.parametrize("scheme", ["tls", "wss"])
+async def test_qx40_tls_is_1_3(scheme: str, authority: Authority) -> None:
+    serving = TlsConfig(certificate=authority.issue("server"))
+    server = QmuxConfig(below=serving if scheme == "tls" else WebSocketConfig(tls=serving))
+    old = ssl.create_default_context(cafile=authority.ca)
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+    old.set_alpn_protocols(server.protocols)
+    async with listen(f"qmux+{scheme}://127.0.0.1:0", server) as listener, accepting(listener) as accepted:
+        with pytest.raises(ConnectionLost, match="handshake"):
+            async with tls.dial(listener.url.replace(f"qmux+{scheme}", "tls"), TlsConfig(context=old)):
+                pass
+        assert accepted == []
 
 
 @pytest.mark.loopback
@@ -349,6 +366,20 @@ async def test_qx37_the_end_of_the_transport_is_known_at_once(how: str, autojump
     with pytest.raises(ConnectionLost):
         await stream.receive_some()
     one.abort()
+
+
+@pytest.mark.loopback
+@pytest.mark.parametrize("how", ["error", "cancelled"])
+async def test_a_block_that_fails_says_goodbye(how: str, tmp_path: Path) -> None:
+    async with listen(f"qmux+unix://{tmp_path}/socket") as listener, accepting(listener) as accepted:
+        with trio.CancelScope() as scope, contextlib.suppress(ZeroDivisionError):
+            async with dial(listener.url) as client:
+                (await client.open_stream()).send_nowait(b"x")
+                if how == "cancelled":
+                    scope.cancel()
+                    await trio.sleep_forever()
+                raise ZeroDivisionError
+        assert await accepted[0].closed() == CloseReason(0, by_peer=True)
 
 
 @pytest.mark.loopback

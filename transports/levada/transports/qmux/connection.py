@@ -294,10 +294,11 @@ class QmuxConnection:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if kind is not None:
-            self.close()
-        else:
+        if kind is None:
             await self.aclose()
+        else:
+            self.close()
+            await self._gone.wait()
 
     # ------------------------------------------------------------------ what streams ask for
 

@@ -78,13 +78,7 @@ def _settings(scheme: str, config: QmuxConfig) -> Any:
             f"qmux+{scheme}:// takes a {kind.__name__} in `below`, got a {type(settings).__name__}"
         )
     if isinstance(settings, tls.TlsConfig):
-        # QX-40: TLS 1.3 and ALPN are a must.
-        return attrs.evolve(
-            settings,
-            alpn=config.protocols,
-            minimum_version=ssl.TLSVersion.TLSv1_3,
-            handshake_timeout=min(settings.handshake_timeout, config.handshake_timeout),
-        )
+        return attrs.evolve(_modern(settings, config), alpn=config.protocols)
     if isinstance(settings, WebSocketConfig):
         # QX-41. The WebSocket's own pings are off, because QMux has pings.
         return attrs.evolve(
@@ -95,8 +89,18 @@ def _settings(scheme: str, config: QmuxConfig) -> Any:
             accept_text=False,
             keepalive=None,
             handshake_timeout=min(settings.handshake_timeout, config.handshake_timeout),
+            tls=_modern(settings.tls, config),
         )
     return settings
+
+
+def _modern(settings: tls.TlsConfig, config: QmuxConfig) -> tls.TlsConfig:
+    """Return settings for TLS 1.3 only, within the time of the whole handshake. Source: QX-40, QX-43."""
+    return attrs.evolve(
+        settings,
+        minimum_version=ssl.TLSVersion.TLSv1_3,
+        handshake_timeout=min(settings.handshake_timeout, config.handshake_timeout),
+    )
 
 
 @attrs.frozen
