@@ -83,8 +83,10 @@ def make_context(config: TlsConfig, purpose: ssl.Purpose) -> ssl.SSLContext:
     if serving and config.client_certificates != "none" and config.ca is None:
         raise ConfigurationError("client certificates need authorities to check them against: set `ca`")
     try:
-        trusted = {"cadata": config.ca.decode()} if isinstance(config.ca, bytes) else {"cafile": config.ca}
-        context = ssl.create_default_context(purpose, **trusted)
+        if isinstance(config.ca, bytes):
+            context = ssl.create_default_context(purpose, cadata=config.ca.decode())
+        else:
+            context = ssl.create_default_context(purpose, cafile=config.ca)
         if config.certificate is not None:
             # Without any password OpenSSL would ask for one on the terminal.
             context.load_cert_chain(config.certificate, config.key, config.key_password or "")
