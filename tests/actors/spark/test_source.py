@@ -37,7 +37,7 @@ from levada.framework.errors import ConfigurationError  # noqa: E402
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from .conftest import Actors
+    from .conftest import Actors, Server
 
 pytestmark = [pytest.mark.ci, pytest.mark.loopback, pytest.mark.timeout(300)]
 
@@ -394,3 +394,23 @@ def test_a_stream_reads_each_row_once_over_restarts(
     last = tmp_path / "checkpoint" / "offsets" / "3"
     assert bounds(json.loads(last.read_text().splitlines()[-1])) == (30, 25)
     assert sum(actors.ask(made, GetGroups())["job"].values()) >= 50
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(120)
+def test_streams_that_start_leave_the_environment_they_share_as_large_as_it_was(
+    serve: Callable[..., Server], spark: SparkSession, tmp_path: Path
+) -> None:
+    """Spark keeps one map of variables for all streams of a source; growing while a task is made from it, it would be damaged for good."""
+
+    def names() -> set[str]:
+        sources = spark._jsparkSession.sessionState().dataSourceManager()
+        return set(sources.lookupDataSource("mailbox").dataSourceCls().envVars())
+
+    before = names()
+    lines = spark.readStream.format("mailbox").options(address=serve(0).address, mailbox="lines").load()
+    query = (
+        lines.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
+    )
+    assert query.awaitTermination(60)
+    assert names() == before

@@ -38,6 +38,8 @@ logger = logging.getLogger("levada.actors.spark")
 OLDEST = 17
 """Version of Java that Spark 4 needs."""
 PROBE_TIMEOUT = 60.0  # seconds for a Java to say its version; 0.2 on a calm machine
+_ADDED_BY_STREAMS = {"SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE", "SPARK_LOCAL_DIRS", "SPARK_PYTHON_RUNTIME"}
+"""Environment variables that Spark adds to those of a data source when a stream of it starts."""
 _SHIM = """\
 #!/bin/sh
 # Spark's launcher asks for a module that this Java may not have.
@@ -153,7 +155,8 @@ def session(
         builder = builder.config(name, value)
     with _interrupts_kept():
         spark = _started(builder)
-    spark.dataSource.register(MailboxSource)
+    with _complete_environment(spark.sparkContext.environment):
+        spark.dataSource.register(MailboxSource)
     return spark
 
 
@@ -165,6 +168,22 @@ def _started(builder: Any) -> SparkSession:
         return cast("SparkSession", builder.getOrCreate())
     except (Py4JError, PySparkException) as error:
         raise ConfigurationError(f"Spark does not start: {root_cause(str(error))}") from error
+
+
+@contextmanager
+def _complete_environment(environment: dict[str, str]) -> Iterator[None]:
+    """Let a data source that is registered meanwhile have all environment variables that Spark adds to it later; Spark sets their values.
+
+    A source has one `HashMap` of variables for all its streams. Each stream puts four into it when it starts, also while tasks of another
+    stream are made from it. A map that grows then is damaged for good: its queries fail with an OptionalDataException, started again or not.
+    """
+    added = dict.fromkeys(_ADDED_BY_STREAMS - environment.keys(), "")
+    environment.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del environment[name]
 
 
 @contextmanager
