@@ -268,6 +268,20 @@ async def test_a_process_of_multiprocessing_that_ends_at_once_loses_nothing(
         assert lines == [*(f"child {number}" for number in range(5)), "parent"]
 
 
+async def test_the_sender_imports_nothing(small_reader: Readers) -> None:
+    """A module that its thread imports just when the program forks could never be imported in the child, whose records would be lost."""
+    async with small_reader("tcp://127.0.0.1:0") as reader:
+        code = (
+            "import sys\n"
+            "before = set(sys.modules)\n"
+            "logging.warning('x')\n"
+            "handler.flush()\n"
+            "print(sorted(set(sys.modules) - before), end='', file=sys.stderr)\n"
+        )
+        done = await in_thread(program, code, reader.url)
+        assert (done.returncode, done.stderr) == (0, "[]")
+
+
 def test_what_is_lost_at_the_end_is_counted_and_said() -> None:
     program = (
         "import logging, multiprocessing\n"

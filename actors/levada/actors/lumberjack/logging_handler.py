@@ -40,6 +40,10 @@ logger = logging.getLogger("levada.actors.lumberjack.logging_handler")
 
 _OURS = "levada"
 
+# Python imports this codec when a host is looked up for the first time. In the sender's thread the import could be under way when the program
+# forks; then the child could never look up a host, because the import's lock stays taken there.
+"".encode("idna")
+
 
 class LumberjackHandler(logging.Handler):
     """Sends log records to Lumberjack readers.
