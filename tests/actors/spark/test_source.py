@@ -402,9 +402,10 @@ def test_streams_that_start_leave_the_environment_they_share_as_large_as_it_was(
     serve: Callable[..., Server], spark: SparkSession, tmp_path: Path
 ) -> None:
     """Spark keeps one map of variables for all streams of a source; growing while a task is made from it, it would be damaged for good."""
+    java: Any = spark
 
     def names() -> set[str]:
-        sources = spark._jsparkSession.sessionState().dataSourceManager()
+        sources = java._jsparkSession.sessionState().dataSourceManager()
         return set(sources.lookupDataSource("mailbox").dataSourceCls().envVars())
 
     before = names()
