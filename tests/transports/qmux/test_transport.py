@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import ssl
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
@@ -32,6 +33,7 @@ from levada.transports.carriers.memory import memory_streams
 from levada.transports.carriers.websocket_config import WebSocketConfig
 from levada.transports.qmux import Parameters, QmuxConfig, QmuxConnection, QmuxListener, dial, listen
 from levada.transports.qmux.below import OverBytes
+from levada.transports.qmux.core import QmuxCore
 from levada.transports.qmux.frames import FrameType, encode_frame, encode_int
 
 if TYPE_CHECKING:
@@ -485,3 +487,37 @@ async def test_websocket_rules_of_qmux_have_its_codes() -> None:
                 await wait_all_tasks_blocked(0.01)
                 reason = await accepted[-1].closed()
                 assert (reason.code, reason.lost) == (code, True)
+
+
+@pytest.mark.rule("QX-32")
+async def test_qx32_d17_others_have_their_turn_after_256_kib() -> None:
+    """A carrier that always has bytes, and so never waits, does not keep the tasks of other connections out."""
+    piece = record(bytes(16_000)) * 4
+
+    class Ready:
+        """Has always arrived."""
+
+        async def receive_some(self) -> bytes:
+            return piece
+
+    ready: Any = Ready()
+    below, core = OverBytes(ready), QmuxCore(client=False, now=0.0)
+    core.receive_data(record(GREETING), 0.0)
+    taken, turns = 0, list[int]()
+
+    async def other() -> None:
+        while True:
+            turns.append(taken)
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(other)
+        await trio.lowlevel.checkpoint()
+        for _ in range(40):
+            await below.receive(core)
+            taken += len(piece)
+        nursery.cancel_scope.cancel()
+    gaps = [after - before for before, after in itertools.pairwise(turns)]
+    assert not core.ended
+    assert len(turns) >= 7  # 2.5 MB
+    assert max(gaps) < 2 * (256 * 1024 + len(piece))  # twice: trio runs the tasks of each pass in any order
