@@ -17,7 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 import trio
 
-from levada.actors.spark import Append, Columns, Journal, JournalConfig, Read, Store, columns_of
+from levada.actors.journal import Append, Columns, Journal, JournalConfig, Read, Store, columns_of
 from levada.framework import ActorSystem, Ref, bounded, message
 
 from ._levada import clock

@@ -16,7 +16,8 @@ from typing import Any
 import pyarrow as pa
 import trio
 
-from levada.actors.spark import JournalConfig, Mailbox, serve_bridge, session
+from levada.actors.journal import JournalConfig
+from levada.actors.spark import Mailbox, serve_bridge, session
 from levada.framework import ActorSystem
 
 from ._levada import clock

@@ -159,7 +159,7 @@ async def maop_request(system: ActorSystem) -> AsyncIterator[Operation]:
 @asynccontextmanager
 async def lumberjack_event(system: ActorSystem) -> AsyncIterator[Operation]:
     """An event, until it is in the journal and acked."""
-    from levada.actors.spark import Append, Envelope, Journal
+    from levada.actors.journal import Append, Envelope, Journal
 
     with tempfile.TemporaryDirectory() as directory:
         journal = system.spawn(Journal, directory)

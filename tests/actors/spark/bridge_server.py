@@ -15,10 +15,11 @@ from typing import Any
 
 import trio
 
-from levada.actors.spark import GetExtent, JournalConfig, serve_bridge
-from levada.actors.spark.ledger import Ledger
-from levada.actors.spark.staging import Stage
-from levada.actors.spark.store import Store
+from levada.actors.journal import GetExtent, JournalConfig
+from levada.actors.journal.ledger import Ledger
+from levada.actors.journal.staging import Stage
+from levada.actors.journal.store import Store
+from levada.actors.spark import serve_bridge
 from levada.framework import ActorSystem, message
 
 MOMENTS = "staging", "staged", "written", "delivered"

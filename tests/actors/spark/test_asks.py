@@ -17,7 +17,7 @@ pytest.importorskip("levada.actors.spark", exc_type=ImportError)
 
 import pyarrow as pa
 
-from levada.actors.spark import SchemaMismatch, columns_of
+from levada.actors.journal import SchemaMismatch, columns_of
 from levada.actors.spark import asks as asks_module
 from levada.actors.spark.asks import AskRows, EachRow, RemoteActor, ask, ask_batches, ask_many
 from levada.actors.spark.bridge import BridgeConfig

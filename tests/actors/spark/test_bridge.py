@@ -22,12 +22,7 @@ pa = pytest.importorskip("pyarrow")
 pytest.importorskip("levada.actors.spark", exc_type=ImportError)
 
 from levada.actors.authentication import Credentials, Refused  # noqa: E402
-from levada.actors.rsocket import RequestFailed  # noqa: E402
-from levada.actors.spark import (  # noqa: E402
-    BridgeConfig,
-    BridgeRefused,
-    Delivery,
-    EpochChanged,
+from levada.actors.journal import (  # noqa: E402
     GetExtent,
     GetGroups,
     GetJournalStatistics,
@@ -36,8 +31,15 @@ from levada.actors.spark import (  # noqa: E402
     JournalFull,
     OffsetGone,
     SchemaMismatch,
-    UnknownName,
     columns_of,
+)
+from levada.actors.rsocket import RequestFailed  # noqa: E402
+from levada.actors.spark import (  # noqa: E402
+    BridgeConfig,
+    BridgeRefused,
+    Delivery,
+    EpochChanged,
+    UnknownName,
     serve_bridge,
 )
 from levada.actors.spark import worker as worker_module  # noqa: E402

@@ -13,15 +13,8 @@ from trio.testing import MockClock
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("levada.actors.spark", exc_type=ImportError)
 
-from levada.actors.spark import (  # noqa: E402
-    BridgeConfig,
-    GetJournalStatistics,
-    JournalConfig,
-    JournalError,
-    UnknownName,
-    columns_of,
-    serve_bridge,
-)
+from levada.actors.journal import GetJournalStatistics, JournalConfig, JournalError, columns_of  # noqa: E402
+from levada.actors.spark import BridgeConfig, UnknownName, serve_bridge  # noqa: E402
 from levada.actors.spark.bridge import OPENING  # noqa: E402
 from levada.actors.spark.protocol import Commit, Declare, DeliverBatch, StageHead  # noqa: E402
 from levada.actors.spark.worker import PATIENCE, RemoteMailbox, call, connection  # noqa: E402

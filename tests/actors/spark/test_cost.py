@@ -22,9 +22,10 @@ import pytest
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("levada.actors.spark", exc_type=ImportError)
 
+from levada.actors.journal import GetExtent, JournalConfig, columns_of  # noqa: E402
 from levada.actors.rsocket import COMPOSITE, MESSAGES, RequestFailed, RequestRejected  # noqa: E402
 from levada.actors.rsocket.server import ServerConnection  # noqa: E402
-from levada.actors.spark import BridgeConfig, BridgeError, GetExtent, JournalConfig, columns_of  # noqa: E402
+from levada.actors.spark import BridgeConfig, BridgeError  # noqa: E402
 from levada.actors.spark.asks import EachRow  # noqa: E402
 from levada.actors.spark.bridge import MAX_SETUP  # noqa: E402
 from levada.actors.spark.ipc import MAX_HEAD, _Table, rows_of_stream  # noqa: E402

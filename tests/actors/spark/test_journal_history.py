@@ -19,8 +19,7 @@ pytest.importorskip("levada.actors.spark", exc_type=ImportError)
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes  # noqa: E402
 from pyspark.sql.types import StructType  # noqa: E402
 
-from levada.actors.spark import (  # noqa: E402
-    Delivery,
+from levada.actors.journal import (  # noqa: E402
     GetGroups,
     GetSchema,
     JournalBehind,
@@ -30,8 +29,9 @@ from levada.actors.spark import (  # noqa: E402
     Reach,
     Store,
 )
+from levada.actors.journal.ledger import Ledger  # noqa: E402
+from levada.actors.spark import Delivery  # noqa: E402
 from levada.actors.spark.bridge import serve_bridge  # noqa: E402
-from levada.actors.spark.ledger import Ledger  # noqa: E402
 from levada.actors.spark.source import Options, StreamSource  # noqa: E402
 from levada.framework import ActorSystem, channel, message  # noqa: E402
 from levada.framework.errors import ConfigurationError  # noqa: E402
@@ -107,7 +107,7 @@ def test_a_name_that_never_was_is_not_known(tmp_path: Path, name: str) -> None:
 
 
 def test_the_history_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("levada.actors.spark.ledger.KEPT_OPENINGS", 8)
+    monkeypatch.setattr("levada.actors.journal.ledger.KEPT_OPENINGS", 8)
     ledger = Ledger.open(tmp_path / "ledger.sqlite", partitions=1)
     ledger.begin({0: 1})
     oldest = ledger.opening
@@ -233,7 +233,7 @@ def test_rows_that_a_restored_copy_gets_are_not_skipped_in_silence(mailboxes: Ma
 
 def first_version(directory: Path) -> None:
     """Put a journal there as version 0.1.0 left it; ``data/README.md`` says what is in it."""
-    with tarfile.open(Path(__file__).parent / "data" / "journals-0.1.tar.xz") as archive:
+    with tarfile.open(Path(__file__).parents[1] / "journal/data/journals-0.1.tar.xz") as archive:
         archive.extractall(directory.parent, filter="data")
     (directory.parent / "closed").rename(directory)
 

@@ -15,7 +15,7 @@ pytest.importorskip("levada.actors.spark", exc_type=ImportError)
 
 from pyspark.sql.types import ArrayType, LongType, MapType, StringType, StructType  # noqa: E402
 
-from levada.actors.spark import GetExtent, GetJournalStatistics, SchemaMismatch, columns_of  # noqa: E402
+from levada.actors.journal import GetExtent, GetJournalStatistics, SchemaMismatch, columns_of  # noqa: E402
 from levada.actors.spark.datasource import MailboxSource  # noqa: E402
 from levada.actors.spark.sink import check_columns, fitting  # noqa: E402
 from levada.actors.spark.worker import RemoteMailbox  # noqa: E402

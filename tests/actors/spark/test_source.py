@@ -19,16 +19,15 @@ from hypothesis import strategies as st  # noqa: E402
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows  # noqa: E402
 from pyspark.sql.types import StructType  # noqa: E402
 
-from levada.actors.spark import (  # noqa: E402
+from levada.actors.journal import (  # noqa: E402
     DeclareGroup,
-    EpochChanged,
     GetGroups,
     JournalConfig,
     JournalError,
     OffsetGone,
     SchemaMismatch,
-    UnknownName,
 )
+from levada.actors.spark import EpochChanged, UnknownName  # noqa: E402
 from levada.actors.spark.datasource import MailboxSource  # noqa: E402
 from levada.actors.spark.source import Options, StreamSource, columns_for, shares  # noqa: E402
 from levada.framework import message  # noqa: E402

@@ -27,7 +27,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from levada.actors import aqueduct, lumberjack, rsocket
 from levada.actors.interop.certificates import make_certificates
-from levada.actors.spark import GetExtent
+from levada.actors.journal import GetExtent
 from levada.actors.spark.bridge import Bridge, Mailbox, serve_bridge
 from levada.actors.spark.query import AwaitAvailable, GetProgress, Query, QueryFailed
 from levada.framework import ActorSystem, Failed, Ref, restart

@@ -1,10 +1,9 @@
-"""The bridge to Spark: a journal on the actors' side, read and written in Arrow batches.
+"""The bridge to Spark: mailboxes kept by journals, read and written in Arrow batches.
 
 Needs the extra: ``pip install 'levada[spark]'``.
 
 `serve_bridge` opens mailboxes to Spark, `session` starts a Spark session that reads and writes them by ``format("mailbox")``.
-`Journal` is the actor that keeps a journal, `Store` the same on the disk, for programs without actors. `columns_of` turns message classes
-into Arrow columns. For the guarantees see ``docs/explanation/journal.md``.
+The journals are those of `levada.actors.journal`. For the guarantees see ``docs/explanation/journal.md``.
 """
 
 from __future__ import annotations
@@ -24,59 +23,15 @@ from .session import Java, find_java, session  # here at once: the module and th
 if TYPE_CHECKING:
     from .asks import AskRows, EachRow, RemoteActor, ask, ask_batches, ask_many
     from .bridge import Bridge, BridgeConfig, Delivery, Mailbox, RowKey, serve_bridge
-    from .columns import Columns, Envelope, columns_of
-    from .config import JournalConfig
-    from .errors import (
-        JournalBehind,
-        JournalDamaged,
-        JournalError,
-        JournalFull,
-        JournalLocked,
-        JournalUnwritable,
-        OffsetGone,
-        SchemaMismatch,
-    )
-    from .extent import Appended, Extent, StoreStatistics, partition_of
-    from .journal import (
-        Append,
-        AwaitRows,
-        CommitGroup,
-        DeclareGroup,
-        Deliver,
-        DiscardStaged,
-        ForgetGroup,
-        GetExtent,
-        GetGroups,
-        GetJournalStatistics,
-        GetReach,
-        GetSchema,
-        Journal,
-        JournalStatistics,
-        OffsetWithin,
-        Read,
-        StageRows,
-    )
-    from .ledger import Delivered, Reach
     from .protocol import ActorFailed, BridgeError, BridgeRefused, EpochChanged, UnknownName
-    from .schema import check_growth, differences, fit
-    from .segments import Block, Message
-    from .staging import Stage
-    from .store import Store
 
 __all__ = [
-    "ActorFailed", "Append", "Appended", "AskRows", "AwaitRows", "Block", "Bridge", "BridgeConfig", "BridgeError",
-    "BridgeRefused", "Columns", "CommitGroup", "DeclareGroup", "Deliver", "Delivered", "Delivery", "DiscardStaged",
-    "EachRow", "Envelope", "EpochChanged", "Extent", "ForgetGroup", "GetExtent", "GetGroups",
-    "GetJournalStatistics", "GetReach", "GetSchema", "Java", "Journal", "JournalBehind", "JournalConfig",
-    "JournalDamaged", "JournalError", "JournalFull", "JournalLocked", "JournalStatistics", "JournalUnwritable",
-    "Mailbox", "Message", "OffsetGone", "OffsetWithin", "Reach", "Read", "RemoteActor", "RowKey", "SchemaMismatch",
-    "Stage", "StageRows", "Store", "StoreStatistics", "UnknownName", "ask", "ask_batches", "ask_many",
-    "check_growth", "columns_of", "differences", "find_java", "fit", "partition_of", "serve_bridge", "session",
+    "ActorFailed", "AskRows", "Bridge", "BridgeConfig", "BridgeError", "BridgeRefused", "Delivery", "EachRow",
+    "EpochChanged", "Java", "Mailbox", "RemoteActor", "RowKey", "UnknownName", "ask", "ask_batches", "ask_many",
+    "find_java", "serve_bridge", "session",
 ]  # fmt: skip
 
-_MODULES = (
-    "errors", "protocol", "schema", "asks", "ledger", "segments", "config", "extent", "staging", "store", "journal", "bridge",
-)  # fmt: skip
+_MODULES = "protocol", "asks", "bridge"
 """Where the names above are, those first that import least."""
 
 

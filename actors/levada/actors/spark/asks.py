@@ -39,6 +39,7 @@ import attrs
 import pyarrow as pa
 import trio
 
+from levada.actors.journal.columns import columns_of
 from levada.actors.rsocket import RequestFailed, RequestRejected
 from levada.actors.rsocket.blocking import BlockingPeer, PendingAnswer, RequestTimeout
 from levada.framework import Actor, Asks, Ref, handles
@@ -54,7 +55,6 @@ from levada.framework.message import reply_type
 from levada.transports.rsocket import Payload
 from levada.transports.rsocket.extensions import Entry
 
-from .columns import columns_of
 from .protocol import REQUEST_ID, ActorFailed, raised
 from .worker import connection
 

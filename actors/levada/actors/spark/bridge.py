@@ -43,6 +43,30 @@ import pyarrow as pa
 import trio
 
 from levada.actors.authentication import Authenticate, Authentication, Credentials, Refused
+from levada.actors.journal.actor import (
+    Append,
+    AwaitRows,
+    CommitGroup,
+    DeclareGroup,
+    Deliver,
+    DiscardOlder,
+    DiscardStaged,
+    GetExtent,
+    GetReach,
+    GetSchema,
+    Journal,
+    OffsetWithin,
+    Read,
+    StageRows,
+)
+from levada.actors.journal.columns import Columns, Envelope, columns_of
+from levada.actors.journal.config import JournalConfig
+from levada.actors.journal.errors import JournalBehind, JournalError, JournalUnwritable
+from levada.actors.journal.extent import Appended, Extent
+from levada.actors.journal.ledger import Reach
+from levada.actors.journal.schema import check_for_spark
+from levada.actors.journal.segments import Block
+from levada.actors.journal.store import Store
 from levada.actors.rsocket import (
     COMPOSITE,
     ConnectedPeer,
@@ -62,28 +86,7 @@ from levada.transports.text import printable
 
 from .asks import AskRows
 from .bridge_subscription import Delivery, RowKey, Subscription
-from .columns import Columns, Envelope, columns_of
-from .config import JournalConfig
-from .errors import JournalBehind, JournalError, JournalUnwritable
-from .extent import Appended, Extent
 from .ipc import rows_of_stream
-from .journal import (
-    Append,
-    AwaitRows,
-    CommitGroup,
-    DeclareGroup,
-    Deliver,
-    DiscardOlder,
-    DiscardStaged,
-    GetExtent,
-    GetReach,
-    GetSchema,
-    Journal,
-    OffsetWithin,
-    Read,
-    StageRows,
-)
-from .ledger import Reach
 from .protocol import (
     REQUEST_ID,
     ActorFailed,
@@ -111,9 +114,6 @@ from .protocol import (
     names,
     stream_of,
 )
-from .schema import check_for_spark
-from .segments import Block
-from .store import Store
 
 __all__ = ["Bridge", "BridgeConfig", "Delivery", "Mailbox", "RowKey", "serve_bridge"]
 

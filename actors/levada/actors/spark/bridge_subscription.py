@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 import trio
 
+from levada.actors.journal.actor import AwaitRows, CommitGroup, DeclareGroup, Read
+from levada.actors.journal.errors import OffsetGone
+from levada.actors.journal.extent import Extent
+from levada.actors.journal.segments import Block
 from levada.framework import Actor, Asks, Ref, Sender, message
 from levada.framework.errors import ActorStopped, ChannelError
-
-from .errors import OffsetGone
-from .extent import Extent
-from .journal import AwaitRows, CommitGroup, DeclareGroup, Read
-from .segments import Block
 
 if TYPE_CHECKING:
     from .bridge import Mailbox

@@ -32,6 +32,7 @@ from typing import Any
 import attrs
 import pyarrow as pa
 
+from levada.actors.journal import errors as journal_errors
 from levada.actors.rsocket import RequestFailed
 from levada.framework import Asks, Codec, message
 from levada.framework import errors as framework_errors
@@ -39,8 +40,6 @@ from levada.framework.errors import ActorError, ActorStopped, AskTimeout, Config
 from levada.transports.private_files import warn_if_others_can_read
 from levada.transports.rsocket import Payload
 from levada.transports.rsocket.extensions import CompositeMetadata, Entry, Routing
-
-from . import errors as journal_errors
 
 __all__ = [
     "PROBLEM", "REQUEST_ID", "WINDOW", "ActorFailed", "AppendHead", "AppendedRows", "BlockHead", "BridgeError",
@@ -144,7 +143,7 @@ class Description:
     """Columns and extent of a mailbox."""
 
     epoch: str
-    """As in `levada.actors.spark.Extent`, and so `opening`."""
+    """As in `levada.actors.journal.Extent`, and so `opening`."""
     first: dict[int, int]
     """For each partition, the offset of the oldest row."""
     end: dict[int, int]
@@ -165,7 +164,7 @@ class Describe(Asks[Description]):
 
 @message("levada.spark.Compared", frozen=True)
 class Compared:
-    """How far rows are still the same: a `levada.actors.spark.Reach` as a message."""
+    """How far rows are still the same: a `levada.actors.journal.Reach` as a message."""
 
     known: bool
     ends: dict[int, int]
@@ -217,7 +216,7 @@ class Commit(Asks[None]):
 
 @message("levada.spark.DeliveredBatch", frozen=True)
 class DeliveredBatch:
-    """The place of a batch: a `levada.actors.spark.Delivered` as a message."""
+    """The place of a batch: a `levada.actors.journal.Delivered` as a message."""
 
     already: bool
     ranges: dict[int, list[int]]
@@ -225,7 +224,7 @@ class DeliveredBatch:
 
 @message("levada.spark.DeliverBatch", frozen=True)
 class DeliverBatch(Asks[DeliveredBatch]):
-    """Deliver a staged batch, once; see `levada.actors.spark.Deliver`."""
+    """Deliver a staged batch, once; see `levada.actors.journal.Deliver`."""
 
     query: str
     batch: int
@@ -237,7 +236,7 @@ class DeliverBatch(Asks[DeliveredBatch]):
 
 @message("levada.spark.DiscardBatch", frozen=True)
 class DiscardBatch(Asks[int]):
-    """Drop staged rows; see `levada.actors.spark.DiscardStaged`."""
+    """Drop staged rows; see `levada.actors.journal.DiscardStaged`."""
 
     query: str
     batch: int
@@ -259,7 +258,7 @@ class ReadRows:
 
 @message("levada.spark.StageHead", frozen=True)
 class StageHead:
-    """Identifies the rows of a `levada.actors.spark.StageRows`."""
+    """Identifies the rows of a `levada.actors.journal.StageRows`."""
 
     query: str
     batch: int
@@ -271,7 +270,7 @@ class StageHead:
 
 @message("levada.spark.AppendHead", frozen=True)
 class AppendHead:
-    """Where these rows go, as in `levada.actors.spark.Append`."""
+    """Where these rows go, as in `levada.actors.journal.Append`."""
 
     partition: int | None = None
     key: str | None = None

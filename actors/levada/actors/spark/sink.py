@@ -22,11 +22,11 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from levada.actors.journal.errors import SchemaMismatch
+from levada.actors.journal.schema import DEFAULT, differences, fit
 from levada.framework.errors import ConfigurationError, LevadaError
 
-from .errors import SchemaMismatch
 from .protocol import BridgeError, DeliverBatch, DiscardBatch, StageHead
-from .schema import DEFAULT, differences, fit
 from .source import Options
 from .worker import RemoteMailbox
 

@@ -32,11 +32,11 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructField, StructType
 
+from levada.actors.journal.errors import JournalBehind, OffsetGone, SchemaMismatch
+from levada.actors.journal.schema import check_for_spark
 from levada.framework.errors import ConfigurationError
 
-from .errors import JournalBehind, OffsetGone, SchemaMismatch
 from .protocol import Commit, Compare, Compared, Declare, Description, EpochChanged
-from .schema import check_for_spark
 from .worker import RemoteMailbox
 
 __all__ = ["BatchSource", "Options", "StreamSource", "columns_for"]

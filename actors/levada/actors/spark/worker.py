@@ -22,6 +22,7 @@ from urllib.parse import unquote, urlsplit
 import attrs
 import pyarrow as pa
 
+from levada.actors.journal.schema import fit
 from levada.actors.rsocket import COMPOSITE, ClientConfig, CoreConfig, RequestFailed, RequestRejected, SetupRejected
 from levada.actors.rsocket.blocking import BlockingPeer, PendingAnswer, RequestTimeout, connect
 from levada.framework import Asks, Codec
@@ -48,7 +49,6 @@ from .protocol import (
     raised,
     rows_payload,
 )
-from .schema import fit
 
 __all__ = ["RemoteMailbox", "call", "connection"]
 

@@ -6,7 +6,7 @@ their transaction, and readers do not see them. Rows of a transaction without a 
 Commits are synced (WAL, ``synchronous=FULL``): a line that was promised survives a power failure. Methods belong to one thread at a time.
 
 SQLite only finds damage to its own structure. So the table ``checks`` has the number of rows of each other table and the sum of their checksums,
-kept by triggers. The fact ``commits`` counts commits: a ledger that lost its newest ones is behind the count in `levada.actors.spark.ends`.
+kept by triggers. The fact ``commits`` counts commits: a ledger that lost its newest ones is behind the count in `levada.actors.journal.ends`.
 """
 
 from __future__ import annotations

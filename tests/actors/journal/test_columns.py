@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 pa = pytest.importorskip("pyarrow")
-pytest.importorskip("levada.actors.spark", exc_type=ImportError)
+pytest.importorskip("levada.actors.journal", exc_type=ImportError)
 
-from levada.actors.spark import Envelope, SchemaMismatch, check_growth, columns_of, differences, fit  # noqa: E402
-from levada.actors.spark.columns import CODEC  # noqa: E402
-from levada.actors.spark.schema import check_schema, conform, fingerprint, offsets  # noqa: E402
+from levada.actors.journal import Envelope, SchemaMismatch, check_growth, columns_of, differences, fit  # noqa: E402
+from levada.actors.journal.columns import CODEC  # noqa: E402
+from levada.actors.journal.schema import check_schema, conform, fingerprint, offsets  # noqa: E402
 from levada.framework import Receiver, message  # noqa: E402
 from levada.framework.errors import ConfigurationError  # noqa: E402
 

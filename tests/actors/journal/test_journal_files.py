@@ -19,9 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 pa = pytest.importorskip("pyarrow")
-pytest.importorskip("levada.actors.spark", exc_type=ImportError)
+pytest.importorskip("levada.actors.journal", exc_type=ImportError)
 
-from levada.actors.spark import (  # noqa: E402
+from levada.actors.journal import (  # noqa: E402
     Appended,
     JournalConfig,
     JournalDamaged,
@@ -33,7 +33,7 @@ from levada.actors.spark import (  # noqa: E402
     SchemaMismatch,
     Store,
 )
-from levada.actors.spark.partitions import Partition  # noqa: E402
+from levada.actors.journal.partitions import Partition  # noqa: E402
 from levada.framework.errors import ConfigurationError  # noqa: E402
 
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), ("text", pa.string())])
@@ -376,7 +376,7 @@ def test_two_cannot_open_the_same_journal(tmp_path: Path) -> None:
     script = textwrap.dedent(
         """
         import sys
-        from levada.actors.spark import JournalLocked, Store
+        from levada.actors.journal import JournalLocked, Store
         try:
             Store.open(sys.argv[1])
         except JournalLocked as error:
@@ -582,7 +582,7 @@ LIMITED = textwrap.dedent(
     """
     import resource, sys
     import pyarrow as pa
-    from levada.actors.spark import JournalError, Store
+    from levada.actors.journal import JournalError, Store
 
     schema = pa.schema([("n", pa.int64())])
     with Store.open(sys.argv[1], schema) as store:

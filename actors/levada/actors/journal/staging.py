@@ -19,7 +19,7 @@ from .segments import Message, Segment
 
 __all__ = ["Stage", "Staging"]
 
-logger = logging.getLogger("levada.actors.spark")
+logger = logging.getLogger("levada.actors.journal")
 
 _STAGE, _STAGE_FORMAT = b"levada.stage", 1
 """Key of the metadata in the schema of a staged file: JSON of the format, query, batch, part and attempt."""

@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 pa = pytest.importorskip("pyarrow")
-pytest.importorskip("levada.actors.spark", exc_type=ImportError)
+pytest.importorskip("levada.actors.journal", exc_type=ImportError)
 
-from levada.actors.spark import (  # noqa: E402
+from levada.actors.journal import (  # noqa: E402
     Delivered,
     JournalConfig,
     JournalDamaged,
@@ -34,7 +34,7 @@ from levada.actors.spark import (  # noqa: E402
     JournalUnwritable,
     Store,
 )
-from levada.actors.spark.ledger import KEPT, Ledger  # noqa: E402
+from levada.actors.journal.ledger import KEPT, Ledger  # noqa: E402
 from levada.framework.errors import ConfigurationError  # noqa: E402
 
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False)])
@@ -464,7 +464,7 @@ WORKER = textwrap.dedent(
     """
     import sys
     import pyarrow as pa
-    from levada.actors.spark import JournalConfig, Store
+    from levada.actors.journal import JournalConfig, Store
 
     schema = pa.schema([pa.field("n", pa.int64(), nullable=False)])
     config = JournalConfig(partitions=2, segment_bytes=4096, block_rows=20, block_bytes=1024, max_bytes=1 << 24, retain_bytes=None)

@@ -21,7 +21,7 @@ from .segments import Block, Message, Segment, State, sync_folder
 
 __all__ = ["Loss", "Partition"]
 
-logger = logging.getLogger("levada.actors.spark")
+logger = logging.getLogger("levada.actors.journal")
 
 
 @attrs.frozen

@@ -12,7 +12,7 @@ from .partitions import Partition
 
 __all__ = ["Guard", "Undone"]
 
-logger = logging.getLogger("levada.actors.spark")
+logger = logging.getLogger("levada.actors.journal")
 
 LOOK_EVERY = 1.0
 """Seconds between checks that the files are still there; one costs 2 µs a partition and 5 µs."""

@@ -22,7 +22,7 @@ from .segments import VERSION
 
 __all__ = ["Recovered", "recover"]
 
-logger = logging.getLogger("levada.actors.spark")
+logger = logging.getLogger("levada.actors.journal")
 
 
 @attrs.frozen(kw_only=True)

@@ -46,7 +46,7 @@ from .staging import Stage, Staging
 
 __all__ = ["Store"]
 
-logger = logging.getLogger("levada.actors.spark")
+logger = logging.getLogger("levada.actors.journal")
 
 
 class Store:

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 pa = pytest.importorskip("pyarrow")
-pytest.importorskip("levada.actors.spark", exc_type=ImportError)
+pytest.importorskip("levada.actors.journal", exc_type=ImportError)
 
 import attrs  # noqa: E402
 
-from levada.actors.spark import (  # noqa: E402
+from levada.actors.journal import (  # noqa: E402
     Appended,
     JournalConfig,
     JournalDamaged,
@@ -25,8 +25,8 @@ from levada.actors.spark import (  # noqa: E402
     OffsetGone,
     Store,
 )
-from levada.actors.spark.ends import Ends, Promise  # noqa: E402
-from levada.actors.spark.ledger import Ledger  # noqa: E402
+from levada.actors.journal.ends import Ends, Promise  # noqa: E402
+from levada.actors.journal.ledger import Ledger  # noqa: E402
 
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), ("text", pa.string())])
 SMALL = JournalConfig(segment_bytes=2048, block_bytes=1024, max_bytes=1 << 20, retain_bytes=None)

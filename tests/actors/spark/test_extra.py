@@ -1,4 +1,4 @@
-"""A machine without the extra: everything else imports, and the package says what to install."""
+"""A machine without the extras: everything else imports, and the packages say what to install."""
 
 from __future__ import annotations
 
@@ -18,15 +18,19 @@ SCRIPT = textwrap.dedent(
 
     sys.meta_path.insert(0, Absent())
     import levada.actors, levada.actors.cli
-    try:
-        import levada.actors.spark
-    except ModuleNotFoundError as error:
-        print(error.name, error)
+    for name in ("journal", "spark"):
+        try:
+            __import__(f"levada.actors.{name}")
+        except ModuleNotFoundError as error:
+            print(error.name, error)
     """
 )
 
 
-def test_without_pyarrow_the_package_says_what_to_install() -> None:
+def test_without_pyarrow_the_packages_say_what_to_install() -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "pyarrow levada.actors.spark needs pyarrow: pip install 'levada[spark]'\n"
+    assert done.stdout == (
+        "pyarrow levada.actors.journal needs pyarrow: pip install 'levada[journal]'\n"
+        "pyarrow levada.actors.spark needs pyarrow: pip install 'levada[spark]'\n"
+    )

@@ -16,9 +16,9 @@ import pytest
 import trio
 
 pa = pytest.importorskip("pyarrow")
-pytest.importorskip("levada.actors.spark", exc_type=ImportError)
+pytest.importorskip("levada.actors.journal", exc_type=ImportError)
 
-from levada.actors.spark import (  # noqa: E402
+from levada.actors.journal import (  # noqa: E402
     Append,
     Appended,
     GetExtent,
@@ -250,7 +250,7 @@ def test_nothing_is_deleted_for_its_age_right_after_the_clock_has_jumped_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settle: float, left: int
 ) -> None:
     """It may be put right, and what was deleted does not come back. If it is right now, time goes on soon."""
-    monkeypatch.setattr("levada.actors.spark.retention.SETTLE", settle)
+    monkeypatch.setattr("levada.actors.journal.retention.SETTLE", settle)
     clock = Clock()
     with Store.open(tmp_path, SCHEMA, TIMED, clock=clock) as store:
         append_each_second(store, clock, 0, 120, ahead=lambda n: n == 90)

@@ -45,7 +45,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-logger = logging.getLogger("levada.actors.spark")
+logger = logging.getLogger("levada.actors.journal")
 
 GROUP_APPENDS = 4096
 """Most appends that share one sync."""
@@ -340,7 +340,7 @@ class Journal(
     Example:
         >>> import tempfile
         >>> from levada.framework import ActorSystem, bounded
-        >>> from levada.actors.spark import Envelope
+        >>> from levada.actors.journal import Envelope
         >>> from datetime import datetime, UTC
         >>> async def main(directory: str) -> None:
         ...     async with ActorSystem(ask_timeout=60.0) as system:  # a disk may take its time

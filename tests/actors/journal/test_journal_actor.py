@@ -17,9 +17,9 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 pa = pytest.importorskip("pyarrow")
-pytest.importorskip("levada.actors.spark", exc_type=ImportError)
+pytest.importorskip("levada.actors.journal", exc_type=ImportError)
 
-from levada.actors.spark import (  # noqa: E402
+from levada.actors.journal import (  # noqa: E402
     Append,
     Appended,
     AwaitRows,
@@ -47,7 +47,7 @@ from levada.actors.spark import (  # noqa: E402
     Store,
     columns_of,
 )
-from levada.actors.spark.ledger import Ledger  # noqa: E402
+from levada.actors.journal.ledger import Ledger  # noqa: E402
 from levada.framework import ActorSystem, Failed, Ref, bounded, message, restart  # noqa: E402
 from levada.framework.errors import ActorStopped, AskTimeout  # noqa: E402
 

@@ -29,7 +29,7 @@ from .segments import sync_folder
 
 __all__ = ["SYNC_EVERY", "Ends", "Promise"]
 
-logger = logging.getLogger("levada.actors.spark")
+logger = logging.getLogger("levada.actors.journal")
 
 SYNC_EVERY = 0.2
 """Seconds between syncs. One sync for each group commit would cost 0.3 ms, nearly as much as the group's own."""

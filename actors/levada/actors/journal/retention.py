@@ -14,7 +14,7 @@ from .segments import Segment
 
 __all__ = ["Clock", "Retention"]
 
-logger = logging.getLogger("levada.actors.spark")
+logger = logging.getLogger("levada.actors.journal")
 
 JUMP = 3600.0
 """The clock has jumped if it differs by more than this from the time that has passed, in seconds."""

@@ -1,0 +1,86 @@
+"""A journal: an actor that keeps rows on the disk, in Arrow's columns.
+
+Needs the extra: ``pip install 'levada[journal]'``.
+
+`Journal` is the actor, `Store` the same on the disk, for programs without actors. `columns_of` turns message classes into Arrow columns.
+For the guarantees see ``docs/explanation/journal.md``.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+try:
+    import pyarrow as _  # noqa: F401 - only to say what is missing
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        "levada.actors.journal needs pyarrow: pip install 'levada[journal]'", name="pyarrow"
+    ) from missing
+
+if TYPE_CHECKING:
+    from .actor import (
+        Append,
+        AwaitRows,
+        CommitGroup,
+        DeclareGroup,
+        Deliver,
+        DiscardOlder,
+        DiscardStaged,
+        ForgetGroup,
+        GetExtent,
+        GetGroups,
+        GetJournalStatistics,
+        GetReach,
+        GetSchema,
+        Journal,
+        JournalStatistics,
+        OffsetWithin,
+        Read,
+        StageRows,
+    )
+    from .columns import Columns, Envelope, columns_of
+    from .config import JournalConfig
+    from .errors import (
+        JournalBehind,
+        JournalDamaged,
+        JournalError,
+        JournalFull,
+        JournalLocked,
+        JournalUnwritable,
+        OffsetGone,
+        SchemaMismatch,
+    )
+    from .extent import Appended, Extent, StoreStatistics, partition_of
+    from .ledger import Delivered, Reach
+    from .schema import check_growth, differences, fit
+    from .segments import Block, Message
+    from .staging import Stage
+    from .store import Store
+
+__all__ = [
+    "Append", "Appended", "AwaitRows", "Block", "Columns", "CommitGroup", "DeclareGroup", "Deliver", "Delivered",
+    "DiscardOlder", "DiscardStaged", "Envelope", "Extent", "ForgetGroup", "GetExtent", "GetGroups",
+    "GetJournalStatistics", "GetReach", "GetSchema", "Journal", "JournalBehind", "JournalConfig", "JournalDamaged",
+    "JournalError", "JournalFull", "JournalLocked", "JournalStatistics", "JournalUnwritable", "Message", "OffsetGone",
+    "OffsetWithin", "Reach", "Read", "SchemaMismatch", "Stage", "StageRows", "Store", "StoreStatistics",
+    "check_growth", "columns_of", "differences", "fit", "partition_of",
+]  # fmt: skip
+
+_MODULES = "errors", "schema", "columns", "ledger", "segments", "config", "extent", "staging", "store", "actor"
+"""Where the names above are, those first that import least."""
+
+
+def __getattr__(name: str) -> object:
+    """Import a name on first use: Spark's worker processes need little of this package."""
+    if name in __all__:
+        for module in _MODULES:
+            found: object = vars(import_module(f".{module}", __name__)).get(name)
+            if found is not None:
+                globals()[name] = found
+                return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
