@@ -16,6 +16,7 @@ from attrs import validators as v
 from levada.framework.errors import ConfigurationError, ConnectionLost, IdleTimeout
 from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.contracts import CarrierInfo
+from levada.transports.carriers.sockets import ListeningAddress, open_sockets
 from levada.transports.carriers.streams import JoinedStream, Ready, StreamConfig, accept_from, plain_nursery, split_url
 
 __all__ = ["TcpConfig", "TcpListener", "dial", "listen"]
@@ -174,13 +175,12 @@ async def bind(url: str, scheme: str, config: TcpConfig) -> list[trio.SocketList
         ConfigurationError: the address cannot be listened at.
     """
     host, port = host_and_port(url, scheme)
+    address = ListeningAddress(kind="tcp", host=host, port=port, backlog=config.backlog)
     try:
-        listeners = await trio.open_tcp_listeners(port, host=host, backlog=config.backlog)
-    except (OSError, UnicodeError) as error:
+        opened = await open_sockets(address)
+    except OSError as error:
         raise ConfigurationError(f"cannot listen at {url}: {error}") from error
-    for listener in listeners[1:] if port == 0 else []:
-        listener.socket.close()
-    listeners = listeners[:1] if port == 0 else listeners
+    listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(each.socket)) for each in opened]
     for listener in listeners:
         set_buffers(listener.socket, config)
     return listeners

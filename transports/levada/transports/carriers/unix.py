@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import socket as stdlib_socket
-import stat
 import struct
 import sys
 from collections.abc import AsyncIterator, Iterable
@@ -24,6 +23,7 @@ from attrs import validators as v
 from levada.framework.errors import ConfigurationError, ConnectionLost, IdleTimeout
 from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.contracts import CarrierInfo
+from levada.transports.carriers.sockets import ListeningAddress, open_sockets, remove_file
 from levada.transports.carriers.streams import (
     JoinedStream,
     Ready,
@@ -152,55 +152,24 @@ async def dial(url: str, config: UnixConfig | None = None) -> AsyncIterator[Join
         yield stream
 
 
-async def _bind(path: str, config: UnixConfig) -> tuple[trio.SocketListener, os.stat_result]:
-    """Listen at a path, replacing the file of a dead listener, and identify the new file."""
+async def _bind(path: str, config: UnixConfig) -> tuple[trio.SocketListener, os.stat_result | None]:
+    """Listen at a path; return what identifies the file if it is this process's."""
     if sys.platform != "linux":
         for name in ("allowed_uids", "max_connections_per_uid"):
             if getattr(config, name) is not None:
                 raise ConfigurationError(f"{name} needs a system that tells who connects (Linux)")
-    socket = trio.socket.socket(stdlib_socket.AF_UNIX, stdlib_socket.SOCK_STREAM)
+    address = ListeningAddress(kind="unix", host=path, backlog=config.backlog, mode=config.mode)
     try:
-        try:
-            await socket.bind(path)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-            await _remove_stale(path)
-            await socket.bind(path)
-        os.chmod(path, config.mode)  # no process can connect before `listen` below
-        file = os.lstat(path)
-        socket.listen(config.backlog)
+        (opened,) = await open_sockets(address)
     except OSError as error:
-        socket.close()
         raise ConfigurationError(f"cannot listen at {path}: {error}") from error
-    except BaseException:
-        socket.close()
-        raise
-    return trio.SocketListener(socket), file
-
-
-async def _remove_stale(path: str) -> None:
-    """Remove a socket's file if no process listens at it.
-
-    Raises:
-        ConfigurationError: a process does, or it is another kind of file.
-    """
-    before = os.lstat(path)
-    if not stat.S_ISSOCK(before.st_mode):
-        raise ConfigurationError(f"{path} exists and is no socket: remove it, or choose another path")
-    try:
-        (await trio.open_unix_socket(path)).socket.close()
-    except ConnectionRefusedError:
-        if os.path.samestat(before, os.lstat(path)):
-            os.unlink(path)
-        return
-    raise ConfigurationError(f"a process listens at {path} already")
+    return trio.SocketListener(trio.socket.from_stdlib_socket(opened.socket)), opened.file
 
 
 class UnixListener:
     """Accepts connections over a Unix socket; a `Listener`, made by `listen`."""
 
-    def __init__(self, socket: trio.SocketListener, path: str, file: os.stat_result, config: UnixConfig) -> None:
+    def __init__(self, socket: trio.SocketListener, path: str, file: os.stat_result | None, config: UnixConfig) -> None:
         self._socket = socket
         self._path = path
         self._config = config
@@ -245,11 +214,8 @@ class UnixListener:
     async def aclose(self) -> None:
         """Stop accepting, cut off peers that were not accepted, and remove the file if it is still this listener's."""
         if self._socket.socket.fileno() >= 0:
-            try:
-                if os.path.samestat(self._file, os.lstat(self._path)):
-                    os.unlink(self._path)
-            except OSError:
-                pass  # it is gone already
+            if self._file is not None:
+                remove_file(self._path, self._file)
             self._socket.socket.close()
         for stream in self._ready.close():
             stream.abort()

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import trio
 
 from levada.framework.errors import ConfigurationError, ConnectionLost
+from levada.transports.carriers.sockets import ListeningAddress, ListeningSocket, open_sockets, resolve_udp
 from levada.transports.carriers.streams import split_url
 
 from .config import QuicConfig
 from .connection import QuicConnection
 from .endpoint import QuicEndpoint
 from .listener import QuicListener
-from .port import Address, DatagramPort, UdpPort
+from .port import DatagramPort, SharedUdpPort, UdpPort
 
 __all__ = ["dial", "listen"]
 
@@ -41,10 +43,10 @@ async def dial(
     host, number = _parse(url)
     if port is None:
         try:
-            address = await _resolve(host, number)
+            address = await resolve_udp(host, number)
         except OSError as error:
             raise ConnectionLost(f"no address for {host!r}: {error}") from error
-        port = _open(("::" if ":" in address[0] else "0.0.0.0", 0), config)
+        port = UdpPort.bind(("::" if ":" in address[0] else "0.0.0.0", 0), **_options(config))
     else:
         address = (host, number)
     async with QuicEndpoint(port, config) as endpoint:
@@ -70,7 +72,8 @@ async def listen(url: str, config: QuicConfig, *, port: DatagramPort | None = No
     host, number = _parse(url, listening=True)
     if port is None:
         try:
-            port = _open(await _resolve(host, number), config)
+            (opened,) = await open_sockets(ListeningAddress(kind="udp", host=host, port=number))
+            port = _port(opened, config)
         except OSError as error:
             raise ConfigurationError(f"cannot listen at {url}: {error}") from error
     endpoint = QuicEndpoint(port, config)
@@ -87,8 +90,18 @@ async def listen(url: str, config: QuicConfig, *, port: DatagramPort | None = No
                 await listener.aclose()
 
 
-def _open(address: Address, config: QuicConfig) -> UdpPort:
-    return UdpPort.bind(address, gso=config.gso, gro=config.gro, buffer=config.socket_buffer)
+def _port(opened: ListeningSocket, config: QuicConfig) -> UdpPort:
+    try:
+        if opened.turn is None:
+            return UdpPort(opened.socket, **_options(config))
+        return SharedUdpPort(opened.socket, opened.turn, **_options(config))
+    except BaseException:
+        opened.close()
+        raise
+
+
+def _options(config: QuicConfig) -> dict[str, Any]:
+    return {"gso": config.gso, "gro": config.gro, "buffer": config.socket_buffer}
 
 
 def _parse(url: str, *, listening: bool = False) -> tuple[str, int]:
@@ -97,13 +110,3 @@ def _parse(url: str, *, listening: bool = False) -> tuple[str, int]:
     if not parts.hostname or number is None or (not number and not listening):
         raise ConfigurationError(f"{url!r} is not a QUIC address, wanted quic://host:port")
     return parts.hostname, number
-
-
-async def _resolve(host: str, number: int) -> Address:
-    try:
-        found = await trio.socket.getaddrinfo(host, number, type=trio.socket.SOCK_DGRAM)
-    except UnicodeError as error:
-        raise ConfigurationError(f"{host!r} cannot be the name of a host: {error}") from error
-    # IPv4 first: a UDP socket does not report that the other address is unused.
-    found.sort(key=lambda entry: entry[0] != trio.socket.AF_INET)
-    return found[0][4]

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 import trio
 
-__all__ = ["Address", "DatagramPort", "UdpPort", "authority"]
+__all__ = ["Address", "DatagramPort", "SharedUdpPort", "UdpPort", "authority"]
 
 Address = Any
 """A socket address as the system gives it: ``(host, port)`` or ``(host, port, flow, scope)``."""
@@ -206,3 +206,33 @@ class UdpPort:
         if self._socket.fileno() >= 0:
             trio.lowlevel.notify_closing(self._socket)
             self._socket.close()
+
+
+class SharedUdpPort(UdpPort):
+    """A UDP socket that several processes have, one of which reads it: it receives nothing until it is this process's turn.
+
+    Args:
+        sock: the socket.
+        turn: readable once it is this process's turn, which ends when this one is closed.
+        options: as for `UdpPort`.
+    """
+
+    def __init__(self, sock: socket.socket, turn: socket.socket, **options: Any) -> None:
+        super().__init__(sock, **options)
+        turn.setblocking(False)
+        self._turn = turn
+        self._reads = False
+
+    async def receive(self) -> list[tuple[bytes, Address]]:
+        """Wait for the turn of this process, then for datagrams."""
+        if not self._reads:
+            await trio.lowlevel.wait_readable(self._turn)
+            self._reads = True
+        return await super().receive()
+
+    def close(self) -> None:
+        """Close the socket and end the turn."""
+        super().close()
+        if self._turn.fileno() >= 0:
+            trio.lowlevel.notify_closing(self._turn)
+            self._turn.close()

@@ -1,0 +1,180 @@
+"""Where the listening sockets of this process come from: `open_sockets` opens them here, unless `sockets_from` names another source.
+
+Every listener of TCP, TLS, WebSocket, QMux, Unix sockets and QUIC asks `open_sockets`.  A process of several that share their
+addresses asks the process that has them: see `levada.transports.carriers.shared_sockets`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket as stdlib_socket
+import stat
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final, Literal
+
+import attrs
+import trio
+from attrs import validators as v
+
+from levada.framework.errors import ConfigurationError
+
+__all__ = ["ListeningAddress", "ListeningSocket", "SocketSource", "open_here", "open_sockets", "sockets_from"]
+
+KINDS: Final = ("tcp", "udp", "unix")
+
+
+@attrs.frozen(kw_only=True)
+class ListeningAddress:
+    """What a listener asks for."""
+
+    kind: Literal["tcp", "udp", "unix"] = attrs.field(validator=v.in_(KINDS))
+    """Of ``tcp`` and ``unix`` the sockets listen, of ``udp`` they are bound."""
+    host: str = attrs.field(validator=v.instance_of(str))
+    """A name or a numeric address; of ``unix`` the path."""
+    port: int = attrs.field(default=0, validator=[v.instance_of(int), v.in_(range(1 << 16))])
+    """0 takes a free one."""
+    backlog: int = attrs.field(default=1024, validator=[v.instance_of(int), v.in_(range(1, 1 << 31))])
+    """Peers that wait in the kernel."""
+    mode: int = attrs.field(default=0o600, validator=[v.instance_of(int), v.in_(range(0o1000))])
+    """Of the file of a Unix socket."""
+
+
+@attrs.frozen(kw_only=True)
+class ListeningSocket:
+    """A socket for a listener, which owns and closes it."""
+
+    socket: stdlib_socket.socket
+    file: os.stat_result | None = None
+    """Identifies the file of a Unix socket if the listener removes it at its end; ``None``: another process does."""
+    turn: stdlib_socket.socket | None = None
+    """Of UDP: the listener reads datagrams once this one is readable, and closes it after `socket`. ``None``: it reads at once."""
+
+    def close(self) -> None:
+        """Close what a listener has not taken."""
+        self.socket.close()
+        if self.turn is not None:
+            self.turn.close()
+
+
+SocketSource = Callable[[ListeningAddress], Awaitable[list[ListeningSocket]]]
+"""Opens the sockets of an address, at least one; raises `OSError` or `ConfigurationError` if that is impossible."""
+
+
+async def open_here(address: ListeningAddress) -> list[ListeningSocket]:
+    """Open sockets in this process: one for each address of a host, but for port 0 only the first, as each would get another port.
+
+    Raises:
+        OSError: the system refuses.
+        ConfigurationError: a process listens at a Unix socket already, or another kind of file is there.
+    """
+    if address.kind == "unix":
+        return [await _open_unix(address)]
+    if address.kind == "udp":
+        return [ListeningSocket(socket=await _open_udp(address))]
+    try:
+        found = await trio.open_tcp_listeners(address.port, host=address.host, backlog=address.backlog)
+    except UnicodeError as error:
+        raise ConfigurationError(f"{address.host!r} cannot be the name of a host: {error}") from error
+    sockets = [stdlib_socket.socket(fileno=listener.socket.detach()) for listener in found]
+    for unused in sockets[1:] if address.port == 0 else []:
+        unused.close()
+    return [ListeningSocket(socket=each) for each in (sockets[:1] if address.port == 0 else sockets)]
+
+
+_source: ContextVar[SocketSource] = ContextVar("levada_socket_source", default=open_here)
+
+
+async def open_sockets(address: ListeningAddress) -> list[ListeningSocket]:
+    """Open the sockets of an address, by the source of this context.
+
+    Raises:
+        OSError, ConfigurationError: as `SocketSource`.
+    """
+    return await _source.get()(address)
+
+
+@contextmanager
+def sockets_from(source: SocketSource) -> Iterator[None]:
+    """Let the listeners that are opened within the block, and by the tasks and actor systems begun there, ask `source`."""
+    token = _source.set(source)
+    try:
+        yield
+    finally:
+        _source.reset(token)
+
+
+async def resolve_udp(host: str, port: int) -> Any:
+    """Return the first address of a host, IPv4 before IPv6: a UDP socket does not report that the other address is unused.
+
+    Raises:
+        OSError: there is none.
+        ConfigurationError: no host can have that name.
+    """
+    try:
+        found = await trio.socket.getaddrinfo(host, port, type=stdlib_socket.SOCK_DGRAM)
+    except UnicodeError as error:
+        raise ConfigurationError(f"{host!r} cannot be the name of a host: {error}") from error
+    found.sort(key=lambda entry: entry[0] != stdlib_socket.AF_INET)
+    return found[0][4]
+
+
+async def _open_udp(address: ListeningAddress) -> stdlib_socket.socket:
+    bound = await resolve_udp(address.host, address.port)
+    family = stdlib_socket.AF_INET6 if ":" in bound[0] else stdlib_socket.AF_INET
+    socket = stdlib_socket.socket(family, stdlib_socket.SOCK_DGRAM)
+    try:
+        socket.bind(bound)
+    except BaseException:
+        socket.close()
+        raise
+    return socket
+
+
+async def _open_unix(address: ListeningAddress) -> ListeningSocket:
+    """Listen at a path, replacing the file of a dead listener, and identify the new file."""
+    path = address.host
+    socket = stdlib_socket.socket(stdlib_socket.AF_UNIX, stdlib_socket.SOCK_STREAM)
+    try:
+        try:
+            socket.bind(path)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            await _remove_stale(path)
+            socket.bind(path)
+        os.chmod(path, address.mode)  # no process can connect before `listen` below
+        file = os.lstat(path)
+        socket.listen(address.backlog)
+    except BaseException:
+        socket.close()
+        raise
+    return ListeningSocket(socket=socket, file=file)
+
+
+async def _remove_stale(path: str) -> None:
+    """Remove a socket's file if no process listens at it.
+
+    Raises:
+        ConfigurationError: a process does, or it is another kind of file.
+    """
+    before = os.lstat(path)
+    if not stat.S_ISSOCK(before.st_mode):
+        raise ConfigurationError(f"{path} exists and is no socket: remove it, or choose another path")
+    try:
+        (await trio.open_unix_socket(path)).socket.close()
+    except ConnectionRefusedError:
+        remove_file(path, before)
+        return
+    raise ConfigurationError(f"a process listens at {path} already")
+
+
+def remove_file(path: str, file: os.stat_result) -> None:
+    """Remove the file of a Unix socket, unless it is gone or another one has taken its place."""
+    try:
+        if os.path.samestat(file, os.lstat(path)):
+            os.unlink(path)
+    except OSError:
+        pass
