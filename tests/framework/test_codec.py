@@ -62,6 +62,7 @@ HANDLES: dict[AttachmentKind, type[Handle[Any]]] = {
     AttachmentKind.ONESHOT_RECEIVER: OneshotReceiver,
     AttachmentKind.REF: Ref,
     AttachmentKind.RETURNED_REF: Ref,
+    AttachmentKind.THIRD_REF: Ref,
 }
 
 

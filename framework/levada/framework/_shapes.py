@@ -19,6 +19,7 @@ from ._wire import (
     EXT_MESSAGE,
     NAMES,
     PIECEMEAL_FROM,
+    REFS,
     AttachmentKind,
     In,
     Misfit,
@@ -342,7 +343,7 @@ def _mapping(name: str, key: Shape, item: Shape) -> Shape:
 
 
 def _handle(name: str, kind: AttachmentKind, item: Any) -> Shape:
-    kinds = (kind, AttachmentKind.RETURNED_REF) if kind is AttachmentKind.REF else (kind,)
+    kinds = REFS if kind is AttachmentKind.REF else (kind,)
 
     def lower(value: Any, out: Out, depth: int) -> Any:
         if kind_of(type(value)) is not kind:

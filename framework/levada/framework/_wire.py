@@ -45,8 +45,13 @@ class AttachmentKind(IntEnum):
     """A reference to an actor on the side of the message's sender."""
     RETURNED_REF = 5
     """A reference that goes home: the number is the one its owner gave it, no attachment of this message."""
+    THIRD_REF = 6
+    """A reference to an actor of a third system: the number is its owner's, no attachment of this message."""
 
 
+REFS = (AttachmentKind.REF, AttachmentKind.RETURNED_REF, AttachmentKind.THIRD_REF)
+"""The forms in which a ref arrives."""
+_NOTED = (AttachmentKind.REF, AttachmentKind.THIRD_REF)
 _HANDLES: dict[Any, AttachmentKind] = {kind.name.lower(): kind for kind in AttachmentKind}
 
 
@@ -54,14 +59,14 @@ class Attachable(Protocol):
     """A handle that can be sent inside a message. If its class is generic, ``Handle[T]`` in an annotation gives the item type."""
 
     attachment_kind: ClassVar[str]
-    """The name of an `AttachmentKind` in lower case; not ``"returned_ref"``, which only `Attachments.attach` returns."""
+    """The name of an `AttachmentKind` in lower case; not ``"returned_ref"`` or ``"third_ref"``, which only `Attachments.attach` returns."""
 
 
 class Attachments(Protocol):
     """Takes the handles of one message while it is encoded."""
 
     def attach(self, handle: Any, /) -> tuple[AttachmentKind, int] | tuple[AttachmentKind, int, bytes]:
-        """Take a handle; return its kind and number for the wire; for a `REF` also bytes that identify the actor.
+        """Take a handle; return its kind and number for the wire; for a `REF` or a `THIRD_REF` also bytes that identify the actor.
 
         Any error (`HandleMoved`, for example) ends the encoding and reaches the caller of `Codec.encode` unchanged.
         """
@@ -72,7 +77,7 @@ class Attachments(Protocol):
 
 
 Detach = Callable[..., Any]
-"""Returns the handle for an attachment's number, kind and item type (as annotated); for a `REF` perhaps also the bytes that identify it.
+"""Returns the handle for an attachment's number, kind and item type (as annotated); for a ref perhaps also the bytes that identify it.
 
 `ValueError`, `LookupError` or a `LevadaError` from it becomes the `DecodeError` of the message.
 """
@@ -331,7 +336,7 @@ class In:
             raise Misfit(f"more than {MAX_HANDLES} handles")
         if self.detach is None:
             raise Misfit("an attachment where none can be")
-        if kind is not AttachmentKind.RETURNED_REF:
+        if kind is not AttachmentKind.RETURNED_REF and kind is not AttachmentKind.THIRD_REF:
             if number in self.seen:
                 raise Misfit(f"attachment {number} is used twice")
             self.seen.add(number)
@@ -342,7 +347,7 @@ class In:
 
 
 def read_attachment(payload: bytes) -> tuple[AttachmentKind, int, bytes]:
-    """Return the kind, the number, and the remaining bytes, which only a `REF` may have."""
+    """Return the kind, the number, and the remaining bytes, which only a `REF` and a `THIRD_REF` may have."""
     number = 0
     for size, octet in enumerate(payload[1:11], 1):
         number |= (octet & 0x7F) << 7 * (size - 1)
@@ -351,10 +356,10 @@ def read_attachment(payload: bytes) -> tuple[AttachmentKind, int, bytes]:
             shortest = octet or size == 1
             if shortest and payload[0] < len(AttachmentKind) and number < 1 << 64:
                 kind = AttachmentKind(payload[0])
-                if not note or kind is AttachmentKind.REF:
+                if not note or kind in _NOTED:
                     return kind, number, note
             break
-    raise Misfit(f"not an attachment: {NAMES.repr(payload.hex())}")
+    raise Misfit(f"not an attachment: {payload[:8].hex()}")
 
 
 def wire_key(wire: Any) -> Any:

@@ -3,8 +3,8 @@
 On the wire
     A message is ext type 2; its payload is a msgpack array ``[tag, field, …]``, fields in definition order (base classes first).
     An attachment is ext type 1; its payload is one octet for the `AttachmentKind`, then its number as an unsigned base-128 integer, least
-    significant group first, bit 7 set on every octet but the last, the fewest octets possible, below 2**64; for a `REF`, octets that
-    identify the actor may follow.
+    significant group first, bit 7 set on every octet but the last, the fewest octets possible, below 2**64; for a `REF` and
+    a `THIRD_REF`, octets that identify the actor may follow.
     Ext type -1 is msgpack's timestamp. Other ext types are errors. Nothing is pickled, and the wire never makes us import anything.
 
 What a field may hold

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import trio
 
-from levada.actors.aqueduct.refs import RemoteRef
+from levada.actors.aqueduct.refs import RefState, RemoteRef
 from levada.framework import (
     Actor,
     Asks,
@@ -334,7 +334,7 @@ class World:
                 first = load.refs[
                     0
                 ]  # lost, if this side's connection was when it was taken, and then no copy is of the same ref
-                assert first.is_lost or all(ref is first for ref in load.refs), "RF-14"
+                assert first.state is RefState.LOST or all(ref is first for ref in load.refs), "RF-14"
                 self.refs.append((load.leaf, load.refs[0]))
         return True
 

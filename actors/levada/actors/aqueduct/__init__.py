@@ -27,12 +27,13 @@ from levada.transports.aqueduct import AqueductConfig
 
 from .config import PeerConfig
 from .entry import connect, connect_over, serve, serve_over
+from .fleet import FleetRefs
 from .lookup import Expose
 from .peer import ConnectionStatistics, Peer
 from .raw import RawMessage
 from .server import Handler, Listener
 
 __all__ = [
-    "AqueductConfig", "ConnectionStatistics", "Expose", "Handler", "Listener", "Peer", "PeerConfig", "RawMessage", "connect",
+    "AqueductConfig", "ConnectionStatistics", "Expose", "FleetRefs", "Handler", "Listener", "Peer", "PeerConfig", "RawMessage", "connect",
     "connect_over", "serve", "serve_over",
 ]  # fmt: skip

@@ -18,6 +18,8 @@ from levada.transports.carriers import MemoryConfig, dial, listen
 from levada.transports.carriers.race import Fallback
 from levada.transports.qmux import QmuxConfig
 
+from .fleet import FleetRefs
+
 __all__ = ["AUTHORIZATION", "PeerConfig", "dial_carrier", "listen_carrier"]
 
 AUTHORIZATION: Final = "authorization"
@@ -57,6 +59,9 @@ class PeerConfig:
     """Client over QUIC: `connect` does not wait for the server, and the first messages travel with the first packet (0-RTT) if
     `QuicConfig.sessions` has a ticket of an earlier connection. A server handles them when the handshake is complete, so a replay by an
     attacker is never handled. If the server refuses early data, the carrier sends it again."""
+    fleet: FleetRefs | None = attrs.field(default=None, validator=v.optional(v.instance_of(FleetRefs)))
+    """The refs of the fleet that this system is a member of. If the peer is a member too, refs of any member may travel to it. It is the
+    listener's ``authenticate`` hook that decides who may say that it is a member: the header ``levada-node`` has its node id."""
     max_connections: int = attrs.field(default=1000, validator=_COUNT)
     """Clients connected to a server at the same time; further ones wait."""
     max_handlers: int = attrs.field(default=100, validator=_COUNT)
@@ -76,6 +81,10 @@ def dial_carrier(url: str, config: PeerConfig) -> AbstractAsyncContextManager[An
         return dial_either(carrier, settings, tls, config.fallback)
     if not config.early:
         return dial(carrier, settings)
+    if config.fleet is not None:
+        raise ConfigurationError(
+            "early data goes before the peer has said which node it is: leave `early` or `fleet` out"
+        )
     from levada.transports import quic  # an extra
 
     if not isinstance(settings, quic.QuicConfig) or settings.sessions is None:

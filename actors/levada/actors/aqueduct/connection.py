@@ -49,6 +49,7 @@ from levada.transports.text import printable
 
 from .config import PeerConfig
 from .entrypoint import EntryOutbound
+from .fleet import FleetRefs
 from .halves import CODEC, Halves
 from .lookup import Expose, Lookup, Lookups, Names
 from .raw import RawMessage
@@ -103,6 +104,7 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
         self.unwelcome: CarrierError | None = None
         """The error of a connection that ended before the peer greeted."""
         self.datagrams_dropped = 0
+        self._refs: Refs
         self.idle = Pool(self, MAX_IDLE)
         self.actors = StreamActors(self)
         self.streams = Multiplexed(
@@ -130,7 +132,9 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
         if self.item_type is RawMessage:
             return self.config.headers
         schema = () if self.config.schema == "off" else schema_header(self.item_type)
-        return (CODEC, *schema, *self.config.headers)
+        fleet = self.config.fleet
+        node = () if fleet is None else (fleet.header,)
+        return (CODEC, *schema, *node, *self.config.headers)
 
     def time_out(self, now: float) -> list[Any]:
         """Give the core the current datagram limit and round trip, and handle its timeouts."""
@@ -193,11 +197,30 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
         self.welcome.set()
 
     def differs(self, headers: Headers) -> bool:
-        """Whether the peer's message classes do not fit, so that the connection was closed."""
-        reason = "" if self.item_type is RawMessage else self._compare(dict(headers))
+        """Whether the peer does not fit, so that the connection was closed: by its message classes, or by its node id."""
+        if self.item_type is RawMessage:
+            return False
+        known = dict(headers)
+        reason, code = self._compare(known), CloseCode.SERIALISATION
+        if not reason and self.config.fleet is not None:
+            try:
+                self._join(self.config.fleet, known)
+            except ValueError as error:
+                reason, code = str(error), CloseCode.REFUSED
         if reason:
-            self.feed(self.core.close(CloseCode.SERIALISATION, reason, trio.current_time()))
+            self.feed(self.core.close(code, reason, trio.current_time()))
         return bool(reason)
+
+    def _join(self, fleet: FleetRefs, headers: dict[str, bytes]) -> None:
+        """Let refs of the fleet travel, if the peer is a member.
+
+        Raises:
+            ValueError: the peer says nonsense of itself, or has ended.
+        """
+        node_id = fleet.admit(headers)
+        if node_id:
+            self._refs.join(fleet, node_id)
+            fleet.connected(node_id, self, self.shut)
 
     def names(self) -> Names:
         """Return the names that the peer may look up."""
@@ -269,7 +292,7 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
 
     def started(self) -> None:
         """Answer lookups, if there are names to look up, and begin."""
-        self.halves.refs = Refs(self.halves, self.system)
+        self.halves.refs = self._refs = Refs(self.halves, self.system)
         if self.entrance is not None and self.expose:
             there, self._questions = channel(Lookup, name="lookups")
             self.entrance.send_nowait(Lookups(there))
@@ -338,6 +361,8 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
     def release(self) -> None:
         """Drop all but the state that a `Peer` still reads."""
         self.core.entrypoint = None
+        if self.config.fleet is not None and self._refs.node:
+            self.config.fleet.disconnected(self._refs.node, self)
         self.halves.release()
         self.streams.clear()
         self.actors.release()

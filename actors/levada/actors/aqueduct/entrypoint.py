@@ -1,4 +1,4 @@
-"""The entrypoint of a connection: a channel whose lookups no handler sees."""
+"""The entrypoint of a connection: a channel whose lookups and claims no handler sees."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from levada.framework.errors import LevadaError
 from levada.transports.aqueduct import Delivery
 
 from .halves import Inbound, Outbound, open_delivery
-from .lookup import Lookup, Lookups, Names
+from .lookup import Claim, Lookup, Lookups, Names
 
 __all__ = ["EntryInbound", "EntryOutbound"]
 
 logger = logging.getLogger("levada.actors.aqueduct")
 
-_TAGS = b"\xadlevada.lookup", b"\xaelevada.lookups"
+_TAGS = b"\xadlevada.lookup", b"\xaelevada.lookups", b"\xaclevada.claim"
 
 
 def is_reserved(payload: bytes) -> bool:
-    """Whether a message is a `Lookup` or a `Lookups`: its tag follows the headers of the ext type and of the array."""
+    """Whether a message is a `Lookup`, a `Lookups` or a `Claim`: its tag follows the headers of the ext type and of the array."""
     return payload.startswith(_TAGS, 4) or payload.startswith(_TAGS, 5)
 
 
 class EntryInbound(Inbound):
-    """Stands in for the client's entrypoint: handles lookups here, and leaves all other messages to the handler."""
+    """Stands in for the client's entrypoint: handles lookups and claims here, and leaves all other messages to the handler."""
 
     names: Names
 
@@ -40,7 +40,7 @@ class EntryInbound(Inbound):
 
     def _open(self, delivery: Delivery) -> None:
         halves = self.halves
-        item: Any = Lookup | Lookups
+        item: Any = Lookup | Lookups | Claim
         try:
             reserved, _ = open_delivery(halves, delivery, delivery.payload, item)
         except LevadaError as error:
@@ -48,15 +48,17 @@ class EntryInbound(Inbound):
             return
         if isinstance(reserved, Lookup):
             self.names.answer(reserved)
+        elif isinstance(reserved, Claim):
+            halves.refs.answer(reserved)
         else:
             halves.connection.look_up_at(reserved.there)
 
 
 class EntryOutbound(Outbound):
-    """Stands in for the server's entrypoint: sends lookups there too, whatever type its handler takes."""
+    """Stands in for the server's entrypoint: sends lookups and claims there too, whatever type its handler takes."""
 
     def _encode(self, entry: Any) -> bytes:
-        if type(entry) in (Lookup, Lookups):
+        if type(entry) in (Lookup, Lookups, Claim):
             packing = self.halves.packing
             packing.channel = self.channel
             return self.halves.codec.encode(entry, attachments=packing)

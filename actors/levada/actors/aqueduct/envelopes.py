@@ -44,6 +44,8 @@ MAX_TEXT: Final = 4096
 """The most characters of a text about a failure; the rest is cut off."""
 MAX_PATH: Final = 4096
 """The most bytes of a path."""
+ID_SIZE: Final = 16
+"""Bytes of a node id, and of the key of an actor."""
 
 _PLAIN = Codec(max_bytes=8 * MAX_TEXT)  # a character has up to four bytes, and a failure has two texts
 
@@ -62,29 +64,50 @@ def head_of(payload: bytes) -> bytes:
 
 @attrs.frozen
 class Identity:
-    """Identifies the actor of a ref in its own system; travels with the ref."""
+    """Identifies the actor of a ref; travels with the ref."""
 
     incarnation: int
     """`Ref.incarnation`; a ref that returns home is sent as this number."""
     path: str
     """`Ref.path`; for people."""
+    node: bytes = b""
+    """In a fleet, the id of the node where the actor lives."""
+    key: bytes = attrs.field(default=b"", repr=False)
+    """In a fleet, the key of the actor: the holder of the key may use the actor."""
+
+    @property
+    def address(self) -> tuple[bytes, bytes, int]:
+        """What tells the actors of a fleet apart: node id, key and incarnation, but not the path, which a third system may have made up."""
+        return self.node, self.key, self.incarnation
 
     def encode(self) -> bytes:
-        """Return the incarnation as a base-128 integer, least significant group first, then the path in UTF-8."""
+        """Return the bytes of a `REF`: the incarnation as a base-128 integer, least significant group first, then the path in UTF-8.
+
+        A key follows the path after a zero byte, which no path contains.
+        """
         groups = bytearray()
         number = self.incarnation
         while number > 0x7F:
             groups.append(number & 0x7F | 0x80)
             number >>= 7
         groups.append(number)
-        return bytes(groups) + self.path.encode()
+        return bytes(groups) + self.path.encode() + (b"\0" + self.key if self.key else b"")
+
+    def encode_third(self) -> bytes:
+        """Return the bytes of a `THIRD_REF`, which follow the incarnation: the node id, the key, then the path in UTF-8."""
+        return self.node + self.key + self.path.encode()
 
     @classmethod
-    def decode(cls, data: bytes) -> Identity:
-        """Read an identity.
+    def decode(cls, data: bytes, node: bytes = b"") -> Identity:
+        """Read the identity in a `REF`.
+
+        Args:
+            data: the bytes that follow the index.
+            node: id of the peer, if the connection is between members of a fleet.
 
         Raises:
-            DecodeError: the number is cut off, not in the shortest form, or over 64 bits; the path is too long, not UTF-8 or not printable.
+            DecodeError: the number is cut off, not in the shortest form, or over 64 bits; the path is too long, not UTF-8 or not printable;
+                the key has another size.
         """
         number = size = 0
         for size, octet in enumerate(data[:10], 1):
@@ -95,15 +118,35 @@ class Identity:
             raise DecodeError("a ref without a whole number")
         if number >= 1 << 64 or (size > 1 and not data[size - 1]):
             raise DecodeError("a ref whose number is over 64 bits, or longer than it need be")
-        if len(data) - size > MAX_PATH:
-            raise DecodeError(f"a ref with a path of {len(data) - size} bytes, at most {MAX_PATH}")
-        try:
-            path = data[size:].decode()
-        except UnicodeDecodeError as error:
-            raise DecodeError("a ref whose path is not UTF-8") from error
-        if not path.startswith("/") or not path.isprintable():  # it shows up in logs
-            raise DecodeError(f"a ref with the path {path[:60]!a}")
-        return cls(number, path)
+        if not node:
+            return cls(number, _path(data[size:]))
+        path, zero, key = data[size:].partition(b"\0")
+        if zero and len(key) != ID_SIZE:
+            raise DecodeError(f"a ref with a key of {len(key)} bytes, not {ID_SIZE}")
+        return cls(number, _path(path), node if key else b"", key)
+
+    @classmethod
+    def decode_third(cls, number: int, data: bytes) -> Identity:
+        """Read the identity in a `THIRD_REF`.
+
+        Raises:
+            DecodeError: the node id or the key is cut off; the path is too long, not UTF-8 or not printable.
+        """
+        if len(data) < 2 * ID_SIZE:
+            raise DecodeError("a third ref without a whole node id and key")
+        return cls(number, _path(data[2 * ID_SIZE :]), data[:ID_SIZE], data[ID_SIZE : 2 * ID_SIZE])
+
+
+def _path(data: bytes) -> str:
+    if len(data) > MAX_PATH:
+        raise DecodeError(f"a ref with a path of {len(data)} bytes, at most {MAX_PATH}")
+    try:
+        path = data.decode()
+    except UnicodeDecodeError as error:
+        raise DecodeError("a ref whose path is not UTF-8") from error
+    if not path.startswith("/") or not path.isprintable():  # it shows up in logs
+        raise DecodeError(f"a ref with the path {path[:60]!a}")
+    return path
 
 
 _NAMES: Final[dict[str, Reason]] = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import trio
@@ -23,12 +23,9 @@ from levada.transports.aqueduct import Delivery, ReceiverHalf, SenderHalf
 from levada.transports.text import printable
 
 from . import envelopes
-from .halves import open_delivery, read_unreadable
+from .halves import Referring, open_delivery, read_unreadable
 from .links import HalfActor
 from .oneshots import Promise
-
-if TYPE_CHECKING:
-    from .refs import Refs
 
 __all__ = ["Export", "answer_type"]
 
@@ -148,7 +145,7 @@ class Export(HalfActor):
             if delivery.attachments:
                 message, _ = open_delivery(refs.halves, delivery, payload, Any)
             else:
-                message = refs.halves.codec.decode(payload, detach=refs.returned)
+                message = refs.halves.codec.decode(payload, detach=refs.unattached)
         except LevadaError as error:
             logger.warning("%s: a message for %s cannot be decoded: %s", refs.peer, self.target.path, error)
         else:
@@ -201,7 +198,7 @@ class Export(HalfActor):
             and theirs.oneshot
         ):
             raise DecodeError("a link with other channels than its own")
-        refs.arrived(source, notes[0]).link_here(self.target, ours, theirs)
+        refs.arrived(source, notes[0]).link_here(refs, self.target, ours, theirs)
 
     def _put(self, entry: Any) -> None:
         """Put a message or a question into the mailbox, or hold it until there is room."""
@@ -234,7 +231,7 @@ class Question(RemoteAsk):
 
     __slots__ = ("_promise", "_refs")
 
-    def __init__(self, refs: Refs, cell: LocalRef, half: SenderHalf) -> None:
+    def __init__(self, refs: Referring, cell: LocalRef, half: SenderHalf) -> None:
         super().__init__(None, cell, refs.halves.remote)
         self._refs = refs
         self._promise = Promise(refs.halves, self.withdraw)

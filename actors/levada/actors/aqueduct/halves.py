@@ -16,7 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import attrs
 
@@ -40,12 +40,21 @@ from levada.transports.aqueduct import Attach, Delivery, ReceiverHalf, ReceiverS
 from levada.transports.text import printable
 
 from .links import Connecting, CreationLink, Half, HalfActor
+from .lookup import Claim
 from .raw import RawMessage, encode_raw
 
-if TYPE_CHECKING:
-    from .refs import Refs
-
-__all__ = ["CODEC", "Arrival", "Halves", "Inbound", "Letter", "Outbound", "Unreadable", "give_up"]
+__all__ = [
+    "CODEC",
+    "Arrival",
+    "Halves",
+    "Inbound",
+    "Letter",
+    "Outbound",
+    "Packing",
+    "Referring",
+    "Unreadable",
+    "give_up",
+]
 
 logger = logging.getLogger("levada.actors.aqueduct")
 
@@ -124,6 +133,42 @@ class Passenger(Protocol):
         ...
 
 
+class Referring(Protocol):
+    """The refs that have travelled over one connection: `levada.actors.aqueduct.refs.Refs`."""
+
+    codec: Codec
+    """Writes and reads the messages in envelopes."""
+    answers: ChannelCore
+    """The channel that errors name for handles in answers."""
+    halves: Halves
+    """The channels of the connection."""
+
+    @property
+    def peer(self) -> str:
+        """Name of the peer."""
+        ...
+
+    def attach(self, handle: Any, packing: Packing) -> tuple[AttachmentKind, int] | tuple[AttachmentKind, int, bytes]:
+        """Put a ref, or a oneshot of one, into a message."""
+        ...
+
+    def arrived(self, half: Any, note: bytes) -> Any:
+        """Return the ref that came with a message."""
+        ...
+
+    def unattached(self, number: int, kind: AttachmentKind, item: Any = None, note: bytes = b"") -> Ref[Any]:
+        """Return the ref that came without a channel."""
+        ...
+
+    def answer(self, claim: Claim) -> None:
+        """Answer the claim of a ref."""
+        ...
+
+    def release(self) -> None:
+        """Drop the connection's halves."""
+        ...
+
+
 def _nothing() -> None:
     """Do not flush a core that has ended."""
 
@@ -149,7 +194,7 @@ class Halves:
         self.inbound: dict[ReceiverHalf, Record] = {}
         self.links: dict[Half, CreationLink] = {}
         """Links of the halves whose other half the peer's program does not have yet."""
-        self.refs: Refs
+        self.refs: Referring
         """Refs that have travelled; set before the first message."""
         self.detail = ""
         """How the connection ended; empty before that."""
@@ -328,7 +373,7 @@ class Arrival(Envelope):
             return RawMessage(delivery.payload, self.handles)
         try:
             if not delivery.attachments:
-                message = halves.codec.decode(delivery.payload, self.item_type, detach=halves.refs.returned)
+                message = halves.codec.decode(delivery.payload, self.item_type, detach=halves.refs.unattached)
             else:
                 message, self.handles = open_delivery(halves, delivery, delivery.payload, self.item_type)
         except DecodeError:
@@ -369,8 +414,8 @@ def open_delivery(
     attachments = delivery.attachments
 
     def detach(number: int, kind: AttachmentKind, item: Any, note: bytes = b"") -> Any:
-        if kind is AttachmentKind.RETURNED_REF:
-            return halves.refs.returned(number, kind)
+        if kind is AttachmentKind.RETURNED_REF or kind is AttachmentKind.THIRD_REF:
+            return halves.refs.unattached(number, kind, item, note)
         if number < first:
             raise ValueError("it does not belong to the message")
         handle = used[number] = _handle(halves, attachments[number], kind, item, note)

@@ -1,6 +1,7 @@
-"""Lookups of the other system's actors by name: reserved messages on the entrypoint, which no handler sees.
+"""Lookups of the other system's actors: reserved messages on the entrypoint, which no handler sees.
 
-A client sends a `Lookup`. A client that exposes actors first sends a `Lookups` with a sender for the server's own `Lookup` messages.
+A client sends a `Lookup` to find an actor by its name. A client that exposes actors first sends a `Lookups` with a sender for the server's
+own `Lookup` messages. In a fleet, a client sends a `Claim` to find the actor of a ref that came from a third member.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from collections.abc import Callable, Collection
 from contextvars import copy_context
 from typing import Any, Protocol, TypeAlias
 
+import attrs
+
 from levada.framework import ActorSystem, OneshotSender, Receiver, Ref, RemotePeer, Sender, message
 from levada.framework.embedding import act_for
 from levada.framework.errors import ChannelError, ConfigurationError, DecodeError
 
-__all__ = ["Expose", "Lookup", "Lookups", "Names", "check_expose"]
+__all__ = ["Claim", "Expose", "Lookup", "Lookups", "Names", "check_expose"]
 
 logger = logging.getLogger("levada.actors.aqueduct")
 
@@ -36,6 +39,15 @@ class Lookups:
     """Give the server a sender for lookups of the client's actors."""
 
     there: Sender[Lookup]
+
+
+@message("levada.claim")
+class Claim:
+    """Ask for a ref of the actor with this number, which has this key."""
+
+    incarnation: int
+    key: bytes = attrs.field(repr=False)
+    found: OneshotSender[Ref[Any] | None]
 
 
 def check_expose(expose: Expose) -> None:

@@ -8,16 +8,20 @@
 * A ref without holders finishes its channel; messages sent on it still arrive.
 * The end of an actor is known here if the actor was watched, or was sent a message, and its notice has come. The end of the connection
   ends all its refs, for the reason `Lost`.
+* Between members of a fleet (`levada.actors.aqueduct.fleet`) a ref of an actor in a third system arrives too, without a channel. It is
+  claimed from the owner when it is first used; until then its channel has no other end, and everything sent to it waits in the window.
 
-`levada.actors.aqueduct.exports` is the owner's side, and `levada.actors.aqueduct.envelopes` has the wire format.
+`RefState` and `TRANSITIONS` have the states of a ref. `levada.actors.aqueduct.exports` is the owner's side,
+`levada.actors.aqueduct.signals` has what travels beside plain messages, and `levada.actors.aqueduct.envelopes` the wire format.
 """
 
 from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Hashable
-from typing import Any, NoReturn
+from collections.abc import Callable, Hashable, Mapping, MutableMapping
+from enum import Enum, auto
+from typing import Any, Final, NoReturn, Protocol
 
 import attrs
 import trio
@@ -25,23 +29,105 @@ import trio
 from levada.framework import ActorSystem, Failed, Lost, Reason, Ref
 from levada.framework.channel import WINDOW
 from levada.framework.codec import AttachmentKind
-from levada.framework.embedding import Ask, ChannelCore, LocalRef, TerminalState, ThreadAsk, dead_ref, stopped_error
-from levada.framework.errors import ActorError, DecodeError, HandleNotForwardable, LevadaError, MailboxFull, NoValue
+from levada.framework.embedding import (
+    Ask,
+    ChannelCore,
+    LocalRef,
+    Outcome,
+    TerminalState,
+    ThreadAsk,
+    dead_ref,
+    stopped_error,
+)
+from levada.framework.errors import ActorError, ChannelError, HandleNotForwardable, LevadaError, MailboxFull
 from levada.framework.ref import DEFAULT_TIMEOUT, FromThread
-from levada.transports.aqueduct import Attach, Delivery, ReceiverHalf, SenderHalf
+from levada.transports.aqueduct import Attach, ReceiverHalf, SenderHalf
 
 from . import envelopes
 from .envelopes import Identity
-from .exports import Export, answer_type
-from .halves import Halves, Outbound, Packing, open_delivery
+from .exports import Export
+from .halves import Halves, Outbound, Packing, Referring
+from .lookup import Claim
 from .oneshots import Awaited, Promise
 from .raw import RawMessage
+from .signals import Asking, Later, Signal, Tie, Watching
 
-__all__ = ["Refs", "RemoteRef", "Tie"]
+__all__ = ["TRANSITIONS", "RefChange", "RefState", "Refs", "RemoteRef"]
+
 
 logger = logging.getLogger("levada.actors.aqueduct")
 
-_LOST = (TerminalState.LOST, TerminalState.CONNECTION_LOST)
+
+class RefState(Enum):
+    """Whether a ref reaches its actor."""
+
+    UNCLAIMED = auto()
+    """It has no channel yet, and was never used."""
+    CLAIMING = auto()
+    """It was used and has no channel yet: messages wait here."""
+    OPEN = auto()
+    """It has a channel to the owner's side."""
+    ENDED = auto()
+    """The actor has ended."""
+    LOST = auto()
+    """The actor is out of reach."""
+
+
+class RefChange(Enum):
+    """What happens to a ref."""
+
+    USE = auto()
+    """A message, a question, a watch or a link is sent to it."""
+    OPEN = auto()
+    """A channel has come from the owner."""
+    END = auto()
+    """Notice of the actor's end has come."""
+    LOSE = auto()
+    """The claim has failed, or the channel, its connection or the owner's node has ended."""
+
+
+TRANSITIONS: Final[Mapping[tuple[RefState, RefChange], RefState]] = {
+    (RefState.UNCLAIMED, RefChange.USE): RefState.CLAIMING,
+    (RefState.UNCLAIMED, RefChange.OPEN): RefState.OPEN,
+    (RefState.UNCLAIMED, RefChange.LOSE): RefState.LOST,
+    (RefState.CLAIMING, RefChange.OPEN): RefState.OPEN,
+    (RefState.CLAIMING, RefChange.LOSE): RefState.LOST,
+    (RefState.OPEN, RefChange.END): RefState.ENDED,
+    (RefState.OPEN, RefChange.LOSE): RefState.LOST,
+}
+"""The next state of a ref. `RefState.ENDED` and `RefState.LOST` are final."""
+
+# A member of an enum takes several times as long to look up as a name, and each message needs these.
+_UNCLAIMED, _CLAIMING, _OPEN = RefState.UNCLAIMED, RefState.CLAIMING, RefState.OPEN
+
+
+class Fleet(Protocol):
+    """The refs of a fleet: `levada.actors.aqueduct.fleet.FleetRefs`."""
+
+    @property
+    def refs(self) -> MutableMapping[tuple[bytes, bytes, int], RemoteRef]:
+        """The refs of other members, by `Identity.address`."""
+        ...
+
+    def name_of(self, node_id: bytes, /) -> str:
+        """Return the name of a node."""
+        ...
+
+    def export(self, cell: LocalRef, /) -> bytes:
+        """Return the key of an actor here."""
+        ...
+
+    def find(self, incarnation: int, key: bytes, /) -> LocalRef | None:
+        """Return the actor here with this number and key."""
+        ...
+
+    def third(self, identity: Identity, /) -> Ref[Any]:
+        """Return the ref that a peer has forwarded."""
+        ...
+
+    def claim(self, ref: RemoteRef, /) -> None:
+        """Claim a ref in the background."""
+        ...
 
 
 class Refs:
@@ -58,11 +144,19 @@ class Refs:
         """The channel that errors name for handles in answers."""
         self._remote: weakref.WeakValueDictionary[int, RemoteRef] = weakref.WeakValueDictionary()
         self._peer = ""
+        self.fleet: Fleet | None = None
+        """The refs of the fleet, if the peer is a member too."""
+        self.node = b""
+        """Node id of the peer, if it is a member."""
 
     @property
     def peer(self) -> str:
         """Name of the peer."""
         return self._peer or self.halves.peer
+
+    def join(self, fleet: Fleet, node: bytes) -> None:
+        """Note that the peer is a member of the fleet."""
+        self.fleet, self.node = fleet, node
 
     def release(self) -> None:
         """Drop the connection's halves, since its actor has ended and they may hold this object."""
@@ -73,20 +167,20 @@ class Refs:
         """Put a ref, or a oneshot of one, into a message.
 
         Raises:
-            HandleNotForwardable: the handle is a ref of a third system, or cannot travel at all.
+            HandleNotForwardable: the handle is a ref of a third system and the peer is no member of its fleet, or the handle cannot travel
+                at all.
         """
         if packing.channel is not None and packing.channel.item_type is RawMessage:
             raise HandleNotForwardable(f"{handle!r} cannot travel in a RawMessage; send a Sender")
         if isinstance(handle, LocalRef):
             self._exported[handle.incarnation] = handle
-            note = Identity(handle.incarnation, handle.path).encode()
+            key = b"" if self.fleet is None else self.fleet.export(handle)
+            note = Identity(handle.incarnation, handle.path, key=key).encode()
             return AttachmentKind.REF, packing.take(Export(self.halves, handle), Attach.SENDER), note
         if isinstance(handle, RemoteRef):
             if handle.refs is self:
                 return AttachmentKind.RETURNED_REF, handle.incarnation
-            raise HandleNotForwardable(
-                f"{handle!r} came over another connection and cannot be forwarded; send a ref of an actor here that passes messages on"
-            )
+            return self._forward(handle)
         if isinstance(handle, Awaited):
             return AttachmentKind.ONESHOT_SENDER, packing.take(handle, Attach.ONESHOT_SENDER)
         if isinstance(handle, Promise):
@@ -94,6 +188,20 @@ class Refs:
         raise HandleNotForwardable(
             f"a {type(handle).__name__} cannot travel in a message; send a Sender that leads to it, or the Ref of an actor"
         )
+
+    def _forward(self, ref: RemoteRef) -> tuple[AttachmentKind, int, bytes]:
+        """Put a ref of a third system into a message.
+
+        Raises:
+            HandleNotForwardable: the ref is of no fleet, or the peer is no member of it.
+        """
+        if self.fleet is not None and ref.fleet is self.fleet:
+            return AttachmentKind.THIRD_REF, ref.incarnation, ref.identity.encode_third()
+        if ref.fleet is None:
+            why = "came over another connection and cannot be forwarded"
+        else:
+            why = f"cannot leave its fleet, and {self.peer} is no member of it"
+        raise HandleNotForwardable(f"{ref!r} {why}; send a ref of an actor here that passes messages on")
 
     def arrived(self, half: Any, note: bytes) -> RemoteRef:
         """Return the ref that came with a message.
@@ -105,67 +213,58 @@ class Refs:
         Raises:
             DecodeError: the note is malformed.
         """
-        identity = Identity.decode(note)
-        known = self._remote.get(identity.incarnation)
-        if known is not None and not known.is_lost:
+        identity = Identity.decode(note, self.node)
+        fleet = self.fleet if identity.key else None
+        refs: Any = self._remote if fleet is None else fleet.refs
+        address: Hashable = identity.incarnation if fleet is None else identity.address
+        ref: RemoteRef | None = refs.get(address)
+        if ref is None or ref.state is RefState.LOST:
+            refs[address] = ref = RemoteRef(self.system, identity, fleet)
+        if ref.state is _UNCLAIMED or ref.state is _CLAIMING:
+            ref.open(self, identity, half)
+        else:
             half.finish()
             self.halves.flush_soon()
-            return known
-        ref = self._remote[identity.incarnation] = RemoteRef(self, identity, half)
         return ref
 
-    def returned(self, number: int, kind: AttachmentKind, item: Any = None, note: bytes = b"") -> Ref[Any]:
-        """Return the actor of this side whose ref has returned.
+    def unattached(self, number: int, kind: AttachmentKind, item: Any = None, note: bytes = b"") -> Ref[Any]:
+        """Return the ref that came without a channel: of an actor of this side, or of a third member of the fleet.
 
         Raises:
-            LookupError: the attachment is not a returned ref.
+            DecodeError: the note of a third ref is malformed.
+            LookupError: the attachment is another handle, or the peer is no member of the fleet.
         """
-        if kind is not AttachmentKind.RETURNED_REF:
+        if kind is AttachmentKind.RETURNED_REF:
+            cell = self._exported.get(number)
+            # An unknown number is of an actor that has ended, or was never sent; both give a dead ref.
+            return cell if cell is not None else dead_ref(self.system, number)
+        if kind is not AttachmentKind.THIRD_REF:
             raise LookupError("the message has no attachments")
-        cell = self._exported.get(number)
-        # An unknown number is of an actor that has ended, or was never sent; both give a dead ref.
-        return cell if cell is not None else dead_ref(self.system, number)
+        if self.fleet is None:
+            raise LookupError("a ref of a third system, and the peer is no member of a fleet")
+        return self.fleet.third(Identity.decode_third(number, note))
 
-
-class Signal:
-    """An entry of a ref's channel that is not a plain message."""
-
-    __slots__ = ()
-
-    @property
-    def wanted(self) -> bool:
-        """Whether it still needs to be sent."""
-        return True
-
-    def encode(self, refs: Refs, packing: Packing) -> bytes:
-        """Return the bytes, and put attached handles into the packing."""
-        raise NotImplementedError
-
-    def failed(self, error: BaseException | None) -> None:
-        """Handle an error of a later send; the error is ``None`` if the ref has ended."""
-        raise NotImplementedError
-
-
-class _Later(Signal):
-    """A message that waits for room, from a sender that cannot wait."""
-
-    __slots__ = ("message", "ref")
-
-    def __init__(self, ref: RemoteRef, message: Any) -> None:
-        self.ref = ref
-        self.message = message
-
-    def encode(self, refs: Refs, packing: Packing) -> bytes:
-        return envelopes.TELL + refs.codec.encode(self.message, attachments=packing)
-
-    def failed(self, error: BaseException | None) -> None:
-        if error is not None:
-            logger.error("%r: a message cannot travel", self.ref, exc_info=error)
-        self.ref.system.dead_letter(self.message, self.ref, "stopped")
+    def answer(self, claim: Claim) -> None:
+        """Answer the claim of a ref: with the actor, or None if the key is of no living actor here."""
+        with claim.found as found:
+            try:
+                found.send(None if self.fleet is None else self.fleet.find(claim.incarnation, claim.key))
+            except ChannelError as error:  # it was withdrawn, or there are too many channels
+                logger.info("%s: a claim was not answered: %s", self.peer, error)
 
 
 class _RefOutbound(Outbound):
     """Stands in for the owner at the end of a ref's channel."""
+
+    begun: Callable[[], None] | None = attrs.field(default=None, kw_only=True)
+    """Sends what has waited for the channel."""
+
+    def start(self) -> None:
+        """Begin; the message with the half has been opened."""
+        super().start()
+        if self.begun is not None:
+            self.begun()
+            self.begun = None
 
     def _encode(self, entry: Any) -> bytes:
         refs, packing = self.halves.refs, self.halves.packing
@@ -179,172 +278,30 @@ class _RefOutbound(Outbound):
         super().ended()
 
 
-class Asking(Signal):
-    """A question on its way, and the oneshot for its answer."""
-
-    __slots__ = ("answer", "question", "ref")
-
-    def __init__(self, ref: RemoteRef, question: Ask) -> None:
-        self.ref = ref
-        self.question = question
-        self.answer = Awaited(ref.refs.halves, self._answered, self._over)
-
-    @property
-    def wanted(self) -> bool:
-        return not self.question.settled
-
-    def encode(self, refs: Refs, packing: Packing) -> bytes:
-        packing.take(self.answer, Attach.ONESHOT_SENDER)
-        return envelopes.ASK + refs.codec.encode(self.question.message, attachments=packing)
-
-    def failed(self, error: BaseException | None) -> None:
-        self.question.fail(error or self.ref.stopped(self.question.message))
-
-    def withdraw(self) -> None:
-        """Stop waiting for the answer, and tell the owner's side."""
-        self.answer.close()
-
-    def _answered(self, delivery: Delivery) -> None:
-        question, halves, payload = self.question, self.ref.refs.halves, delivery.payload
-        if question.settled:  # withdrawn in the turn when the answer came: its handles are given up
-            delivery.discard()
-            return
-        try:
-            if payload.startswith(envelopes.ANSWER):
-                expected = answer_type(question.message)
-                value, _ = open_delivery(halves, delivery, payload[len(envelopes.ANSWER) :], expected)
-                question.answer(value)
-            else:
-                error = envelopes.error_from(payload, self.ref.path, question.message)
-                delivery.discard()
-                question.fail(error)
-        except LevadaError as error:
-            if not payload.startswith(envelopes.ANSWER):
-                delivery.discard()
-            question.fail(error)
-
-    def _over(self, state: TerminalState) -> None:
-        message = self.question.message
-        if state in _LOST:
-            self.question.fail(stopped_error(self.ref, Lost(self.ref.refs.peer), message))  # type: ignore[arg-type]
-        else:
-            self.question.fail(NoValue(f"the answer to {type(message).__name__} was given up"))
-
-
-class _Watching(Signal):
-    """A request for notice of the actor's end."""
-
-    __slots__ = ("down", "ref")
-
-    def __init__(self, ref: RemoteRef) -> None:
-        # Weak: a request for notice does not keep the ref alive, the watchers do.
-        self.ref = weakref.ref(ref)
-        self.down = Awaited(ref.refs.halves, self._down, self._over, idle=True)
-
-    def encode(self, refs: Refs, packing: Packing) -> bytes:
-        packing.take(self.down, Attach.ONESHOT_SENDER)
-        return envelopes.WATCH
-
-    def failed(self, error: BaseException | None) -> None:
-        self._over(TerminalState.LOST)
-
-    def _down(self, delivery: Delivery) -> None:
-        ref = self.ref()
-        delivery.discard()
-        if ref is not None:
-            try:
-                reason = envelopes.read_signal(envelopes.DOWN, delivery.payload, ref.path)
-            except DecodeError as error:
-                logger.warning("%r: %s", ref, error)
-                ref.lose()
-            else:
-                ref.end(reason)
-
-    def _over(self, state: TerminalState) -> None:
-        ref = self.ref()
-        if ref is not None:
-            ref.lose()
-
-
-class Tie(Signal):
-    """One side's record of a link between an actor here and one there.
-
-    Each side reports the end of its actor, with the reason, on a oneshot. A oneshot that ends without a value unlinks.
-    """
-
-    __slots__ = ("cell", "ours", "ref", "theirs")
-
-    def __init__(self, ref: RemoteRef, cell: LocalRef) -> None:
-        halves = ref.refs.halves
-        self.ref = ref
-        self.cell = cell
-        self.ours = Promise(halves, self._unheard, idle=True)
-        """Tells the peer of the end of the actor here."""
-        self.theirs = Awaited(halves, self._exited, self._untied, idle=True)
-        """Tells this side of the end of the actor there."""
-
-    def encode(self, refs: Refs, packing: Packing) -> bytes:
-        """Return the bytes, and put attached handles into the packing."""
-        return refs.codec.encode([envelopes.LINK[1], self.cell, self.theirs, self.ours], attachments=packing)
-
-    def failed(self, error: BaseException | None) -> None:
-        """End the link, which cannot be requested any more."""
-        self.end(Failed(error) if error is not None else self.ref.reason)
-
-    def tell_exit(self, reason: Reason) -> None:
-        """Tell the peer that the actor here has ended."""
-        self.ours.send(envelopes.encode_signal(envelopes.EXIT, reason))
-        self.theirs.close()
-
-    def cut(self) -> None:
-        """Unlink, from this side."""
-        self.ours.finish()
-        self.theirs.close()
-
-    def end(self, reason: Reason) -> None:
-        """End the link: the actor there has ended, or is out of reach."""
-        self.cut()
-        self.ref.forget_tie(self)
-        self.cell.exited(self.ref, reason)
-
-    def _exited(self, delivery: Delivery) -> None:
-        delivery.discard()
-        try:
-            self.end(envelopes.read_signal(envelopes.EXIT, delivery.payload, self.ref.path))
-        except DecodeError as error:
-            logger.warning("%r: %s", self.ref, error)
-            self.end(Lost(self.ref.refs.peer))
-
-    def _untied(self, state: TerminalState) -> None:
-        if state is TerminalState.FINISHED:  # the actor there has unlinked
-            self.ours.finish()
-            if self.ref.forget_tie(self):
-                self.cell.untie(self.ref)
-        else:
-            self.end(Lost(self.ref.refs.peer))
-
-    def _unheard(self) -> None:
-        """Do nothing: the peer also reports the end of its side on its own oneshot."""
-
-
 class RemoteRef(Ref[Any]):
     """A ref of an actor in another system; refs in messages arrive as this."""
 
     __slots__ = (
-        "__weakref__", "_channel", "_identity", "_reason", "_standing", "_ties", "_watchers", "_watching", "is_lost", "refs",
+        "__weakref__", "_channel", "_reason", "_standing", "_ties", "_watchers", "_watching", "fleet", "identity", "refs", "state",
+        "system",
     )  # fmt: skip
 
-    def __init__(self, refs: Refs, identity: Identity, half: Any) -> None:
-        self.refs = refs
-        self._identity = identity
+    def __init__(self, system: ActorSystem, identity: Identity, fleet: Fleet | None) -> None:
+        self.system = system
+        """The system on this side."""
+        self.identity = identity
+        """Identifies the actor; the path is what was said with the ref, until its owner says another."""
+        self.fleet = fleet
+        """The refs of the fleet, if the ref may be forwarded to its members."""
+        self.refs: Refs | None = None
+        """The refs of the connection that its channel is on, once there is a channel."""
+        self.state = _UNCLAIMED
         self._reason: Reason | None = None
-        self.is_lost = False
-        """Whether the ref ended because the actor is out of reach, not because it ended."""
         self._standing: set[Signal] = set()
         """The signals that wait for room."""
         self._ties: dict[LocalRef, list[Tie]] = {}
         self._watchers: dict[Hashable, Callable[[Reason], None]] = {}
-        self._watching: _Watching | None = None
+        self._watching: Watching | None = None
         self._channel = ChannelCore(Any, WINDOW, f"ref {identity.path}")
         self._channel.receiver.away = 1
         this = weakref.ref(self)
@@ -355,23 +312,52 @@ class RemoteRef(Ref[Any]):
                 ref.lose()
 
         self._channel.sender.on_terminated(channel_ended)
+
+    def open(self, refs: Refs, identity: Identity, half: Any) -> None:
+        """Begin to use a channel to the owner's side; what has waited for it goes first, in order.
+
+        Args:
+            refs: the refs of the channel's connection.
+            identity: as the owner says.
+            half: the sender's half of the channel.
+        """
+        self._go(RefChange.OPEN)
+        self.refs, self.identity = refs, identity
+        waiting = self._take_waiting()
+
+        def begun() -> None:
+            for signal in waiting:
+                if self._reason is None:
+                    self._try_post(signal)
+                else:
+                    signal.failed(None)
+            self._channel.settle(outcome=Outcome.PROCESSED)  # there may be room for those in line
+
         refs.halves.core.background.add(half)
-        refs.halves.start(_RefOutbound(refs.halves, self._channel, half=half))
+        outbound = _RefOutbound(refs.halves, self._channel, half=half, begun=begun if waiting else None)
+        refs.halves.start(outbound)
 
     @property
     def path(self) -> str:
         """The path of the actor in its own system."""
-        return self._identity.path
+        return self.identity.path
+
+    @property
+    def peer(self) -> str:
+        """Name of the system where the actor lives."""
+        if self.refs is not None:
+            return self.refs.peer
+        return "" if self.fleet is None else self.fleet.name_of(self.identity.node)
 
     @property
     def where(self) -> str:
         """The path and the peer, for texts of errors."""
-        return f"{self.path} at {self.refs.peer}"
+        return f"{self.path} at {self.peer}"
 
     @property
     def incarnation(self) -> int:
         """The number of the actor in its own system."""
-        return self._identity.incarnation
+        return self.identity.incarnation
 
     @property
     def is_alive(self) -> bool:
@@ -383,12 +369,16 @@ class RemoteRef(Ref[Any]):
 
         Raises:
             MailboxFull: the window of the channel to its system is full: the actor, or the network, is slower than its senders.
-            TypeError, ValueError, LevadaError: the message cannot travel; its handles still belong to this side.
+            TypeError, ValueError, LevadaError: the message cannot travel; its handles still belong to this side. While the ref has no
+                channel yet, such a message becomes a dead letter, and the error is logged.
         """
-        if self._reason is None and self._channel.accept(message):
+        if self.state is _OPEN and self._channel.accept(message):
             return
         if self._reason is not None:
             self.system.dead_letter(message, self, "stopped")
+            return
+        if self.state is not _OPEN and self._channel.accept(Later(self, message)):
+            self._use()
             return
         window = self._channel.window
         raise MailboxFull(
@@ -407,10 +397,10 @@ class RemoteRef(Ref[Any]):
         await self.system.scheduler.checkpoint_if_slice_over()
         if self._reason is None:
             self._watch_end()
-            if self._channel.accept(message):
+            if self._channel.accept(message if self.state is _OPEN else Later(self, message)):
                 return
             # A lost connection settles the messages under way before the channel ends, and so makes room.
-            if await self._channel.wait_to_put(self, message) and not self.is_lost:
+            if await self._channel.wait_to_put(self, message) and self.state is not RefState.LOST:
                 return
         raise self.stopped(message)
 
@@ -471,18 +461,15 @@ class RemoteRef(Ref[Any]):
         return lambda: self.forget_watcher(key)
 
     def __repr__(self) -> str:
-        return f"<Ref {self.path}#{self.incarnation} at {self.refs.peer}>"
+        return f"<Ref {self.path}#{self.incarnation} at {self.peer}>"
 
     def __del__(self) -> None:
         channel = self._channel
+        if self.state is _UNCLAIMED:
+            return  # never used
         if channel.sender.state is TerminalState.OPEN:
             # Collection may happen in any thread and at any moment.
             channel.end_soon(_release, channel, self._watching)
-
-    @property
-    def system(self) -> ActorSystem:
-        """The system on this side."""
-        return self.refs.system
 
     @property
     def line(self) -> Any:
@@ -496,7 +483,7 @@ class RemoteRef(Ref[Any]):
     def enqueue(self, message: Any, *, patient: bool = False) -> None:
         """Send a message or a question now, or when there is room; for callers that cannot wait: routers and threads."""
         if not isinstance(message, Ask):
-            later = _Later(self, message)
+            later = Later(self, message)
             if self._reason is None:
                 self._try_post(later)
             else:
@@ -522,7 +509,7 @@ class RemoteRef(Ref[Any]):
         if self._watchers.pop(key, None) is not None and not self._watchers and self._watching is not None:
             watching, self._watching = self._watching, None
             self._standing.discard(watching)
-            watching.down.close()
+            watching.withdraw()
 
     def tie(self, cell: LocalRef) -> None:
         """Link the actor there to one here."""
@@ -541,16 +528,17 @@ class RemoteRef(Ref[Any]):
         for tie in self._ties.pop(cell, ()):
             tie.tell_exit(reason)
 
-    def link_here(self, cell: LocalRef, ours: SenderHalf, theirs: ReceiverHalf) -> None:
+    def link_here(self, refs: Referring, cell: LocalRef, ours: SenderHalf, theirs: ReceiverHalf) -> None:
         """Link an actor here to the actor there, which asks for it, if `cell` accepts such links.
 
         Args:
+            refs: the refs of the connection on which it asks.
             cell: the actor here.
             ours: tells the peer of its end.
             theirs: tells this side of the end of the actor there.
         """
-        halves, tie = self.refs.halves, Tie(self, cell)
-        halves.start(tie.ours.bound(ours))
+        tie = Tie(self, cell)
+        listen = tie.accept(refs, ours)
         if not cell.is_alive:
             tie.tell_exit(cell.reason)
         elif not cell.accepts_links:
@@ -559,7 +547,7 @@ class RemoteRef(Ref[Any]):
         else:
             self._ties.setdefault(cell, []).append(tie)
             cell.tie(self)
-        halves.start(tie.theirs.bound(theirs))
+        listen(theirs)
 
     def forget_tie(self, tie: Tie) -> bool:
         """Remove an ended link; return whether none is left with the actor here."""
@@ -580,32 +568,53 @@ class RemoteRef(Ref[Any]):
         """Make the error for a message that will not be handled."""
         return stopped_error(self, self.reason, message)  # type: ignore[arg-type]
 
-    def lose(self) -> None:
-        """End for the reason `Lost`: the actor is out of reach."""
+    def lose(self, reason: Reason | None = None) -> None:
+        """End because the actor is out of reach; without a reason, for the reason `Lost`. Does nothing if the ref has ended."""
         if self._reason is None:
-            self.is_lost = True
-            self.end(Lost(self.refs.peer))
+            self._end(RefChange.LOSE, reason or Lost(self.peer))
 
     def end(self, reason: Reason) -> None:
-        """End: the actor has ended, or is out of reach."""
-        if self._reason is not None:
-            return
+        """End with the actor. Does nothing if the ref has ended."""
+        if self._reason is None:
+            self._end(RefChange.END, reason)
+
+    def _end(self, change: RefChange, reason: Reason) -> None:
+        self._go(change)
         self._reason = reason
+        waiting = self._take_waiting() if self.refs is None else []
         standing, self._standing = self._standing, set()
-        for signal in standing:
+        for signal in (*waiting, *standing):
             signal.failed(None)
         watchers, self._watchers = self._watchers, {}
         for ended in watchers.values():
             ended(reason)
-        if self.is_lost:
+        if self.state is RefState.LOST:
             for tie in [tie for ties in self._ties.values() for tie in ties]:
                 tie.end(reason)
         _release(self._channel, self._watching, self)
+
+    def _go(self, change: RefChange) -> None:
+        self.state = TRANSITIONS[self.state, change]
+
+    def _use(self) -> None:
+        """Claim the ref, at its first use."""
+        if self.state is _UNCLAIMED:
+            assert self.fleet is not None
+            self._go(RefChange.USE)
+            self.fleet.claim(self)
+
+    def _take_waiting(self) -> list[Signal]:
+        """Take what waits for the channel; without one, the queue holds nothing but signals."""
+        waiting = [*self._channel.queue]
+        self._channel.queue.clear()
+        return waiting
 
     def _post(self, signal: Signal) -> None:
         """Send a signal, or let it wait for room; raises the errors of `encode`."""
         if not self._channel.offer(signal, lambda: self._try_post(signal)):
             self._standing.add(signal)
+        if self.state is _UNCLAIMED:
+            self._use()
 
     def _try_post(self, signal: Signal) -> None:
         """Send a signal like `_post`, and report an error by `Signal.failed`."""
@@ -619,21 +628,21 @@ class RemoteRef(Ref[Any]):
     def _watch_end(self) -> None:
         """Ask for notice of the actor's end, once."""
         if self._watching is None:
-            watching = _Watching(self)
+            watching = Watching(self)
             self._post(watching)
             self._watching = watching
 
     def _refuse(self, done: str) -> NoReturn:
         raise ActorError(
-            f"{self.path} lives at {self.refs.peer} and is {done} only by its own system; send it a message instead",
+            f"{self.path} lives at {self.peer} and is {done} only by its own system; send it a message instead",
             actor=self.path,
         )
 
 
-def _release(channel: ChannelCore, watching: _Watching | None, handle: object = None) -> None:
+def _release(channel: ChannelCore, watching: Watching | None, handle: object = None) -> None:
     """Finish the channel of a ref; queued messages still leave."""
     if watching is not None:
-        watching.down.close()
+        watching.withdraw()
     if channel.producers and channel.sender.state is TerminalState.OPEN:
         channel.finish_producer(handle)
 

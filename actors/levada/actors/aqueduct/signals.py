@@ -1,0 +1,268 @@
+"""What travels on the channel of a remote ref beside plain messages: questions, requests for notice, and links.
+
+A `Signal` waits in line for room, or for the connection of a ref that has none yet. It makes its oneshots when it is encoded, since only
+then the connection is known.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from levada.framework import Failed, Lost, Reason
+from levada.framework.embedding import Ask, LocalRef, TerminalState, stopped_error
+from levada.framework.errors import DecodeError, LevadaError, NoValue
+from levada.transports.aqueduct import Attach, Delivery, ReceiverHalf, SenderHalf
+
+from . import envelopes
+from .exports import answer_type
+from .halves import Packing, Referring, open_delivery
+from .oneshots import Awaited, Promise
+
+if TYPE_CHECKING:
+    from .refs import RemoteRef
+
+__all__ = ["Asking", "Later", "Signal", "Tie", "Watching"]
+
+logger = logging.getLogger("levada.actors.aqueduct")
+
+_LOST = (TerminalState.LOST, TerminalState.CONNECTION_LOST)
+
+
+class Signal:
+    """An entry of a ref's channel that is not a plain message."""
+
+    __slots__ = ()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it still needs to be sent."""
+        return True
+
+    def encode(self, refs: Referring, packing: Packing) -> bytes:
+        """Return the bytes, and put attached handles into the packing."""
+        raise NotImplementedError
+
+    def failed(self, error: BaseException | None) -> None:
+        """Handle an error of a later send; the error is ``None`` if the ref has ended."""
+        raise NotImplementedError
+
+
+class Later(Signal):
+    """A message that waits, from a sender that cannot wait."""
+
+    __slots__ = ("message", "ref")
+
+    def __init__(self, ref: RemoteRef, message: Any) -> None:
+        self.ref = ref
+        self.message = message
+
+    def encode(self, refs: Referring, packing: Packing) -> bytes:
+        return envelopes.TELL + refs.codec.encode(self.message, attachments=packing)
+
+    def failed(self, error: BaseException | None) -> None:
+        if error is not None:
+            logger.error("%r: a message cannot travel", self.ref, exc_info=error)
+        self.ref.system.dead_letter(self.message, self.ref, "stopped")
+
+
+class Asking(Signal):
+    """A question on its way, and the oneshot for its answer."""
+
+    __slots__ = ("_answer", "_refs", "question", "ref")
+
+    _refs: Referring
+
+    def __init__(self, ref: RemoteRef, question: Ask) -> None:
+        self.ref = ref
+        self.question = question
+        self._answer: Awaited | None = None
+
+    @property
+    def wanted(self) -> bool:
+        return not self.question.settled
+
+    def encode(self, refs: Referring, packing: Packing) -> bytes:
+        self._refs = refs
+        self._answer = Awaited(refs.halves, self._answered, self._over)
+        packing.take(self._answer, Attach.ONESHOT_SENDER)
+        return envelopes.ASK + refs.codec.encode(self.question.message, attachments=packing)
+
+    def failed(self, error: BaseException | None) -> None:
+        self.question.fail(error or self.ref.stopped(self.question.message))
+
+    def withdraw(self) -> None:
+        """Stop waiting for the answer, and tell the owner's side."""
+        if self._answer is not None:
+            self._answer.close()
+
+    def _answered(self, delivery: Delivery) -> None:
+        question, halves, payload = self.question, self._refs.halves, delivery.payload
+        if question.settled:  # withdrawn in the turn when the answer came: its handles are given up
+            delivery.discard()
+            return
+        try:
+            if payload.startswith(envelopes.ANSWER):
+                expected = answer_type(question.message)
+                value, _ = open_delivery(halves, delivery, payload[len(envelopes.ANSWER) :], expected)
+                question.answer(value)
+            else:
+                error = envelopes.error_from(payload, self.ref.path, question.message)
+                delivery.discard()
+                question.fail(error)
+        except LevadaError as error:
+            if not payload.startswith(envelopes.ANSWER):
+                delivery.discard()
+            question.fail(error)
+
+    def _over(self, state: TerminalState) -> None:
+        message = self.question.message
+        if state in _LOST:
+            self.question.fail(stopped_error(self.ref, Lost(self._refs.peer), message))  # type: ignore[arg-type]
+        else:
+            self.question.fail(NoValue(f"the answer to {type(message).__name__} was given up"))
+
+
+class Watching(Signal):
+    """A request for notice of the actor's end."""
+
+    __slots__ = ("_down", "_ref", "_wanted")
+
+    def __init__(self, ref: RemoteRef) -> None:
+        # Weak: a request for notice does not keep the ref alive, the watchers do.
+        self._ref = weakref.ref(ref)
+        self._down: Awaited | None = None
+        self._wanted = True
+
+    @property
+    def wanted(self) -> bool:
+        return self._wanted
+
+    def encode(self, refs: Referring, packing: Packing) -> bytes:
+        self._down = Awaited(refs.halves, self._told, self._over, idle=True)
+        packing.take(self._down, Attach.ONESHOT_SENDER)
+        return envelopes.WATCH
+
+    def failed(self, error: BaseException | None) -> None:
+        self._over(TerminalState.LOST)
+
+    def withdraw(self) -> None:
+        """Want no notice any more, and tell the owner's side."""
+        self._wanted = False
+        if self._down is not None:
+            self._down.close()
+
+    def _told(self, delivery: Delivery) -> None:
+        ref = self._ref()
+        delivery.discard()
+        if ref is not None:
+            try:
+                reason = envelopes.read_signal(envelopes.DOWN, delivery.payload, ref.path)
+            except DecodeError as error:
+                logger.warning("%r: %s", ref, error)
+                ref.lose()
+            else:
+                ref.end(reason)
+
+    def _over(self, state: TerminalState) -> None:
+        ref = self._ref()
+        if ref is not None:
+            ref.lose()
+
+
+class Tie(Signal):
+    """One side's record of a link between an actor here and one there.
+
+    Each side reports the end of its actor, with the reason, on a oneshot. A oneshot that ends without a value unlinks.
+    """
+
+    __slots__ = ("_exit", "_oneshots", "_peer", "_wanted", "cell", "ref")
+
+    def __init__(self, ref: RemoteRef, cell: LocalRef) -> None:
+        self.ref = ref
+        self.cell = cell
+        self._wanted = True
+        self._oneshots: tuple[Promise, Awaited] | None = None
+        """Tell the peer of the end of the actor here, and this side of the end of the actor there."""
+        self._exit: Reason | None = None
+        """Why the actor here ended before there were oneshots."""
+        self._peer = ""
+
+    @property
+    def wanted(self) -> bool:
+        return self._wanted
+
+    def encode(self, refs: Referring, packing: Packing) -> bytes:
+        ours, theirs = self._make(refs)
+        if self._exit is not None:
+            self.tell_exit(self._exit)
+        return refs.codec.encode([envelopes.LINK[1], self.cell, theirs, ours], attachments=packing)
+
+    def failed(self, error: BaseException | None) -> None:
+        """End the link, which cannot be requested any more."""
+        self.end(Failed(error) if error is not None else self.ref.reason)
+
+    def accept(self, refs: Referring, half: SenderHalf) -> Callable[[ReceiverHalf], None]:
+        """Make the link that the peer asks for.
+
+        Args:
+            refs: the refs of the connection that it asks on.
+            half: tells the peer of the end of the actor here.
+
+        Returns:
+            A function that takes the other half, and begins to listen for the end of the actor there.
+        """
+        ours, theirs = self._make(refs)
+        refs.halves.start(ours.bound(half))
+        return lambda half: refs.halves.start(theirs.bound(half))
+
+    def tell_exit(self, reason: Reason) -> None:
+        """Tell the peer that the actor here has ended."""
+        self._exit = reason
+        if self._oneshots is not None:
+            ours, theirs = self._oneshots
+            ours.send(envelopes.encode_signal(envelopes.EXIT, reason))
+            theirs.close()
+
+    def cut(self) -> None:
+        """Unlink, from this side."""
+        self._wanted = False
+        if self._oneshots is not None:
+            ours, theirs = self._oneshots
+            ours.finish()
+            theirs.close()
+
+    def end(self, reason: Reason) -> None:
+        """End the link: the actor there has ended, or is out of reach."""
+        self.cut()
+        self.ref.forget_tie(self)
+        self.cell.exited(self.ref, reason)
+
+    def _make(self, refs: Referring) -> tuple[Promise, Awaited]:
+        self._peer = refs.peer
+        self._oneshots = (
+            Promise(refs.halves, self._unheard, idle=True),
+            Awaited(refs.halves, self._exited, self._untied, idle=True),
+        )
+        return self._oneshots
+
+    def _exited(self, delivery: Delivery) -> None:
+        delivery.discard()
+        try:
+            self.end(envelopes.read_signal(envelopes.EXIT, delivery.payload, self.ref.path))
+        except DecodeError as error:
+            logger.warning("%r: %s", self.ref, error)
+            self.end(Lost(self._peer))
+
+    def _untied(self, state: TerminalState) -> None:
+        if state is TerminalState.FINISHED:  # the actor there has unlinked
+            self.cut()
+            if self.ref.forget_tie(self):
+                self.cell.untie(self.ref)
+        else:
+            self.end(Lost(self._peer))
+
+    def _unheard(self) -> None:
+        """Do nothing: the peer also reports the end of its side on its own oneshot."""
