@@ -8,7 +8,7 @@ import json
 import os
 import socket
 import stat
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from levada.actors import maop
 from levada.actors.authenticators import BearerTokens
-from levada.actors.console import Snapshot, connect_console, serve_console, show, take_snapshot, text
+from levada.actors.console import NodeSnapshot, Snapshot, connect_console, serve_console, show, take_snapshot, text
 from levada.actors.console.server import IDLE, MOST_CLIENTS, PATIENCE
+from levada.actors.console.snapshot import nodes_asked_by
 from levada.actors.console.wire import LineReader
 from levada.framework import Actor, ActorSystem, Asks, Identity, Ref, handles, message, restart
 from levada.framework.errors import (
@@ -510,3 +511,54 @@ async def test_a_name_cannot_steer_the_terminal() -> None:
         show(system, file=out)
     assert r"a\x1b[2J\nb" in out.getvalue()
     assert "\x1b" not in out.getvalue()
+
+
+async def test_nodes_and_their_trees(tmp_path: Path) -> None:
+    """A driver's console has its nodes: the answers of those that answered, and why the others did not."""
+    async with ActorSystem("node") as far:
+        far.spawn(Clerk, name="clerk").tell(Work())
+        await wait_all_tasks_blocked()
+        there = take_snapshot(far)
+    limits = []
+
+    async def ask(limit: int) -> list[dict[str, Any]]:
+        limits.append(limit)
+        up = NodeSnapshot(name="n0", state="up", pid=7, host="box", restarts=2, snapshot=there)
+        down = NodeSnapshot(
+            name="n1", state="down", pid=None, host="", restarts=0, snapshot=None, error="it\x1b is starting"
+        )
+        return [up.to_json(), down.to_json()]
+
+    async with served(tmp_path) as (system, path, _office), connect_console(path) as console:
+        nodes_asked_by(system, ask)
+        snapshot = await console.snapshot(limit=500)
+    assert limits == [500]
+    assert snapshot.nodes[0].snapshot == there
+    lines = text(snapshot, previous=snapshot).splitlines()
+    assert lines[2] == "nodes: 1 up, 1 down"
+    shown = [line.split() for line in lines[-3:]]
+    assert shown[0] == ["n0", "node", "up", "0", "1", "2", "process", "7", "on", "box"]
+    assert shown[1][:5] == ["clerk", "Clerk", "idle", "0", "1"]
+    assert shown[2] == ["n1", "node", "down", "0", "0", "it\\x1b", "is", "starting"]
+    sorted_rows = [line.split()[0] for line in text(snapshot, sort="handled").splitlines()[4:]]
+    assert sorted_rows[:2] == ["n0", "n0/clerk"]
+    assert [line.split()[0] for line in text(snapshot, depth=0).splitlines()[4:]] == ["/", "n0", "n1"]
+
+
+async def test_commands(tmp_path: Path) -> None:
+    """A program may let its console do more than look; other requests are refused."""
+
+    async def double(members: Mapping[str, Any]) -> Mapping[str, Any]:
+        if members["number"] < 0:
+            raise ConfigurationError("not below 0")
+        return {"twice": 2 * members["number"]}
+
+    async with ActorSystem() as system, serve_console(system, tmp_path / "c", commands={"double": double}) as path:
+        async with connect_console(path) as console:
+            assert (await console.command("double", number=21))["twice"] == 42
+            with pytest.raises(CarrierError, match="not below 0"):
+                await console.command("double", number=-1)
+        for name in ("halve", 5):
+            async with connect_console(path) as console:
+                with pytest.raises(CarrierError, match="this program has no command"):
+                    await console.command(name)  # type: ignore[arg-type]

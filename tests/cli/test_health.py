@@ -20,7 +20,7 @@ pytestmark = pytest.mark.loopback
 class Patient:
     well = True
 
-    def report(self) -> tuple[bool, dict[str, object]]:
+    async def report(self) -> tuple[bool, dict[str, object]]:
         return self.well, {"state": "well" if self.well else "ill"}
 
 

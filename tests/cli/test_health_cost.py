@@ -105,10 +105,14 @@ async def attack(port: int, worst: Callable[[int], Awaitable[None]]) -> float:
     return waited
 
 
+async def well() -> tuple[bool, dict[str, object]]:
+    return True, {"state": "serving"}
+
+
 @pytest.mark.parametrize(("worst", "peak", "seconds"), WORST, ids=[case[0].__name__ for case in WORST])
 async def test_what_the_worst_clients_cost(worst: Callable[[int], Awaitable[None]], peak: int, seconds: float) -> None:
     async with trio.open_nursery() as nursery:
-        url = await nursery.start(serve_health, "127.0.0.1", 0, lambda: (True, {"state": "serving"}))
+        url = await nursery.start(serve_health, "127.0.0.1", 0, well)
         port = int(url.rpartition(":")[2].rstrip("/"))
         began = process_time()
         waited = await attack(port, worst)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import trio
 
@@ -21,8 +21,8 @@ AT_ONCE = 64
 AT_ONCE_OF_ADDRESS = 16
 """Requests under way from one address, or from one /64 of IPv6; likewise, so a probe never waits for others from its own address."""
 
-Report = Callable[[], tuple[bool, Mapping[str, object]]]
-"""Returns whether all is well, and details."""
+Report = Callable[[], Awaitable[tuple[bool, Mapping[str, object]]]]
+"""Returns whether all is well, and details, within a second or so."""
 
 
 async def serve_health(
@@ -110,7 +110,7 @@ async def _answer(stream: trio.SocketStream, report: Report) -> str | None:
             return f"a request of more than {REQUEST} bytes"
     method = bytes(head.partition(b" ")[0])
     if method in (b"GET", b"HEAD"):
-        well, facts = report()
+        well, facts = await report()
         status, body = "200 OK" if well else "503 Service Unavailable", json.dumps(facts).encode() + b"\n"
     else:
         status, body = "405 Method Not Allowed", b""

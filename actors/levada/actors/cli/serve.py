@@ -314,7 +314,7 @@ class _Run:
             else:
                 print(f"levada: {listener.url} has read its files again", file=sys.stderr, flush=True)
 
-    def _report(self) -> tuple[bool, Mapping[str, object]]:
+    async def _report(self) -> tuple[bool, Mapping[str, object]]:
         facts: dict[str, object] = {"state": self._state, "urls": [listener.url for listener in self._listeners]}
         if self._system is not None:
             statistics = self._system.statistics()

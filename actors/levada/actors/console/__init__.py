@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from .client import ConsoleClient, connect_console
 from .server import Console, serve_console
-from .snapshot import Row, Snapshot, take_snapshot
+from .snapshot import NodeSnapshot, Row, Snapshot, take_snapshot
 from .view import SORTS, Sort, show, table, text
 
 __all__ = [
-    "SORTS", "Console", "ConsoleClient", "Row", "Snapshot", "Sort", "connect_console", "serve_console", "show", "table", "take_snapshot",
-    "text",
+    "SORTS", "Console", "ConsoleClient", "NodeSnapshot", "Row", "Snapshot", "Sort", "connect_console", "serve_console", "show", "table",
+    "take_snapshot", "text",
 ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import trio
 
@@ -42,13 +43,35 @@ class ConsoleClient:
         Cancellation:
             the connection cannot be used again.
         """
+        return Snapshot.from_json(await self._ask({"limit": limit}, self._timeout))
+
+    async def command(self, name: str, *, timeout: float | None = None, **members: object) -> dict[str, Any]:
+        """Request one of the program's commands (`serve_console`); one call at a time.
+
+        Args:
+            name: of the command.
+            timeout: seconds for the answer; ``None``: as for snapshots.
+            members: of the request, values that JSON has.
+
+        Returns:
+            The answer.
+
+        Raises:
+            IdleTimeout, ConnectionLost, CarrierError, DecodeError: as `snapshot`.
+
+        Cancellation:
+            the command may have been carried out; the connection cannot be used again.
+        """
+        return await self._ask({"do": name, **members}, self._timeout if timeout is None else timeout)
+
+    async def _ask(self, request: dict[str, object], timeout: float) -> dict[str, Any]:
         try:
-            with trio.fail_after(self._timeout):
-                await self._stream.send_all(to_line({"limit": limit}))
+            with trio.fail_after(timeout):
+                await self._stream.send_all(to_line(request))
                 line = await self._lines.line()
         except trio.TooSlowError:
             raise IdleTimeout(
-                f"{self._path} does not answer in {self._timeout:g} s: a handler may be holding up the whole program"
+                f"{self._path} does not answer in {timeout:g} s: a handler may be holding up the whole program"
             ) from None
         except (OSError, trio.BrokenResourceError):
             line = None
@@ -57,7 +80,7 @@ class ConsoleClient:
         members = parse_line(line)
         if "error" in members:
             raise CarrierError(f"{self._path}: {members['error']}")
-        return Snapshot.from_json(members)
+        return members
 
 
 @asynccontextmanager

@@ -12,12 +12,13 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from math import inf
 from pathlib import Path
 from typing import Any
 
+import attrs
 import trio
 
 from levada.framework import Actor, ActorSystem, Reason
@@ -25,7 +26,7 @@ from levada.framework.errors import ConfigurationError, DecodeError
 from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.streams import accept_from
 
-from .snapshot import MOST_ACTORS, take_snapshot
+from .snapshot import MOST_ACTORS, ask_nodes, take_snapshot
 from .wire import LineReader, parse_line, to_line
 
 __all__ = ["Console", "serve_console"]
@@ -40,10 +41,15 @@ PATIENCE = 10.0  # seconds for a client to take its answer, and seconds of silen
 GONE = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 
 
+Command = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+
+
 class Console(Actor[Any]):
     """Answers with snapshots of its own system. Started by `serve_console`."""
 
     listener: trio.SocketListener
+    commands: Mapping[str, Command] = attrs.field(factory=dict)
+    """What clients may request besides snapshots, by name."""
 
     def started(self) -> None:
         """Begin to accept, in a task of this actor."""
@@ -107,23 +113,34 @@ class Console(Actor[Any]):
                     line = await lines.line()
                 if line is None:
                     return None
-                limit = parse_line(line).get("limit", MOST_ACTORS)
-                if type(limit) is not int or limit < 1:
-                    raise DecodeError(f"limit is a number of actors, 1 or more, not {limit!r}")
-            except DecodeError as error:
+                members = parse_line(line)
+                self._asked.pop(scope, None)
+                self._asked[scope] = trio.current_time()
+                answer = await (self._obey(members) if "do" in members else self._look(members))
+            except (DecodeError, ConfigurationError) as error:
                 await self._answer(stream, to_line({"error": str(error)}))
                 return str(error)
-            self._asked.pop(scope, None)
-            self._asked[scope] = trio.current_time()
-            if not await self._answer(stream, await self._look(limit)):
+            if not await self._answer(stream, answer):
                 return f"it has not taken its answer within {PATIENCE} s"
 
-    async def _look(self, limit: int) -> bytes:
+    async def _obey(self, members: Mapping[str, Any]) -> bytes:
+        """Carry out a command."""
+        command = self.commands.get(members["do"]) if isinstance(members["do"], str) else None
+        if command is None:
+            raise DecodeError(f"this program has no command {members['do']!r}")
+        return to_line(await command(members))
+
+    async def _look(self, members: Mapping[str, Any]) -> bytes:
         """Take a snapshot, then rest for as long as it took."""
+        limit = members.get("limit", MOST_ACTORS)
+        if type(limit) is not int or limit < 1:
+            raise DecodeError(f"limit is a number of actors, 1 or more, not {limit!r}")
         async with self._looking:
             await trio.sleep_until(self._rest_until)
+            nodes = await ask_nodes(self.system, limit)
             began = trio.current_time()
-            line = to_line(take_snapshot(self.system, limit=limit).to_json())
+            snapshot = take_snapshot(self.system, limit=limit).to_json()
+            line = to_line({**snapshot, "nodes": nodes} if nodes else snapshot)
             now = trio.current_time()
             self._rest_until = now + (now - began)
             return line
@@ -135,15 +152,19 @@ class Console(Actor[Any]):
 
 
 @asynccontextmanager
-async def serve_console(system: ActorSystem, path: str | os.PathLike[str]) -> AsyncIterator[str]:
+async def serve_console(
+    system: ActorSystem, path: str | os.PathLike[str], *, commands: Mapping[str, Command] | None = None
+) -> AsyncIterator[str]:
     """Let ``levada top PATH`` look at `system` while the block lasts.
 
-    Only this user can open the socket (mode 0600).  Clients see names, classes and counts, never a message,
-    and can change nothing.  Within an actor: ``await self.enter(serve_console(self.system, path))``.
+    Only this user can open the socket (mode 0600).  Clients see names, classes and counts, never a message, and can change nothing
+    but by `commands`.  Within an actor: ``await self.enter(serve_console(self.system, path))``.
 
     Args:
         system: has been entered.
         path: of the socket; the socket of a dead program is replaced.
+        commands: what a client may request by ``{"do": name}``; each is called with the request and returns the answer, or raises
+            `ConfigurationError` for the client.
 
     Yields:
         The path.
@@ -155,7 +176,7 @@ async def serve_console(system: ActorSystem, path: str | os.PathLike[str]) -> As
     path = os.fspath(path)
     with _bound(path) as listening:
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
-        console = system.spawn(Console, listener)
+        console = system.spawn(Console, listener, commands or {})
         try:
             yield path
         finally:

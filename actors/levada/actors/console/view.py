@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Literal, TextIO, get_args
 
+import attrs
+
 from levada.transports.text import printable
 
-from .snapshot import Row, Snapshot, take_snapshot
+from .snapshot import NodeSnapshot, Row, Snapshot, take_snapshot
 
 if TYPE_CHECKING:
     from levada.framework import ActorSystem
@@ -63,8 +66,12 @@ def headline(snapshot: Snapshot) -> list[str]:
         f"{counts.restarts:,} restarts, {counts.dead_letters:,} dead letters, {counts.slow_turns:,} slow turns",
         f"wait for a turn: 50 % below {q['queue_50']}, 99 % {q['queue_99']}; a turn: 50 % {q['turn_50']}, 99 % {q['turn_99']}",
     ]
-    if snapshot.hidden:
-        lines.append(f"{snapshot.hidden:,} actors and those below them are not shown (raise the limit)")
+    if snapshot.nodes:
+        states = Counter(node.state for node in snapshot.nodes)
+        lines.append(f"nodes: {', '.join(f'{count} {state}' for state, count in states.items())}")
+    hidden = snapshot.hidden + sum(node.snapshot.hidden for node in snapshot.nodes if node.snapshot is not None)
+    if hidden:
+        lines.append(f"{hidden:,} actors and those below them are not shown (raise the limit)")
     return lines
 
 
@@ -79,17 +86,23 @@ def table(
         sort: see `SORTS`.
         depth: levels below the root that are shown; ``None``: all.
     """
-    rates = _rates(snapshot, previous)
-    keys: dict[Sort, Callable[[Row], float]] = {
-        "queue": lambda row: row.depth,
-        "age": lambda row: row.age,
-        "handled": lambda row: row.handled,
-        "rate": lambda row: rates.get(row.path, 0.0),
-        "restarts": lambda row: row.restarts,
+    rows = _rows(snapshot, previous)
+    before = {node.name: node.snapshot for node in previous.nodes} if previous is not None else {}
+    for node in snapshot.nodes:
+        rows.append((_node_row(node), None))
+        if node.snapshot is not None:
+            # The node's own row stands for its root.
+            rows += _rows(node.snapshot, before.get(node.name), node.name)[1:]
+    rows = [(row, rate) for row, rate in rows if depth is None or row.level <= depth]
+    keys: dict[Sort, Callable[[tuple[Row, float | None]], float]] = {
+        "queue": lambda entry: entry[0].depth,
+        "age": lambda entry: entry[0].age,
+        "handled": lambda entry: entry[0].handled,
+        "rate": lambda entry: entry[1] or 0.0,
+        "restarts": lambda entry: entry[0].restarts,
     }
-    rows = [row for row in snapshot.actors if depth is None or row.level <= depth]
     if sort == "path":
-        rows.sort(key=lambda row: row.path)
+        rows.sort(key=lambda entry: entry[0].path)
     elif sort != "tree":
         rows.sort(key=keys[sort], reverse=True)
     return [
@@ -100,13 +113,38 @@ def table(
             f"{row.depth:,}",
             duration(row.age) if row.age else "",
             f"{row.handled:,}",
-            f"{rates[row.path]:,.0f}" if row.path in rates else "",
+            "" if rate is None else f"{rate:,.0f}",
             f"{row.restarts:,}" if row.restarts else "",
             _doing(row),
             printable(row.about),
         )
-        for row in rows
+        for row, rate in rows
     ]
+
+
+def _rows(snapshot: Snapshot, previous: Snapshot | None, node: str = "") -> list[tuple[Row, float | None]]:
+    """Return the rows of one process and the messages handled per second, if they are known."""
+    rates = _rates(snapshot, previous)
+    return [(attrs.evolve(row, path=node + row.path), rates.get(row.path)) for row in snapshot.actors]
+
+
+def _node_row(node: NodeSnapshot) -> Row:
+    about = node.error or f"process {node.pid}{f' on {node.host}' if node.host else ''}"
+    return Row(
+        level=0,
+        path=node.name,
+        kind="node",
+        state=node.state,
+        depth=0,
+        age=0.0,
+        handled=0 if node.snapshot is None else sum(row.handled for row in node.snapshot.actors),
+        restarts=node.restarts,
+        handler=None,
+        where=None,
+        waits_for=(),
+        hidden=0 if node.snapshot is None else node.snapshot.actors[0].hidden,
+        about=about,
+    )
 
 
 def _rates(snapshot: Snapshot, previous: Snapshot | None) -> dict[str, float]:
