@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from levada.actors import cli
-from levada.actors.cli.serve import find
+from levada.actors.apps import find
 from levada.actors.interop.certificates import make_certificates
 
 pytestmark = pytest.mark.loopback

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
-import importlib
 import inspect
 import logging
 import math
-import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -20,6 +17,7 @@ from typing import Any, Literal, cast
 import trio
 
 from levada.actors import protocols
+from levada.actors.apps import App, find, listed
 from levada.actors.authentication import Authenticate
 from levada.actors.authenticators import BearerTokens, CertificateNames
 from levada.framework import Actor, ActorSystem
@@ -31,10 +29,7 @@ from . import Subparsers
 from .health import serve_health
 from .signals import RELOAD, late_ones_dropped
 
-__all__ = ["App", "add_parser", "find", "run"]
-
-App = Callable[[ActorSystem], AbstractAsyncContextManager[Any]]
-"""Serves until the block is left; yields its listeners, one or several, or None."""
+__all__ = ["add_parser", "run"]
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -102,41 +97,6 @@ def run(args: argparse.Namespace) -> int:
     app = _handler_app(found, args) if args.url else _app(found, args)
     with _logs_on_stderr(args.log), late_ones_dropped(RELOAD) as numbers:
         return trio.run(_Run(app, args).main, numbers)
-
-
-def find(target: str) -> Any:
-    """Import the object of ``module:name``.
-
-    Raises:
-        ConfigurationError: there is no such module, or nothing of that name in it. Other errors of the module pass through.
-
-    Example:
-        >>> find("math:sqroot")
-        Traceback (most recent call last):
-        ...
-        levada.framework.errors.ConfigurationError: nothing is named 'sqroot' in module math; is it 'sqrt'?
-    """
-    name, colon, attribute = target.partition(":")
-    if not colon or not all(part.isidentifier() for part in (*name.split("."), *attribute.split("."))):
-        raise ConfigurationError(f"expected MODULE:NAME, as in desk:app or shop.desk:app, got {target!r}")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found: Any = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # it is there, and something that it imports is not
-        raise ConfigurationError(
-            f"no module named {error.name!r} in {os.getcwd()} or among the installed packages"
-        ) from None
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            where = found.__name__ if inspect.isclass(found) else f"module {name}"
-            near = difflib.get_close_matches(part, dir(found), 1)
-            hint = f"; is it {near[0]!r}?" if near else ""
-            raise ConfigurationError(f"nothing is named {part!r} in {where}{hint}")
-        found = getattr(found, part)
-    return found
 
 
 def _is_app(found: Any) -> bool:
@@ -283,7 +243,7 @@ class _Run:
                     f"{self._args.target} gave {context!r}, expected an async context manager (is it decorated?)"
                 )
             async with context as listeners:
-                self._listeners = _listed(listeners)
+                self._listeners = listed(listeners)
                 if not self._end.is_set():
                     self._state = "serving"
                     for listener in self._listeners:
@@ -320,14 +280,6 @@ class _Run:
             statistics = self._system.statistics()
             facts |= {name: getattr(statistics, name) for name in ("actors", "failures", "restarts", "dead_letters")}
         return self._state == "serving", facts
-
-
-def _listed(listeners: Any) -> list[protocols.Served]:
-    found = [] if listeners is None else list(listeners) if isinstance(listeners, Iterable) else [listeners]
-    for listener in found:
-        if not hasattr(listener, "url"):
-            raise ConfigurationError(f"an app yields its listeners, one or several, or nothing; not {listener!r}")
-    return found
 
 
 @contextlib.contextmanager

@@ -20,9 +20,9 @@ import attrs
 import trio
 from attrs import validators as v
 
-from levada.framework.errors import ConfigurationError, ConnectionLost, IdleTimeout
+from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost, IdleTimeout
 from levada.transports.carriers.admission import Admission
-from levada.transports.carriers.contracts import CarrierInfo
+from levada.transports.carriers.contracts import ByteStream, CarrierInfo
 from levada.transports.carriers.sockets import ListeningAddress, open_sockets, remove_file
 from levada.transports.carriers.streams import (
     JoinedStream,
@@ -34,7 +34,7 @@ from levada.transports.carriers.streams import (
     split_url,
 )
 
-__all__ = ["UnixConfig", "UnixListener", "dial", "listen"]
+__all__ = ["HandedListener", "UnixConfig", "UnixListener", "dial", "listen", "over"]
 
 _UCRED = struct.Struct("3i")  # struct ucred of Linux: pid, uid, gid
 
@@ -127,6 +127,63 @@ async def _connect(path: str) -> trio.SocketStream:
             return raw
         await trio.sleep(pause)
         pause = min(2 * pause, 0.1)
+
+
+def over(socket: stdlib_socket.socket, peer: str, config: UnixConfig | None = None) -> JoinedStream:
+    """Make a stream of one end of a socket pair. The socket belongs to the stream from now on.
+
+    Args:
+        socket: one end of ``socket.socketpair()``.
+        peer: what to call the process at the other end, in logs and in `CarrierInfo.peer`.
+        config: watermark and time limits.
+    """
+    raw = trio.SocketStream(trio.socket.from_stdlib_socket(socket))
+    info = CarrierInfo(scheme="unix", local="socket pair", peer=peer)
+    return _UnixStream(raw, raw.socket, info, config or UnixConfig())
+
+
+class HandedListener:
+    """A `Listener` of byte streams that the program hands it, such as ends of socket pairs (`over`).
+
+    Args:
+        room: streams that may wait for `accept`.
+    """
+
+    url = "unix:"
+    """It has no address."""
+
+    def __init__(self, room: int) -> None:
+        self._ready: Ready[ByteStream] = Ready(room)
+
+    async def hand(self, stream: ByteStream) -> None:
+        """Let `accept` return a stream; waits for room.
+
+        Raises:
+            ConnectionClosed: the listener is closed. The stream was aborted.
+
+        Cancellation:
+            the stream was aborted.
+        """
+        try:
+            await self._ready.reserve()
+            self._ready.put(stream)
+        except trio.ClosedResourceError:
+            self._ready.release()
+            stream.abort()
+            raise ConnectionClosed("this side closed the listener") from None
+        except BaseException:
+            stream.abort()
+            raise
+
+    async def accept(self) -> ByteStream:
+        """Wait for the next stream."""
+        return await self._ready.take(self.url)
+
+    async def aclose(self) -> None:
+        """Stop accepting, and cut off streams that were not accepted."""
+        for stream in self._ready.close():
+            stream.abort()
+        await trio.lowlevel.checkpoint()
 
 
 @asynccontextmanager

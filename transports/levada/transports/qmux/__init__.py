@@ -20,7 +20,7 @@ from .codes import TransportError, error_name
 from .config import QmuxConfig
 from .connection import QmuxConnection
 from .core import QmuxCore
-from .entry import dial, listen
+from .entry import dial, dial_over, listen, listen_over
 from .events import (
     DatagramReceived,
     DatagramRoom,
@@ -44,6 +44,6 @@ from .stream import QmuxStream
 __all__ = [
     "DatagramReceived", "DatagramRoom", "Ended", "Established", "Event", "Parameters", "QmuxConfig", "QmuxConnection",
     "QmuxCore", "QmuxIncoming", "QmuxListener", "QmuxStream", "StreamAcked", "StreamData", "StreamFlushed", "StreamOpened",
-    "StreamOver", "StreamReset", "StreamRoom", "StreamStopped", "StreamsAllowed", "TransportError", "dial", "error_name",
-    "listen",
+    "StreamOver", "StreamReset", "StreamRoom", "StreamStopped", "StreamsAllowed", "TransportError", "dial", "dial_over",
+    "error_name", "listen", "listen_over",
 ]  # fmt: skip

@@ -15,7 +15,7 @@ import trio
 
 from levada.framework.errors import ConfigurationError, ConnectionLost
 from levada.transports.carriers import memory, tcp, tls, unix
-from levada.transports.carriers.contracts import ByteStream
+from levada.transports.carriers.contracts import ByteStream, CarrierInfo, Listener
 from levada.transports.carriers.streams import plain_nursery
 from levada.transports.carriers.websocket_config import Refusal, UpgradeRequest, WebSocketConfig
 
@@ -28,7 +28,7 @@ from .listener import QmuxListener
 if TYPE_CHECKING:  # an extra
     from levada.transports.carriers.websocket_stream import WebSocketStream
 
-__all__ = ["dial", "listen"]
+__all__ = ["dial", "dial_over", "listen", "listen_over"]
 
 _PREFIX: Final = "qmux+"
 _SETTINGS: Final[dict[str, type[Any]]] = {
@@ -158,9 +158,32 @@ async def dial(url: str, config: QmuxConfig | None = None) -> AsyncIterator[Qmux
         except BaseException:
             below.abort()
             raise
-        async with QmuxConnection(below, info, config, is_client=True, since=trio.current_time()) as connection:
-            await connection.handshake()
+        async with _open(below, info, config) as connection:
             yield connection
+
+
+@asynccontextmanager
+async def _open(below: Below, info: CarrierInfo, config: QmuxConfig) -> AsyncIterator[QmuxConnection]:
+    async with QmuxConnection(below, info, config, is_client=True, since=trio.current_time()) as connection:
+        await connection.handshake()
+        yield connection
+
+
+def dial_over(stream: ByteStream, config: QmuxConfig | None = None) -> AbstractAsyncContextManager[QmuxConnection]:
+    """Open a connection as the client, over a byte stream that the program has, such as `levada.transports.carriers.unix.over`.
+
+    Leaving the block drains for up to 5 s and closes the stream.
+
+    Args:
+        stream: belongs to the connection from now on.
+        config: its field `below` is not used.
+
+    Raises:
+        ConnectionLost: the other end is gone, or speaks no QMux.
+        IdleTimeout: it did not answer in time.
+    """
+    info = attrs.evolve(stream.info, scheme=_PREFIX + stream.info.scheme)
+    return _open(OverBytes(stream), info, config or QmuxConfig())
 
 
 async def _upgrade(settings: WebSocketConfig, path: str | None, stream: ByteStream, left: float) -> WebSocketStream:
@@ -200,11 +223,32 @@ async def listen(url: str, config: QmuxConfig | None = None) -> AsyncIterator[Qm
         _check_loopback(scheme, real.netloc, config)
         # Not by `geturl`, which writes a path without an authority as in "unix:/run/desk".
         found = f"{_PREFIX}{scheme}://{real.netloc}{real.path or parts.path}"
-        listener = QmuxListener(streams, found, config, backlog=settings.backlog, upgrade=upgrade)
-        async with plain_nursery() as nursery:
-            nursery.start_soon(listener.serve, nursery)
-            try:
-                yield listener
-            finally:
-                with trio.CancelScope(shield=True):
-                    await listener.aclose()
+        async with _serving(
+            QmuxListener(streams, found, config, backlog=settings.backlog, upgrade=upgrade)
+        ) as listener:
+            yield listener
+
+
+@asynccontextmanager
+async def _serving(listener: QmuxListener) -> AsyncIterator[QmuxListener]:
+    async with plain_nursery() as nursery:
+        nursery.start_soon(listener.serve, nursery)
+        try:
+            yield listener
+        finally:
+            with trio.CancelScope(shield=True):
+                await listener.aclose()
+
+
+def listen_over(
+    below: Listener[ByteStream], config: QmuxConfig | None = None
+) -> AbstractAsyncContextManager[QmuxListener]:
+    """Take clients from a listener of byte streams, such as a `levada.transports.carriers.unix.HandedListener`.
+
+    Leaving the block closes the listener; accepted connections live on.
+
+    Args:
+        below: belongs to the new listener from now on.
+        config: its field `below` is not used.
+    """
+    return _serving(QmuxListener(below, _PREFIX + below.url, config or QmuxConfig(), backlog=1024))

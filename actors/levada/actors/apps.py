@@ -1,0 +1,123 @@
+"""Apps: async generator functions of an actor system that serve until they are told to end, and yield their listeners.
+
+``levada serve`` runs one app in one process, `levada.actors.nodes` runs it in many.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+from levada.actors.protocols import Served
+from levada.framework import ActorSystem
+from levada.framework.errors import ConfigurationError
+
+__all__ = ["App", "app_of", "find", "importable", "listed"]
+
+App = Callable[[ActorSystem], AbstractAsyncContextManager[Any]]
+"""Serves until the block is left; yields its listeners, one or several, or None."""
+
+
+def find(target: str) -> Any:
+    """Import the object of ``module:name``.
+
+    Raises:
+        ConfigurationError: there is no such module, or nothing of that name in it. Other errors of the module pass through.
+
+    Example:
+        >>> find("math:sqroot")
+        Traceback (most recent call last):
+        ...
+        levada.framework.errors.ConfigurationError: nothing is named 'sqroot' in module math; is it 'sqrt'?
+    """
+    name, colon, attribute = target.partition(":")
+    if not colon or not all(part.isidentifier() for part in (*name.split("."), *attribute.split("."))):
+        raise ConfigurationError(f"expected MODULE:NAME, as in desk:app or shop.desk:app, got {target!r}")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # it is there, and something that it imports is not
+        raise ConfigurationError(
+            f"no module named {error.name!r} in {os.getcwd()} or among the installed packages"
+        ) from None
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            where = found.__name__ if inspect.isclass(found) else f"module {name}"
+            near = difflib.get_close_matches(part, dir(found), 1)
+            hint = f"; is it {near[0]!r}?" if near else ""
+            raise ConfigurationError(f"nothing is named {part!r} in {where}{hint}")
+        found = getattr(found, part)
+    return found
+
+
+def app_of(found: Any, target: str) -> App:
+    """Return an app as a function that gives a context.
+
+    Args:
+        found: an async generator function, or a function that gives an async context manager.
+        target: its name, for the error.
+
+    Raises:
+        ConfigurationError: it is neither.
+    """
+    if inspect.isasyncgenfunction(found):
+        return asynccontextmanager(found)
+    gives: App = found
+    if not callable(found) or inspect.iscoroutinefunction(found) or inspect.isclass(found):
+        raise ConfigurationError(
+            f"{target} is no app: an app is an async generator function of the system that yields its listeners, not {found!r}"
+        )
+    return gives
+
+
+def importable(thing: Any) -> str:
+    """Return ``module:name`` of a function or class that another process can import.
+
+    Args:
+        thing: the function or class, or already such a text.
+
+    Raises:
+        ConfigurationError: it is in the program's main module or inside a function, or it has no name.
+
+    Example:
+        >>> from collections import OrderedDict
+        >>> importable(OrderedDict)
+        'collections:OrderedDict'
+    """
+    name = (
+        thing if isinstance(thing, str) else f"{getattr(thing, '__module__', '')}:{getattr(thing, '__qualname__', '')}"
+    )
+    module, colon, attribute = name.partition(":")
+    if module in ("__main__", "__mp_main__"):
+        raise ConfigurationError(
+            f"{attribute} is in the main module, which other processes cannot import: move it into a module of its own"
+        )
+    if "<" in attribute:
+        raise ConfigurationError(
+            f"{attribute} is inside a function, so other processes cannot import it: move it to the top of its module"
+        )
+    if not colon or not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
+        raise ConfigurationError(f"expected something that can be imported, or MODULE:NAME, got {thing!r}")
+    return name
+
+
+def listed(listeners: Any) -> list[Served]:
+    """Return what an app yields as a list.
+
+    Raises:
+        ConfigurationError: it is neither listeners nor None.
+    """
+    found = [] if listeners is None else list(listeners) if isinstance(listeners, Iterable) else [listeners]
+    for listener in found:
+        if not hasattr(listener, "url"):
+            raise ConfigurationError(f"an app yields its listeners, one or several, or nothing; not {listener!r}")
+    return found

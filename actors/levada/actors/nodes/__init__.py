@@ -1,0 +1,25 @@
+"""Nodes: one actor system on many processes.
+
+A *driver* starts *nodes*, processes that each run an actor system of their own. Actors on all of them send each other messages by
+ordinary refs. `local_nodes` starts child processes, `spark_nodes` runs nodes as Spark tasks.
+
+Example:
+    ```python
+    async with ActorSystem() as system, local_nodes(system, 4, "shop.workers:app") as nodes:
+        worker = await nodes.spawn(Worker, on="any")
+        print(await worker.ask(Work(7)))
+    ```
+"""
+
+from __future__ import annotations
+
+from .fleet import Nodes, nodes_of
+from .local import local_nodes
+from .messages import Member, MemberState, NodeDown, NodeLost, NodeUp
+from .node import Launcher, Process, Run
+from .settings import NodeSettings
+
+__all__ = [
+    "Launcher", "Member", "MemberState", "NodeDown", "NodeLost", "NodeSettings", "NodeUp", "Nodes", "Process", "Run", "local_nodes",
+    "nodes_of",
+]  # fmt: skip

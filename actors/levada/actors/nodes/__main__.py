@@ -1,0 +1,119 @@
+"""``python -m levada.actors.nodes NAME CONNECTION HEARTBEAT``: a node as a child process; `local_nodes` runs it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from functools import partial
+
+import trio
+
+from levada.framework.errors import LevadaError
+from levada.transports.carriers import unix
+from levada.transports.qmux import dial_over
+
+from .body import run_node
+from .fleet import QMUX
+from .heart import ORPHANED, Heart, exit_within
+from .messages import Welcome
+
+__all__ = ["main"]
+
+_LEVELS = ((logging.ERROR, "<3>"), (logging.WARNING, "<4>"), (logging.INFO, "<6>"))
+
+
+class _Marked(logging.Formatter):
+    """Begins each line with its level, as syslog does, so that the driver logs it as what it was."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        mark = next((mark for level, mark in _LEVELS if record.levelno >= level), "<7>")
+        return "\n".join(mark + line for line in super().format(record).splitlines())
+
+
+class _Process:
+    """This process as a node."""
+
+    def __init__(self, name: str, connection: socket.socket, heartbeat: socket.socket) -> None:
+        self._name = name
+        self._connection = connection
+        self._grace = 1.0
+        self._lost = ""
+        self._life = trio.CancelScope()
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._heart = Heart(heartbeat, self._driver_lost)
+
+    def _driver_lost(self, reason: str) -> None:
+        """End without draining; called in the heart's thread."""
+        self._lost = reason
+        exit_within(self._grace)
+        if self._token is not None:
+            try:
+                self._token.run_sync_soon(self._life.cancel)
+            except trio.RunFinishedError:
+                pass
+
+    def _settle(self, welcome: Welcome) -> None:
+        self._grace = welcome.grace
+        self._heart.settle(welcome.beat, welcome.silence)
+        sys.path[:] = welcome.path
+        logging.getLogger().setLevel(welcome.log_level)
+        if welcome.nice:
+            os.nice(welcome.nice)
+        if welcome.affinity:
+            os.sched_setaffinity(0, welcome.affinity)
+        if welcome.rlimits:
+            import resource
+
+            for limit, value in welcome.rlimits.items():
+                resource.setrlimit(getattr(resource, limit), (value, value))
+
+    async def run(self) -> None:
+        """Run until told to end."""
+        self._token = trio.lowlevel.current_trio_token()
+        with self._life, trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+            if self._lost:
+                self._life.cancel()
+            async with trio.open_nursery() as nursery:
+                end = trio.Event()
+                nursery.start_soon(self._obey, signals, end)
+                opens = partial(dial_over, unix.over(self._connection, "the driver"), QMUX)
+                await run_node(opens, name=self._name, end=end, settle=self._settle, lost=exit_within)
+                nursery.cancel_scope.cancel()
+
+    async def _obey(self, signals: AsyncIterator[int], end: trio.Event) -> None:
+        async for _ in signals:
+            if end.is_set():
+                self._life.cancel()
+            end.set()
+
+
+def main(arguments: list[str]) -> int:
+    """Run a node; returns the exit code: 0 drained, 1 failed, 70 lost its driver."""
+    name, connection, heartbeat = arguments
+    numbers = int(connection), int(heartbeat)
+    for number in numbers:
+        os.set_inheritable(number, False)  # processes that the app starts must not keep them open
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Marked("%(name)s: %(message)s"))
+    logging.getLogger().addHandler(handler)
+    process = _Process(name, *(socket.socket(fileno=number) for number in numbers))
+    try:
+        trio.run(process.run)
+    except BaseExceptionGroup as group:
+        _, rest = group.split(ConnectionError)
+        if rest is None:
+            return ORPHANED
+        errors = rest.exceptions
+        if len(errors) == 1 and isinstance(errors[0], LevadaError):
+            logging.getLogger("levada.actors.nodes").error("%s", errors[0])
+            return 1
+        raise
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

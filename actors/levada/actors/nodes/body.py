@@ -1,0 +1,282 @@
+"""A node's side: connect to the driver, run the app, obey, end with the connection."""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+import socket
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from importlib.metadata import version
+from typing import Any, TypeVar
+
+import trio
+
+from levada.actors.apps import app_of, find, listed
+from levada.actors.aqueduct import Peer, PeerConfig, connect_over
+from levada.framework import (
+    Actor,
+    ActorSystem,
+    Failed,
+    MailboxPolicy,
+    Normal,
+    OneshotReceiver,
+    OneshotSender,
+    Ref,
+    Supervision,
+    Supervisor,
+    child,
+    handles,
+    oneshot,
+)
+from levada.framework.errors import ActorError, ChannelError, ConfigurationError, ConnectionLost, RemoteFailure
+from levada.framework.supervisor import StartChild
+
+from .fleet import Nodes
+from .messages import (
+    AppFailed,
+    Changed,
+    Drain,
+    DrainOf,
+    Hello,
+    Leaving,
+    LookupOn,
+    MemberState,
+    NodeLost,
+    Ready,
+    Refused,
+    Restart,
+    Spawn,
+    SpawnOn,
+    Welcome,
+    fingerprints,
+)
+from .node import control_schema
+from .orders import actor_class, mailbox_of, policy_of, spawn_order
+
+__all__ = ["NodeSide", "run_node"]
+
+T = TypeVar("T")
+Opens = Callable[[], AbstractAsyncContextManager[Any]]
+
+
+async def run_node(
+    opens: Opens,
+    *,
+    name: str,
+    end: trio.Event,
+    settle: Callable[[Welcome], None] = lambda _: None,
+    lost: Callable[[float], None] = lambda _: None,
+) -> None:
+    """Run one start of a node; returns when it has drained.
+
+    Args:
+        opens: connects to the driver, as the client of an Aqueduct connection.
+        name: of the node, for logs until the driver has answered.
+        end: setting it drains the node; so does the driver's order.
+        settle: applies what the driver says about this process, before the app is imported.
+        lost: called when the driver is gone, with the seconds after which this process must have ended.
+
+    Raises:
+        ConnectionLost: the driver has ended or has cut the connection; the actors have ended, without draining.
+        NodeLost: the driver does not want this node, or the app failed, of which the driver knows.
+    """
+    gone = False
+    failure: NodeLost | None = None
+
+    async def follow(peer: Peer[Hello], node: _Body) -> None:
+        nonlocal gone
+        await peer.terminated()
+        gone = True
+        lost(node.grace)
+        life.cancel()
+
+    with trio.CancelScope() as life:
+        async with (
+            ActorSystem(name) as system,
+            connect_over(system, opens, Hello, PeerConfig(), expose=lambda _: True) as peer,
+            trio.open_nursery() as nursery,
+        ):
+            node = _Body(system, peer, end, settle)
+            nursery.start_soon(follow, peer, node)
+            failure = await node.run()
+            nursery.cancel_scope.cancel()
+    if gone:
+        raise ConnectionLost("the driver has ended, or has cut the connection")
+    if failure is not None:
+        raise failure
+
+
+class _Body:
+    def __init__(
+        self, system: ActorSystem, peer: Peer[Hello], end: trio.Event, settle: Callable[[Welcome], None]
+    ) -> None:
+        self._system = system
+        self._peer = peer
+        self._end = end
+        self._settle = settle
+        self.grace = 1.0
+
+    async def run(self) -> NodeLost | None:
+        """Run the app until the end; return what went wrong."""
+        system, failure = self._system, None
+        node_id = secrets.token_bytes(16)
+        control = system.spawn(Control, self._end)
+        answer: OneshotSender[Welcome | Refused]
+        answered: OneshotReceiver[Welcome | Refused]
+        answer, answered = oneshot(Welcome | Refused, name="welcome")
+        hello = Hello(
+            node_id=node_id,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            python=platform.python_version(),
+            version=version("levada"),
+            schema=control_schema(),
+            url="",
+            control=control,
+            answer=answer,
+        )
+        await self._peer.send(hello)
+        try:
+            welcome = await answered
+        except ChannelError as error:
+            raise ConnectionLost("the driver has not answered") from error
+        if isinstance(welcome, Refused):
+            return NodeLost(f"refused by the driver: {welcome.text}")
+        system.name = welcome.name
+        self.grace = welcome.grace
+        side = NodeSide(system, node_id, welcome)
+        control.tell(_Settled(side))
+        try:
+            self._settle(welcome)
+            async with app_of(find(welcome.app), welcome.app)(system) as listeners:
+                urls = [listener.url for listener in listed(listeners)]
+                refusal = await welcome.node.ask(Ready(urls, fingerprints()), timeout=None)
+                if refusal:
+                    return NodeLost(f"refused by the driver: {refusal}")
+                await self._end.wait()
+                # Before any actor ends, so that the driver knows why they do.
+                await welcome.node.ask(Leaving(), timeout=None)
+        except Exception as error:  # noqa: BLE001 - the app's error is the driver's to report
+            text = f"{type(error).__name__}: {error}"
+            failure = NodeLost(text, node=welcome.name)
+            welcome.node.tell(AppFailed(text[:1000], "".join(traceback.format_exception(error))[-20_000:]))
+        control.stop()
+        await control.terminated()
+        return failure
+
+
+class _Settled:
+    """The driver has answered."""
+
+    def __init__(self, side: NodeSide) -> None:
+        self.side = side
+
+
+class Control(Actor[Spawn | Changed | Drain | _Settled]):
+    """Obeys the driver. The parent of the actors that it has started here."""
+
+    end: trio.Event
+
+    def __attrs_post_init__(self) -> None:
+        self.side: NodeSide | None = None
+
+    @handles
+    def settled(self, m: _Settled) -> None:
+        """Take what the driver says of other nodes."""
+        self.side = m.side
+
+    @handles
+    def drain(self, m: Drain) -> None:
+        """End in order."""
+        self.end.set()
+
+    @handles
+    def changed(self, m: Changed) -> None:
+        """Note what another node is now."""
+        if self.side is not None:
+            self.side.changed(m)
+
+    @handles
+    async def spawn_here(self, m: Spawn) -> Ref[Any] | None:
+        """Start an actor; an error is the caller's."""
+        try:
+            if self.end.is_set():
+                raise ActorError(f"{self.system.name} is draining")
+            cls, mailbox = actor_class(m.cls), mailbox_of(m.mailbox)
+            if m.policy is None:
+                return self.spawn(cls, *m.args, mailbox=mailbox)
+            spec = child(cls, *m.args, mailbox=mailbox, supervise=policy_of(m.policy))
+            # Its own supervisor, so that an actor that fails too often ends nothing else.
+            supervisor = self.spawn(Supervisor)
+            try:
+                ref: Ref[Any] = await supervisor.ask(StartChild(spec), timeout=None)
+            except BaseException:
+                supervisor.stop()
+                raise
+            ref.on_stopped(supervisor.stop)
+            return ref
+        except Exception as error:  # noqa: BLE001 - it is the asker's
+            self.reply_later().fail(error)
+            return None
+
+
+class NodeSide(Nodes):
+    """A fleet as one of its nodes has it."""
+
+    def __init__(self, system: ActorSystem, node_id: bytes, welcome: Welcome) -> None:
+        super().__init__(system, node_id)
+        self.name = welcome.name
+        """The name of this node."""
+        self.index = welcome.index
+        """Its number, from 0 on."""
+        self._coordinator = welcome.coordinator
+        for member in welcome.members:
+            self.directory.change(member)
+
+    def changed(self, news: Changed) -> None:
+        """Note what a node is now."""
+        member = news.member
+        if member.state is not MemberState.DOWN or not news.lost:
+            self.directory.change(member, Normal())
+            return
+        lost = NodeLost(news.lost, node=member.name, exit_code=news.exit_code, signal=news.signal)
+        self.directory.change(member, Failed(lost))
+
+    async def _ask(self, question: Any, timeout: float | None) -> Any:
+        try:
+            return await self._coordinator.ask(question, timeout=timeout)
+        except ActorError as error:
+            cause = error.__cause__
+            if isinstance(cause, RemoteFailure) and cause.kind == "ConfigurationError":
+                raise ConfigurationError(cause.detail) from error
+            raise
+
+    async def spawn(
+        self,
+        cls: Callable[..., Actor[T]],
+        *args: Any,
+        on: str | int = "any",
+        name: str | None = None,
+        supervise: Supervision = "stop",
+        mailbox: MailboxPolicy | None = None,
+    ) -> Ref[T]:
+        """Start an actor on a node; see `Nodes.spawn`."""
+        order = spawn_order(cls, args, supervise, mailbox)
+        ref: Ref[T] = await self._ask(SpawnOn(order, on, name), self.system.ask_timeout)
+        return ref
+
+    async def lookup(self, name: str, *, on: str | int) -> Ref[Any]:
+        """Find an actor in the registry of a node; see `Nodes.lookup`."""
+        ref: Ref[Any] = await self._ask(LookupOn(name, on), self.system.ask_timeout)
+        return ref
+
+    async def drain(self, name: str) -> None:
+        """End a node in order; see `Nodes.drain`."""
+        await self._ask(DrainOf(name), None)
+
+    async def restart(self, *, rolling: bool = True) -> None:
+        """Drain and start nodes again; see `Nodes.restart`."""
+        await self._ask(Restart(rolling), None)

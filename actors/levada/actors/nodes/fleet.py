@@ -1,0 +1,491 @@
+"""`Nodes`, what programs use of a fleet; and `Fleet`, which is the driver's.
+
+A system has one fleet. In its driver it is a `Fleet`, which starts nodes and decides; in a node it is a
+`levada.actors.nodes.body.NodeSide`, which asks the driver. `nodes_of` finds either.
+"""
+
+from __future__ import annotations
+
+import secrets
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from typing import Any, Final, Literal, TypeVar
+
+import attrs
+import trio
+
+from levada.actors.apps import importable
+from levada.actors.aqueduct import Listener, PeerConfig, serve_over
+from levada.actors.authentication import Credentials
+from levada.framework import (
+    Actor,
+    ActorSystem,
+    Failed,
+    Identity,
+    MailboxPolicy,
+    Reason,
+    Receiver,
+    Ref,
+    Reply,
+    Supervision,
+    Supervisor,
+    child,
+    current_peer,
+    handles,
+    restart,
+)
+from levada.framework.errors import ActorError, ActorStopped, ConfigurationError, NameTaken
+from levada.framework.supervisor import StartChild, StopChild
+from levada.transports.aqueduct import QMUX_ALPN
+from levada.transports.qmux import QmuxConfig
+
+from .directory import Directory
+from .messages import (
+    Changed,
+    DrainOf,
+    Hello,
+    LookupOn,
+    Member,
+    MemberState,
+    NodeDown,
+    NodeLost,
+    NodeUp,
+    Refused,
+    Restart,
+    Spawn,
+    SpawnOn,
+)
+from .node import DrainNode, Greet, Launcher, Node, Place, Run
+from .orders import policy_of, spawn_order
+from .placing import Placed, Placing
+from .settings import NodeSettings
+
+__all__ = ["QMUX", "Coordinator", "Fleet", "Nodes", "nodes_of"]
+
+T = TypeVar("T")
+
+QMUX: Final = QmuxConfig(
+    protocols=(QMUX_ALPN,), max_streams=4096, max_streams_unidirectional=4096, idle_timeout=0, keepalive=False
+)
+"""For connections whose end the operating system reports: no idle time-out, no pings."""
+
+_ABROAD: Final[Mapping[str, Literal["transient", "temporary"]]] = {
+    "permanent": "transient",
+    "transient": "transient",
+    "temporary": "temporary",
+}
+
+_fleets: weakref.WeakKeyDictionary[ActorSystem, Nodes] = weakref.WeakKeyDictionary()
+"""Written by `Nodes` alone, which also removes its entry."""
+
+
+def nodes_of(system: ActorSystem) -> Nodes:
+    """Return the fleet of a system: of a driver, or of a node, as an app finds it.
+
+    Raises:
+        ConfigurationError: the system has none: it is neither a node nor a driver.
+    """
+    try:
+        return _fleets[system]
+    except KeyError:
+        raise ConfigurationError(
+            f"the system {system.name!r} has no nodes, and is none: start some with local_nodes(…)"
+        ) from None
+
+
+class Nodes:
+    """The nodes of a fleet. `local_nodes` yields it; `nodes_of` finds it in the driver and in each node."""
+
+    def __init__(self, system: ActorSystem, node_id: bytes) -> None:
+        if system in _fleets:
+            raise ConfigurationError(f"the system {system.name!r} has a fleet already")
+        self.system = system
+        self.node_id = node_id
+        """16 random bytes: this process, in this fleet."""
+        self.directory = Directory(system)
+        _fleets[system] = self
+        system.at_end("flush", self._forget)
+
+    async def _forget(self) -> None:
+        _fleets.pop(self.system, None)
+
+    @property
+    def members(self) -> list[Member]:
+        """All nodes, by index, as they are now."""
+        return self.directory.members
+
+    def __getitem__(self, name: str) -> Member:
+        """Return a node as it is now.
+
+        Raises:
+            ConfigurationError: there is none of this name.
+        """
+        return self.directory[name]
+
+    def events(self) -> AbstractAsyncContextManager[Receiver[NodeUp | NodeDown]]:
+        """Receive `NodeUp` and `NodeDown` from now on: ``async with nodes.events() as events``.
+
+        The events also go to the subscribers of ``system.events``. A receiver that takes none while very many come gets
+        `ChannelCancelled`.
+        """
+        return self.directory.events()
+
+    async def spawn(
+        self,
+        cls: Callable[..., Actor[T]],
+        *args: Any,
+        on: str | int = "any",
+        name: str | None = None,
+        supervise: Supervision = "stop",
+        mailbox: MailboxPolicy | None = None,
+    ) -> Ref[T]:
+        """Start an actor on a node.
+
+        Args:
+            cls: an `Actor` class that can be imported, and that the node's app has imported. Its name travels, never code.
+            args: for the class; they must be values that messages can hold.
+            on: the name or the index of a node, or ``"any"``: the nodes that are up take turns.
+            name: registers the actor in the driver's registry.
+            supervise: ``"stop"``, or `restart`: by this policy the actor restarts on its node after a failure, and starts anew,
+                as another ref under the same name, when its node was lost.
+            mailbox: see `bounded`; `conflate` cannot travel.
+
+        Raises:
+            ConfigurationError: the class cannot be imported elsewhere; the node has not imported it; no such node; ``"escalate"``.
+            TypeError, ValueError: an argument cannot travel.
+            NameTaken: another actor has the name.
+            ActorError: the class raised; no node is up.
+            ActorStopped: the node ended meanwhile.
+            AskTimeout: it did not answer within the system's ``ask_timeout``.
+
+        Cancellation:
+            the actor may have been started.
+        """
+        raise NotImplementedError
+
+    async def lookup(self, name: str, *, on: str | int) -> Ref[Any]:
+        """Find an actor in the registry of a node.
+
+        Raises:
+            NameUnknown: no living actor has this name there.
+            ConfigurationError: no such node.
+        """
+        raise NotImplementedError
+
+    async def drain(self, name: str) -> None:
+        """End a node in order: its app ends, open work has `NodeSettings.grace` seconds. It is not started again.
+
+        Raises:
+            ConfigurationError: no such node.
+
+        Cancellation:
+            it goes on ending.
+        """
+        raise NotImplementedError
+
+    async def restart(self, *, rolling: bool = True) -> None:
+        """Drain and start nodes again: new processes, with the app's present code.
+
+        Args:
+            rolling: one after another, each when the one before is up; else all at once.
+
+        Raises:
+            NodeLost: one did not start again; those after it are as they were.
+        """
+        raise NotImplementedError
+
+
+class Fleet(Nodes):
+    """The driver's side of a fleet. Made by `of`."""
+
+    def __init__(self, system: ActorSystem) -> None:
+        super().__init__(system, secrets.token_bytes(16))
+        self._places: dict[str, Place] = {}
+        self._count = 0
+        self._turn = 0
+        self._listeners: list[Listener] = []
+        self.supervisor: Ref[Any] = system.spawn(Supervisor, name="nodes", supervise="escalate")
+        """The parent of all `Node` actors. If a node starts too often, its error comes out of the system's block."""
+        self.coordinator: Ref[Any] = system.spawn(Coordinator, self, supervise=restart("permanent"))
+        """Takes the requests of nodes."""
+        self.directory.watchers.append(self._tell)
+
+    @classmethod
+    def of(cls, system: ActorSystem) -> Fleet:
+        """Return the fleet of a driver; the first call makes it.
+
+        Raises:
+            ConfigurationError: the system is a node's.
+        """
+        known = _fleets.get(system)
+        if known is None:
+            return cls(system)
+        if not isinstance(known, Fleet):
+            raise ConfigurationError(f"{system.name} is a node itself: only its driver starts nodes")
+        return known
+
+    # What launchers use.
+
+    @asynccontextmanager
+    async def serve(
+        self, listening: Callable[[], AbstractAsyncContextManager[Any]], authenticate: Any = None
+    ) -> AsyncIterator[Listener]:
+        """Let nodes connect.
+
+        Args:
+            listening: makes the context of a carrier's listener.
+            authenticate: says which `Run` a connection belongs to, by `Identity.name`; by default the name that the carrier gives
+                the peer, as for a socket pair.
+        """
+        config = PeerConfig()
+        async with serve_over(
+            self.system, listening, self._hello, Hello, config, authenticate=authenticate or _by_address
+        ) as listener:
+            self._listeners.append(listener)
+            try:
+                yield listener
+            finally:
+                self._listeners.remove(listener)
+
+    @asynccontextmanager
+    async def nodes(
+        self, n: int, app: Any, launcher: Launcher, names: Sequence[str] | None, settings: NodeSettings
+    ) -> AsyncIterator[None]:
+        """Run nodes for a block, which begins when all are up; see `levada.actors.nodes.local_nodes`."""
+        places = self._reserve(n, importable(app), launcher, names, settings)
+        try:
+            for place in places:
+                await self._begin(place)
+            await self._begun(places)
+            yield
+            async with trio.open_nursery() as nursery:
+                for place in places:
+                    nursery.start_soon(self._drain, place)
+        finally:
+            with trio.CancelScope(shield=True):
+                for place in places:
+                    await self._end(place)
+
+    def _reserve(
+        self, n: int, app: str, launcher: Launcher, names: Sequence[str] | None, settings: NodeSettings
+    ) -> list[Place]:
+        if n < 1:
+            raise ConfigurationError(f"a fleet has 1 node or more, not {n!r}")
+        wanted = [f"n{self._count + i}" for i in range(n)] if names is None else list(names)
+        if len(wanted) != n or len(set(wanted)) != n:
+            raise ConfigurationError(f"{n} nodes need {n} different names, not {wanted!r}")
+        for name in wanted:
+            if not name.isprintable() or not name or set(name) & set("/#$") or name == "any" or name in self._places:
+                raise ConfigurationError(f"a node cannot be called {name!r}: it is taken, or is no plain name")
+        places = [Place(name, self._count + i, app, launcher, settings) for i, name in enumerate(wanted)]
+        self._count += n
+        self._places.update((place.name, place) for place in places)
+        return places
+
+    async def _begin(self, place: Place) -> None:
+        """Start a node, for the first time or again."""
+        place.begun, place.error = False, None
+        spec = child(Node, self, place, name=place.name, supervise=place.settings.restart)
+        place.ref = await self.supervisor.ask(StartChild(spec), timeout=None)
+
+    async def _begun(self, places: Sequence[Place]) -> None:
+        """Wait until nodes are up.
+
+        Raises:
+            NodeLost: one could not start.
+        """
+
+        def known() -> bool:
+            return any(place.error for place in places) or all(place.begun for place in places)
+
+        await self.directory.until(known)
+        for place in places:
+            if place.error is not None:
+                raise place.error
+
+    async def _drain(self, place: Place) -> None:
+        ref = place.ref
+        if ref is None or not ref.is_alive:
+            return
+        if self.directory[place.name].state is MemberState.DOWN:
+            await self.supervisor.ask(StopChild(place.name), timeout=None)  # it waits to be started again
+            return
+        ref.tell(DrainNode())
+        await ref.terminated()
+
+    async def _end(self, place: Place) -> None:
+        """Make sure that nothing of a node is left, and forget it."""
+        if place.ref is not None and place.ref.is_alive:
+            try:
+                await self.supervisor.ask(StopChild(place.name), timeout=None)
+            except ActorStopped:
+                await place.ref.terminated()  # the supervisor has failed, and its children end with it
+        self._places.pop(place.name, None)
+        if place.name in self.directory:
+            self.directory.remove(place.name)
+
+    # What nodes use.
+
+    async def _hello(self, m: Hello) -> None:
+        peer = current_peer()
+        assert peer is not None
+        assert peer.identity is not None, "every connection has authenticated"
+        run = peer.identity.name
+        place = self._places.get(run.partition("#")[0])
+        answer: Any
+        try:
+            if place is None or place.ref is None:
+                answer = Refused(f"{run} is not expected")
+            else:
+                answer = await place.ref.ask(Greet(run, m), timeout=None)
+        except ActorError as error:
+            answer = Refused(str(error))
+        with m.answer:
+            m.answer.send(answer)
+
+    def cut(self, run: Run) -> None:
+        """Close the connection of a start of a node at once."""
+        for peer in self._peers(run.id):
+            peer.abort()
+
+    def _peers(self, run: str) -> list[Any]:
+        return [
+            peer
+            for listener in self._listeners
+            for peer in listener.peers
+            if peer.identity is not None and peer.identity.name == run
+        ]
+
+    def _tell(self, member: Member, reason: Reason | None) -> None:
+        """Tell the nodes that are up of a change."""
+        error = reason.error if isinstance(reason, Failed) else None
+        news = Changed(member, "")
+        if isinstance(error, NodeLost):
+            news = Changed(member, str(error), error.exit_code, error.signal)
+        for place in self._places.values():
+            if place.control is not None and place.control.is_alive:
+                place.control.tell(news)
+
+    # What programs use.
+
+    def choose(self, on: str | int) -> Place:
+        """Return a node that is up.
+
+        Raises:
+            ActorError: it is not up, or none is.
+            ConfigurationError: there is no such node.
+        """
+        if on == "any":
+            up = [place for place in self._places.values() if self._is_up(place)]
+            if not up:
+                states = ", ".join(f"{member.name} is {member.state.value}" for member in self.members)
+                raise ActorError(f"no node is up: {states or 'there is none'}")
+            self._turn += 1
+            return up[self._turn % len(up)]
+        for place in self._places.values():
+            if on in (place.name, place.index):
+                if not self._is_up(place):
+                    raise ActorError(f"{place.name} is {self.directory[place.name].state.value}")
+                return place
+        raise ConfigurationError(f"there is no node {on!r}; there are: {', '.join(self._places) or 'none'}")
+
+    def _is_up(self, place: Place) -> bool:
+        return (
+            place.control is not None
+            and place.name in self.directory
+            and self.directory[place.name].state is MemberState.UP
+        )
+
+    async def spawn(
+        self,
+        cls: Callable[..., Actor[T]],
+        *args: Any,
+        on: str | int = "any",
+        name: str | None = None,
+        supervise: Supervision = "stop",
+        mailbox: MailboxPolicy | None = None,
+    ) -> Ref[T]:
+        """Start an actor on a node; see `Nodes.spawn`."""
+        return await self.spawn_order(spawn_order(cls, args, supervise, mailbox), on, name)
+
+    async def spawn_order(self, order: Spawn, on: str | int, name: str | None) -> Ref[Any]:
+        """Start the actor that an order describes, watch over it if it has a policy, and register it."""
+        if name is not None and name in self.system.registry:
+            raise NameTaken(f"the name {name!r} is taken", name=name)
+        placing = Placing(self, order, on, name)
+        ref = await placing.start()
+        if order.policy is not None:
+            # Whether a permanent actor restarts when it has ended by itself is the node's to decide.
+            policy = attrs.evolve(policy_of(order.policy, resume=False), kind=_ABROAD[order.policy.kind])
+            self.system.spawn(Supervisor, [child(Placed, placing, supervise=policy)])
+        return ref
+
+    async def lookup(self, name: str, *, on: str | int) -> Ref[Any]:
+        """Find an actor in the registry of a node; see `Nodes.lookup`."""
+        place = self.choose(on)
+        for peer in self._peers(f"{place.name}#{place.starts - 1}"):
+            ref: Ref[Any] = await peer.lookup(name)
+            return ref
+        raise ActorError(f"{place.name} is not connected")
+
+    async def drain(self, name: str) -> None:
+        """End a node in order; see `Nodes.drain`."""
+        await self._drain(self._place(name))
+
+    def _place(self, name: str) -> Place:
+        self.directory[name]  # or its error
+        return self._places[name]
+
+    async def restart(self, *, rolling: bool = True) -> None:
+        """Drain and start nodes again; see `Nodes.restart`."""
+        places = list(self._places.values())
+        for group in [[place] for place in places] if rolling else [places]:
+            async with trio.open_nursery() as nursery:
+                for place in group:
+                    nursery.start_soon(self._drain, place)
+            for place in group:
+                await self._begin(place)
+            await self._begun(group)
+
+
+async def _by_address(credentials: Credentials) -> Identity:
+    return Identity(credentials.info.peer)
+
+
+class Coordinator(Actor[SpawnOn | LookupOn | DrainOf | Restart]):
+    """Does what nodes ask of the driver. None of it holds up the others."""
+
+    fleet: Fleet
+
+    def _answer(self, work: Callable[[], Awaitable[Any]]) -> None:
+        self.start_soon(self._work, work, self.reply_later())
+
+    async def _work(self, work: Callable[[], Awaitable[Any]], reply: Reply[Any]) -> None:
+        try:
+            reply.send(await work())
+        except Exception as error:  # noqa: BLE001 - it is the asker's
+            reply.fail(error)
+
+    @handles
+    def spawn_on(self, m: SpawnOn) -> Ref[Any] | None:
+        """Start an actor."""
+        self._answer(partial(self.fleet.spawn_order, m.spawn, m.on, m.name))
+        return None
+
+    @handles
+    def lookup_on(self, m: LookupOn) -> Ref[Any] | None:
+        """Find an actor."""
+        self._answer(partial(self.fleet.lookup, m.name, on=m.on))
+        return None
+
+    @handles
+    def drain_of(self, m: DrainOf) -> None:
+        """Drain a node."""
+        self._answer(partial(self.fleet.drain, m.name))
+
+    @handles
+    def restart(self, m: Restart) -> None:
+        """Restart all nodes."""
+        self._answer(partial(self.fleet.restart, rolling=m.rolling))

@@ -1,0 +1,167 @@
+"""Heartbeats between a driver and its nodes, from threads of their own, so that a handler that computes is not taken for a hang.
+
+Each node has one socket pair with its driver for nothing else. Both sides write a byte now and then, and read what came:
+
+* The end of the socket tells a node at once that its driver is gone, and so does the driver's silence: it may be stopped (SIGSTOP), or
+  out of reach. `Heart` then calls back, and makes sure that the process ends soon whatever its actors do.
+* The driver learns of a node's end from the operating system. Its `Pulse` only notes when it last heard of each node.
+
+No byte means anything. Only the standard library is imported here.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+__all__ = ["ORPHANED", "Beats", "Heart", "Pulse", "exit_within"]
+
+ORPHANED: Final = 70
+"""The exit code of a node that has lost its driver, and could not end in order in time."""
+_BEAT: Final = b"\0"
+_FIRST_BEAT: Final = 1.0  # seconds, until `Heart.settle` says
+
+
+def exit_within(seconds: float) -> None:
+    """End this process after `seconds`, whatever its actors do. Native code that keeps the interpreter's lock delays it."""
+
+    def end() -> None:
+        time.sleep(seconds)
+        os._exit(ORPHANED)
+
+    threading.Thread(target=end, name="levada exit", daemon=True).start()
+
+
+class Heart:
+    """A node's heartbeat, and its ear for the driver's.
+
+    Args:
+        connection: one end of a socket pair; it belongs to this object from now on.
+        lost: called once, in the heart's thread, with the reason why the driver counts as gone.
+    """
+
+    def __init__(self, connection: socket.socket, lost: Callable[[str], object]) -> None:
+        connection.setblocking(False)
+        self._socket = connection
+        self._lost = lost
+        self._silence: float | None = None
+        self._beat = _FIRST_BEAT
+        threading.Thread(target=self._run, name="levada heart", daemon=True).start()
+
+    def settle(self, beat: float, silence: float) -> None:
+        """Send a byte every `beat` seconds, and give the driver up after `silence` seconds without one."""
+        self._beat, self._silence = beat, silence
+
+    def _run(self) -> None:
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        heard = looked = time.monotonic()
+        reason = ""
+        while not reason:
+            try:
+                self._socket.send(_BEAT)
+            except BlockingIOError:
+                pass  # the driver is stopped
+            except OSError:
+                reason = "the driver has ended"
+                break
+            poll.poll(self._beat * 1000)
+            now = time.monotonic()
+            silence = self._silence
+            if silence is not None and now - looked > silence:
+                # This process was stopped for so long that the driver may have started a successor.
+                reason = f"this process did not run for {now - looked:.1f} s"
+                break
+            looked = now
+            try:
+                if not self._socket.recv(4096):
+                    reason = "the driver has ended"
+                heard = now
+            except BlockingIOError:
+                if silence is not None and now - heard > silence:
+                    reason = f"nothing was heard from the driver for {now - heard:.1f} s"
+            except OSError:
+                reason = "the driver has ended"
+        self._socket.close()
+        self._lost(reason)
+
+
+class Beats:
+    """The heartbeat of one node, as its driver has it."""
+
+    def __init__(self, pulse: Pulse, connection: socket.socket) -> None:
+        self._pulse = pulse
+        self.socket = connection
+        self.heard = time.monotonic()
+        """When the node was last heard."""
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the node was last heard."""
+        return time.monotonic() - self.heard
+
+    def close(self) -> None:
+        """Stop. The node notices."""
+        self._pulse.forget(self)
+
+
+class Pulse:
+    """The thread of a driver that sends heartbeats to nodes and notes theirs: ``with Pulse(beat) as pulse``.
+
+    Args:
+        beat: seconds between two bytes.
+    """
+
+    def __init__(self, beat: float) -> None:
+        self._beat = beat
+        self._lock = threading.Lock()
+        self._nodes: list[Beats] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="levada pulse", daemon=True)
+
+    def __enter__(self) -> Pulse:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        for node in list(self._nodes):
+            node.close()
+
+    def listen(self, connection: socket.socket) -> Beats:
+        """Begin with a node; its socket belongs to the result from now on."""
+        connection.setblocking(False)
+        beats = Beats(self, connection)
+        with self._lock:
+            self._nodes.append(beats)
+        return beats
+
+    def forget(self, beats: Beats) -> None:
+        """Drop a node, and close its socket."""
+        with self._lock:
+            if beats in self._nodes:
+                self._nodes.remove(beats)
+        beats.socket.close()
+
+    def _run(self) -> None:
+        while not self._over.wait(self._beat):
+            with self._lock:
+                for node in self._nodes:
+                    self._exchange(node)
+
+    def _exchange(self, node: Beats) -> None:
+        try:
+            node.socket.send(_BEAT)
+        except OSError:
+            pass  # it is stopped, or has ended, which the operating system tells
+        try:
+            if node.socket.recv(4096):
+                node.heard = time.monotonic()
+        except OSError:
+            pass

@@ -1,0 +1,267 @@
+"""`local_nodes`: nodes that are child processes of the driver."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from functools import partial
+from typing import Any, Final
+
+import trio
+
+from levada.framework import ActorSystem
+from levada.framework.errors import ConfigurationError
+from levada.transports.carriers import unix
+from levada.transports.qmux import listen_over
+from levada.transports.text import printable
+
+from .fleet import QMUX, Fleet, Nodes
+from .heart import Beats, Pulse
+from .messages import NodeLost
+from .node import Run
+from .settings import NodeSettings
+
+__all__ = ["ChildProcesses", "local_nodes"]
+
+logger = logging.getLogger("levada.actors.nodes")
+output = logging.getLogger("levada.actors.nodes.output")
+"""Has the lines that nodes write."""
+
+_LINE: Final = 16 * 1024  # bytes of a line that are logged; the rest of it is dropped
+_KEPT: Final = 5  # lines of stderr that errors show
+_LEVEL: Final = re.compile(rb"<([3-7])>")  # as in syslog; written by `levada.actors.nodes.__main__`
+_LEVELS: Final = {b"3": logging.ERROR, b"4": logging.WARNING, b"6": logging.INFO, b"7": logging.DEBUG}
+_GONE: Final = 5.0  # seconds for a process that was killed; longer only in the kernel's uninterruptible sleep
+
+
+@asynccontextmanager
+async def local_nodes(
+    system: ActorSystem,
+    n: int,
+    app: Any,
+    *,
+    names: Sequence[str] | None = None,
+    settings: NodeSettings | None = None,
+) -> AsyncIterator[Nodes]:
+    """Start nodes as child processes; the block begins when the app is ready on all of them.
+
+    Leaving the block drains all nodes at the same time; after an exception or a cancellation they are killed. Nothing of them is left.
+
+    Args:
+        system: has been entered. It becomes the driver of a fleet; there is one fleet for each system.
+        n: how many.
+        app: an async generator function of an actor system, as for ``levada serve``, that can be imported; or its ``"module:name"``.
+        names: of the nodes; by default ``"n0"``, ``"n1"`` and so on.
+        settings: how they start, end and restart.
+
+    Yields:
+        The fleet.
+
+    Raises:
+        ConfigurationError: the app cannot be imported elsewhere, or a name is taken.
+        NodeLost: a node could not start; the text says why, and a note has its traceback.
+
+    Example:
+        ```python
+        async with ActorSystem() as system, local_nodes(system, 4, "shop.workers:app") as nodes:
+            worker = await nodes.spawn(Worker, on="any")
+        ```
+    """
+    if not hasattr(os, "posix_spawn"):
+        raise ConfigurationError("local nodes need POSIX: child processes with inherited sockets")
+    settings = settings or NodeSettings()
+    fleet = Fleet.of(system)
+    with Pulse(settings.beat) as pulse:
+        handed = unix.HandedListener(1024)
+        async with (
+            fleet.serve(partial(listen_over, handed, QMUX)),
+            fleet.nodes(n, app, ChildProcesses(handed, pulse, settings), names, settings),
+        ):
+            yield fleet
+
+
+class ChildProcesses:
+    """Starts nodes as child processes; a `Launcher`.
+
+    Args:
+        handed: takes the driver's ends of their connections.
+        pulse: exchanges heartbeats with them.
+        settings: of the nodes.
+    """
+
+    def __init__(self, handed: unix.HandedListener, pulse: Pulse, settings: NodeSettings) -> None:
+        self._handed = handed
+        self._pulse = pulse
+        self._settings = settings
+
+    @asynccontextmanager
+    async def start(self, run: Run) -> AsyncIterator[Child]:
+        """Start a process; see `Launcher.start`."""
+        with ExitStack() as ours:
+            with ExitStack() as theirs:
+                link, heart = (_pair(ours, theirs) for _ in range(2))
+                output, errors = (_pipe(ours, theirs) for _ in range(2))
+                numbers = (link[1].fileno(), heart[1].fileno())
+                process = await trio.lowlevel.open_process(
+                    [sys.executable, "-m", "levada.actors.nodes", run.name, *map(str, numbers)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output[1],
+                    stderr=errors[1],
+                    pass_fds=numbers,
+                    # Ctrl-C at the terminal is for the driver alone, which drains its nodes.
+                    process_group=0,
+                    env={**os.environ, **self._settings.env},
+                )
+            child = Child(process, run.name, self._pulse.listen(heart[0]))
+            async with trio.open_nursery() as nursery:
+                try:
+                    nursery.start_soon(child.read, output[0], logging.INFO)
+                    nursery.start_soon(child.read, errors[0], logging.WARNING)
+                    await self._handed.hand(unix.over(link[0], run.id))
+                    yield child
+                finally:
+                    child.kill()
+                    with trio.CancelScope(shield=True), trio.move_on_after(_GONE) as scope:
+                        await child.ended()
+                    if scope.cancelled_caught:
+                        logger.error("%s: process %d was killed and does not end", run.name, process.pid)
+                    child.close()
+                    nursery.cancel_scope.cancel()
+
+
+def _pair(ours: ExitStack, theirs: ExitStack) -> tuple[socket.socket, socket.socket]:
+    """Make a socket pair; each end is closed by its stack."""
+    mine, other = socket.socketpair()
+    ours.callback(mine.close)
+    theirs.callback(other.close)
+    return mine, other
+
+
+def _pipe(ours: ExitStack, theirs: ExitStack) -> tuple[int, int]:
+    """Make a pipe; each end is closed by its stack."""
+    mine, other = os.pipe()
+    ours.callback(os.close, mine)
+    theirs.callback(os.close, other)
+    os.set_blocking(mine, False)
+    return mine, other
+
+
+class Child:
+    """A child process; a `levada.actors.nodes.node.Process`."""
+
+    def __init__(self, process: trio.Process, name: str, beats: Beats) -> None:
+        self._process = process
+        self._name = name
+        self._beats = beats
+        self._kept: deque[str] = deque(maxlen=_KEPT)
+        self._outputs: list[Lines] = []
+
+    @property
+    def silence(self) -> float:
+        """Seconds since its last heartbeat."""
+        return self._beats.silence
+
+    @property
+    def last_lines(self) -> list[str]:
+        """The end of its stderr."""
+        return list(self._kept)
+
+    async def read(self, number: int, level: int) -> None:
+        """Log what the process writes to a pipe, line by line."""
+        lines = Lines(number, self._name, level, self._kept if level >= logging.WARNING else None)
+        self._outputs.append(lines)
+        while lines.read():
+            await trio.lowlevel.wait_readable(number)
+
+    async def ended(self) -> NodeLost:
+        """Wait until the process has ended and its output is logged."""
+        code = await self._process.wait()
+        for lines in self._outputs:
+            lines.read()
+        if code < 0:
+            return NodeLost(f"was killed by {_signal_name(-code)}", node=self._name, signal=-code)
+        return NodeLost(f"ended without an order, with exit code {code}", node=self._name, exit_code=code)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """Stop the heartbeat, and log the last line, which has no end."""
+        self._beats.close()
+        for lines in self._outputs:
+            lines.finish()
+
+
+class Lines:
+    """Logs the lines that come through a pipe: whole ones, with the node's name, cut to a length.
+
+    Args:
+        number: the pipe's descriptor, which does not block.
+        name: of the node.
+        level: for lines that do not begin with one.
+        kept: gets the lines, too.
+    """
+
+    def __init__(self, number: int, name: str, level: int, kept: deque[str] | None) -> None:
+        self._number = number
+        self._name = name
+        self._level = level
+        self._kept = kept
+        self._begun = b""
+        self._dropped = 0
+
+    def read(self) -> bool:
+        """Log what is there, 1 MiB at most; return whether there may be more later."""
+        for _ in range(16):
+            try:
+                data = os.read(self._number, 65536)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not data:
+                return False
+            *whole, rest = data.split(b"\n")
+            for line in whole:
+                self._take(line)
+                self.finish()
+            self._take(rest)
+        return True
+
+    def _take(self, part: bytes) -> None:
+        room = _LINE - len(self._begun)
+        self._begun += part[:room]
+        self._dropped += max(0, len(part) - room)
+
+    def finish(self) -> None:
+        """Log the line that has begun."""
+        line, dropped, self._begun, self._dropped = self._begun, self._dropped, b"", 0
+        level = self._level
+        if (found := _LEVEL.match(line)) is not None:
+            level, line = _LEVELS.get(found[1], level), line[found.end() :]
+        if not line.strip():
+            return
+        text = printable(line, _LINE) + (f" ({dropped} bytes more)" if dropped else "")
+        output.log(level, "%s: %s", self._name, text, extra={"node": self._name})
+        if self._kept is not None:
+            self._kept.append(text[:300])
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

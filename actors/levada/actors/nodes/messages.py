@@ -1,0 +1,273 @@
+"""The messages between a driver and its nodes, and `Member`, `NodeUp`, `NodeDown`, `NodeLost`.
+
+A node connects, and sends a `Hello` on the entrypoint. The answer is a `Welcome`, or `Refused` with a text. The connection's identity
+(`levada.framework.Identity.name`) says which start of which node it is, so a `Hello` claims nothing. Afterwards both sides use the refs
+in these two messages: the driver sends `Spawn`, `Changed` and `Drain` to the node's control actor, the node sends `Ready` or `AppFailed`
+to the driver's `Node` actor and everything else to the fleet's coordinator.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from typing import Any, Final, Literal
+
+import attrs
+
+from levada.framework import Asks, OneshotSender, Reason, Ref, message, schema_fingerprint
+from levada.framework.errors import ConfigurationError, LevadaError
+from levada.framework.message import BY_TAG
+
+__all__ = [
+    "CONTROL", "AppFailed", "Changed", "Drain", "DrainOf", "Hello", "Leaving", "LookupOn", "Member", "MemberState", "NodeDown", "NodeLost", "NodeUp",
+    "Policy", "Ready", "Refused", "Restart", "Room", "Spawn", "SpawnOn", "Welcome", "fingerprints",
+]  # fmt: skip
+
+
+class MemberState(enum.Enum):
+    """How far a node is."""
+
+    STARTING = "starting"
+    UP = "up"
+    DRAINING = "draining"
+    DOWN = "down"
+
+
+@message("levada.node.Member", frozen=True)
+class Member:
+    """What is known of a node."""
+
+    name: str
+    """It stays the same when the node restarts."""
+    index: int
+    """A number, from 0 on."""
+    node_id: bytes
+    """16 random bytes for each start of its process; empty until it has said hello."""
+    state: MemberState
+    pid: int
+    """Of its process; 0 until it has said hello."""
+    host: str
+    """The name of its machine; empty until it has said hello."""
+    url: str
+    """Where it listens for other members; empty if it does not."""
+    started: float
+    """When its process was started: seconds since the epoch."""
+    restarts: int
+    """How often the process was started again."""
+
+
+@attrs.frozen
+class NodeUp:
+    """A node's app is ready."""
+
+    member: Member
+
+
+@attrs.frozen
+class NodeDown:
+    """A node's process has ended."""
+
+    member: Member
+    reason: Reason
+    """`Normal` if it was told to; else `Failed` with a `NodeLost`."""
+
+
+@attrs.define(eq=False, slots=False, str=False)
+class NodeLost(LevadaError):
+    """A node has ended without an order, or could not start."""
+
+    node: str = ""
+    """Its name."""
+    exit_code: int | None = None
+    """Of its process, if it exited."""
+    signal: int | None = None
+    """The signal that killed its process, if one did."""
+
+
+@message("levada.node.Refused", frozen=True)
+class Refused:
+    """The driver does not want this node."""
+
+    text: str
+
+
+@message("levada.node.Welcome")
+class Welcome:
+    """What a node is to do."""
+
+    name: str
+    index: int
+    app: str
+    """``module:name`` of the app."""
+    path: list[str]
+    """The driver's ``sys.path``."""
+    log_level: int
+    grace: float
+    silence: float
+    beat: float
+    nice: int
+    affinity: list[int]
+    rlimits: dict[str, int]
+    members: list[Member]
+    """All nodes, this one too."""
+    driver: bytes
+    """The driver's node id."""
+    node: Ref[Any]
+    """Takes `Ready` and `AppFailed`."""
+    coordinator: Ref[Any]
+    """Takes `SpawnOn`, `LookupOn`, `DrainOf` and `Restart`."""
+
+
+@message("levada.node.Hello")
+class Hello:
+    """The first message of a node."""
+
+    node_id: bytes
+    pid: int
+    host: str
+    python: str
+    version: str
+    """Of levada."""
+    schema: str
+    """The fingerprint of all these messages."""
+    url: str
+    """Where it listens for other members; empty if it does not."""
+    control: Ref[Any]
+    answer: OneshotSender[Welcome | Refused]
+
+
+@message("levada.node.Ready")
+class Ready(Asks[str]):
+    """The app is ready. The answer is empty, or says why the node is refused."""
+
+    listeners: list[str]
+    """URLs."""
+    classes: dict[str, str]
+    """Fingerprints of the message classes that the node knows, by tag."""
+
+
+@message("levada.node.AppFailed")
+class AppFailed:
+    """The app could not be imported, or has failed."""
+
+    text: str
+    traceback: str
+
+
+@message("levada.node.Leaving", frozen=True)
+class Leaving(Asks[None]):
+    """The node ends in order, by the driver's order or by a signal."""
+
+
+@message("levada.node.Drain", frozen=True)
+class Drain:
+    """End in order."""
+
+
+@message("levada.node.Changed", frozen=True)
+class Changed:
+    """News of another node."""
+
+    member: Member
+    lost: str
+    """Why it is down; empty unless it was lost."""
+    exit_code: int | None = None
+    signal: int | None = None
+
+
+@message("levada.node.Policy", frozen=True)
+class Policy:
+    """A `RestartPolicy`, with the names of the error classes."""
+
+    kind: Literal["permanent", "transient", "temporary"]
+    max: int
+    within: float
+    backoff: tuple[float, float]
+    jitter: float
+    resume: list[str]
+
+
+@message("levada.node.Room", frozen=True)
+class Room:
+    """A `MailboxPolicy`."""
+
+    capacity: int | None
+    overflow: Literal["wait", "raise", "drop_new", "drop_old", "stop"]
+
+
+@message("levada.node.Spawn")
+class Spawn(Asks[Ref[Any]]):
+    """Start an actor on the node that gets this."""
+
+    cls: str
+    """``module:qualname`` of a class that the node's app has imported."""
+    args: list[Any]
+    policy: Policy | None
+    mailbox: Room | None
+
+
+@message("levada.node.SpawnOn")
+class SpawnOn(Asks[Ref[Any]]):
+    """Let the driver start an actor on a node."""
+
+    spawn: Spawn
+    on: str | int
+    name: str | None
+
+
+@message("levada.node.LookupOn")
+class LookupOn(Asks[Ref[Any]]):
+    """Let the driver find an actor in the registry of a node."""
+
+    name: str
+    on: str | int
+
+
+@message("levada.node.DrainOf")
+class DrainOf(Asks[None]):
+    """Let the driver drain a node."""
+
+    name: str
+
+
+@message("levada.node.Restart")
+class Restart(Asks[None]):
+    """Let the driver restart all nodes."""
+
+    rolling: bool
+
+
+CONTROL: Final = (
+    Member,
+    Refused,
+    Welcome,
+    Hello,
+    Ready,
+    AppFailed,
+    Drain,
+    Changed,
+    Policy,
+    Room,
+    Spawn,
+    SpawnOn,
+    LookupOn,
+    DrainOf,
+    Restart,
+)
+
+
+def fingerprints(tags: Iterable[str] | None = None) -> dict[str, str]:
+    """Return the fingerprint of each message class that can travel.
+
+    Args:
+        tags: which; None: all that this process knows.
+    """
+    found: dict[str, str] = {}
+    for tag in list(BY_TAG) if tags is None else tags:
+        kind = BY_TAG.get(tag)
+        if kind is not None:
+            try:
+                found[tag] = schema_fingerprint([kind])
+            except ConfigurationError:
+                pass  # a field of it cannot travel, so no message of it ever will
+    return found

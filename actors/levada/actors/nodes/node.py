@@ -1,0 +1,408 @@
+"""`Node`: the driver's actor for one node, from the start of its process to its end; and `Launcher`, which starts processes.
+
+* The actor's process is a context that it enters. However the actor ends or restarts, the process is gone before the next one starts.
+* A start ends the actor as `Normal` if the node was told to drain, and fails it with `NodeLost` otherwise; then the supervisor decides.
+  Until its app was ready for the first time, a node is not restarted: the caller that wanted it gets the error.
+* A process that has lost its connection is killed `NodeSettings.grace` seconds later, if it has not ended by then.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Final, Protocol
+
+import attrs
+import trio
+
+from levada.framework import Actor, Asks, Down, Failed, Normal, Reason, Ref, Shutdown, handles, schema_fingerprint
+from levada.transports.text import printable
+
+from .directory import Directory
+from .messages import (
+    CONTROL,
+    AppFailed,
+    Drain,
+    Hello,
+    Leaving,
+    Member,
+    MemberState,
+    NodeLost,
+    Ready,
+    Refused,
+    Welcome,
+    fingerprints,
+)
+from .settings import NodeSettings
+
+__all__ = ["DrainNode", "Greet", "Launcher", "Node", "Place", "Process", "Run", "control_schema"]
+
+logger = logging.getLogger("levada.actors.nodes")
+
+_LAST_WORDS: Final = 1.0  # seconds
+
+
+def control_schema() -> str:
+    """Return the fingerprint of the messages between drivers and nodes."""
+    return schema_fingerprint(CONTROL)
+
+
+@attrs.frozen
+class Run:
+    """One start of a node."""
+
+    name: str
+    """Of the node."""
+    index: int
+    """Of the node."""
+    number: int
+    """Counts the starts, from 0 on."""
+
+    @property
+    def id(self) -> str:
+        """The name under which its connection authenticates (`levada.framework.Identity.name`): ``"n0#2"``."""
+        return f"{self.name}#{self.number}"
+
+
+class Process(Protocol):
+    """What runs a node: a child process, or a job of Spark."""
+
+    @property
+    def silence(self) -> float:
+        """Seconds since its last heartbeat; 0 if it has none."""
+        ...
+
+    @property
+    def last_lines(self) -> list[str]:
+        """The end of its output, if it is known, for errors."""
+        ...
+
+    async def ended(self) -> NodeLost:
+        """Wait until it has ended; return how, as an error: only the caller knows whether it should have."""
+        ...
+
+    def terminate(self) -> None:
+        """Ask it to end, as by SIGTERM, without its connection. Does nothing if it has ended."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once. Does nothing if it has ended."""
+        ...
+
+
+class Launcher(Protocol):
+    """Starts the processes of nodes."""
+
+    def start(self, run: Run) -> AbstractAsyncContextManager[Process]:
+        """Start a process; leaving the context kills it, if it still runs, and waits until it is gone.
+
+        Its connection has to authenticate as `Run.id`.
+
+        Raises:
+            NodeLost: it cannot be started; the text says what is missing.
+            OSError: the same.
+        """
+        ...
+
+
+@attrs.define(eq=False)
+class Place:
+    """A node of a fleet, through all its starts."""
+
+    name: str
+    index: int
+    app: str
+    launcher: Launcher
+    settings: NodeSettings
+    starts: int = 0
+    """How often its process was started."""
+    begun: bool = False
+    """Whether its app was ready once."""
+    ref: Ref[Any] | None = None
+    """Its `Node`."""
+    control: Ref[Any] | None = None
+    """The control actor in its process, while it is up."""
+    error: NodeLost | None = None
+    """Why it could not start."""
+
+
+class Keeper(Protocol):
+    """The part of a fleet that its nodes use."""
+
+    directory: Directory
+    node_id: bytes
+
+    @property
+    def coordinator(self) -> Ref[Any]:
+        """Takes the requests of nodes."""
+        ...
+
+    def cut(self, run: Run) -> None:
+        """Close the connection of a start of a node at once."""
+        ...
+
+
+@attrs.frozen
+class Greet(Asks[Welcome | Refused]):
+    """A hello has come over the connection of one start."""
+
+    run: str
+    hello: Hello
+
+
+@attrs.frozen
+class DrainNode:
+    """End in order."""
+
+
+@attrs.frozen
+class _Ended:
+    how: NodeLost
+
+
+@attrs.frozen
+class _TooLate:
+    """The node has not said that it is ready."""
+
+
+@attrs.frozen
+class _Look:
+    """Look whether the heartbeat has stopped."""
+
+
+@attrs.frozen
+class _Terminate:
+    """The node has not ended in time."""
+
+
+@attrs.frozen
+class _Kill:
+    """The node must be gone."""
+
+
+class Node(Actor[Any]):
+    """One node: starts its process, welcomes it, watches it, ends it."""
+
+    fleet: Keeper
+    place: Place
+
+    def __attrs_post_init__(self) -> None:
+        self.state = MemberState.STARTING
+        self.process: Process | None = None
+        self.greeted = False
+        self.reason: Reason = Shutdown()
+        """Why the process ends, for the directory."""
+        place = self.place
+        self.run_of = Run(place.name, place.index, place.starts)
+
+    @property
+    def settings(self) -> NodeSettings:
+        """How the node behaves."""
+        return self.place.settings
+
+    async def started(self) -> None:
+        """Start the process."""
+        place, settings = self.place, self.settings
+        place.starts += 1
+        place.control = None
+        member = Member(
+            place.name, place.index, b"", MemberState.STARTING, 0, "", "", time.time(), self.run_of.number
+        )  # fmt: skip
+        self.fleet.directory.change(member)
+        try:
+            with trio.fail_after(settings.start_timeout):
+                self.process = await self.enter(self._process())
+        except trio.TooSlowError:
+            self._fail(self._lost(f"was not started within {settings.start_timeout:g} s (NodeSettings.start_timeout)"))
+            return
+        except (OSError, NodeLost) as error:
+            lost = (
+                error
+                if isinstance(error, NodeLost)
+                else NodeLost(f"{place.name} cannot be started: {error}", node=place.name)
+            )
+            self._fail(lost)
+            return
+        self.start_soon(self._wait, self.process)
+        self.timers.once("start", settings.start_timeout, _TooLate())
+        if settings.hang_timeout is not None:
+            self.timers.every("look", settings.beat, _Look())
+
+    @asynccontextmanager
+    async def _process(self) -> AsyncIterator[Process]:
+        try:
+            async with self.place.launcher.start(self.run_of) as process:
+                yield process
+        finally:
+            self.place.control = None
+            self.fleet.cut(self.run_of)
+            self._change(MemberState.DOWN, self.reason)
+
+    async def _wait(self, process: Process) -> None:
+        how = await process.ended()
+        if self.place.control is not None:
+            # What the process has sent is read to its end. A process of its own that has the connection open cannot delay this for long.
+            with trio.move_on_after(_LAST_WORDS):
+                await self.place.control.terminated()
+        self.ref.tell(_Ended(how))
+
+    def _change(self, state: MemberState, reason: Reason | None = None, **more: object) -> None:
+        self.state = state
+        directory = self.fleet.directory
+        directory.change(directory.renew(self.place.name, state=state, **more), reason)
+
+    def _fail(self, error: NodeLost) -> None:
+        """End this start with an error."""
+        self.reason = Failed(error)
+        if self.place.begun:
+            raise error
+        self.place.error = error
+        self.stop()
+
+    def _lost(self, what: str, how: NodeLost | None = None) -> NodeLost:
+        lines = [] if self.process is None else self.process.last_lines
+        said = f"; its last lines: {' | '.join(lines)}" if lines else ""
+        error = NodeLost(f"{self.place.name} {what}{said}", node=self.place.name)
+        return error if how is None else attrs.evolve(error, exit_code=how.exit_code, signal=how.signal)
+
+    @handles
+    def greet(self, m: Greet) -> Welcome | Refused:
+        """Answer a hello."""
+        hello, place, settings = m.hello, self.place, self.settings
+        if m.run != self.run_of.id or self.state is not MemberState.STARTING:
+            return Refused(f"{m.run} is not expected: {place.name} is {self.state.value}")
+        if self.greeted:
+            return Refused(f"{m.run} has said hello before")
+        if hello.schema != control_schema():
+            error = self._lost(
+                f"runs levada {printable(hello.version)} on Python {printable(hello.python)}, whose control messages are not those "
+                "of this process: install the same version on both sides"
+            )
+            self._fail(error)
+            return Refused(str(error))
+        self.greeted = True
+        place.control = hello.control
+        self.watch(hello.control)
+        self._change(
+            MemberState.STARTING, node_id=hello.node_id, pid=hello.pid, host=printable(hello.host), url=hello.url
+        )
+        affinity = settings.affinity
+        return Welcome(
+            name=place.name,
+            index=place.index,
+            app=place.app,
+            path=list(sys.path),
+            log_level=logging.getLogger().getEffectiveLevel(),
+            grace=settings.grace,
+            silence=settings.silence,
+            beat=settings.beat,
+            nice=settings.nice,
+            affinity=list(affinity[place.index % len(affinity)]) if affinity else [],
+            rlimits=dict(settings.rlimits),
+            members=self.fleet.directory.members,
+            driver=self.fleet.node_id,
+            node=self.ref,
+            coordinator=self.fleet.coordinator,
+        )
+
+    def _is_mine(self) -> bool:
+        peer = self.peer
+        return peer is not None and peer.identity is not None and peer.identity.name == self.run_of.id
+
+    @handles
+    def ready(self, m: Ready) -> str:
+        """Note that the app is ready, unless it has other versions of message classes."""
+        if not self._is_mine() or self.state is not MemberState.STARTING:
+            return f"{self.place.name} is {self.state.value}"
+        ours = fingerprints(m.classes)
+        wrong = sorted(tag for tag, mark in ours.items() if mark != m.classes[tag])
+        if wrong:
+            error = self._lost(f"has another version of the message class {', '.join(map(printable, wrong))}")
+            self._fail(error)
+            return str(error)
+        self.timers.cancel("start")
+        self.place.begun = True
+        self._change(MemberState.UP)
+        return ""
+
+    @handles
+    def app_failed(self, m: AppFailed) -> None:
+        """The app could not be imported, or has failed."""
+        if self._is_mine():
+            error = self._lost(f"has failed: {printable(m.text)}")
+            error.add_note(f"In {self.place.name}:\n" + "\n".join(map(printable, m.traceback.splitlines()[-200:])))
+            self._fail(error)
+
+    @handles
+    def leaving(self, m: Leaving) -> None:
+        """The process has begun to drain, perhaps by a signal that was not the driver's."""
+        if self._is_mine() and self.state is not MemberState.DRAINING:
+            self._change(MemberState.DRAINING)
+            self.timers.once("terminate", self.settings.grace, _Terminate())
+
+    @handles
+    def drain(self, m: DrainNode) -> None:
+        """End in order."""
+        if self.process is None:
+            return
+        self.reason = Normal()
+        if self.state is MemberState.DRAINING:
+            return
+        self.timers.cancel("start")
+        control = self.place.control
+        self._change(MemberState.DRAINING)
+        if control is None:
+            self.process.kill()  # it has said nothing yet
+            return
+        control.tell(Drain())
+        self.timers.once("terminate", self.settings.grace, _Terminate())
+
+    @handles
+    def terminate(self, m: _Terminate) -> None:
+        """The node does not end in order."""
+        if self.process is not None:
+            logger.warning("%s has not ended within %g s: SIGTERM", self.place.name, self.settings.grace)
+            self.process.terminate()
+            self.timers.once("kill", self.settings.kill_after, _Kill())
+
+    @handles
+    def kill(self, m: _Kill) -> None:
+        """The node does not end."""
+        if self.process is not None:
+            logger.warning("%s has not ended: SIGKILL", self.place.name)
+            self.process.kill()
+
+    @handles
+    def ended(self, m: _Ended) -> None:
+        """The process has ended."""
+        if isinstance(self.reason, Normal):
+            self.stop()
+        else:
+            self._fail(self._lost(m.how.detail, m.how))
+
+    @handles
+    def disconnected(self, m: Down) -> None:
+        """The connection is over, and the process ends with it."""
+        if "terminate" not in self.timers:
+            self.timers.once("kill", self.settings.grace, _Kill())
+
+    @handles
+    def too_late(self, m: _TooLate) -> None:
+        """The node is not there in time."""
+        what = "that its app is ready" if self.greeted else "hello"
+        self._fail(
+            self._lost(f"did not say {what} within {self.settings.start_timeout:g} s (NodeSettings.start_timeout)")
+        )
+
+    @handles
+    def look(self, m: _Look) -> None:
+        """Kill the process if its heartbeat has stopped."""
+        process, limit = self.process, self.settings.hang_timeout
+        if process is not None and limit is not None and process.silence > limit:
+            self._fail(self._lost(f"hangs: no heartbeat for {process.silence:.1f} s (NodeSettings.hang_timeout)"))
+
+    def undelivered(self, messages: list[Any]) -> None:
+        """Ignore what comes too late."""

@@ -1,0 +1,93 @@
+"""Spawning from afar: what can be said of an actor in a message, on the caller's side and on the node's."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from levada.actors.apps import importable
+from levada.framework import Actor, MailboxPolicy, RestartPolicy, Supervision, restart
+from levada.framework.errors import ConfigurationError
+from levada.transports.text import printable
+
+from .messages import Policy, Room, Spawn
+
+__all__ = ["actor_class", "mailbox_of", "policy_of", "spawn_order"]
+
+
+def spawn_order(cls: Any, args: tuple[Any, ...], supervise: Supervision, mailbox: MailboxPolicy | None) -> Spawn:
+    """Describe an actor to start.
+
+    Raises:
+        ConfigurationError: something about it cannot travel.
+    """
+    if not (isinstance(cls, type) and issubclass(cls, Actor)):
+        raise ConfigurationError(f"a node starts Actor classes by their names, not {cls!r}")
+    if supervise == "escalate":
+        raise ConfigurationError("supervise='escalate' would end the node's system: use 'stop' or restart(…)")
+    policy = None
+    if isinstance(supervise, RestartPolicy):
+        resume = [importable(error) for error in supervise.resume]
+        policy = Policy(
+            supervise.kind, supervise.max, supervise.within, supervise.backoff, supervise.jitter, resume
+        )  # fmt: skip
+    elif supervise != "stop":
+        raise ConfigurationError(f"supervise is 'stop' or restart(…), not {supervise!r}")
+    room = None
+    if mailbox is not None:
+        if not isinstance(mailbox.overflow, str):
+            raise ConfigurationError("conflate(key) is a function, which cannot travel: set the mailbox on the node")
+        room = Room(mailbox.capacity, mailbox.overflow)
+    return Spawn(importable(cls), list(args), policy, room)
+
+
+def _imported(name: str) -> Any:
+    """Return what ``module:qualname`` names among the imported modules; None if nothing."""
+    module, _, attribute = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def actor_class(name: str) -> type[Actor[Any]]:
+    """Return the actor class of a name that came in a message. Never imports anything.
+
+    Raises:
+        ConfigurationError: no imported module has it, or it is something else.
+    """
+    found = _imported(name)
+    if isinstance(found, type) and issubclass(found, Actor):
+        return found
+    if found is not None:
+        raise ConfigurationError(f"{printable(name)} is no Actor class")
+    raise ConfigurationError(f"{printable(name)} is not imported in this node: let the module of its app import it")
+
+
+def policy_of(policy: Policy, *, resume: bool = True) -> RestartPolicy:
+    """Return the policy that a message describes.
+
+    Args:
+        policy: the description.
+        resume: whether errors to resume from matter here.
+
+    Raises:
+        ConfigurationError: it cannot work.
+    """
+    errors = [_imported(name) for name in policy.resume] if resume else []
+    for name, error in zip(policy.resume, errors, strict=False):
+        if not (isinstance(error, type) and issubclass(error, BaseException)):
+            raise ConfigurationError(f"{printable(name)} is no exception class that this node has imported")
+    return restart(
+        policy.kind,
+        max=policy.max,
+        within=policy.within,
+        backoff=policy.backoff,
+        jitter=policy.jitter,
+        resume=errors,
+    )
+
+
+def mailbox_of(room: Room | None) -> MailboxPolicy | None:
+    """Return the policy of a mailbox that a message describes."""
+    return None if room is None else MailboxPolicy(room.capacity, room.overflow)

@@ -1,0 +1,120 @@
+"""Actors that the driver has started on nodes, and starts anew elsewhere when their node is lost."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from levada.framework import Actor, ActorSystem, Lost, Ref
+from levada.framework.errors import ActorError, ActorStopped, ConfigurationError, NameTaken, RemoteFailure
+
+from .directory import Directory
+from .messages import Member, MemberState, NodeLost, Spawn
+from .node import Place
+
+__all__ = ["Placed", "Placing"]
+
+
+class Places(Protocol):
+    """The part of a fleet that knows where to start actors."""
+
+    system: ActorSystem
+    directory: Directory
+
+    def choose(self, on: str | int) -> Place:
+        """Return a node that is up, or raise `ActorError`."""
+        ...
+
+
+class Placing:
+    """An actor on a node: what it is, where it is to be, and where it is now."""
+
+    def __init__(self, fleet: Places, order: Spawn, on: str | int, name: str | None) -> None:
+        self.fleet = fleet
+        self.order = order
+        self.on = on
+        self.name = name
+        self.ref: Ref[Any] | None = None
+        """The actor, until its node is lost."""
+        self.member: Member | None = None
+        """The node where it is, as it was then."""
+
+    async def start(self) -> Ref[Any]:
+        """Start it on a node that is up, and register it; errors are those of `Nodes.spawn`."""
+        place = self.fleet.choose(self.on)
+        assert place.control is not None
+        member = self.fleet.directory[place.name]
+        try:
+            ref: Ref[Any] = await place.control.ask(self.order)
+        except ActorError as error:
+            cause = error.__cause__
+            if isinstance(cause, RemoteFailure) and cause.kind == "ConfigurationError":
+                raise ConfigurationError(f"{place.name}: {cause.detail}") from error
+            raise
+        if self.name is not None:
+            try:
+                self.fleet.system.registry.register(self.name, ref)
+            except (NameTaken, ActorStopped):
+                ref.kill()
+                raise
+        self.ref, self.member = ref, member
+        return ref
+
+    def is_over(self) -> bool:
+        """Whether the node, as it was when the actor was started, has ended."""
+        directory, member = self.fleet.directory, self.member
+        if member is None or member.name not in directory:
+            return True
+        now = directory[member.name]
+        return now.node_id != member.node_id or now.state is MemberState.DOWN
+
+    def is_leaving(self) -> bool:
+        """Whether the node is draining, or has ended."""
+        member = self.member
+        return self.is_over() or (
+            member is not None and self.fleet.directory[member.name].state is MemberState.DRAINING
+        )
+
+    def is_unwanted(self) -> bool:
+        """Whether there will be no node for it."""
+        directory = self.fleet.directory
+        return not directory.members if isinstance(self.on, int) or self.on == "any" else self.on not in directory
+
+    def may_start(self) -> bool:
+        """Whether a node for it is up, or there will be none."""
+        try:
+            return self.is_unwanted() or self.fleet.choose(self.on) is not None
+        except ActorError:
+            return False
+
+
+class Placed(Actor[Any]):
+    """Watches an actor on a node, and starts it anew when it has ended with the node.
+
+    Fails when the node was lost: its supervisor then restarts it, or gives up, as the caller's policy says.
+    """
+
+    placing: Placing
+
+    def started(self) -> None:
+        """Begin."""
+        self.start_soon(self._follow)
+
+    async def _follow(self) -> None:
+        placing = self.placing
+        directory = placing.fleet.directory
+        while True:
+            if placing.ref is None:
+                await directory.until(placing.may_start)
+                if placing.is_unwanted():
+                    break
+                await placing.start()
+            assert placing.ref is not None
+            reason = await placing.ref.terminated()
+            if not isinstance(reason, Lost) and not placing.is_leaving():
+                break
+            # Not before it is certain that the actor has ended: there are never two.
+            await directory.until(placing.is_over)
+            where, placing.ref = placing.ref.where, None
+            if isinstance(reason, Lost):
+                raise NodeLost(f"{where} was lost with its node")
+        self.stop()

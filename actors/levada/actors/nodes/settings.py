@@ -1,0 +1,55 @@
+"""How nodes behave: `NodeSettings`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
+from attrs import validators as v
+
+from levada.framework import RestartPolicy, restart
+
+__all__ = ["NodeSettings"]
+
+_SECONDS: Any = [v.instance_of((int, float)), v.gt(0)]
+
+
+def _sets(sets: Iterable[Iterable[int]]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(one) for one in sets)
+
+
+@attrs.frozen(kw_only=True)
+class NodeSettings:
+    """How nodes start, end, and restart. Immutable; derive with `attrs.evolve`."""
+
+    start_timeout: float = attrs.field(default=30.0, validator=_SECONDS)
+    """Seconds from the start of a process until its app is ready."""
+    grace: float = attrs.field(default=10.0, validator=_SECONDS)
+    """Seconds that a node has for open work when it drains; then it gets SIGTERM, and `kill_after` seconds later SIGKILL. A node that
+    has lost its driver ends its actors at once, and its process after this time at the latest."""
+    kill_after: float = attrs.field(default=2.0, validator=_SECONDS)
+    """Seconds between SIGTERM and SIGKILL."""
+    silence: float = attrs.field(default=10.0, validator=_SECONDS)
+    """Seconds without a heartbeat of the driver after which a node ends its actors and its process."""
+    hang_timeout: float | None = attrs.field(default=None, validator=v.optional(_SECONDS))
+    """Seconds without a heartbeat of a node after which the driver kills it; None: never. The heartbeat has a thread of its own, so a
+    handler that computes is no hang; native code that keeps the interpreter's lock is one."""
+    restart: RestartPolicy = attrs.field(
+        factory=lambda: restart("transient", max=10, within=60.0, backoff=(0.2, 5.0)),
+        validator=v.instance_of(RestartPolicy),
+    )
+    """When a node that was lost starts again. With one restart more than `RestartPolicy.max`, the error comes out of the driver's system."""
+    nice: int = attrs.field(default=0, validator=[v.instance_of(int), v.in_(range(20))])
+    """Added to the niceness of each process."""
+    affinity: tuple[tuple[int, ...], ...] = attrs.field(default=(), converter=_sets)
+    """CPUs that each node may use, by its index modulo the length: ``[[0], [1]]`` pins nodes to two cores in turn. Empty: all CPUs."""
+    rlimits: Mapping[str, int] = attrs.field(factory=dict[str, int])
+    """Limits of each process, such as ``{"RLIMIT_AS": 2**31}``: both the soft and the hard one."""
+    env: Mapping[str, str] = attrs.field(factory=dict[str, str], repr=False)
+    """Variables added to the environment of child processes."""
+
+    @property
+    def beat(self) -> float:
+        """Seconds between two heartbeats."""
+        return min(self.silence, self.hang_timeout or self.silence, 5.0) / 5

@@ -1,0 +1,105 @@
+"""Nodes in the test's own process: the same body and the same driver, over socket pairs, in virtual time."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import trio
+
+from levada.actors.nodes import NodeLost, Nodes, NodeSettings, Run
+from levada.actors.nodes.body import run_node
+from levada.actors.nodes.fleet import QMUX, Fleet
+from levada.framework import ActorSystem
+from levada.framework.errors import ConnectionLost
+from levada.transports.carriers import unix
+from levada.transports.qmux import dial_over, listen_over
+
+SETTINGS = NodeSettings(start_timeout=5.0, grace=2.0)
+
+
+class Task:
+    """A node that is a task."""
+
+    def __init__(self, run: Run, connection: socket.socket) -> None:
+        self.run = run
+        self.end = trio.Event()
+        self.scope = trio.CancelScope()
+        self.gone = trio.Event()
+        self.connection = connection
+        self.how = NodeLost("was killed by SIGKILL", signal=9)
+        self.silence = 0.0
+        self.last_lines: list[str] = []
+
+    async def live(self) -> None:
+        """Run the body."""
+        try:
+            with self.scope:
+                opens = partial(dial_over, unix.over(self.connection, "the driver"), QMUX)
+                try:
+                    await run_node(opens, name=self.run.name, end=self.end)
+                    self.how = NodeLost("ended without an order, with exit code 0", exit_code=0)
+                except* (NodeLost, ConnectionLost):
+                    self.how = NodeLost("ended without an order, with exit code 1", exit_code=1)
+        finally:
+            self.gone.set()
+
+    async def ended(self) -> NodeLost:
+        """Wait for the end."""
+        await self.gone.wait()
+        return self.how
+
+    def terminate(self) -> None:
+        """Drain."""
+        self.end.set()
+
+    def kill(self) -> None:
+        """Cancel all."""
+        self.scope.cancel()
+
+
+class InProcess:
+    """Starts nodes as tasks."""
+
+    def __init__(self, handed: unix.HandedListener) -> None:
+        self.handed = handed
+        self.tasks: list[Task] = []
+
+    @asynccontextmanager
+    async def start(self, run: Run) -> AsyncIterator[Task]:
+        """Start a task; see `levada.actors.nodes.Launcher`."""
+        ours, theirs = socket.socketpair()
+        async with trio.open_nursery() as nursery:
+            task = Task(run, theirs)
+            self.tasks.append(task)
+            nursery.start_soon(task.live)
+            try:
+                await self.handed.hand(unix.over(ours, run.id))
+                yield task
+            finally:
+                task.kill()
+                with trio.CancelScope(shield=True):
+                    await task.gone.wait()
+
+
+@asynccontextmanager
+async def nodes_here(
+    system: ActorSystem,
+    n: int,
+    app: Any = "tests.actors.nodes.apps:app",
+    *,
+    settings: NodeSettings = SETTINGS,
+    names: Sequence[str] | None = None,
+) -> AsyncIterator[tuple[Nodes, list[Task]]]:
+    """Run nodes as tasks; yields the fleet, and the tasks in the order of their starts."""
+    fleet = Fleet.of(system)
+    handed = unix.HandedListener(100)
+    launcher = InProcess(handed)
+    async with (
+        fleet.serve(partial(listen_over, handed, QMUX)),
+        fleet.nodes(n, app, launcher, names, settings),
+    ):
+        yield fleet, launcher.tasks

@@ -1,0 +1,154 @@
+"""Drivers and nodes in one process: starts, spawns, losses, drains, restarts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+
+from levada.actors.nodes import MemberState, NodeDown, NodeLost, NodeUp, nodes_of
+from levada.framework import ActorSystem, Failed, Lost, Normal, Ref, bounded, conflate, restart
+from levada.framework.errors import ActorError, ConfigurationError, NameTaken, NameUnknown
+
+from .apps import Add, Counter, Fail, Where, app
+from .conftest import nodes_here
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
+
+
+async def successor(system: ActorSystem, name: str, old: Ref[Any]) -> Ref[Any]:
+    """Wait until another actor has a name."""
+    for _ in range(1000):
+        found = system.registry.get(name)
+        if found is not None and found is not old:
+            return found
+        await trio.sleep(0.01)
+    raise AssertionError(f"nobody took the name {name}")
+
+
+async def test_nodes_are_up_when_the_block_begins_and_gone_after_it() -> None:
+    async with ActorSystem() as system:
+        async with nodes_here(system, 2, app) as (nodes, tasks):
+            assert [(m.name, m.index, m.state, m.restarts) for m in nodes.members] == [
+                ("n0", 0, MemberState.UP, 0),
+                ("n1", 1, MemberState.UP, 0),
+            ]
+            assert nodes_of(system) is nodes
+            assert len({m.node_id for m in nodes.members}) == 2
+        assert all(task.gone.is_set() for task in tasks)
+        assert [task.how.exit_code for task in tasks] == [0, 0]
+        assert nodes.members == []
+
+
+async def test_actors_are_spawned_in_turn_or_on_a_node_by_name_or_index() -> None:
+    async with ActorSystem() as system, nodes_here(system, 2) as (nodes, _):
+        there = [await (await nodes.spawn(Counter, on=on)).ask(Where()) for on in ("any", "any", "n1", 0)]
+        names = [name for _, name in there]
+        assert set(names[:2]) == {"n0", "n1"}
+        assert names[2:] == ["n1", "n0"]
+        counter = await nodes.spawn(Counter, 5, on="n0", mailbox=bounded(10))
+        assert await counter.ask(Add(2)) == 7
+
+
+async def test_lookup_finds_what_the_app_of_a_node_has_registered() -> None:
+    async with ActorSystem() as system, nodes_here(system, 2) as (nodes, _):
+        counter = await nodes.lookup("counter", on="n1")
+        assert await counter.ask(Add(1)) == 101
+        with pytest.raises(NameUnknown):
+            await nodes.lookup("other", on="n1")
+
+
+async def test_a_killed_node_is_known_and_starts_again() -> None:
+    async with ActorSystem() as system, nodes_here(system, 2) as (nodes, tasks), nodes.events() as events:
+        counter = await nodes.spawn(Counter, on="n0")
+        before = nodes["n0"]
+        tasks[0].kill()
+        down, up = await events.receive(), await events.receive()
+        assert isinstance(down, NodeDown)
+        assert isinstance(down.reason, Failed)
+        assert isinstance(down.reason.error, NodeLost)
+        assert (down.member.name, down.reason.error.signal) == ("n0", 9)
+        assert isinstance(await counter.terminated(), Lost)
+        assert isinstance(up, NodeUp)
+        assert (up.member.name, up.member.restarts) == ("n0", 1)
+        assert up.member.node_id != before.node_id
+        assert await (await nodes.spawn(Counter, on="n0")).ask(Add(1)) == 1
+
+
+async def test_a_supervised_actor_starts_anew_elsewhere_under_its_name() -> None:
+    async with ActorSystem() as system, nodes_here(system, 2) as (nodes, tasks):
+        first = await nodes.spawn(Counter, on="any", name="single", supervise=restart("permanent"))
+        name = (await first.ask(Where()))[1]
+        first.tell(Fail())  # restarts on its node, as the same ref
+        assert await first.ask(Add(1)) == 1
+        tasks[0 if name == "n0" else 1].kill()
+        await first.terminated()
+        second = await successor(system, "single", first)
+        assert await second.ask(Add(3)) == 3
+
+
+async def test_a_drained_node_stays_down_and_its_supervised_actors_move() -> None:
+    async with ActorSystem() as system, nodes_here(system, 2) as (nodes, _), nodes.events() as events:
+        first = await nodes.spawn(Counter, on="n0", name="plain")
+        single = await nodes.spawn(Counter, on="any", name="single", supervise=restart())
+        name = (await single.ask(Where()))[1]
+        await nodes.drain(name)
+        event = await events.receive()
+        assert isinstance(event, NodeDown)
+        assert event.reason == Normal()
+        assert nodes[name].state is MemberState.DOWN
+        assert (await (await successor(system, "single", single)).ask(Where()))[1] != name
+        assert ("plain" in system.registry) is (name != "n0")
+        assert first.is_alive is (name != "n0")
+
+
+async def test_a_rolling_restart_never_has_two_nodes_down() -> None:
+    async with ActorSystem() as system, nodes_here(system, 3) as (nodes, tasks), nodes.events() as events:
+        await nodes.restart()
+        seen = [events.receive_nowait() for _ in range(6)]
+        assert [(type(event), event.member.name) for event in seen] == [
+            (kind, name) for name in ("n0", "n1", "n2") for kind in (NodeDown, NodeUp)
+        ]
+        assert [m.restarts for m in nodes.members] == [1, 1, 1]
+        assert [task.how.exit_code for task in tasks[:3]] == [0, 0, 0]
+
+
+async def test_errors_of_a_spawn_are_raised_at_the_caller() -> None:
+    class Local(Counter):
+        pass
+
+    async with ActorSystem() as system, nodes_here(system, 1) as (nodes, _):
+        with pytest.raises(ConfigurationError, match="inside a function"):
+            await nodes.spawn(Local)
+        with pytest.raises(ConfigurationError, match="Actor classes by their names"):
+            await nodes.spawn(app)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="object"):
+            await nodes.spawn(Counter, object())
+        with pytest.raises(ActorError, match="ValueError: no counter starts at 13"):
+            await nodes.spawn(Counter, 13)
+        with pytest.raises(ActorError, match="ValueError: no counter starts at 13"):
+            await nodes.spawn(Counter, 13, supervise=restart())
+        with pytest.raises(ConfigurationError, match="there is no node 'n7'; there are: n0"):
+            await nodes.spawn(Counter, on="n7")
+        with pytest.raises(ConfigurationError, match="escalate"):
+            await nodes.spawn(Counter, supervise="escalate")
+        with pytest.raises(ConfigurationError, match="conflate"):
+            await nodes.spawn(Counter, mailbox=bounded(3, overflow=conflate(type)))
+        await nodes.spawn(Counter, name="one")
+        with pytest.raises(NameTaken):
+            await nodes.spawn(Counter, name="one")
+
+
+async def test_an_app_that_fails_is_an_error_of_the_block_with_its_traceback() -> None:
+    async with ActorSystem() as system:
+        with pytest.raises(NodeLost, match="n0 has failed: RuntimeError: no such table") as caught:
+            async with nodes_here(system, 1, "tests.actors.nodes.apps:fails"):
+                pass
+        assert "in fails" in caught.value.__notes__[0]
+        with pytest.raises(NodeLost, match="no module named 'nowhere'"):
+            async with nodes_here(system, 1, "nowhere:app"):
+                pass
+        with pytest.raises(NodeLost, match="not_an_app"):
+            async with nodes_here(system, 1, "tests.actors.nodes.apps:not_an_app"):
+                pass
