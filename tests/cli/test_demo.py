@@ -77,7 +77,7 @@ def wait_for(process: subprocess.Popen[str], text: str) -> None:
 def test_a_log_of_ones_own(tmp_path: Path) -> None:
     """One log, of events of several lines: shipped, counted by Spark, delivered; as JSON and as a report. And all that without QUIC."""
     (log,) = (path for path in unpack(tmp_path / "logs", 600) if "kafka" in path.name)
-    with started(tmp_path, "--json", "--input", str(log), quic=False) as process:
+    with started(tmp_path, "--json", "--batch-rows", "100", "--input", str(log), quic=False) as process:
         out, err = process.communicate(timeout=160)
     assert process.returncode == 0, err
     assert err.endswith("levada: no QUIC, so Aqueduct stays within this process: pip install 'levada[quic]'\n")
@@ -87,6 +87,8 @@ def test_a_log_of_ones_own(tmp_path: Path) -> None:
     assert (counts["records"], counts["lines"]) == ({"": begun}, {"": 600})
     assert sum(counts["level"].values()) == sum(counts["template"].values()) == begun < 600
     assert result["verified"] is None
+    assert result["largest_batch"] == 100
+    assert result["micro_batches"] >= begun / 100
     report = (tmp_path / "demo-output" / "report.html").read_text()
     assert f"{begun:,} events of 600 lines" in report
     assert "<script" not in report

@@ -188,6 +188,7 @@ def test_without_limits_a_micro_batch_is_all_there_is(actors: Actors) -> None:
 
 def test_rows_and_octets_of_a_micro_batch_are_limited(actors: Actors) -> None:
     fill(actors, "lines", 8, 4)
+    assert source(actors).getDefaultReadLimit() == ReadMaxRows(1_000_000)
     stream = source(actors, maxRowsPerBatch="3")
     assert stream.getDefaultReadLimit() == ReadMaxRows(3)
     start = stream.initialOffset()

@@ -59,6 +59,9 @@ def add_parser(subparsers: Subparsers) -> None:
         "--lines", type=_number, metavar="N", help="ship the first lines of each log only; nothing is verified then"
     )
     parser.add_argument(
+        "--batch-rows", type=_number, metavar="N", help="most lines of one micro-batch of Spark (default: 50,000)"
+    )
+    parser.add_argument(
         "--serve", action="store_true", help="then keep running: ship files into it, follow the results"
     )
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1)")
@@ -122,7 +125,7 @@ def _log_to(path: Path) -> Iterator[None]:
 async def _run(args: argparse.Namespace, folder: Path, output: Path, show: TextIO) -> int:
     from levada.actors.demo.ingest import sources_of, unpack
     from levada.actors.demo.known import differences, mistakes
-    from levada.actors.demo.pipeline import Pipeline, Settings, pipeline
+    from levada.actors.demo.pipeline import BATCH_ROWS, Pipeline, Settings, pipeline
     from levada.actors.demo.queries import SOURCES
 
     start = time.perf_counter()
@@ -136,6 +139,7 @@ async def _run(args: argparse.Namespace, folder: Path, output: Path, show: TextI
         rate=args.rate,
         host=args.host,
         ports=(ports[0], ports[1], ports[2]),
+        batch_rows=args.batch_rows or BATCH_ROWS,
     )
     demo = Pipeline()
     stop, progress = _Stop(demo), _Progress(demo, show, start)
@@ -235,7 +239,7 @@ class _Progress:
             now = time.perf_counter()
             if demo.phase != said or now - last >= LOG_INTERVAL:
                 said, last = demo.phase, now
-                done = ", ".join(f"{count:,} {name}" for name, count, _ in self._counts())
+                done = ", ".join(f"{count:,} {name}{_share(count, total)}" for name, count, total in self._counts())
                 print(f"[{now - self._start:5.1f} s] {said}: {done}", file=self._out, flush=True)
             await trio.sleep(TERMINAL_INTERVAL)
 
@@ -264,10 +268,16 @@ class _Progress:
         """Return the count, and the total if it is known."""
         demo = self._demo
         shipped = demo.pace.shipped
-        total = shipped if demo.shipped.is_set() else None
+        share = demo.pace.share
+        # The number of records is known by the share of the bytes; when all are shipped it is exact.
+        total = shipped if demo.shipped.is_set() else round(shipped / share) if share else None
         yield "records shipped", shipped, total
         yield "records counted", sum(demo.results.count(source, "records") for source in demo.sources), total
         yield "results received", sum(demo.results.taken.values()), None
+
+
+def _share(count: int, total: int | None) -> str:
+    return f" ({count / total:.0%})" if total else ""
 
 
 def _tell(
@@ -281,7 +291,8 @@ def _tell(
     """Print the result, and its mistakes."""
     if args.json:
         verified = None if wrong is None else not (wrong or differ)
-        print(json.dumps({**_as_json(demo.results), "verified": verified}))
+        facts = {"verified": verified, "micro_batches": demo.batches, "largest_batch": demo.largest}
+        print(json.dumps({**_as_json(demo.results), **facts}))
     else:
         print("\n".join(_summary(demo, seconds)))
         print(f"\nreport: {output / 'report.html'}")

@@ -15,7 +15,7 @@ import functools
 import importlib.util
 import logging
 import math
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,13 @@ from levada.actors import aqueduct, lumberjack, rsocket
 from levada.actors.interop.certificates import make_certificates
 from levada.actors.journal import GetExtent
 from levada.actors.spark.bridge import Bridge, Mailbox, serve_bridge
-from levada.actors.spark.query import AwaitAvailable, GetProgress, Query, QueryFailed
-from levada.framework import ActorSystem, Failed, Ref, restart
+from levada.actors.spark.query import AwaitAvailable, GetProgress, Query, QueryEvent, QueryFailed, QueryProgress
+from levada.framework import Actor, ActorSystem, Failed, Ref, bounded, handles, restart
 from levada.framework.errors import ActorStopped, LevadaError, NoValue
 from levada.transports.carriers import TlsConfig
 
 from .engine import spark_session
-from .ingest import Ingest, Pace, ship
+from .ingest import Ingest, Intake, Pace, ship
 from .live import MAILBOXES, Desk, Results, Subscriber
 from .queries import QUERIES, SOURCES, StreamQuery
 from .rows import Follow, LogLine, Result
@@ -52,6 +52,8 @@ AGAIN = 6
 """Restarts of a failed query: on a busy machine its Python processes are not up within Spark's ten seconds."""
 GRACE = 2.0
 """Seconds that queries have to end after a cancellation."""
+BATCH_ROWS = 50_000
+"""Lines of one micro-batch: on two cores five seconds or so, so counts appear and grow while lines still come."""
 ROUTES = rsocket.CoreConfig(metadata_mime_type=rsocket.COMPOSITE)
 SPARK: dict[str, Any] = {
     # transformWithState takes no other.
@@ -81,6 +83,8 @@ class Settings:
     """Where to listen."""
     ports: tuple[int, int, int] = (0, 0, 0)
     """Of Lumberjack, RSocket and Aqueduct; 0: a free one."""
+    batch_rows: int = BATCH_ROWS
+    """Most lines of one micro-batch."""
 
 
 @attrs.define
@@ -96,6 +100,8 @@ class Pipeline:
     """The results, over Aqueduct."""
     batches: int = 0
     """Micro-batches of all queries."""
+    largest: int = 0
+    """Lines of the largest micro-batch that a query has told of."""
     reader_url: str = ""
     """URL that takes lines in."""
     door_url: str = ""
@@ -176,7 +182,8 @@ async def pipeline(settings: Settings, run: Pipeline) -> AsyncIterator[None]:
         channels = aqueduct.PeerConfig(carrier=carrier, core=aqueduct.AqueductConfig(drain=DRAIN))
         # From the files to Spark.
         logs: Mailbox[LogLine] = await bridge.mailbox("logs", LogLine, partitions=2)
-        ingest = functools.partial(Ingest, logs)
+        intake = system.spawn(Intake, logs, name="intake", mailbox=bounded(64))
+        ingest = functools.partial(Ingest, intake)
         reader_url = f"lumberjack+tls://{host}:{lumberjack_port}"
         async with (
             rsocket.serve(system, door_url, desk.answer, config=rsocket.ServerConfig(core=ROUTES)) as door,
@@ -196,7 +203,7 @@ async def pipeline(settings: Settings, run: Pipeline) -> AsyncIterator[None]:
             async with spark_session(SPARK, settings.log) as spark:
                 run.phase = "running the queries"
                 try:
-                    await _start(system, spark, bridge, settings.folder / "checkpoints", run)
+                    await _start(system, spark, bridge, settings, run)
                     yield
                     await _stop(run.queries.values())
                 finally:
@@ -211,12 +218,12 @@ def _near(url: str) -> str:
 
 async def _ship(system: ActorSystem, settings: Settings, run: Pipeline) -> None:
     run.pace.rate = settings.rate
-    await ship(system, run.reader_url, run.ca, settings.paths, run.pace)
+    await ship(system, [run.reader_url], run.ca, settings.paths, run.pace)
     run.shipped.set()
 
 
-async def _start(system: ActorSystem, spark: SparkSession, bridge: Bridge, checkpoints: Path, run: Pipeline) -> None:
-    """Start a supervised actor for each query, `LANES` at a time; the next starts when one has processed the rows that are there.
+async def _start(system: ActorSystem, spark: SparkSession, bridge: Bridge, settings: Settings, run: Pipeline) -> None:
+    """Start a supervised actor for each query, `LANES` at a time; the next starts when one has processed its first micro-batch.
 
     Each query starts Python processes of its own, and Spark gives up on a process that is not up within ten seconds.
     """
@@ -224,26 +231,59 @@ async def _start(system: ActorSystem, spark: SparkSession, bridge: Bridge, check
     lanes = trio.Semaphore(LANES)
 
     async def one(query: StreamQuery) -> None:
-        async with lanes:
-            start = functools.partial(_stream, query, bridge, checkpoints)
-            ref = system.spawn(Query, spark, start, name=query.name, supervise=again)
+        async with lanes, trio.open_nursery() as first:
+            start = functools.partial(_stream, query, bridge, settings)
+            under_way = trio.Event()
+            progress = system.spawn(_Batches, run, under_way)
+            ref = system.spawn(Query, spark, start, progress, name=query.name, supervise=again)
             run.queries[query.name] = ref
-            await _all_seen(ref, run.log)
 
-    async with trio.open_nursery() as nursery:
+            async def until(wait: Callable[[], Awaitable[object]]) -> None:
+                await wait()
+                first.cancel_scope.cancel()
+
+            first.start_soon(until, under_way.wait)
+            # If no lines come there is no micro-batch either; and this tells of a query that fails for good.
+            first.start_soon(until, functools.partial(_all_seen, ref, run.log))
+
+    async with trio.open_nursery() as starting:
         for query in QUERIES:
             if query.source in run.sources:
-                nursery.start_soon(one, query)
+                starting.start_soon(one, query)
 
 
-def _stream(query: StreamQuery, bridge: Bridge, checkpoints: Path, spark: SparkSession) -> DataStreamWriter:
+class _Batches(Actor[QueryEvent]):
+    """Counts the micro-batches of one query while they come."""
+
+    run: Pipeline
+    under_way: trio.Event
+    """Set with the first one."""
+
+    @handles
+    def note(self, m: QueryEvent) -> None:
+        """Count a micro-batch that had rows."""
+        if isinstance(m, QueryProgress) and m.rows:
+            self.run.batches += 1
+            self.run.largest = max(self.run.largest, m.rows)
+            self.under_way.set()
+
+
+def _stream(query: StreamQuery, bridge: Bridge, settings: Settings, spark: SparkSession) -> DataStreamWriter:
     """Read from one mailbox, through a query, into another."""
     mailboxes = {"address": bridge.address, "tokenFile": str(bridge.token_file)}
-    lines = spark.readStream.format("mailbox").options(**mailboxes, mailbox="logs", group=query.name).load()
+    lines = (
+        spark.readStream.format("mailbox")
+        .options(**mailboxes, mailbox="logs", group=query.name, maxRowsPerBatch=str(settings.batch_rows))
+        .load()
+    )
     rows = query.build(lines.where(lines.source == query.source))
     return (
         rows.writeStream.format("mailbox")
-        .options(**mailboxes, mailbox=query.mailbox, checkpointLocation=str(checkpoints / query.name))
+        .options(
+            **mailboxes,
+            mailbox=query.mailbox,
+            checkpointLocation=str(settings.folder / "checkpoints" / query.name),
+        )
         .queryName(query.name)
         .outputMode(query.mode)
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 
-from levada.framework import Sender, message
+from levada.framework import Asks, Sender, message
 
-__all__ = ["Anomaly", "Attack", "Count", "Follow", "LogLine", "Rate", "Result"]
+__all__ = ["Anomaly", "Attack", "Count", "Follow", "Lines", "LogLine", "Rate", "Result"]
 
 
 @message("levada.demo.LogLine", frozen=True)
@@ -20,6 +20,20 @@ class LogLine:
     offset: int
     """Bytes of the file before the line."""
     text: str
+
+
+@message("levada.demo.Lines", frozen=True)
+class Lines(Asks[None]):
+    """Lines of one file, on their way to the journal; answered when they are on the disk."""
+
+    rows: bytes
+    """Columns of `LogLine`, as an Arrow stream."""
+    key: str
+    """Chooses the partition of the journal: lines with the same key stay in order."""
+    writer: str
+    """The shipper that has numbered these lines; empty: they have no numbers, and may come twice."""
+    numbers: list[tuple[int, int]]
+    """The numbers of the lines, as ranges: the first, and the one behind the last."""
 
 
 @message("levada.demo.Count", frozen=True)

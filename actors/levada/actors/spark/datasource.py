@@ -9,7 +9,7 @@ mailbox               name of the mailbox
 schema                columns to read, as Spark's DDL; some of the mailbox's, in any order. Default: all
 group                 reading a stream: name of the group; the mailbox keeps the rows that it has not read
 startingOffsets       ``earliest``, ``latest``, ``group`` (the group's offsets) or JSON such as ``{"0": 17}``; a checkpoint overrides it
-maxRowsPerBatch       most rows of a micro-batch
+maxRowsPerBatch       most rows of a micro-batch (1,000,000, without ``maxBytesPerBatch``)
 maxBytesPerBatch      most bytes of a micro-batch, in whole blocks of the journal, and at least one for each partition
 minRowsPerBatch       begin no micro-batch with fewer rows…
 maxTriggerDelay       …unless so much time has passed since the last one, such as ``500ms``, ``10s`` or ``2m`` (15m)

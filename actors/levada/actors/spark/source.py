@@ -39,9 +39,12 @@ from levada.framework.errors import ConfigurationError
 from .protocol import Commit, Compare, Compared, Declare, Description, EpochChanged
 from .worker import RemoteMailbox
 
-__all__ = ["BatchSource", "Options", "StreamSource", "columns_for"]
+__all__ = ["MAX_ROWS", "BatchSource", "Options", "StreamSource", "columns_for"]
 
 logger = logging.getLogger("levada.actors.spark")
+
+MAX_ROWS = 1_000_000
+"""Most rows of a micro-batch by default: a second or so of reading, where fixed costs no longer count; what is there after a day may be far more."""
 
 _KNOWN = (
     "address", "tokenFile", "mailbox", "schema", "group", "startingOffsets", "maxRowsPerBatch", "maxBytesPerBatch",
@@ -280,12 +283,10 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _offset(found, begin(self._options, found))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return the limit of ``maxRowsPerBatch`` or ``maxBytesPerBatch``; with both, both apply."""
-        if self._options.max_rows is not None:
-            return ReadMaxRows(self._options.max_rows)
-        if self._options.max_bytes is not None:
+        """Return the limit of ``maxRowsPerBatch`` or ``maxBytesPerBatch``; with both, both apply, and without either `MAX_ROWS`."""
+        if self._options.max_rows is None and self._options.max_bytes is not None:
             return ReadMaxBytes(self._options.max_bytes)
-        return ReadAllAvailable()
+        return ReadMaxRows(self._options.max_rows or MAX_ROWS)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Remember the current end of the mailbox; nothing behind it is read."""
