@@ -26,10 +26,10 @@ import trio
 from levada.actors.demo.ingest import Ingest, Intake, Pace, lines_of, ship, unpack
 from levada.actors.demo.rows import Lines, LogLine
 from levada.actors.interop.certificates import SelfSigned, make_certificates
+from levada.actors.journal import Journal, JournalConfig
+from levada.actors.journal.columns import columns_of
 from levada.actors.lumberjack import Origin, Unit, serve
-from levada.actors.spark import Journal, JournalConfig
 from levada.actors.spark.bridge import Mailbox
-from levada.actors.spark.columns import columns_of
 from levada.framework import ActorSystem, Ref, bounded
 from levada.transports.carriers import TlsConfig
 

@@ -16,8 +16,8 @@ pytest.importorskip("pyspark")
 from levada.actors.demo.ingest import Ingest, Intake, lines_of  # noqa: E402
 from levada.actors.demo.numbers import MOST, Numbers  # noqa: E402
 from levada.actors.demo.rows import Lines, LogLine  # noqa: E402
+from levada.actors.journal import Journal, JournalConfig, Read, columns_of  # noqa: E402
 from levada.actors.lumberjack import Origin, Unit, connect, serve  # noqa: E402
-from levada.actors.spark import Journal, JournalConfig, Read, columns_of  # noqa: E402
 from levada.actors.spark.bridge import Mailbox  # noqa: E402
 from levada.actors.spark.ipc import rows_of_stream  # noqa: E402
 from levada.framework import ActorSystem, Ref  # noqa: E402
@@ -37,7 +37,8 @@ def unit(*events: dict[str, Any]) -> Unit:
 
 
 def rows(lines: Lines) -> list[dict[str, Any]]:
-    return rows_of_stream(lines.rows).to_pylist()
+    found: list[dict[str, Any]] = rows_of_stream(lines.rows).to_pylist()
+    return found
 
 
 def test_lines_of_each_file_and_writer_go_apart_with_their_numbers() -> None:
@@ -115,9 +116,9 @@ async def test_a_window_that_is_sent_again_is_in_the_journal_once(tmp_path: Path
         lost = False
 
         class Losing(Ingest):
-            async def take(self, m: Unit) -> None:
+            async def take(self, unit: Unit) -> None:
                 nonlocal lost
-                await super().take(m)
+                await super().take(unit)
                 if not lost:
                     lost = True
                     raise ConnectionResetError("the node was killed")

@@ -26,9 +26,9 @@ import attrs
 import pyarrow as pa
 import trio
 
+from levada.actors.journal.columns import columns_of
 from levada.actors.lumberjack import Deliver, HostConfig, Tail, TailConfig, Unit, connect, tail
 from levada.actors.spark.bridge import Mailbox
-from levada.actors.spark.columns import columns_of
 from levada.actors.spark.ipc import rows_of_stream
 from levada.actors.spark.protocol import stream_of
 from levada.framework import Actor, ActorSystem, Ref, handles
@@ -150,7 +150,8 @@ class Intake(Actor[Lines]):
         if not m.writer:
             await self.logs.append(rows, key=m.key)
             return
-        known = self._known[m.writer] = self._known.pop(m.writer, None) or Numbers()
+        known = self._known.pop(m.writer, Numbers())
+        self._known[m.writer] = known  # the newest one last
         if len(self._known) > WRITERS:
             del self._known[next(iter(self._known))]
         new = known.new(m.numbers)
