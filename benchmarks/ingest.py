@@ -23,7 +23,8 @@ from pathlib import Path
 
 import trio
 
-from levada.actors.demo.ingest import Ingest, Intake, Pace, lines_of, ship, unpack
+from levada.actors.demo.ingest import Intake, Pace, ship, unpack
+from levada.actors.demo.parsing import Ingest, lines_of
 from levada.actors.demo.rows import Lines, LogLine
 from levada.actors.interop.certificates import SelfSigned, make_certificates
 from levada.actors.journal import Journal, JournalConfig

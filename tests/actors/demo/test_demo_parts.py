@@ -15,9 +15,10 @@ for needed in ("pyarrow", "pyspark"):
     pytest.importorskip(needed)
 
 from levada.actors import aqueduct, rsocket  # noqa: E402
-from levada.actors.demo.ingest import Pace, source_of  # noqa: E402
+from levada.actors.demo.ingest import Pace  # noqa: E402
 from levada.actors.demo.known import KNOWN, differences, mistakes  # noqa: E402
 from levada.actors.demo.live import Desk, Feed, Results, Subscriber  # noqa: E402
+from levada.actors.demo.parsing import source_of  # noqa: E402
 from levada.actors.demo.pipeline import Pipeline  # noqa: E402
 from levada.actors.demo.report import Facts, report  # noqa: E402
 from levada.actors.demo.rows import Anomaly, Attack, Count, Follow, Rate  # noqa: E402

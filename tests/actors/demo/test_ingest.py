@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
-from levada.actors.demo.ingest import Ingest, Intake, lines_of  # noqa: E402
+from levada.actors.demo.ingest import Intake  # noqa: E402
 from levada.actors.demo.numbers import MOST, Numbers  # noqa: E402
+from levada.actors.demo.parsing import Ingest, lines_of  # noqa: E402
 from levada.actors.demo.rows import Lines, LogLine  # noqa: E402
 from levada.actors.journal import Journal, JournalConfig, Read, columns_of  # noqa: E402
 from levada.actors.lumberjack import Origin, Unit, connect, serve  # noqa: E402
@@ -151,3 +152,11 @@ def test_numbers_with_many_gaps_are_bounded() -> None:
     known.add((2 * number, 2 * number + 1) for number in range(10 * MOST))
     assert known.ranges[0] == (18 * MOST, 18 * MOST + 1)
     assert len(known.ranges) == MOST
+
+
+def test_lines_go_in_parts_that_a_connection_carries() -> None:
+    """A few lines of a megabyte; the numbers stay with their lines."""
+    long = "x" * (1 << 20)
+    found = lines_of(unit(*(event(long, number) for number in range(5)), event("y", 5)))
+    assert [each.numbers for each in found] == [[(0, 2)], [(2, 4)], [(4, 6)]]
+    assert all(len(each.rows) < 9 << 20 for each in found)

@@ -59,10 +59,12 @@ async def spark_session(conf: Mapping[str, Any], log: Path) -> AsyncIterator[Spa
         yield found[0]
     finally:
         with trio.CancelScope(shield=True):
+            # Workers of a Java that has ended are nobody's children here, and may take a while to notice.
+            family = _family(before)
             if found:
                 with trio.move_on_after(STOPPING):
                     await trio.to_thread.run_sync(_stop, found[0], abandon_on_cancel=True)
-            await trio.to_thread.run_sync(_end, before)
+            await trio.to_thread.run_sync(_end, before, family)
 
 
 async def _come_up(conf: Mapping[str, Any], before: set[int], found: list[SparkSession]) -> None:
@@ -88,7 +90,7 @@ async def _come_up(conf: Mapping[str, Any], before: set[int], found: list[SparkS
             given_up = True
             with trio.CancelScope(shield=True):
                 while not over.is_set():
-                    await trio.to_thread.run_sync(_end, before)
+                    await trio.to_thread.run_sync(_end, before, {})
                     with trio.move_on_after(0.05):
                         await over.wait()
 
@@ -97,17 +99,38 @@ def descendants(process: int) -> list[int]:
     """List the descendants of a process; empty without ``/proc``."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            # The program's name is in parentheses and may have anything in it.
-            state, parent = entry.read_text(errors="replace").rpartition(")")[2].split()[:2]
-        except (OSError, ValueError):
-            continue  # it has just ended
-        if state != "Z":
+        parent = _fact(int(entry.parent.name), 1)
+        if parent is not None:
             children.setdefault(int(parent), []).append(int(entry.parent.name))
     found = [process]
     for one in found:
         found += children.get(one, [])
     return found[1:]
+
+
+def _family(before: set[int]) -> dict[int, str | None]:
+    """Find Spark's processes, and when each was started. Nodes are children too, but lead process groups of their own; Java does not."""
+    own = str(os.getpgrp())
+    found = dict[int, str | None]()
+    for process in descendants(os.getpid()):
+        if process not in before and (_fact(process, 1), _fact(process, 2)) == (str(os.getpid()), own):
+            found |= {each: _began(each) for each in (process, *descendants(process))}
+    return found
+
+
+def _fact(process: int, number: int) -> str | None:
+    """Read a field of ``/proc/PID/stat`` behind the program's name; None if the process has ended."""
+    try:
+        # The name is in parentheses and may have anything in it.
+        fields = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return fields[number] if fields and fields[0] != "Z" else None
+
+
+def _began(process: int) -> str | None:
+    """Return when a process was started, which tells it from a later one with the same number; None if it has ended."""
+    return _fact(process, 19)
 
 
 @contextlib.contextmanager
@@ -137,11 +160,15 @@ def _stop(spark: SparkSession) -> None:
         java.wait(STOPPING)
 
 
-def _end(before: set[int]) -> None:
-    """End the processes that were started since: Java first, and its workers with it."""
+def _end(before: set[int], family: dict[int, str | None]) -> None:
+    """End the processes that were started since, and what is left of a family that is known already."""
     deadline = time.monotonic() + STOPPING
     number = signal.SIGTERM
-    while left := [process for process in descendants(os.getpid()) if process not in before]:
+    while True:
+        family |= _family(before)
+        left = [process for process, began in family.items() if began is not None and _began(process) == began]
+        if not left:
+            break
         for process in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, number)

@@ -26,19 +26,18 @@ import attrs
 import pyarrow as pa
 import trio
 
-from levada.actors.journal.columns import columns_of
-from levada.actors.lumberjack import Deliver, HostConfig, Tail, TailConfig, Unit, connect, tail
+from levada.actors.lumberjack import Deliver, HostConfig, Tail, TailConfig, connect, tail
 from levada.actors.spark.bridge import Mailbox
 from levada.actors.spark.ipc import rows_of_stream
-from levada.actors.spark.protocol import stream_of
-from levada.framework import Actor, ActorSystem, Ref, handles
+from levada.framework import Actor, ActorSystem, handles
 from levada.framework.errors import ConfigurationError
 from levada.transports.carriers import TlsConfig
 
 from .numbers import Numbers
+from .parsing import source_of
 from .rows import Lines, LogLine
 
-__all__ = ["LOGS", "Ingest", "Intake", "Pace", "lines_of", "ship", "source_of", "sources_of", "unpack"]
+__all__ = ["LOGS", "Intake", "Pace", "ship", "sources_of", "unpack"]
 
 LOGS = ("apache-access-2015.log", "linux-auth-2017.log", "kafka-controller-2016.log")
 """The demo's own logs."""
@@ -46,92 +45,6 @@ EVENT = r"^\["
 """The beginning of an event, in a log whose events may have several lines."""
 WRITERS = 64
 """Writers whose numbers are known; one more, and the one that was silent for longest is forgotten."""
-
-# One expression with three names: 0.5 µs a line, half of what three expressions take.
-_SOURCE = re.compile(
-    r"(?P<access>\S+ \S+ \S+ \[\d\d/[A-Z][a-z]{2}/\d{4}:)"
-    r"|(?P<auth>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ [^:]+: )"
-    r"|(?P<kafka>\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+\] [A-Z]+ )"
-)
-# As `levada.actors.lumberjack.connect` makes them; a field of this name that says something else does not count.
-_STAMP = re.compile(r"([0-9a-f]{12})-(\d{1,18})")
-
-
-def source_of(text: str) -> str:
-    """Return the source of a line by its beginning, or ``other``."""
-    found = _SOURCE.match(text)
-    return "other" if found is None else found.lastgroup or "other"
-
-
-def lines_of(unit: Unit) -> list[Lines]:
-    """Put the lines of a unit into columns, those of each file and writer apart."""
-    by_file: dict[tuple[str, str, str], list[tuple[str, int, int]]] = {}
-    for event in unit.events:
-        # Ours says "line", the Beats say "message" and have the rest elsewhere.
-        text = str(event.get("line", event.get("message", "")))
-        host, file = event.get("host"), event.get("file")
-        stamp = _STAMP.fullmatch(str(event.get("stamp", "")))
-        writer, number = stamp.groups() if stamp is not None else ("", "0")
-        where = (host if isinstance(host, str) else unit.origin.peer, file if isinstance(file, str) else "", writer)
-        by_file.setdefault(where, []).append((text, _number(event.get("offset")), int(number)))
-    return [_lines(*where, found) for where, found in by_file.items()]
-
-
-def _lines(host: str, file: str, writer: str, found: list[tuple[str, int, int]]) -> Lines:
-    texts, offsets, numbers = zip(*found, strict=True)
-    count = len(found)
-    # By columns: a message for each line would cost 2 µs more.
-    columns = [
-        pa.array(list(map(source_of, texts)), pa.string()),
-        pa.repeat(_readable(host), count),
-        pa.repeat(_readable(file), count),
-        pa.array(offsets, pa.int64()),
-        _strings(texts),
-    ]
-    rows = pa.RecordBatch.from_arrays(columns, schema=columns_of(LogLine).schema)
-    return Lines(stream_of(rows), _readable(f"{host}:{file}"), writer, _runs(numbers) if writer else [])
-
-
-def _number(text: object) -> int:
-    """Read a number that a writer sent as text; 0 for anything else."""
-    # A column has 63 bits for it.
-    return int(text) if isinstance(text, str) and text.isdecimal() and len(text) < 19 else 0
-
-
-def _strings(texts: Sequence[str]) -> pa.Array:
-    try:
-        return pa.array(texts, pa.string())
-    except UnicodeEncodeError:
-        return pa.array(list(map(_readable, texts)), pa.string())
-
-
-def _readable(text: str) -> str:
-    """Replace what was not UTF-8 in the file; Spark's strings cannot hold it."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
-def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Write numbers as ranges: the first number, and the one behind the last."""
-    first, last = numbers[0], numbers[-1]
-    if last - first == len(numbers) - 1 and numbers == tuple(range(first, last + 1)):
-        return [(first, last + 1)]
-    return [(number, number + 1) for number in numbers]
-
-
-class Ingest(Actor[Unit]):
-    """Parses the lines of one connection of the reader."""
-
-    intake: Ref[Lines]
-
-    async def started(self) -> None:
-        """Make the first array in a thread: Arrow looks for pandas then, which takes half a second."""
-        await trio.to_thread.run_sync(pa.array, [""])
-
-    @handles
-    async def take(self, unit: Unit) -> None:
-        """Have the lines of a unit put into the journal; the answer, when they are on disk, is the acknowledgement."""
-        for lines in lines_of(unit):
-            await self.intake.ask(lines, timeout=None)
 
 
 class Intake(Actor[Lines]):

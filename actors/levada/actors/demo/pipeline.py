@@ -35,8 +35,9 @@ from levada.framework.errors import ActorStopped, LevadaError, NoValue
 from levada.transports.carriers import TlsConfig
 
 from .engine import spark_session
-from .ingest import Ingest, Intake, Pace, ship
+from .ingest import Intake, Pace, ship
 from .live import MAILBOXES, Desk, Results, Subscriber
+from .parsing import Ingest
 from .queries import QUERIES, SOURCES, StreamQuery
 from .rows import Follow, LogLine, Result
 
