@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
+from typing import Any
 
+from levada.actors.nodes import nodes_of
 from levada.framework import Actor, ActorSystem, Asks, Ref, handles, message
 
 
@@ -54,6 +56,36 @@ class Counter(Actor[Add | Where | Fail]):
     def fail(self, m: Fail) -> None:
         """Fail."""
         raise RuntimeError("as told")
+
+
+@message("tests.nodes.SpawnOn")
+class SpawnOn(Asks[Ref[Any]]):
+    """Spawn a counter on a node, from another node."""
+
+    on: str
+    name: str | None = None
+
+
+@message("tests.nodes.Ask")
+class Ask(Asks[int]):
+    """Ask a counter."""
+
+    counter: Ref[Any]
+
+
+class Friend(Actor[SpawnOn | Ask]):
+    """Uses the fleet from a node."""
+
+    @handles
+    async def spawn_on(self, m: SpawnOn) -> Ref[Any]:
+        """Spawn."""
+        return await nodes_of(self.system).spawn(Counter, 40, on=m.on, name=m.name)
+
+    @handles
+    async def ask(self, m: Ask) -> int:
+        """Ask."""
+        total: int = await m.counter.ask(Add(1))
+        return total
 
 
 async def app(system: ActorSystem) -> AsyncIterator[None]:

@@ -67,6 +67,11 @@ class InProcess:
     def __init__(self, handed: unix.HandedListener) -> None:
         self.handed = handed
         self.tasks: list[Task] = []
+        self.driver_url = "aqueduct+memory://driver"
+
+    def listen_url(self, run: Run) -> str:
+        """Where a node is to listen."""
+        return f"aqueduct+memory://{run.name}.{run.number}"
 
     @asynccontextmanager
     async def start(self, run: Run) -> AsyncIterator[Task]:
@@ -99,6 +104,7 @@ async def nodes_here(
     handed = unix.HandedListener(100)
     launcher = InProcess(handed)
     async with (
+        fleet.listen(launcher.driver_url),
         fleet.serve(partial(listen_over, handed, QMUX)),
         fleet.nodes(n, app, launcher, names, settings),
     ):

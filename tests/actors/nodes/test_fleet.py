@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from levada.actors.nodes import MemberState, NodeDown, NodeLost, NodeUp, nodes_o
 from levada.framework import ActorSystem, Failed, Lost, Normal, Ref, bounded, conflate, restart
 from levada.framework.errors import ActorError, ConfigurationError, NameTaken, NameUnknown
 
-from .apps import Add, Counter, Fail, Where, app
+from .apps import Add, Ask, Counter, Fail, Friend, SpawnOn, Where, app
 from .conftest import nodes_here
 
 pytestmark = pytest.mark.usefixtures("autojump_clock")
@@ -152,3 +153,26 @@ async def test_an_app_that_fails_is_an_error_of_the_block_with_its_traceback() -
         with pytest.raises(NodeLost, match="not_an_app"):
             async with nodes_here(system, 1, "tests.actors.nodes.apps:not_an_app"):
                 pass
+
+
+async def test_nodes_spawn_on_each_other_and_refs_travel_between_all_members() -> None:
+    async with ActorSystem() as system, nodes_here(system, 3) as (nodes, tasks):
+        friend, other = await nodes.spawn(Friend, on="n0"), await nodes.spawn(Friend, on="n2")
+        counter = await friend.ask(SpawnOn("n1", "shared"))
+        assert await counter.ask(Where()) == (os.getpid(), "n1")
+        assert system.registry["shared"] is counter
+        assert await friend.ask(Ask(counter)) == 41
+        assert await other.ask(Ask(counter)) == 42
+        here = system.spawn(Counter, 1)
+        assert await other.ask(Ask(here)) == 2
+        tasks[1].kill()
+        assert isinstance(await counter.terminated(), Lost)
+        with pytest.raises(ActorError, match="n1"):
+            await other.ask(Ask(counter))
+
+
+async def test_a_node_knows_the_members_and_a_mistake_in_it_is_an_error_there() -> None:
+    async with ActorSystem() as system, nodes_here(system, 2) as (nodes, _):
+        friend = await nodes.spawn(Friend, on="n0")
+        with pytest.raises(ActorError, match="there is no node 'n5'; there are: n0, n1"):
+            await friend.ask(SpawnOn("n5"))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
 from functools import partial
+from urllib.parse import unquote, urlsplit
 
 import trio
 
@@ -42,6 +44,7 @@ class _Process:
         self._connection = connection
         self._grace = 1.0
         self._lost = ""
+        self._folder = ""
         self._life = trio.CancelScope()
         self._token: trio.lowlevel.TrioToken | None = None
         self._heart = Heart(heartbeat, self._driver_lost)
@@ -58,6 +61,7 @@ class _Process:
 
     def _settle(self, welcome: Welcome) -> None:
         self._grace = welcome.grace
+        self._folder = os.path.dirname(unquote(urlsplit(welcome.listen).path))
         self._heart.settle(welcome.beat, welcome.silence)
         sys.path[:] = welcome.path
         logging.getLogger().setLevel(welcome.log_level)
@@ -70,6 +74,11 @@ class _Process:
 
             for limit, value in welcome.rlimits.items():
                 resource.setrlimit(getattr(resource, limit), (value, value))
+
+    def clean_up(self) -> None:
+        """Remove the folder of the fleet's sockets, which the driver can no longer do."""
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     async def run(self) -> None:
         """Run until told to end."""
@@ -106,6 +115,7 @@ def main(arguments: list[str]) -> int:
     except BaseExceptionGroup as group:
         _, rest = group.split(ConnectionError)
         if rest is None:
+            process.clean_up()
             return ORPHANED
         errors = rest.exceptions
         if len(errors) == 1 and isinstance(errors[0], LevadaError):

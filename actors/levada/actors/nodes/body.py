@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import trio
 
 from levada.actors.apps import app_of, find, listed
-from levada.actors.aqueduct import Peer, PeerConfig, connect_over
+from levada.actors.aqueduct import Peer, connect_over
 from levada.framework import (
     Actor,
     ActorSystem,
@@ -94,15 +94,16 @@ async def run_node(
         life.cancel()
 
     with trio.CancelScope() as life:
-        async with (
-            ActorSystem(name) as system,
-            connect_over(system, opens, Hello, PeerConfig(), expose=lambda _: True) as peer,
-            trio.open_nursery() as nursery,
-        ):
-            node = _Body(system, peer, end, settle)
-            nursery.start_soon(follow, peer, node)
-            failure = await node.run()
-            nursery.cancel_scope.cancel()
+        async with ActorSystem(name) as system:
+            side = NodeSide(system, secrets.token_bytes(16))
+            async with (
+                connect_over(system, opens, Hello, side.config(""), expose=lambda _: True) as peer,
+                trio.open_nursery() as nursery,
+            ):
+                node = _Body(side, peer, end, settle)
+                nursery.start_soon(follow, peer, node)
+                failure = await node.run()
+                nursery.cancel_scope.cancel()
     if gone:
         raise ConnectionLost("the driver has ended, or has cut the connection")
     if failure is not None:
@@ -110,10 +111,9 @@ async def run_node(
 
 
 class _Body:
-    def __init__(
-        self, system: ActorSystem, peer: Peer[Hello], end: trio.Event, settle: Callable[[Welcome], None]
-    ) -> None:
-        self._system = system
+    def __init__(self, side: NodeSide, peer: Peer[Hello], end: trio.Event, settle: Callable[[Welcome], None]) -> None:
+        self._side = side
+        self._system = side.system
         self._peer = peer
         self._end = end
         self._settle = settle
@@ -121,20 +121,18 @@ class _Body:
 
     async def run(self) -> NodeLost | None:
         """Run the app until the end; return what went wrong."""
-        system, failure = self._system, None
-        node_id = secrets.token_bytes(16)
-        control = system.spawn(Control, self._end)
+        system, side, failure = self._system, self._side, None
+        control = system.spawn(Control, side, self._end)
         answer: OneshotSender[Welcome | Refused]
         answered: OneshotReceiver[Welcome | Refused]
         answer, answered = oneshot(Welcome | Refused, name="welcome")
         hello = Hello(
-            node_id=node_id,
+            node_id=side.node_id,
             pid=os.getpid(),
             host=socket.gethostname(),
             python=platform.python_version(),
             version=version("levada"),
             schema=control_schema(),
-            url="",
             control=control,
             answer=answer,
         )
@@ -147,13 +145,15 @@ class _Body:
             return NodeLost(f"refused by the driver: {welcome.text}")
         system.name = welcome.name
         self.grace = welcome.grace
-        side = NodeSide(system, node_id, welcome)
-        control.tell(_Settled(side))
+        side.welcomed(welcome)
         try:
             self._settle(welcome)
-            async with app_of(find(welcome.app), welcome.app)(system) as listeners:
+            async with (
+                side.listen(welcome.listen) as members,
+                app_of(find(welcome.app), welcome.app)(system) as listeners,
+            ):
                 urls = [listener.url for listener in listed(listeners)]
-                refusal = await welcome.node.ask(Ready(urls, fingerprints()), timeout=None)
+                refusal = await welcome.node.ask(Ready(members.url, urls, fingerprints()), timeout=None)
                 if refusal:
                     return NodeLost(f"refused by the driver: {refusal}")
                 await self._end.wait()
@@ -168,25 +168,11 @@ class _Body:
         return failure
 
 
-class _Settled:
-    """The driver has answered."""
-
-    def __init__(self, side: NodeSide) -> None:
-        self.side = side
-
-
-class Control(Actor[Spawn | Changed | Drain | _Settled]):
+class Control(Actor[Spawn | Changed | Drain]):
     """Obeys the driver. The parent of the actors that it has started here."""
 
+    side: NodeSide
     end: trio.Event
-
-    def __attrs_post_init__(self) -> None:
-        self.side: NodeSide | None = None
-
-    @handles
-    def settled(self, m: _Settled) -> None:
-        """Take what the driver says of other nodes."""
-        self.side = m.side
 
     @handles
     def drain(self, m: Drain) -> None:
@@ -196,8 +182,7 @@ class Control(Actor[Spawn | Changed | Drain | _Settled]):
     @handles
     def changed(self, m: Changed) -> None:
         """Note what another node is now."""
-        if self.side is not None:
-            self.side.changed(m)
+        self.side.changed(m)
 
     @handles
     async def spawn_here(self, m: Spawn) -> Ref[Any] | None:
@@ -226,15 +211,22 @@ class Control(Actor[Spawn | Changed | Drain | _Settled]):
 class NodeSide(Nodes):
     """A fleet as one of its nodes has it."""
 
-    def __init__(self, system: ActorSystem, node_id: bytes, welcome: Welcome) -> None:
+    def __init__(self, system: ActorSystem, node_id: bytes) -> None:
         super().__init__(system, node_id)
-        self.name = welcome.name
-        """The name of this node."""
-        self.index = welcome.index
-        """Its number, from 0 on."""
-        self._coordinator = welcome.coordinator
+        self._welcome: Welcome | None = None
+
+    def welcomed(self, welcome: Welcome) -> None:
+        """Note who else is there."""
+        self._welcome = welcome
+        self.refs.known(welcome.driver, "the driver")
         for member in welcome.members:
             self.directory.change(member)
+
+    def _url_of(self, node_id: bytes) -> str:
+        welcome = self._welcome
+        if welcome is not None and welcome.driver == node_id:
+            return welcome.driver_url
+        return super()._url_of(node_id)
 
     def changed(self, news: Changed) -> None:
         """Note what a node is now."""
@@ -246,8 +238,10 @@ class NodeSide(Nodes):
         self.directory.change(member, Failed(lost))
 
     async def _ask(self, question: Any, timeout: float | None) -> Any:
+        if self._welcome is None:
+            raise ActorError("the driver has not answered yet")
         try:
-            return await self._coordinator.ask(question, timeout=timeout)
+            return await self._welcome.coordinator.ask(question, timeout=timeout)
         except ActorError as error:
             cause = error.__cause__
             if isinstance(cause, RemoteFailure) and cause.kind == "ConfigurationError":

@@ -6,6 +6,7 @@ A system has one fleet. In its driver it is a `Fleet`, which starts nodes and de
 
 from __future__ import annotations
 
+import os
 import secrets
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -17,13 +18,14 @@ import attrs
 import trio
 
 from levada.actors.apps import importable
-from levada.actors.aqueduct import Listener, PeerConfig, serve_over
+from levada.actors.aqueduct import FleetRefs, Listener, Peer, PeerConfig, connect, serve, serve_over
 from levada.actors.authentication import Credentials
 from levada.framework import (
     Actor,
     ActorSystem,
     Failed,
     Identity,
+    Lost,
     MailboxPolicy,
     Reason,
     Receiver,
@@ -36,9 +38,10 @@ from levada.framework import (
     handles,
     restart,
 )
-from levada.framework.errors import ActorError, ActorStopped, ConfigurationError, NameTaken
+from levada.framework.errors import ActorError, ActorStopped, ConfigurationError, ConnectionLost, NameTaken
 from levada.framework.supervisor import StartChild, StopChild
 from levada.transports.aqueduct import QMUX_ALPN
+from levada.transports.carriers import unix
 from levada.transports.qmux import QmuxConfig
 
 from .directory import Directory
@@ -66,10 +69,8 @@ __all__ = ["QMUX", "Coordinator", "Fleet", "Nodes", "nodes_of"]
 
 T = TypeVar("T")
 
-QMUX: Final = QmuxConfig(
-    protocols=(QMUX_ALPN,), max_streams=4096, max_streams_unidirectional=4096, idle_timeout=0, keepalive=False
-)
-"""For connections whose end the operating system reports: no idle time-out, no pings."""
+QMUX: Final = QmuxConfig(protocols=(QMUX_ALPN,), max_streams=4096, max_streams_unidirectional=4096, idle_timeout=0)
+"""For connections whose end the operating system reports: no idle time-out."""
 
 _ABROAD: Final[Mapping[str, Literal["transient", "temporary"]]] = {
     "permanent": "transient",
@@ -95,6 +96,14 @@ def nodes_of(system: ActorSystem) -> Nodes:
         ) from None
 
 
+async def _ignore(_: Any) -> None:
+    """Take what no member sends."""
+
+
+def _all(_: str) -> bool:
+    return True
+
+
 class Nodes:
     """The nodes of a fleet. `local_nodes` yields it; `nodes_of` finds it in the driver and in each node."""
 
@@ -105,11 +114,51 @@ class Nodes:
         self.node_id = node_id
         """16 random bytes: this process, in this fleet."""
         self.directory = Directory(system)
+        self.refs = FleetRefs(system, node_id, self._dial)
+        """The refs that travel between the members."""
+        self.directory.watchers.append(self._learn)
         _fleets[system] = self
         system.at_end("flush", self._forget)
 
     async def _forget(self) -> None:
         _fleets.pop(self.system, None)
+
+    def config(self, url: str) -> PeerConfig:
+        """Return the settings of connections between members, by the URL of the listener.
+
+        Args:
+            url: empty for a socket pair.
+        """
+        carrier = None
+        if url.startswith("aqueduct+unix:"):
+            # The folder of the sockets is for this user alone, too.
+            carrier = attrs.evolve(QMUX, below=unix.UnixConfig(allowed_uids={os.getuid()}))
+        return PeerConfig(fleet=self.refs, carrier=carrier)
+
+    def listen(self, url: str) -> AbstractAsyncContextManager[Listener]:
+        """Let other members connect, to claim refs."""
+        return serve(self.system, url, _ignore, Any, expose=_all, config=self.config(url))
+
+    def _url_of(self, node_id: bytes) -> str:
+        """Return where a member listens; empty if that is not known."""
+        return next((member.url for member in self.members if member.node_id == node_id), "")
+
+    @asynccontextmanager
+    async def _dial(self, node_id: bytes) -> AsyncIterator[Peer[Any]]:
+        url = self._url_of(node_id)
+        if not url:
+            raise ConnectionLost(f"the node {self.refs.name_of(node_id)} does not listen")
+        async with connect(self.system, url, object, expose=_all, config=self.config(url)) as peer:
+            yield peer
+
+    def _learn(self, member: Member, reason: Reason | None) -> None:
+        """Let refs of a node be claimed from now on, or end them."""
+        if member.node_id == self.node_id or not member.node_id:
+            return
+        if member.state is MemberState.UP:
+            self.refs.known(member.node_id, member.name)
+        elif member.state is MemberState.DOWN:
+            self.refs.ended(member.node_id, Lost(member.name))
 
     @property
     def members(self) -> list[Member]:
@@ -239,9 +288,10 @@ class Fleet(Nodes):
             authenticate: says which `Run` a connection belongs to, by `Identity.name`; by default the name that the carrier gives
                 the peer, as for a socket pair.
         """
-        config = PeerConfig()
+        authenticate = authenticate or _by_address
+        config = self.config("")
         async with serve_over(
-            self.system, listening, self._hello, Hello, config, authenticate=authenticate or _by_address
+            self.system, listening, self._hello, Hello, config, authenticate=authenticate
         ) as listener:
             self._listeners.append(listener)
             try:

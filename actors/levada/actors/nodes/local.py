@@ -13,7 +13,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
+from tempfile import TemporaryDirectory
 from typing import Any, Final
+from urllib.parse import quote
 
 import trio
 
@@ -79,11 +81,13 @@ async def local_nodes(
         raise ConfigurationError("local nodes need POSIX: child processes with inherited sockets")
     settings = settings or NodeSettings()
     fleet = Fleet.of(system)
-    with Pulse(settings.beat) as pulse:
+    with Pulse(settings.beat) as pulse, TemporaryDirectory(prefix="levada-") as folder:
         handed = unix.HandedListener(1024)
+        launcher = ChildProcesses(handed, pulse, folder, settings)
         async with (
+            fleet.listen(launcher.driver_url),
             fleet.serve(partial(listen_over, handed, QMUX)),
-            fleet.nodes(n, app, ChildProcesses(handed, pulse, settings), names, settings),
+            fleet.nodes(n, app, launcher, names, settings),
         ):
             yield fleet
 
@@ -94,13 +98,24 @@ class ChildProcesses:
     Args:
         handed: takes the driver's ends of their connections.
         pulse: exchanges heartbeats with them.
+        folder: for their sockets; only this user may enter it.
         settings: of the nodes.
     """
 
-    def __init__(self, handed: unix.HandedListener, pulse: Pulse, settings: NodeSettings) -> None:
+    def __init__(self, handed: unix.HandedListener, pulse: Pulse, folder: str, settings: NodeSettings) -> None:
         self._handed = handed
         self._pulse = pulse
+        self._folder = folder
         self._settings = settings
+
+    @property
+    def driver_url(self) -> str:
+        """Where the driver listens for these nodes."""
+        return f"aqueduct+unix://{quote(self._folder)}/driver"
+
+    def listen_url(self, run: Run) -> str:
+        """Return the URL where a node is to listen."""
+        return f"aqueduct+unix://{quote(self._folder)}/{run.index}.{run.number}"
 
     @asynccontextmanager
     async def start(self, run: Run) -> AsyncIterator[Child]:

@@ -49,7 +49,7 @@ class Member:
     host: str
     """The name of its machine; empty until it has said hello."""
     url: str
-    """Where it listens for other members; empty if it does not."""
+    """Where it listens for other members; empty until it is up."""
     started: float
     """When its process was started: seconds since the epoch."""
     restarts: int
@@ -110,8 +110,12 @@ class Welcome:
     rlimits: dict[str, int]
     members: list[Member]
     """All nodes, this one too."""
+    listen: str
+    """The URL where the node is to listen for other members."""
     driver: bytes
     """The driver's node id."""
+    driver_url: str
+    """Where the driver listens for claims of its refs."""
     node: Ref[Any]
     """Takes `Ready` and `AppFailed`."""
     coordinator: Ref[Any]
@@ -130,8 +134,6 @@ class Hello:
     """Of levada."""
     schema: str
     """The fingerprint of all these messages."""
-    url: str
-    """Where it listens for other members; empty if it does not."""
     control: Ref[Any]
     answer: OneshotSender[Welcome | Refused]
 
@@ -140,8 +142,10 @@ class Hello:
 class Ready(Asks[str]):
     """The app is ready. The answer is empty, or says why the node is refused."""
 
+    url: str
+    """Where it listens for other members."""
     listeners: list[str]
-    """URLs."""
+    """URLs of the app."""
     classes: dict[str, str]
     """Fingerprints of the message classes that the node knows, by tag."""
 

@@ -96,6 +96,15 @@ class Process(Protocol):
 class Launcher(Protocol):
     """Starts the processes of nodes."""
 
+    @property
+    def driver_url(self) -> str:
+        """Where the driver listens for these nodes, when they claim its refs."""
+        ...
+
+    def listen_url(self, run: Run) -> str:
+        """Return the URL where a node is to listen for other members."""
+        ...
+
     def start(self, run: Run) -> AbstractAsyncContextManager[Process]:
         """Start a process; leaving the context kills it, if it still runs, and waits until it is gone.
 
@@ -286,9 +295,7 @@ class Node(Actor[Any]):
         self.greeted = True
         place.control = hello.control
         self.watch(hello.control)
-        self._change(
-            MemberState.STARTING, node_id=hello.node_id, pid=hello.pid, host=printable(hello.host), url=hello.url
-        )
+        self._change(MemberState.STARTING, node_id=hello.node_id, pid=hello.pid, host=printable(hello.host))
         affinity = settings.affinity
         return Welcome(
             name=place.name,
@@ -303,7 +310,9 @@ class Node(Actor[Any]):
             affinity=list(affinity[place.index % len(affinity)]) if affinity else [],
             rlimits=dict(settings.rlimits),
             members=self.fleet.directory.members,
+            listen=place.launcher.listen_url(self.run_of),
             driver=self.fleet.node_id,
+            driver_url=place.launcher.driver_url,
             node=self.ref,
             coordinator=self.fleet.coordinator,
         )
@@ -325,7 +334,7 @@ class Node(Actor[Any]):
             return str(error)
         self.timers.cancel("start")
         self.place.begun = True
-        self._change(MemberState.UP)
+        self._change(MemberState.UP, url=m.url)
         return ""
 
     @handles
