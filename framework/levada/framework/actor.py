@@ -208,6 +208,7 @@ class Actor(Generic[M]):
         """The peer whose message is being handled, if it came over a connection; None for a message of this system.
 
         An actor that a connection has spawned always has a peer, also for its own timers and between messages: that of the connection.
+        In a route of RSocket it is the peer of the request, which may have credentials of its own.
         A task of the actor reads this before it waits, since the actor may handle another message by then.
         """
         return peer_of(self._bound())

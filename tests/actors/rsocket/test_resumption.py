@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +16,14 @@ from tests.transports.conftest import make_authority
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.authentication import Credentials, PeerRefused, Refused
+from levada.actors.authenticators import UnixUsers
 from levada.actors.rsocket import (
     Backoff,
     ClientConfig,
     ConnectedPeer,
     CoreConfig,
     EndReason,
+    Listener,
     Payload,
     Request,
     ServerConfig,
@@ -26,7 +31,7 @@ from levada.actors.rsocket import (
 from levada.framework import ActorSystem, Identity
 from levada.framework.errors import ConnectionLost
 from levada.framework.testing import Probe
-from levada.transports.carriers import ByteStream, MemoryConfig, TlsConfig, dial
+from levada.transports.carriers import ByteStream, MemoryConfig, TlsConfig, UnixConfig, dial
 from levada.transports.rsocket import ErrorCode
 from levada.transports.rsocket.frames import (
     ErrorFrame,
@@ -215,6 +220,40 @@ async def test_a_new_carrier_replaces_one_that_looks_alive(autojump_clock: MockC
         assert len(listener.peers) == 1
 
 
+HELLO = SetupFrame(
+    version=(1, 0), keepalive_ms=20_000, lifetime_ms=90_000, token=b"token", metadata_mime_type="text/plain",
+    data_mime_type="text/plain", payload=Payload(b""),
+)  # fmt: skip
+BACK = ResumeFrame(version=(1, 0), token=b"token", server_position=0, client_position=0)
+ASK = KeepaliveFrame(respond=True, position=0, data=b"")
+
+
+async def first_answer(listener: Listener, carrier: TlsConfig | UnixConfig, *frames: Frame) -> Frame:
+    """Send frames on a carrier of its own, and lose the carrier after the first one that comes back."""
+    async with dial(listener.url.removeprefix("rsocket+"), carrier) as stream:
+        assert isinstance(stream, ByteStream)
+        for frame in frames:
+            octets = frame.encode()
+            await stream.send_all(len(octets).to_bytes(3) + octets)
+        got = bytearray()
+        while len(got) < 3 or len(got) < 3 + int.from_bytes(got[:3]):
+            got += await stream.receive_some()
+        stream.abort()
+        return decode(bytes(got[3 : 3 + int.from_bytes(got[:3])]))
+
+
+async def is_refused(listener: Listener, system: ActorSystem, answer: Callable[[], Awaitable[Frame]]) -> None:
+    """A stranger with the token is told that there is no such session, and the audit has it."""
+    audit = Probe(system)
+    system.events.subscribe(PeerRefused, audit.ref)
+    refusal = await answer()
+    assert isinstance(refusal, ErrorFrame)
+    assert (refusal.code, refusal.data) == (ErrorCode.REJECTED_RESUME, b"no such session")
+    event = await audit.expect(PeerRefused)
+    assert (event.protocol, event.reason) == ("rsocket", "The session belongs to another client.")
+    assert listener.refused == 1
+
+
 @pytest.mark.loopback
 @pytest.mark.rule("RS-96")
 @pytest.mark.parametrize("renewed", [False, True], ids=["the same certificate", "a renewed certificate"])
@@ -222,53 +261,56 @@ async def test_rs96_a_session_is_resumed_by_its_client_only(tmp_path: Path, rene
     """Who has a session's token but another client certificate is told that there is no such session; the session lives on."""
     authority = make_authority(tmp_path)
     server, ann, eve = (authority.issue(name) for name in ("server", "ann", "eve"))
-    serving = TlsConfig(certificate=server, ca=authority.ca, client_certificates="required")
-    hello = SetupFrame(
-        version=(1, 0), keepalive_ms=20_000, lifetime_ms=90_000, token=b"token", metadata_mime_type="text/plain",
-        data_mime_type="text/plain", payload=Payload(b""),
-    )  # fmt: skip
-    back = ResumeFrame(version=(1, 0), token=b"token", server_position=0, client_position=0)
+    config = ServerConfig(
+        core=CORE, carrier=TlsConfig(certificate=server, ca=authority.ca, client_certificates="required")
+    )
 
     async def name(credentials: Credentials) -> Identity | Refused:
         return Identity(credentials.info.peer_subject or "")
 
-    async def answer(shown: Path, *frames: Frame) -> Frame:
-        """Send frames on a carrier with a certificate, and lose the carrier after the first one that comes back."""
-        url = listener.url.removeprefix("rsocket+")
-        async with dial(url, TlsConfig(ca=authority.ca, certificate=shown)) as stream:
-            assert isinstance(stream, ByteStream)
-            for frame in frames:
-                octets = frame.encode()
-                await stream.send_all(len(octets).to_bytes(3) + octets)
-            got = bytearray()
-            while len(got) < 3 or len(got) < 3 + int.from_bytes(got[:3]):
-                got += await stream.receive_some()
-            stream.abort()
-            return decode(bytes(got[3 : 3 + int.from_bytes(got[:3])]))
+    def showing(certificate: Path) -> TlsConfig:
+        return TlsConfig(ca=authority.ca, certificate=certificate)
 
     async with (
         ActorSystem() as system,
-        serve(
-            system,
-            "rsocket+tls://127.0.0.1:0",
-            handler,
-            authenticate=name,
-            config=ServerConfig(core=CORE, carrier=serving),
-        ) as listener,
+        serve(system, "rsocket+tls://127.0.0.1:0", handler, authenticate=name, config=config) as listener,
     ):
-        audit = Probe(system)
-        system.events.subscribe(PeerRefused, audit.ref)
-        ask = KeepaliveFrame(respond=True, position=0, data=b"")
-        assert isinstance(await answer(ann, hello, ask), KeepaliveFrame)
+        assert isinstance(await first_answer(listener, showing(ann), HELLO, ASK), KeepaliveFrame)
         [session] = listener.peers
-        refusal = await answer(eve, back)
-        assert isinstance(refusal, ErrorFrame)
-        assert (refusal.code, refusal.data) == (ErrorCode.REJECTED_RESUME, b"no such session")
-        event = await audit.expect(PeerRefused)
-        assert (event.protocol, event.reason) == ("rsocket", "The session belongs to another client.")
+        await is_refused(listener, system, partial(first_answer, listener, showing(eve), BACK))
         assert listener.peers == [session]
         if renewed:
             ann = authority.issue("ann")
-        assert isinstance(await answer(ann, back), ResumeOkFrame)
+        assert isinstance(await first_answer(listener, showing(ann), BACK), ResumeOkFrame)
         assert listener.peers == [session]
         assert session.identity == Identity("CN=ann")
+
+
+@pytest.mark.loopback
+@pytest.mark.rule("RS-96")
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can be another user for a while")
+async def test_rs96_a_session_is_resumed_by_its_user_only() -> None:
+    """The same for the user of a Unix socket, whom the kernel names."""
+    nobody = 65534
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o711)
+        config = ServerConfig(core=CORE, carrier=UnixConfig(mode=0o666))
+        users = UnixUsers({0: Identity("root"), nobody: Identity("nobody")})
+        async with (
+            ActorSystem() as system,
+            serve(system, f"rsocket+unix://{folder}/socket", handler, authenticate=users, config=config) as listener,
+        ):
+
+            async def as_nobody() -> Frame:
+                os.seteuid(nobody)
+                try:
+                    return await first_answer(listener, UnixConfig(), BACK)
+                finally:
+                    os.seteuid(0)
+
+            assert isinstance(await first_answer(listener, UnixConfig(), HELLO, ASK), KeepaliveFrame)
+            [session] = listener.peers
+            await is_refused(listener, system, as_nobody)
+            assert listener.peers == [session]
+            assert isinstance(await first_answer(listener, UnixConfig(), BACK), ResumeOkFrame)
+            assert session.identity == Identity("root")

@@ -6,6 +6,7 @@
   actor that passes the message itself on sends a local message.
 * Between such messages, an actor that a connection has spawned has the peer of the connection.
 * Code that runs as a task and not as a handler says for whom it acts (`act_for`).
+* An actor may run a method of another one, as RSocket's streams do with routes. Then `Actor.peer` is the running actor's.
 
 Private fields used here: ``Cell._actor``, ``Cell._extras``, ``Actor._is_connection``, ``Cell._parent``.
 """
@@ -29,8 +30,16 @@ def act_for(peer: RemotePeer | None) -> None:
     SOURCE.set(peer)
 
 
-def peer_of(cell: Cell) -> RemotePeer | None:
-    """Return the peer whose message an actor is handling, or for which it was spawned."""
+def peer_of(cell: Cell | None) -> RemotePeer | None:
+    """Return the peer for which the running code acts; `cell` counts if no actor is running."""
+    source = SOURCE.get()
+    if isinstance(source, RemotePeer):
+        return source
+    if source is not None:
+        worker = None if source.inline is not None else source.current_worker()
+        cell = source.inline or (worker.cell if worker is not None else None) or cell
+    if cell is None:
+        return None
     extras = cell._extras
     if extras is not None and extras.brought is not None:
         peer: RemotePeer | None = extras.brought.peer
@@ -48,11 +57,4 @@ def current_peer() -> RemotePeer | None:
     Returns:
         The peer of the connection whose message is being handled. None in other code, and for local messages.
     """
-    source = SOURCE.get()
-    if source is None or isinstance(source, RemotePeer):
-        return source
-    cell = source.inline
-    if cell is None:
-        worker = source.current_worker()
-        cell = worker.cell if worker is not None else None
-    return peer_of(cell) if cell is not None else None
+    return peer_of(None)
