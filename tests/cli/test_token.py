@@ -40,7 +40,14 @@ def test_a_token_and_its_line(
 
 
 @pytest.mark.parametrize(
-    "words", [["new", ""], ["new", "a\nb"], ["new", "a", "--tenant", "\x1b"], ["new", "a", "--role", "\n"]]
+    "words",
+    [
+        ["new", ""],
+        ["new", "a\nb"],
+        ["new", "a", "--tenant", "\x1b"],
+        ["new", "a", "--role", "\n"],
+        ["new", "a", "--role", ""],
+    ],
 )
 def test_names_that_cannot_be(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     assert cli.main(["token", *words]) == 2

@@ -31,7 +31,14 @@ def test_names_are_printable_and_short(name: str) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"tenant": 5}, {"roles": "admin"}, {"limits": 5}, {"headers": [("a", "b")]}, {"headers": [(b"a", b"b")]}],
+    [
+        {"tenant": 5},
+        {"roles": "admin"},
+        {"roles": [5]},
+        {"limits": 5},
+        {"headers": [("a", "b")]},
+        {"headers": [(b"a", b"b")]},
+    ],
     ids=lambda wrong: next(iter(wrong)),
 )
 def test_wrong_types(wrong: dict[str, Any]) -> None:

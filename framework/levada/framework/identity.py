@@ -37,7 +37,12 @@ class Limits:
 def _roles(roles: Iterable[str]) -> frozenset[str]:
     if isinstance(roles, str):
         raise TypeError(f"roles are a set of names, not the text {roles!r}")
-    return frozenset(roles)
+    found = frozenset(roles)
+    if not all(isinstance(role, str) for role in found):
+        raise TypeError(f"roles are a set of names, not {roles!r}")
+    if "" in found:
+        raise ConfigurationError("a role needs a name")
+    return found
 
 
 def _headers(headers: Iterable[tuple[str, bytes]]) -> tuple[tuple[str, bytes], ...]:
@@ -62,7 +67,7 @@ class Identity:
     """Who a peer is. An ``authenticate`` hook returns it to admit a client.
 
     Raises:
-        ConfigurationError: the name is empty, or a name is too long or not printable.
+        ConfigurationError: the name or a role is empty, or a name is too long or not printable.
         TypeError: a value has the wrong type.
 
     Example:
