@@ -30,7 +30,7 @@ from levada.actors.rsocket import (
     route,
 )
 from levada.actors.rsocket.encoding import COMPOSITE
-from levada.framework import Actor, ActorSystem, Identity, Receiver, current_peer
+from levada.framework import Actor, ActorSystem, Identity, Receiver, current_peer, handles
 from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost
 from levada.framework.testing import Probe
 from levada.transports.carriers.memory import MemoryByteStream, dial
@@ -320,6 +320,63 @@ async def test_an_actor_class_is_made_for_each_connection(autojump_clock: MockCl
             assert [payload.data async for payload in receiver] == [b"only"]
 
 
+async def test_a_route_has_the_peer_of_its_request(autojump_clock: MockClock) -> None:
+    """By the request's own credentials, and while the actor handles a message of this system."""
+
+    async def decide(credentials: Credentials) -> Identity | Refused:
+        return Identity(credentials.token.decode() or "ann")
+
+    seen: list[str] = []
+
+    class Desk(Actor[str]):
+        def note(self) -> bytes:
+            peer = self.peer
+            assert peer is not None
+            assert peer == current_peer()
+            assert peer.identity is not None
+            return peer.identity.name.encode()
+
+        @handles
+        async def on_text(self, m: str) -> None:
+            seen.append(f"{m} {self.note().decode()}")
+            await trio.sleep(3)
+            seen.append(f"{m} {self.note().decode()}")
+
+        @route("twice")
+        async def twice(self) -> bytes:
+            before = self.note()
+            await trio.sleep(1)
+            return before + b" " + self.note()
+
+        @route("each")
+        async def each(self) -> AsyncIterator[bytes]:
+            for _ in range(2):
+                await trio.sleep(1)
+                yield self.note()
+
+        @route("tell")
+        def tell(self) -> bytes:
+            self.ref.tell("told")
+            return self.note()
+
+    async with pair(Desk, authenticate=decide) as (peer, _listener, _system):
+        answers: dict[str, bytes] = {}
+
+        async def ask(name: str) -> None:
+            shown = [BearerAuthentication(name)] if name else None
+            answers[name] = (await peer.request_response(b"", route="twice", metadata=shown)).data
+            async with await peer.request_stream(b"", route="each", metadata=shown) as payloads:
+                answers[name] += b"".join([b" " + payload.data async for payload in payloads])
+
+        async with trio.open_nursery() as nursery:
+            for name in ("", "bob", "cyd"):
+                nursery.start_soon(ask, name)
+            answer = await peer.request_response(b"", route="tell", metadata=[BearerAuthentication("dan")])
+            assert answer.data == b"dan"
+        assert answers == {"": b"ann ann ann ann", "bob": b"bob bob bob bob", "cyd": b"cyd cyd cyd cyd"}
+    assert seen == ["told ann", "told ann"]
+
+
 async def test_a_handler_object_that_fails_starts_again(caplog: pytest.LogCaptureFixture) -> None:
     class Fragile(Actor[Any]):
         total: int = 0
@@ -508,6 +565,7 @@ async def test_so_many_streams_and_no_more() -> None:
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.ci
 async def test_a_hundred_thousand_opens_and_cancels() -> None:
     """Nothing grows with what is over."""
     async with pair(lambda request: request.payload) as (peer, listener, system):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from levada.transports.qmux import Ended, StreamAcked, StreamFlushed, StreamOver, StreamStopped, TransportError
+from levada.transports.qmux import Ended, Event, StreamAcked, StreamFlushed, StreamOver, StreamStopped, TransportError
 from levada.transports.qmux.frames import Frame, FrameType, encode_frame
 
 from .conftest import PEER, Pair, Wire, stream
@@ -214,8 +214,33 @@ def test_d19_a_silent_peer_is_pinged() -> None:
     wire.core.handle_timeout(22.0)
     wire.now = 22.0
     assert wire.frames() == [Frame(PING, (2,), b"")]
-    assert wire.core.next_deadline() == 52.0
-    assert wire.core.handle_timeout(52.0) == [IDLE]
+    assert wire.core.next_deadline() == 42.0
+    assert wire.core.handle_timeout(42.0) == [IDLE]
+
+
+@pytest.mark.rule("QX-34", "QX-35", "D-18", "D-19")
+@pytest.mark.parametrize(
+    ("opens_at", "expected"),
+    [(0.0, 30.0), (5.0, 30.0), (25.0, 45.0)],
+    ids=["a stream is open", "a stream opens soon", "a stream opens late"],
+)
+def test_d18_a_silent_peer_is_lost_within_the_time_out(opens_at: float, expected: float) -> None:
+    """Whatever this side writes meanwhile. A peer that was not pinged before has two thirds of the time for its answer."""
+    wire = Wire(client=True)
+    wire.now = opens_at
+    stream_id = opened(wire, b"x")
+    wire.take()
+    happened: list[Event] = []
+    while not happened:
+        deadline = wire.core.next_deadline()
+        assert deadline is not None
+        wire.now = max(deadline, wire.now)
+        happened = wire.core.handle_timeout(wire.now)
+        if not happened:
+            wire.core.send(stream_id, b"y")
+            wire.take()
+    assert happened == [IDLE]
+    assert wire.now == expected
 
 
 @pytest.mark.rule("QX-35", "D-19")

@@ -28,13 +28,13 @@ from levada.framework.errors import (
 )
 from levada.transports import carriers
 from levada.transports.carriers import MemoryConfig, TcpConfig, TlsConfig, UnixConfig, tcp, tls, websocket
-from levada.transports.carriers.contracts import CarrierInfo, CloseReason
+from levada.transports.carriers.contracts import CarrierInfo, CloseReason, Stream
 from levada.transports.carriers.memory import memory_streams
 from levada.transports.carriers.websocket_config import WebSocketConfig
 from levada.transports.qmux import Parameters, QmuxConfig, QmuxConnection, QmuxListener, dial, listen
 from levada.transports.qmux.below import OverBytes
 from levada.transports.qmux.core import QmuxCore
-from levada.transports.qmux.frames import FrameType, encode_frame, encode_int
+from levada.transports.qmux.frames import FrameType, encode_frame, encode_int, read_frame
 
 if TYPE_CHECKING:
     from tests.transports.conftest import Authority
@@ -341,8 +341,7 @@ async def test_qx35_pings_keep_a_connection_with_a_stream(autojump_clock: MockCl
         begun = trio.current_time()
         with pytest.raises(IdleTimeout):
             await stream.receive_some()
-        # D-18: the first ping that stays unanswered restarts the time once.
-        assert 6.0 <= trio.current_time() - begun <= 12.01
+        assert 6.0 <= trio.current_time() - begun <= 9.0
         one.link.cut()
 
 
@@ -368,6 +367,58 @@ async def test_qx37_the_end_of_the_transport_is_known_at_once(how: str, autojump
     with pytest.raises(ConnectionLost):
         await stream.receive_some()
     one.abort()
+
+
+@pytest.mark.loopback
+@pytest.mark.rule("QX-36")
+async def test_qx36_two_ends_that_close_at_once_do_not_wait_for_each_other(authority: Authority) -> None:
+    """TLS has no half-close here, so neither could see the other's end before its own."""
+    server = QmuxConfig(below=TlsConfig(certificate=authority.issue("server")), close_timeout=50.0)
+    client = QmuxConfig(below=TlsConfig(ca=authority.ca), close_timeout=50.0)
+    async with listen("qmux+tls://127.0.0.1:0", server) as listener, accepting(listener) as accepted:
+        async with dial(listener.url, client) as here:
+            await accepted[0].handshake()
+            with trio.fail_after(40):
+                async with trio.open_nursery() as nursery:
+                    for end in (here, accepted[0]):
+                        nursery.start_soon(end.aclose)
+        assert [(await end.closed()).code for end in (here, accepted[0])] == [0, 0]
+
+
+@pytest.mark.rule("QX-33")
+async def test_all_queues_of_a_connection_have_a_bound(autojump_clock: MockClock) -> None:
+    """`send_all` waits above it, but not on a stream with nothing queued: so no stream waits for the reader of another."""
+    async with memory_pair(QmuxConfig(max_queued=10_000), QmuxConfig(stream_window=1_000)) as (client, server):
+        streams = [await client.open_stream() for _ in range(5)]
+        written = [0] * len(streams)
+
+        async def write(number: int) -> None:
+            for _ in range(4):
+                await streams[number].send_all(bytes(4_000))
+                written[number] += 4_000
+
+        async with trio.open_nursery() as nursery:
+            for number in range(len(streams)):
+                nursery.start_soon(write, number)
+            await trio.sleep(1)
+            assert 10_000 < client.statistics().unsent <= 10_000 + 5 * 4_000
+            assert sum(written) == client.statistics().unsent + 5 * 1_000
+            late = await client.open_stream()
+            await late.send_all(b"late")
+            taken = dict[int, int]()
+            for _ in range(6):
+                stream = await server.accept_stream()
+                nursery.start_soon(_drain, stream, taken)
+            await trio.sleep(1)
+            assert client.statistics().unsent == 0
+        assert written == [16_000] * 5
+        assert sorted(taken.values()) == [4] + [16_000] * 5
+
+
+async def _drain(stream: Stream, taken: dict[int, int]) -> None:
+    want = 4 if stream.stream_id == 20 else 16_000
+    while taken.get(stream.stream_id, 0) < want:
+        taken[stream.stream_id] = taken.get(stream.stream_id, 0) + len(await stream.receive_some())
 
 
 @pytest.mark.loopback
@@ -475,18 +526,39 @@ async def test_ended_connections_are_freed_without_the_collector(autojump_clock:
 
 
 @pytest.mark.loopback
-async def test_websocket_rules_of_qmux_have_its_codes() -> None:
-    """QX-41: a text message is E-10, a message above the largest record is E-7."""
-    config = QmuxConfig()
-    plain = WebSocketConfig(subprotocols=config.protocols)
-    async with listen("qmux+ws://127.0.0.1:0", config) as listener, accepting(listener) as accepted:
-        for message, code in ((bytes(16_383), 7), (bytes(40_000), 7)):
-            async with websocket.dial(listener.url.removeprefix("qmux+"), plain) as peer:
-                await peer.send(GREETING)
-                await peer.send(message)
-                await wait_all_tasks_blocked(0.01)
-                reason = await accepted[-1].closed()
-                assert (reason.code, reason.lost) == (code, True)
+@pytest.mark.rule("QX-41")
+@pytest.mark.parametrize(
+    ("sent", "code", "detail"),
+    [
+        (b"\x81\x82\0\0\0\0hi", 0x0A, "text"),
+        (b"\x82\xfe\x3f\xff\0\0\0\0", 0x07, "above the largest"),  # 16,383 bytes will come
+        (b"\x02\xfe\x20\0\0\0\0\0" + bytes(0x2000) + b"\x80\xfe\x20\0\0\0\0\0", 0x07, "above the largest"),
+        (b"\x83\x80\0\0\0\0", 0x0A, "opcode"),
+        (b"\x82\x80\0\0\0\0", 0x0A, "empty record"),
+    ],
+    ids=["text", "too large", "fragments too large", "unknown frame", "empty"],
+)
+async def test_qx41_wrong_messages(sent: bytes, code: int, detail: str) -> None:
+    """Known as soon as the frame's head is there; the answer is a message with CONNECTION_CLOSE, then the close frame 1000."""
+    plain = WebSocketConfig(subprotocols=QmuxConfig().protocols)
+    async with listen("qmux+ws://127.0.0.1:0") as listener, accepting(listener) as accepted:
+        url = listener.url.removeprefix("qmux+")
+        async with tcp.dial(url.replace("ws", "tcp")) as stream, await websocket.open_over(stream, url, plain) as peer:
+            await peer.send(GREETING)
+            stream.send_nowait(sent)
+            assert (await peer.receive()).startswith(GREETING[:8])
+            message = await peer.receive()
+            frame, end = read_frame(message, 0, len(message))
+            assert end == len(message)
+            assert frame.kind == FrameType.TRANSPORT_CLOSE
+            assert frame.fields[0] == code
+            assert detail in frame.data.decode()
+            with pytest.raises(ConnectionLost) as lost:
+                await peer.receive()
+            assert lost.value.code == 1000
+        reason = await accepted[0].closed()
+        assert (reason.code, reason.lost, reason.by_peer) == (code, True, False)
+        assert detail in reason.text
 
 
 @pytest.mark.rule("QX-32")

@@ -89,6 +89,9 @@ class WebSocketConfig:
     """Bytes of the largest message that is taken, over all its fragments; a larger one ends the connection with code 1009."""
     accept_text: bool = attrs.field(default=False, validator=v.instance_of(bool))
     """Take text messages as their UTF-8 bytes; else one ends the connection with code 1003."""
+    leave_faults: bool = attrs.field(default=False, validator=v.instance_of(bool))
+    """Do not close when the peer breaks a rule, but leave it to the application, which has a goodbye of its own: `receive` raises its
+    `ConnectionLost` at once, and messages can be sent until `aclose`."""
     subprotocols: tuple[str, ...] = attrs.field(default=(), validator=[_STRINGS, _check_tokens])
     """A client offers them; a server agrees to the first of them that the client offered, and to none if there is none such."""
     headers: Headers = attrs.field(default=(), validator=[v.instance_of(tuple), _check_fields, _check_own])

@@ -75,7 +75,7 @@ class WebSocketStream:
         self._over = trio.Event()  # nothing is left to do: both directions are closed below
         self._ending = False  # a task is at it
         self._eof = False
-        self._failed = False  # the peer broke a rule
+        self._fault: ConnectionLost | None = None  # the rule that the peer broke
         self._peer_closed = False
         self._reading = False  # whether a task waits for bytes
         self._not_reading: trio.Event | None = None  # of a task that waits for that task to have some
@@ -160,6 +160,8 @@ class WebSocketStream:
                 if not isinstance(end, ConnectionClosed):  # else `aclose` is at it
                     await self._finish()
                 raise again(end)
+            elif self._fault is not None:
+                raise again(self._fault)
             else:
                 await self._read()
 
@@ -231,7 +233,7 @@ class WebSocketStream:
         self._ending = True
         try:
             with trio.move_on_after(self._config.close_timeout) as scope:
-                if self._failed and not self._client:
+                if self._fault is not None and not self._client:
                     try:  # perhaps the peer's close frame cannot be recognised any more; with this it goes anyway
                         await self._stream.send_eof()
                     except NotImplementedError:
@@ -311,13 +313,15 @@ class WebSocketStream:
         try:
             controls = self._core.receive_data(data)
         except FrameError as error:
-            self._failed = True
-            self._queue(self._core.close(error.code, error.detail))
+            self._fault = ConnectionLost(f"closed with code {error.code}: {error.detail}", error.code)
+            self._fault.__cause__ = error
             if self._end is None:
-                self._end = ConnectionLost(f"closed with code {error.code}: {error.detail}", error.code)
-                self._end.__cause__ = error
-                fields = {"protocol": "websocket", "event": "refused"}
-                logger.info("%s broke a rule: %s", self.info.peer, error, extra=fields)
+                logger.info(
+                    "%s broke a rule: %s", self.info.peer, error, extra={"protocol": "websocket", "event": "refused"}
+                )
+            if not self._config.leave_faults:
+                self._queue(self._core.close(error.code, error.detail))
+                self._end = self._end or self._fault
             return
         ping = None
         for control in controls:

@@ -27,6 +27,7 @@ from .events import (
     Ended,
     Established,
     Event,
+    QueueRoom,
     StreamAcked,
     StreamData,
     StreamFlushed,
@@ -43,7 +44,7 @@ from .stream import QmuxStream
 
 __all__ = [
     "DatagramReceived", "DatagramRoom", "Ended", "Established", "Event", "Parameters", "QmuxConfig", "QmuxConnection",
-    "QmuxCore", "QmuxIncoming", "QmuxListener", "QmuxStream", "StreamAcked", "StreamData", "StreamFlushed", "StreamOpened",
-    "StreamOver", "StreamReset", "StreamRoom", "StreamStopped", "StreamsAllowed", "TransportError", "dial", "dial_over",
-    "error_name", "listen", "listen_over",
+    "QmuxCore", "QmuxIncoming", "QmuxListener", "QmuxStream", "QueueRoom", "StreamAcked", "StreamData", "StreamFlushed",
+    "StreamOpened", "StreamOver", "StreamReset", "StreamRoom", "StreamStopped", "StreamsAllowed", "TransportError", "dial",
+    "dial_over", "error_name", "listen", "listen_over",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Final
 
 import trio
 
-from levada.framework.errors import CarrierError, ConnectionLost
+from levada.framework.errors import CarrierError, ConnectionLost, RemoteProtocolError
 from levada.transports.carriers.contracts import ByteStream, CarrierStatistics, MessageStream
 
 from .codes import TransportError
@@ -24,7 +24,7 @@ _WRONG: Final = {
     1003: (TransportError.PROTOCOL_VIOLATION, "a text message"),
     1009: (TransportError.FRAME_ENCODING_ERROR, "a message above the largest record"),
 }
-"""Rules of QMux that the WebSocket checks, by the code that it closes with. Source: QX-41."""
+"""Rules of QMux that the WebSocket checks, by its code for them. Source: QX-41."""
 
 
 class OverBytes:
@@ -61,12 +61,11 @@ class OverBytes:
         stream = self._stream
         try:
             if wait:
-                try:
-                    await stream.send_eof()
-                except NotImplementedError:  # TLS: the two directions end together
-                    await stream.flush()
+                await stream.send_eof()
                 while await stream.receive_some():
                     pass
+        except NotImplementedError:
+            pass  # TLS, whose directions end together: two sides that waited for each other would take all their time
         except CarrierError:
             pass  # the peer has cut it off
         await stream.aclose()
@@ -110,10 +109,10 @@ class OverMessages:
         try:
             message: bytes | None = await stream.receive()
         except ConnectionLost as error:
-            if error.code in _WRONG and error.__cause__ is not None:  # closed from here
-                code, detail = _WRONG[error.code]
-                return core.fail(code, detail, trio.current_time())
-            raise
+            if not isinstance(error.__cause__, RemoteProtocolError):
+                raise
+            wrong = TransportError.PROTOCOL_VIOLATION, error.__cause__.detail
+            return core.fail(*_WRONG.get(error.code or 0, wrong), trio.current_time())
         now = trio.current_time()
         found: list[Event] = []
         while message is not None and not core.ended:

@@ -42,6 +42,8 @@ class QmuxConfig:
     """Bytes queued on a stream above which `send_all` waits."""
     send_low: int = attrs.field(default=128 << 10, validator=[v.instance_of(int), v.ge(0)])
     """Bytes queued on a stream at which `send_all` continues."""
+    max_queued: int = attrs.field(default=8 << 20, validator=_size)
+    """Bytes queued on all streams together above which `send_all` waits, except on a stream that has nothing queued."""
     datagrams: bool = True
     """Whether datagrams from the peer are accepted."""
     datagram_queue: int = attrs.field(default=256, validator=_size)

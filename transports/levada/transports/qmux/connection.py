@@ -3,8 +3,9 @@
 The rules of this file:
 
 * One task reads for the whole life of a connection. It gives the core what has come, and calls the streams directly.
-* What the events of one batch cause is written together, at the end of the batch. A call of the application outside of a batch
-  writes at once, without a switch of tasks. Calls that follow within `_JOIN_WITHIN` seconds are joined by a second task, the writer.
+* What the events of one batch cause is written together, at the end of the batch. The application's first call after a batch writes at
+  once, without a switch of tasks: it may be all that there is, an answer or a request. Calls after it, until something comes, are
+  joined by a second task, the writer.
 * The core is asked for output only while the carrier below holds little: what the kernel has cannot be overtaken (QX-33). While the
   carrier is full, the writer waits for it. Reading goes on meanwhile (QX-31).
 * The application learns of the end as soon as the core knows it. Then the reader says goodbye to the transport, within
@@ -19,7 +20,6 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
-from time import perf_counter
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
@@ -39,8 +39,6 @@ __all__ = ["QmuxConnection"]
 
 logger = logging.getLogger("levada.transports.qmux")
 
-_JOIN_WITHIN: Final = 50e-6
-"""Seconds between two writes without the writer; see `levada.transports.carriers.streams`."""
 _SHALLOW: Final = 128 * 1024
 """Bytes in the carrier below from which on the core is asked for no more: one stream moves 520 MB/s, 400 with half of it. Source: QX-33."""
 
@@ -80,13 +78,15 @@ class QmuxConnection:
 
         self._in_batch = False  # output goes out at the end of the batch
         self._due = False  # output goes out with the writer's next turn
-        self._written_at = 0.0
+        self._wrote = False  # a call has written since something came
         self._reading = trio.CancelScope()
         self._writing = trio.CancelScope()
         self._has_writer = False
         self._said_goodbye = False
         self._work = Waiter()
 
+        self.blocked: dict[QmuxStream, None] = {}
+        """Streams with a task that waits to send."""
         self._acking: dict[int, QmuxStream] = {}
         self._last_finished: int | None = None
         self._draining: set[int] = set()
@@ -313,11 +313,13 @@ class QmuxConnection:
 
     def is_full(self, stream_id: int) -> bool:
         """Whether a sender has to wait."""
-        return self.core.unsent(stream_id) > self._config.send_high
+        unsent = self.core.unsent(stream_id)
+        return unsent > self._config.send_high or (unsent > 0 and self.core.crowded)
 
     def has_room(self, stream_id: int) -> bool:
         """Whether a sender that waited may continue."""
-        return self.core.unsent(stream_id) <= self._config.send_low
+        unsent = self.core.unsent(stream_id)
+        return not unsent or (unsent <= self._config.send_low and not self.core.crowded)
 
     def send(self, stream_id: int, data: Octets, fin: bool) -> None:
         """Queue bytes of a stream, and have them sent."""
@@ -392,6 +394,10 @@ class QmuxConnection:
     def _room(self, event: events.StreamRoom) -> None:
         self.streams[event.stream_id].wake_room()
 
+    def _queue_room(self, event: events.QueueRoom) -> None:
+        for stream in self.blocked:
+            stream.wake_room()
+
     def _flushed(self, event: events.StreamFlushed) -> None:
         stream = self.streams.get(event.stream_id)
         if stream is not None:
@@ -440,6 +446,7 @@ class QmuxConnection:
         events.StreamReset: _reset_arrived,
         events.StreamStopped: _stop_arrived,
         events.StreamRoom: _room,
+        events.QueueRoom: _queue_room,
         events.StreamFlushed: _flushed,
         events.StreamAcked: _acked,
         events.StreamOver: _over,
@@ -471,12 +478,11 @@ class QmuxConnection:
             self._write_soon()
 
     def _write_soon(self) -> None:
-        now = perf_counter()
-        if now - self._written_at >= _JOIN_WITHIN:
-            self._written_at = now
-            self._write()
-        else:
+        if self._wrote:
             self._write_later()
+        else:
+            self._wrote = True
+            self._write()
 
     def _write_later(self) -> None:
         self._due = True
@@ -522,7 +528,6 @@ class QmuxConnection:
                     await self._below.flush()
                     await trio.lowlevel.checkpoint()  # the carrier below may take everything at once
                     self._due = False
-                    self._written_at = perf_counter()
                     self._write()
         except CarrierError as error:
             self._lose(error.detail)
@@ -597,8 +602,8 @@ class QmuxConnection:
         finally:
             self._in_batch = False
         if self._reason is None:
+            self._wrote = False
             if self.core.has_output:
-                self._written_at = perf_counter()
                 self._write()
             self._set_timer()
 

@@ -111,9 +111,14 @@ class QmuxCore:
         return max(min(peer.max_datagram_frame_size, self._records.largest) - 1, 0)
 
     @property
+    def crowded(self) -> bool:
+        """Whether more than `QmuxConfig.max_queued` bytes are queued on all streams; `QueueRoom` tells the end of that."""
+        return self._sender.queued > self.config.max_queued
+
+    @property
     def queued(self) -> int:
         """Bytes queued on all streams and in datagrams."""
-        return sum(stream.queued for stream in self._streams.table.values()) + sum(map(len, self._datagrams))
+        return self._sender.queued + sum(map(len, self._datagrams))
 
     @property
     def has_output(self) -> bool:

@@ -40,8 +40,6 @@ _SETTINGS: Final[dict[str, type[Any]]] = {
     "wss": WebSocketConfig,
 }
 """The settings of each carrier below."""
-_SLACK: Final = 64
-"""Bytes of a message above the largest record that still come whole, so that the peer is told its error (E-7)."""
 
 
 def _split(url: str) -> tuple[str, SplitResult]:
@@ -85,8 +83,9 @@ def _settings(scheme: str, config: QmuxConfig) -> Any:
             settings,
             subprotocols=config.protocols,
             allow=_Allow(config.protocols, settings.allow),
-            max_message=DEFAULT_MAX_RECORD + _SLACK,
+            max_message=DEFAULT_MAX_RECORD,
             accept_text=False,
+            leave_faults=True,
             keepalive=None,
             handshake_timeout=min(settings.handshake_timeout, config.handshake_timeout),
             tls=_modern(settings.tls, config),

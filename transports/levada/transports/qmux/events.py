@@ -14,7 +14,7 @@ from levada.transports.text import printable
 from .frames import Parameters
 
 __all__ = [
-    "DatagramReceived", "DatagramRoom", "Ended", "Established", "Event", "StreamAcked", "StreamData", "StreamFlushed",
+    "DatagramReceived", "DatagramRoom", "Ended", "Established", "Event", "QueueRoom", "StreamAcked", "StreamData", "StreamFlushed",
     "StreamOpened", "StreamOver", "StreamReset", "StreamRoom", "StreamStopped", "StreamsAllowed",
 ]  # fmt: skip
 
@@ -69,10 +69,15 @@ class StreamStopped:
 
 @attrs.define
 class StreamRoom:
-    """The queue of a stream has fallen to `QmuxConfig.send_low` or below."""
+    """The queue of a stream has fallen to `QmuxConfig.send_low` or below; to nothing, if all queues are above `QmuxConfig.max_queued`."""
 
     stream_id: int
     """Number of the stream."""
+
+
+@attrs.define
+class QueueRoom:
+    """The queues of all streams together have fallen to `QmuxConfig.max_queued` or below."""
 
 
 @attrs.define
@@ -143,6 +148,7 @@ Event: TypeAlias = (
     | StreamReset
     | StreamStopped
     | StreamRoom
+    | QueueRoom
     | StreamFlushed
     | StreamAcked
     | StreamOver

@@ -100,7 +100,14 @@ class Liveness:
             return None
         if self._wants_ping():
             return self._heard + self._timeout / 3  # before the other, because that counts from then or later
-        return self._idle_since + self._timeout
+        return self._expiry()
+
+    def _expiry(self) -> float:
+        """Return when a silent peer is lost: in the time-out, if it had two thirds of that to answer a ping. Source: QX-34, QX-35."""
+        expiry = self._idle_since + self._timeout
+        if self._sent_at is None:
+            return expiry
+        return min(expiry, max(self._heard + self._timeout, self._sent_at + self._timeout * 2 / 3))
 
     def expired(self, now: float) -> bool:
         """Say whether the peer was silent for too long; make a ping due after a third of that time. Source: QX-34, QX-35 (D-19)."""
@@ -108,7 +115,7 @@ class Liveness:
             return False
         if now >= self._heard + self._timeout / 3 and self._wants_ping():
             self.ping_due = True
-        return now >= self._idle_since + self._timeout
+        return now >= self._expiry()
 
     def _wants_ping(self) -> bool:
         """Whether a ping is to be sent before the time is over; one that is due or under way will do."""

@@ -12,7 +12,7 @@ from collections import OrderedDict
 
 from levada.framework.errors import LocalProtocolError
 
-from .events import StreamFlushed, StreamRoom, StreamStopped
+from .events import QueueRoom, StreamFlushed, StreamRoom, StreamStopped
 from .frames import FrameType, Parameters, encode_frame, encode_int
 from .records import Records
 from .state import Sending
@@ -32,6 +32,8 @@ class Sender:
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
+        self.queued = 0
+        """Bytes queued on all streams."""
         self._limit = 0
         self._sent = 0
         self._blocked_at = -1
@@ -82,6 +84,7 @@ class Sender:
                     self._streams.due[stream.data_blocked] = None
             stream.chunks.append(data)
             stream.queued += len(data)
+            self.queued += len(data)
         if fin:
             stream.sending = _ENDING
             if not stream.queued:
@@ -91,6 +94,7 @@ class Sender:
         """Drop the queue and send RESET_STREAM. Source: QX-24, QX-33."""
         stream.level.pop(stream, None)
         stream.chunks.clear()
+        self._shrink(stream.queued)
         stream.queued = 0
         stream.sending = Sending.RESETTING
         stream.reset_code = code
@@ -129,15 +133,25 @@ class Sender:
     def _queued_end(self, stream: Stream) -> int:
         return stream.offset + stream.queued + (stream.sending is _ENDING)
 
+    def _shrink(self, octets: int) -> None:
+        """Note that bytes have left the queues."""
+        most = self._streams.config.max_queued
+        if self.queued > most >= self.queued - octets:
+            self._streams.events.append(QueueRoom())
+        self.queued -= octets
+
     def end(self) -> None:
         """Drop everything."""
+        self.queued = 0
         self._levels.clear()
         self._order.clear()
 
     def write(self, records: Records, budget: int) -> None:
         """Write STREAM frames, until about `budget` bytes are written: by priority, equal ones in turn. Source: QX-6, QX-33."""
         body, fill, largest = records.body, records.fill, records.largest
-        low = self._streams.config.send_low
+        before = self._sent
+        config = self._streams.config
+        low = config.send_low if self.queued <= config.max_queued else 0
         while records.written + fill < budget:
             for _, level in self._order:
                 if level:
@@ -196,6 +210,8 @@ class Sender:
             if offset >= stream.watch:
                 self._streams.progress(stream, offset)
         records.fill = fill
+        if self._sent != before:
+            self._shrink(self._sent - before)
 
     def data_blocked(self) -> bytes:
         """Make DATA_BLOCKED. Source: QX-30 (D-16)."""

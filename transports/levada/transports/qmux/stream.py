@@ -15,8 +15,8 @@ __all__ = ["QmuxStream"]
 class QmuxStream(ConnectionStream["QmuxConnection"]):
     """A `levada.transports.carriers.contracts.Stream`, made by `QmuxConnection.open_stream` and `QmuxConnection.accept_stream`.
 
-    `send_all` waits while more than `QmuxConfig.send_high` bytes are queued. The peer may send `QmuxConfig.stream_window` bytes beyond what
-    `receive_some` has returned.
+    `send_all` waits while more than `QmuxConfig.send_high` bytes are queued here, or `QmuxConfig.max_queued` on all streams. The peer may
+    send `QmuxConfig.stream_window` bytes beyond what `receive_some` has returned.
 
     An acknowledgement is the answer to a ping that was written after the bytes. The ping is only sent while a task waits for it, so
     `unacked` counts the bytes since the last one that this stream waited for. Source: D-23.
@@ -33,6 +33,14 @@ class QmuxStream(ConnectionStream["QmuxConnection"]):
     def unacked(self) -> int:
         """Bytes queued or sent of which the peer is not known to have them."""
         return 0 if self._settled or self._send_error is not None else self._written - self._acked
+
+    async def _wait_for_room(self) -> None:
+        blocked = self._connection.blocked
+        blocked[self] = None
+        try:
+            await super()._wait_for_room()
+        finally:
+            del blocked[self]
 
     async def _wait_until_flushed(self) -> None:
         if self._flushed is None:
