@@ -8,7 +8,7 @@ import importlib
 import inspect
 import re
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -95,10 +95,10 @@ def test_modules_go_in_small_circles_only() -> None:
     assert too_large == []
 
 
-def definitions(tree: ast.Module) -> set[str]:
+def definitions(nodes: Iterable[ast.AST]) -> set[str]:
     """Names that a file gives to functions, classes, variables and fields."""
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_own(node.value):
@@ -119,16 +119,16 @@ def is_own(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id in ("self", "cls")
 
 
-def private_uses(tree: ast.Module, *, inherited: Collection[str] = ()) -> dict[str, list[int]]:
+def private_uses(nodes: Sequence[ast.AST], *, inherited: Collection[str] = ()) -> dict[str, list[int]]:
     """Private names of other objects that a file uses, and the lines.
 
     A file may use the private names that it defines itself, of whatever object; and those of ``self``, unless they are `inherited`
     from a class whose privates are not for its subclasses.
     """
-    own = definitions(tree) | {"_asdict", "_fields", "_make", "_replace"}  # of named tuples these are public
-    classes = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    own = definitions(nodes) | {"_asdict", "_fields", "_make", "_replace"}  # of named tuples these are public
+    classes = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
     found: dict[str, list[int]] = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if not isinstance(node, ast.Attribute) or not node.attr.startswith("_") or node.attr.endswith("__"):
             continue
         ours = is_own(node.value) or (isinstance(node.value, ast.Name) and node.value.id in classes)
@@ -147,7 +147,7 @@ def sources(*folders: str) -> list[str]:
 @functools.cache
 def privates(path: str) -> frozenset[str]:
     """Private names that a file defines."""
-    return frozenset(name for name in definitions(parse(path)) if name.startswith("_"))
+    return frozenset(name for name in definitions(ast.walk(parse(path))) if name.startswith("_"))
 
 
 def parse(path: str) -> ast.Module:
@@ -158,14 +158,14 @@ def parse(path: str) -> ast.Module:
 @pytest.mark.parametrize("path", sources("transports/levada", "actors/levada", "benchmarks", "examples"))
 def test_nobody_uses_the_private_names_of_others(path: str) -> None:
     """Users of the framework keep to what it publishes, and so do the parts of a protocol among each other."""
-    tree = parse(path)
-    uses = private_uses(tree, inherited=privates(f"{FRAMEWORK}/actor.py"))
+    nodes = list(ast.walk(parse(path)))
+    uses = private_uses(nodes, inherited=privates(f"{FRAMEWORK}/actor.py"))
     if path in OVERRIDES:
         return
     assert uses == {}
     runtime = [
         ast.unparse(node)
-        for node in ast.walk(tree)
+        for node in nodes
         if (isinstance(node, ast.ImportFrom) and (node.module or "").startswith(RUNTIME))
         or (isinstance(node, ast.Import) and any(alias.name.startswith(RUNTIME) for alias in node.names))
     ]
@@ -179,8 +179,9 @@ def test_a_file_of_the_framework_says_whose_fields_it_touches(path: str) -> None
     if path in OVERRIDES:
         return
     declared = set(re.findall(r"``(?:Cell|Actor)\.(_\w+)``", ast.get_docstring(tree) or ""))
-    assert private_uses(tree).keys() - declared == set(), "used, and not named at the top"
-    assert declared - private_uses(tree).keys() == set(), "named at the top, and not used"
+    used = private_uses(list(ast.walk(tree))).keys()
+    assert used - declared == set(), "used, and not named at the top"
+    assert declared - used == set(), "named at the top, and not used"
     assert declared <= privates(f"{FRAMEWORK}/_runtime/cell.py") | privates(f"{FRAMEWORK}/actor.py")
 
 

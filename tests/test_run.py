@@ -272,6 +272,29 @@ def test_the_exit_code_of_a_task_passes_through(run: ModuleType, root: Path) -> 
     assert (done.returncode, done.stdout) == (7, f"{root.resolve()} -k x\n")
 
 
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [({}, "False None"), ({"PYTHONDONTWRITEBYTECODE": "1"}, "False {root}/.venv/bytecode")],
+)
+def test_bytecode_is_kept_outside_the_source(
+    run: ModuleType, root: Path, environment: dict[str, str], expected: str
+) -> None:
+    """Where nobody wants it in the source folders: to compile everything anew takes most of the time of a short program."""
+    run.set_up(root)
+    (root / "task.py").write_text("import sys; print(sys.dont_write_bytecode, sys.pycache_prefix)")
+    code = "import pathlib, sys, run; run.run(pathlib.Path(sys.argv[1]), ['task.py'])"
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(
+        [sys.executable, "-c", code, root],
+        cwd=SCRIPT.parent,
+        env=clean | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == expected.format(root=root) + "\n"
+
+
 @pytest.mark.parametrize("argv", [[], ["dance"], ["check", "mypy"], ["--profile", "ci"]])
 def test_wrong_usage(argv: list[str]) -> None:
     done = subprocess.run([sys.executable, SCRIPT, *argv], capture_output=True, text=True, check=False)

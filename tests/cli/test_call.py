@@ -193,6 +193,7 @@ def test_every_carrier_of_both_dialects(
         assert endpoint.end() == (0, "")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_interop_ends_by_signals(number: signal.Signals) -> None:
     endpoint = Endpoint("rsocket")

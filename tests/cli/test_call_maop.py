@@ -87,6 +87,7 @@ def test_json_holds_so_much_and_no_more(call: Call, tmp_path: Path, monkeypatch:
     assert "--json holds 1 MiB at most" in said
 
 
+@pytest.mark.ci
 def test_a_large_answer_is_written_as_it_comes(endpoint: Endpoint, tmp_path: Path) -> None:
     octets = bytes(range(256)) * 8_000
     (tmp_path / "octets").write_bytes(octets)

@@ -115,6 +115,7 @@ def test_all_of_it(tmp_path: Path) -> None:
     assert (tmp_path / "kept" / "run" / "bridge" / "mailboxes" / "logs").is_dir()
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(170)
 @pytest.mark.parametrize("moment", ["starting Spark", pytest.param("running the queries", marks=pytest.mark.ci)])
 def test_ctrl_c_leaves_nothing_running(tmp_path: Path, moment: str) -> None:
@@ -233,6 +234,7 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     )
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(60)
 def test_a_machine_without_java_is_told_what_to_do(tmp_path: Path) -> None:
     """One line, whatever else was going on at that moment."""

@@ -97,6 +97,7 @@ def said(folder: Path, *arguments: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.ci
 @pytest.mark.loopback
 def test_serve_and_call(folder: Path) -> None:
     with subprocess.Popen(
@@ -119,6 +120,7 @@ def test_serve_and_call(folder: Path) -> None:
             server.kill()
 
 
+@pytest.mark.ci
 @pytest.mark.loopback
 def test_interop(folder: Path) -> None:
     with subprocess.Popen(
@@ -144,6 +146,7 @@ def test_explain(folder: Path) -> None:
     assert said(folder, "explain", "echo", "--upper", "capture") == (0, "         0        3  ABC\n", "")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [

@@ -36,6 +36,7 @@ def trust(carrier: str, folder: Path) -> list[str]:
     return ["--ca", str(folder / "ca.pem")] if carrier in ("tls", "wss") else []
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("carrier", CARRIERS)
 @pytest.mark.parametrize(
     ("protocol", "options", "arguments"),

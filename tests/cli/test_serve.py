@@ -151,6 +151,7 @@ async def take(unit) -> None:
 """
 
 
+@pytest.mark.ci
 def test_tokens_are_replaced_while_it_serves(
     tmp_path: Path, called: Called, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -184,6 +185,7 @@ def test_tokens_are_replaced_while_it_serves(
         assert server.ends() == (0, "")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("carrier", ["tls", "wss", "quic"])
 def test_clients_show_certificates(tmp_path: Path, called: Called, carrier: str) -> None:
     (tmp_path / "handlers.py").write_text(WHO)
@@ -196,6 +198,7 @@ def test_clients_show_certificates(tmp_path: Path, called: Called, carrier: str)
         assert called(url, "--ca", str(made.ca)) == (2, "")
 
 
+@pytest.mark.ci
 def test_clients_of_aqueduct_show_certificates_and_tokens(
     tmp_path: Path, called: Called, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -219,6 +222,7 @@ def test_clients_of_aqueduct_show_certificates_and_tokens(
             assert called(at, *shown) == (2, "")
 
 
+@pytest.mark.ci
 def test_writers_show_certificates(tmp_path: Path) -> None:
     (tmp_path / "handlers.py").write_text(WHO)
     made = make_certificates(tmp_path / "tls")
@@ -259,6 +263,7 @@ def private(file: Path) -> Path:
     return file
 
 
+@pytest.mark.ci
 def test_what_is_under_way_has_time_and_is_cut_off_by_a_second_signal(tmp_path: Path, called: Called) -> None:
     """A request that never ends holds up the end; health says so meanwhile."""
     (tmp_path / "handlers.py").write_text(HANDLERS)
@@ -279,6 +284,7 @@ def test_what_is_under_way_has_time_and_is_cut_off_by_a_second_signal(tmp_path: 
             assert client.returncode in (1, 2)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_drain_ends_with_what_was_under_way(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "handlers.py").write_text(HANDLERS)
@@ -295,6 +301,7 @@ def test_a_drain_ends_with_what_was_under_way(tmp_path: Path, number: signal.Sig
         assert (code, said) == ((0, "") if number == signal.SIGTERM else (130, "levada: interrupted\n"))
 
 
+@pytest.mark.ci
 def test_time_is_up(tmp_path: Path) -> None:
     (tmp_path / "handlers.py").write_text(HANDLERS)
     with serving(tmp_path, "handlers:answer", "--url", "rsocket+tcp://127.0.0.1:0", "--drain", "0.05") as server:

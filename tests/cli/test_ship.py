@@ -84,6 +84,7 @@ async def receiving(url: str = ANY, *argv: str) -> AsyncIterator[Receiver]:
 # ---------------------------------------------------------------- both
 
 
+@pytest.mark.ci
 async def test_lines_arrive_as_they_are_and_a_terminal_shows_progress(tmp_path: Path) -> None:
     log = tmp_path / "app.log"
     log.write_bytes(b"one\nt\xe9o\nlast")
@@ -140,6 +141,7 @@ async def test_json_on_both_sides_and_the_count_on_a_signal(tmp_path: Path) -> N
         ]
 
 
+@pytest.mark.ci
 async def test_over_tls_into_a_folder_and_on_to_the_next_host(tmp_path: Path) -> None:
     made = make_certificates(tmp_path / "tls")
     log = tmp_path / "app.log"
@@ -160,6 +162,7 @@ async def test_over_tls_into_a_folder_and_on_to_the_next_host(tmp_path: Path) ->
     assert lines == [str(number) for number in range(2500)]
 
 
+@pytest.mark.ci
 async def test_a_receiver_whose_output_nobody_reads_ends_and_acks_nothing_more(tmp_path: Path) -> None:
     log = tmp_path / "app.log"
     log.write_text("one\ntwo\n")
@@ -177,6 +180,7 @@ async def test_a_receiver_whose_output_nobody_reads_ends_and_acks_nothing_more(t
 # ---------------------------------------------------------------- ends
 
 
+@pytest.mark.ci
 async def test_what_is_left_at_the_end_is_told_and_an_exit_code(tmp_path: Path) -> None:
     log = tmp_path / "app.log"
     log.write_text("a line of a log\n" * 50_000)
@@ -206,6 +210,7 @@ async def test_what_is_left_at_the_end_is_told_and_an_exit_code(tmp_path: Path) 
     assert "dead letter" not in err
 
 
+@pytest.mark.ci
 async def test_ctrl_c_ends_in_order_and_says_what_is_missing(tmp_path: Path) -> None:
     log = tmp_path / "app.log"
     log.write_text("one\ntwo\n")

@@ -23,6 +23,7 @@ def test_the_page_has_a_small_carrier_and_two_programs() -> None:
     assert len(MODULES["toy_carrier"][0].splitlines()) < 120
 
 
+@pytest.mark.ci
 @pytest.mark.loopback
 @pytest.mark.parametrize("program", ["check_toy", "use_toy"])
 def test_a_program_prints_what_the_page_says(program: str, folder: Path) -> None:

@@ -138,6 +138,7 @@ def test_its_core_keeps_the_contract(folder: Path) -> None:
     assert (done.stdout, done.stderr) == ("sound\n", "")
 
 
+@pytest.mark.ci
 @pytest.mark.loopback
 def test_serve_and_call_and_drain(folder: Path) -> None:
     """A request under way when SIGTERM comes gets its answer."""
@@ -164,6 +165,7 @@ def test_serve_and_call_and_drain(folder: Path) -> None:
         assert server.returncode == 0
 
 
+@pytest.mark.ci
 @pytest.mark.loopback
 def test_reload(folder: Path) -> None:
     made = make_certificates(folder / "tls")
@@ -184,6 +186,7 @@ def test_reload(folder: Path) -> None:
         assert said(folder, "call", url, "--data", "a", "--ca", str(new.ca)) == (0, "A\n", "")
 
 
+@pytest.mark.ci
 @pytest.mark.loopback
 def test_top(folder: Path) -> None:
     with (

@@ -23,6 +23,7 @@ TURNS = {
 }
 TREES = ("framework", "transports", "actors", "docs")
 POINTER = re.compile(r"\s*See (`|the class)")
+POINTER_IN_SOURCE = re.compile(r"[\"']" + POINTER.pattern)
 CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
 
@@ -54,6 +55,7 @@ def test_a_docstring_says_what_it_documents_before_it_refers(tree: str) -> None:
     pointers = [
         f"{file.relative_to(ROOT)}: {text.strip()}"
         for file in sorted((ROOT / tree).rglob("*.py"))
+        if POINTER_IN_SOURCE.search(file.read_text("utf-8"))  # to parse all trees takes 6 s
         for text in docstrings(file)
         if POINTER.match(text)
     ]

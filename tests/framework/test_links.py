@@ -446,6 +446,7 @@ async def test_an_untrapped_exit_ends_a_loop(system: ActorSystem) -> None:
     assert await loop.terminated() == Killed()
 
 
+@pytest.mark.ci
 async def test_an_actor_with_20_000_watchers(system: ActorSystem) -> None:
     class Counter(Actor[Down]):
         seen: Log

@@ -130,6 +130,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.ci
 def test_a_script_and_its_import_agree_on_the_tag(tmp_path: Path) -> None:
     (tmp_path / "desk.py").write_text(SCRIPT)
     path = [str(tmp_path), *sys.path]

@@ -249,7 +249,7 @@ async def test_a_conflating_mailbox_sees_the_message(autojump_clock: MockClock) 
     assert seen == [("0", None), ("a2", BOB), ("b1", ADA)]
 
 
-async def test_errors_and_dead_letters_hold_the_message_itself() -> None:
+async def test_errors_and_dead_letters_hold_the_message_itself(autojump_clock: MockClock) -> None:
     letters: list[Any] = []
 
     @actor

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.framework import (
     Actor,
@@ -183,7 +183,7 @@ ENDS: dict[str, tuple[Callable[[Ref[Any]], None], str]] = {
 @pytest.mark.parametrize("supervise", ["stop", restart(max=5), restart("permanent", max=5)])
 @pytest.mark.parametrize("end", ENDS)
 async def test_both_kinds_of_handle_end_with_the_actor(
-    system: ActorSystem, no_collector: None, end: str, supervise: Any
+    autojump_clock: MockClock, system: ActorSystem, no_collector: None, end: str, supervise: Any
 ) -> None:
     sender, receiver = channel(int, name="one")
     back, there = channel(int, name="two")

@@ -54,6 +54,7 @@ async def test_the_whole_contract(carrier: str, name: str, certificates: SelfSig
             assert await go_through(lambda: dial(listener.url, config)) == EXPECTED
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("carrier", ["unix", "tcp"])
 async def test_levada_interop_qmux(carrier: str, certificates: SelfSigned, tmp_path: Path) -> None:
     """One stream, which shows that the command serves what it says."""

@@ -240,7 +240,9 @@ class Failing(Actor[AwaitAvailable | GetProgress]):
         return None
 
 
-async def test_a_query_that_fails_again_and_again_ends_the_demo_with_its_cause_and_the_log() -> None:
+async def test_a_query_that_fails_again_and_again_ends_the_demo_with_its_cause_and_the_log(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     """In one line: it is what the command line shows."""
     async with ActorSystem() as system:
         run = Pipeline(log=Path("demo-output/spark.log"))

@@ -272,6 +272,7 @@ def test_a_tail_of_other_octets_is_cut(tmp_path: Path, filler: bytes) -> None:
             assert numbers(store) == list(range(7))
 
 
+@pytest.mark.ci
 def test_a_header_cut_short_is_damage(tmp_path: Path) -> None:
     """A segment gets its name with a whole header, so no crash does this."""
     start = filled(tmp_path)[0]
@@ -291,6 +292,7 @@ def test_a_header_cut_short_is_damage(tmp_path: Path) -> None:
         assert whole[octet] == 0, "only padding does not matter"
 
 
+@pytest.mark.ci
 def test_a_changed_octet_before_the_tail_is_damage_and_nothing_is_cut(tmp_path: Path) -> None:
     """A block behind it says that the place had been synced, so somebody may have been promised these rows."""
     sizes = filled(tmp_path)
@@ -372,6 +374,7 @@ def test_a_later_format_is_refused(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- who may open it, and with which columns
 
 
+@pytest.mark.ci
 def test_two_cannot_open_the_same_journal(tmp_path: Path) -> None:
     script = textwrap.dedent(
         """
@@ -600,6 +603,7 @@ LIMITED = textwrap.dedent(
 )
 
 
+@pytest.mark.ci
 def test_a_file_that_may_not_grow_leaves_a_consistent_journal(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = [sys.executable, "-c", LIMITED, str(tmp_path)]

@@ -406,6 +406,7 @@ def count_steps(directory: Path, disk: Disk) -> int:
         return disk.count - before
 
 
+@pytest.mark.ci
 def test_a_crash_at_every_write_and_sync_leaves_each_batch_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

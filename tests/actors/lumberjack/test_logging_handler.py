@@ -217,6 +217,7 @@ async def test_what_was_logged_last_is_sent_at_the_end_of_the_program(small_read
         assert [event["line"] for event in reader.events] == [str(number) for number in range(3000)]
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 async def test_after_a_fork_each_process_sends_its_own_records(small_reader: Readers) -> None:
     async with small_reader(ANY) as reader:
@@ -232,12 +233,14 @@ async def test_after_a_fork_each_process_sends_its_own_records(small_reader: Rea
         assert len({event["process"] for event in reader.events}) == 2
 
 
+@pytest.mark.ci
 async def test_an_absent_reader_delays_the_end_for_the_time_allowed_only() -> None:
     code = "handler._close_timeout = 0.3\nlogging.warning('x')\n"
     done = await in_thread(program, code, "lumberjack://127.0.0.1:9")
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.ci
 @pytest.mark.loopback
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 async def test_a_process_of_multiprocessing_that_ends_at_once_loses_nothing(
@@ -282,6 +285,7 @@ async def test_the_sender_imports_nothing(small_reader: Readers) -> None:
         assert (done.returncode, done.stderr) == (0, "[]")
 
 
+@pytest.mark.ci
 def test_what_is_lost_at_the_end_is_counted_and_said() -> None:
     program = (
         "import logging, multiprocessing\n"

@@ -101,6 +101,7 @@ def lines_of(reader: Any) -> list[str]:
     return [event["line"] for event in reader.events]
 
 
+@pytest.mark.ci
 @pytest.mark.loopback
 async def test_killed_between_send_and_ack_and_between_ack_and_registry(tmp_path: Path, small_reader: Readers) -> None:
     log = tmp_path / "app.log"

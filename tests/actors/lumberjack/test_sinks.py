@@ -165,6 +165,7 @@ async def ship(url: str, todo: list[int], size: int) -> list[int]:
     return acked
 
 
+@pytest.mark.ci
 @pytest.mark.loopback
 @pytest.mark.rule("LJ-25")
 async def test_lj25_kill_9_between_rename_and_ack_loses_nothing(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from levada.transports.quic import QuicConfig
 pytestmark = pytest.mark.loopback
 
 
+@pytest.mark.ci  # the time that the drain allows passes
 @pytest.mark.rule("MA-92")
 async def test_ma92_what_runs_when_a_listener_ends_may_finish(tmp_path: Path) -> None:
     """The request that runs is answered, the one that does not end in time fails by SHUTDOWN, and nothing new begins."""

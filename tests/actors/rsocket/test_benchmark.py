@@ -9,6 +9,7 @@ import pytest
 from levada.actors import cli
 
 
+@pytest.mark.ci
 @pytest.mark.loopback
 def test_the_first_row_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "rsocket", "--quick", "--json"]) == 0

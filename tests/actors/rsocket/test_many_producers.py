@@ -54,6 +54,7 @@ class ByHand:
         return octets
 
 
+@pytest.mark.ci
 async def test_cancels_and_requests_are_read_while_many_produce() -> None:
     """667 streams without bounds begin, and an echo behind as many CANCELs comes within half a second of CPU time."""
     async with (

@@ -391,6 +391,7 @@ else:
 """
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize(("allowed", "outcome"), [({0}, "refused"), ({0, 65534}, "let in")])
 def test_a_real_process_of_another_user_is_refused_though_it_has_the_token(
@@ -574,6 +575,7 @@ print(lines.describe().end)
 """
 
 
+@pytest.mark.ci
 def test_a_forked_child_makes_a_connection_of_its_own(actors: Actors) -> None:
     """As the workers of Spark are: the parent's connection does not notice."""
     actors.mailbox("lines", Line)

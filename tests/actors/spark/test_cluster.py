@@ -40,6 +40,7 @@ class Doubler(Actor[AskRows]):
         return pa.record_batch({"doubled": [2 * n for n in m.rows.column("id").to_pylist()]})
 
 
+@pytest.mark.ci
 def test_the_zip_is_importable_where_nothing_else_is(tmp_path: Path) -> None:
     packed = make_zip(tmp_path / "all.zip", dependencies=True)
     # pyarrow cannot be in a zip, so only what does without it is imported here.

@@ -34,6 +34,7 @@ def all_numbers(mailbox: RemoteMailbox) -> list[int]:
     return sorted(numbers(mailbox, 0) + numbers(mailbox, 1))
 
 
+@pytest.mark.ci
 def test_a_reader_outlives_the_actors_side(serve: Callable[..., Server]) -> None:
     """Killed in the middle of a stream of blocks and started again: each row comes once, in its order."""
     server = serve(5_000)
@@ -64,6 +65,7 @@ out.stage(StageHead("query", 0, 0, 1), blocks())
 """
 
 
+@pytest.mark.ci
 def test_rows_of_a_writer_that_is_killed_are_never_seen(serve: Callable[..., Server]) -> None:
     """Those of its second try are, once."""
     server = serve(0)
@@ -77,6 +79,7 @@ def test_rows_of_a_writer_that_is_killed_are_never_seen(serve: Callable[..., Ser
     assert all_numbers(out) == list(range(100))
 
 
+@pytest.mark.ci
 def test_a_batch_is_delivered_though_the_bridge_is_killed_after_it_was_staged(serve: Callable[..., Server]) -> None:
     """And in the middle of staging, with blocks under way: the task goes on where it was."""
     servers = [serve(0)]
@@ -97,6 +100,7 @@ def test_a_batch_is_delivered_though_the_bridge_is_killed_after_it_was_staged(se
     assert all_numbers(out) == list(range(100))
 
 
+@pytest.mark.ci
 def test_a_delivery_that_only_the_ledger_knows_of_is_not_done_twice(
     serve: Callable[..., Server], tmp_path: Path
 ) -> None:

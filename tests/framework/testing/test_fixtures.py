@@ -82,6 +82,7 @@ async def test_changed(strict_actor_system):
     result.stdout.fnmatch_lines(["*StrictViolation: *was changed between tell and its handling*"])
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("module", "package"), [("fixtures", "pytest_trio"), ("stateful", "hypothesis")], ids=["pytest-trio", "hypothesis"]
 )

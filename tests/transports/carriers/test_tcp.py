@@ -389,6 +389,7 @@ async def test_cancelled_accept_takes_nothing() -> None:
             pass
 
 
+@pytest.mark.ci  # what the kernel turned away comes again after a second
 async def test_backlog_bounds_what_waits_here() -> None:
     """The rest waits in the kernel, or outside, and comes in once somebody accepts."""
     async with tcp.listen(ANY, TcpConfig(backlog=2)) as listener, trio.open_nursery() as nursery:

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import cast
 
+import attrs
 import pytest
 import trio
 from tests.transports.conftest import Authority
@@ -266,6 +267,8 @@ TRAITS = CarrierTraits(shape="messages", max_message=1 << 22, settle=settle)
 @pytest.mark.parametrize("check", carrier_checks(TRAITS), ids=str)
 async def test_keeps_the_promise_over_sockets(check: CarrierCheck, socket_config: tuple[str, WebSocketConfig]) -> None:
     scheme, config = socket_config
+    if check.name.startswith("close"):  # the peer does not receive, so it does not answer the close frame
+        config = attrs.evolve(config, close_timeout=0.05)
 
     @asynccontextmanager
     async def pair() -> AsyncGenerator[tuple[WebSocketStream, WebSocketStream]]:

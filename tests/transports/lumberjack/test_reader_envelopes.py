@@ -252,6 +252,7 @@ def test_lj47_a_bomb_stays_small(unit: bytes, desk: Any) -> None:
     assert peak < 4 * MIB + MIB
 
 
+@pytest.mark.ci
 @pytest.mark.rule("LJ-47")
 def test_lj47_very_many_events_in_an_envelope(desk: Any) -> None:
     """LJ-47: a 512th: 128 KiB of 10-octet frames under LJ-41 + 3 x LJ-42 + the same, for steps of 64 KiB."""

@@ -134,6 +134,7 @@ async def test_what_waits_for_a_full_socket_is_bounded(lab: Any, autojump_clock:
         assert len(listener.endpoint._outbox) == OUTBOX
 
 
+@pytest.mark.ci
 async def test_timers_of_connections_that_are_gone_are_not_kept(lab: Any, autojump_clock: MockClock) -> None:
     """A connection's first timer is its idle time-out; kept until then, it would keep the connection in memory."""
     net = SimNet(1)

@@ -68,6 +68,7 @@ async def test_a_clean_path(lab: Any, autojump_clock: MockClock) -> None:
     assert await transfer(lab, SimNet(1)) == pytest.approx(CLEAN, abs=0.005)
 
 
+@pytest.mark.ci
 async def test_reordering_costs_less_than_a_third(lab: Any, autojump_clock: MockClock) -> None:
     assert await transfer(lab, reordering(1, 0.1)) < 1.3 * CLEAN
 

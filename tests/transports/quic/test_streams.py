@@ -288,6 +288,7 @@ async def test_streams_that_nobody_accepts_are_not_paid_back(lab: Any, autojump_
         await ends.client.open_stream(unidirectional=True)
 
 
+@pytest.mark.ci
 async def test_thousands_of_streams_leave_nothing_behind(lab: Any, autojump_clock: MockClock, engine: str) -> None:
     count = 10_000 if engine == "tuned" else 1_000
 

@@ -198,6 +198,7 @@ def test_rx6_a_large_frame_octet_by_octet_is_linear() -> None:
     assert events == [RequestReceived(Interaction.FIRE_AND_FORGET, 4, Payload(bytes(8_000_000)), 0, True)]
 
 
+@pytest.mark.ci
 @pytest.mark.rule("RX-16")
 @pytest.mark.rule("RX-101")
 def test_rx16_rx101_a_hundred_thousand_opens_and_cancels() -> None:

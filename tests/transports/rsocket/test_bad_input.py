@@ -128,6 +128,7 @@ def test_rs21_an_id_is_free_again_when_its_request_is_over(server: Make, feed: F
     assert isinstance(end, ConnectionEnded)
 
 
+@pytest.mark.ci
 def test_opens_and_cancels_of_the_peer_leave_nothing(server: Make, feed: Feed) -> None:
     core = server()
     seen = 0
@@ -145,6 +146,7 @@ def test_opens_and_cancels_of_the_peer_leave_nothing(server: Make, feed: Feed) -
     assert core.state is ConnectionState.OPEN
 
 
+@pytest.mark.ci
 def test_opens_and_cancels_of_this_side_leave_nothing(pair: Pair) -> None:
     link = pair()
     for _ in range(MANY // 100):
