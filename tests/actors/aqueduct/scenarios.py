@@ -389,7 +389,7 @@ class World:
             assert over or not core.held, f"I-5: {core.held} octets"
             assert len(halves.outbound) + len(halves.inbound) == entry, "I-5"
             assert not any((core.unacked, core.crowded, core.background)), "I-5"
-            assert not halves.refs._remote, "a ref that nobody holds"
+            assert not end.refs._remote, "a ref that nobody holds"
         if not over:
             rest = (tasks(), len(self.client.streams), len(self.server.streams))
             assert self.rest in (None, rest), f"I-5: tasks and streams are {rest}, were {self.rest}"

@@ -151,8 +151,8 @@ def left(both: Two) -> tuple[object, ...]:
     ends = both.client, both.server
     return (
         *both.left(),
-        *(len(end.halves.refs._remote) for end in ends),
-        *(len(end.halves.refs._exported) for end in ends),
+        *(len(end.refs._remote) for end in ends),
+        *(len(end.refs._exported) for end in ends),
         len(both.cell._extras.watchers or ()),
         tasks(),
     )

@@ -104,7 +104,7 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
         self.unwelcome: CarrierError | None = None
         """The error of a connection that ended before the peer greeted."""
         self.datagrams_dropped = 0
-        self._refs: Refs
+        self.refs: Refs
         self.idle = Pool(self, MAX_IDLE)
         self.actors = StreamActors(self)
         self.streams = Multiplexed(
@@ -219,7 +219,7 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
         """
         node_id = fleet.admit(headers)
         if node_id:
-            self._refs.join(fleet, node_id)
+            self.refs.join(fleet, node_id)
             fleet.connected(node_id, self, self.shut)
 
     def names(self) -> Names:
@@ -292,7 +292,7 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
 
     def started(self) -> None:
         """Answer lookups, if there are names to look up, and begin."""
-        self.halves.refs = self._refs = Refs(self.halves, self.system)
+        self.halves.refs = self.refs = Refs(self.halves, self.system)
         if self.entrance is not None and self.expose:
             there, self._questions = channel(Lookup, name="lookups")
             self.entrance.send_nowait(Lookups(there))
@@ -361,8 +361,8 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
     def release(self) -> None:
         """Drop all but the state that a `Peer` still reads."""
         self.core.entrypoint = None
-        if self.config.fleet is not None and self._refs.node:
-            self.config.fleet.disconnected(self._refs.node, self)
+        if self.config.fleet is not None and self.refs.node:
+            self.config.fleet.disconnected(self.refs.node, self)
         self.halves.release()
         self.streams.clear()
         self.actors.release()

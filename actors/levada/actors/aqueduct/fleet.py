@@ -31,8 +31,9 @@ import trio
 
 from levada.framework import ActorSystem, Lost, Reason, Ref, oneshot
 from levada.framework.embedding import DescribedActor, LocalRef, dead_ref
-from levada.framework.errors import ActorStopped, ChannelError, ConnectionLost, DecodeError, LevadaError
+from levada.framework.errors import ActorStopped, ConnectionLost, LevadaError
 from levada.transports.aqueduct import Headers
+from levada.transports.text import printable
 
 from .envelopes import ID_SIZE, Identity
 from .lookup import Claim
@@ -330,10 +331,10 @@ class Link(DescribedActor):
                     self._check(peer.headers)
                     self.state = LinkState.UP
                     await self._serve(peer)
-            if scope.cancelled_caught and self.state is LinkState.DIALLING:
-                logger.warning("the node %s did not answer in %g s", name, fleet.dial_timeout)
+            if scope.cancelled_caught and trio.current_time() >= scope.deadline:
+                logger.warning("the node %s did not answer in %g s: its refs are lost", name, fleet.dial_timeout)
         except (LevadaError, OSError) as error:
-            logger.warning("no connection to the node %s: %s", name, error)
+            logger.warning("no connection to the node %s, its refs are lost: %s", name, printable(str(error)))
         finally:
             self._end()
         self.stop()
@@ -372,14 +373,14 @@ class Link(DescribedActor):
         """Claim one ref. If the answer is its actor, it is open when the answer has been read."""
         identity = ref.identity
         item: Any = Ref[Any] | None
-        found, answer = oneshot(item, name=f"claim of {identity.path}")
         try:
             if ref.state is RefState.CLAIMING:
+                found, answer = oneshot(item, name=f"claim of {identity.path}")
                 with trio.move_on_after(self.fleet.claim_timeout), answer, found:
                     await peer.send(Claim(identity.incarnation, identity.key, found))
                     await answer
-        except (ChannelError, DecodeError) as error:
-            logger.info("%r: the claim has failed: %s", ref, error)
+        except LevadaError as error:
+            logger.info("%r: the claim has failed: %s", ref, printable(str(error)))
         finally:
             if ref.state is RefState.CLAIMING:  # no answer, or the ref of no actor, or of another
                 ref.lose()
