@@ -18,9 +18,9 @@ from levada.actors.demo.numbers import MOST, Numbers  # noqa: E402
 from levada.actors.demo.parsing import Ingest, lines_of  # noqa: E402
 from levada.actors.demo.rows import Lines, LogLine  # noqa: E402
 from levada.actors.journal import Journal, JournalConfig, Read, columns_of  # noqa: E402
+from levada.actors.journal.ipc import rows_of_stream  # noqa: E402
 from levada.actors.lumberjack import Origin, Unit, connect, serve  # noqa: E402
 from levada.actors.spark.bridge import Mailbox  # noqa: E402
-from levada.actors.spark.ipc import rows_of_stream  # noqa: E402
 from levada.framework import ActorSystem, Ref  # noqa: E402
 
 ORIGIN = Origin("0" * 32, "192.0.2.7:5044", 2)

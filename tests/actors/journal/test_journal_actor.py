@@ -136,7 +136,7 @@ async def test_tasks_that_never_stop_staging_hold_up_no_append(system: ActorSyst
 
 async def test_many_small_asks_share_a_sync(system: ActorSystem, tmp_path: Path) -> None:
     journal = spawn(system, tmp_path)
-    answers: list[Appended] = []
+    answers: list[Any] = []
 
     async def ask(n: int) -> None:
         answers.append(await journal.ask(Append(lines(n))))
@@ -447,7 +447,9 @@ async def test_an_asker_that_is_cancelled_disturbs_nobody(system: ActorSystem, t
             if wait:
                 await wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
-    end = (await journal.ask(Append(lines(2)))).first
+    done = await journal.ask(Append(lines(2)))
+    assert isinstance(done, Appended)
+    end = done.first
     assert (await numbers(journal))[end] == 2
     assert (await journal.ask(GetJournalStatistics())).appends_waiting == 0
 

@@ -22,13 +22,13 @@ import pytest
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("levada.actors.spark", exc_type=ImportError)
 
-from levada.actors.journal import GetExtent, JournalConfig, columns_of  # noqa: E402
+from levada.actors.journal import GetExtent, JournalConfig, SchemaMismatch, columns_of  # noqa: E402
+from levada.actors.journal.ipc import MAX_HEAD, _Table, rows_of_stream  # noqa: E402
 from levada.actors.rsocket import COMPOSITE, MESSAGES, RequestFailed, RequestRejected  # noqa: E402
 from levada.actors.rsocket.server import ServerConnection  # noqa: E402
-from levada.actors.spark import BridgeConfig, BridgeError  # noqa: E402
+from levada.actors.spark import BridgeConfig  # noqa: E402
 from levada.actors.spark.asks import EachRow  # noqa: E402
 from levada.actors.spark.bridge import MAX_SETUP  # noqa: E402
-from levada.actors.spark.ipc import MAX_HEAD, _Table, rows_of_stream  # noqa: E402
 from levada.actors.spark.protocol import (  # noqa: E402
     HEAD,
     AppendHead,
@@ -282,12 +282,12 @@ def test_compressed_rows_are_refused_and_never_grow(desk: Actors, compressed: by
 def test_a_dictionary_may_be_neither_compressed_nor_missing() -> None:
     words = pa.record_batch({"w": pa.array(["a" * 1000] * 3 + ["b"]).dictionary_encode()})
     assert rows_of_stream(stream_of(words)).equals(words)
-    with pytest.raises(BridgeError, match="compressed"):
+    with pytest.raises(SchemaMismatch, match="compressed"):
         rows_of_stream(stream_of(words, compression="lz4"))
 
 
 def test_rows_that_take_no_octets_are_counted() -> None:
-    with pytest.raises(BridgeError, match="say that they are 1000000000 rows"), costs(MIB, 1.0):
+    with pytest.raises(SchemaMismatch, match="say that they are 1000000000 rows"), costs(MIB, 1.0):
         rows_of_stream(stream_of(pa.record_batch([pa.nulls(10**9)], names=["n"])))
 
 
@@ -309,13 +309,13 @@ def test_a_name_may_not_stand_for_many_columns() -> None:
     [first] = [at + struct.unpack_from("<I", head, at)[0] for at in places[:1]]
     for at in places[1:]:
         struct.pack_into("<I", head, at, first - at)
-    with pytest.raises(BridgeError, match="used twice"), costs(MIB, 1.0):
+    with pytest.raises(SchemaMismatch, match="used twice"), costs(MIB, 1.0):
         rows_of_stream(bytes(stream))
 
 
 def test_a_description_has_a_bound() -> None:
     many = pa.schema([(f"{n} " + "a long name" * 100, pa.int64()) for n in range(MAX_HEAD // 1000)])
-    with pytest.raises(BridgeError, match=f"at most {MAX_HEAD}"), costs(4 * MIB, 1.0):
+    with pytest.raises(SchemaMismatch, match=f"at most {MAX_HEAD}"), costs(4 * MIB, 1.0):
         rows_of_stream(
             stream_of(many.empty_table().to_batches()[0] if many.empty_table().to_batches() else _empty(many))
         )
@@ -343,7 +343,10 @@ def test_one_buffer_may_not_be_several_columns() -> None:
     assert body is not None
     struct.pack_into("<q", head, body, 800_000)
     cut = bytes(stream[: at + 8 + length + 800_000])
-    with pytest.raises(BridgeError, match="buffers of more than the 800000 bytes that there are"), costs(4 * MIB, 1.0):
+    with (
+        pytest.raises(SchemaMismatch, match="buffers of more than the 800000 bytes that there are"),
+        costs(4 * MIB, 1.0),
+    ):
         rows_of_stream(cut)
 
 
@@ -353,7 +356,7 @@ def test_offsets_that_point_elsewhere_are_refused(offset: int) -> None:
     stream = stream_of(pa.record_batch({"text": ["abc", "def", "ghi"]}))
     good = struct.pack("<4i", 0, 3, 6, 9)
     assert stream.count(good) == 1
-    with pytest.raises(BridgeError, match="these bytes are no rows"):
+    with pytest.raises(SchemaMismatch, match="these bytes are no rows"):
         rows_of_stream(stream.replace(good, struct.pack("<4i", 0, offset, 6, 9)))
 
 
@@ -378,10 +381,10 @@ def test_streams_that_were_damaged_are_read_or_refused() -> None:
                 damaged[lot.randrange(len(damaged))] = lot.choice((0, 1, 0x7F, 0xFF, lot.randrange(256)))
             try:
                 rows_of_stream(bytes(damaged))
-            except BridgeError:
+            except SchemaMismatch:
                 pass
     for end in range(0, len(stream) - 8, 8):
-        with pytest.raises(BridgeError):
+        with pytest.raises(SchemaMismatch):
             rows_of_stream(stream[:end])
 
 

@@ -26,9 +26,9 @@ import attrs
 import pyarrow as pa
 import trio
 
+from levada.actors.journal.ipc import rows_of_stream
 from levada.actors.lumberjack import Deliver, HostConfig, Tail, TailConfig, connect, tail
 from levada.actors.spark.bridge import Mailbox
-from levada.actors.spark.ipc import rows_of_stream
 from levada.framework import Actor, ActorSystem, handles
 from levada.framework.errors import ConfigurationError
 from levada.transports.carriers import TlsConfig

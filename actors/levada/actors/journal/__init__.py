@@ -19,7 +19,23 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 if TYPE_CHECKING:
-    from .actor import (
+    from .actor import Journal
+    from .columns import Columns, Envelope, columns_of
+    from .config import JournalConfig
+    from .errors import (
+        JournalBehind,
+        JournalDamaged,
+        JournalError,
+        JournalFull,
+        JournalLocked,
+        JournalUnwritable,
+        OffsetGone,
+        SchemaMismatch,
+    )
+    from .extent import Appended, Extent, Fenced, StoreStatistics, partition_of
+    from .ipc import rows_of_stream, stream_of
+    from .ledger import Delivered, Reach
+    from .questions import (
         Append,
         AwaitRows,
         CommitGroup,
@@ -33,26 +49,13 @@ if TYPE_CHECKING:
         GetJournalStatistics,
         GetReach,
         GetSchema,
-        Journal,
         JournalStatistics,
         OffsetWithin,
         Read,
+        ReadRows,
+        Rows,
         StageRows,
     )
-    from .columns import Columns, Envelope, columns_of
-    from .config import JournalConfig
-    from .errors import (
-        JournalBehind,
-        JournalDamaged,
-        JournalError,
-        JournalFull,
-        JournalLocked,
-        JournalUnwritable,
-        OffsetGone,
-        SchemaMismatch,
-    )
-    from .extent import Appended, Extent, StoreStatistics, partition_of
-    from .ledger import Delivered, Reach
     from .schema import check_growth, differences, fit
     from .segments import Block, Message
     from .staging import Stage
@@ -60,14 +63,27 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Append", "Appended", "AwaitRows", "Block", "Columns", "CommitGroup", "DeclareGroup", "Deliver", "Delivered",
-    "DiscardOlder", "DiscardStaged", "Envelope", "Extent", "ForgetGroup", "GetExtent", "GetGroups",
+    "DiscardOlder", "DiscardStaged", "Envelope", "Extent", "Fenced", "ForgetGroup", "GetExtent", "GetGroups",
     "GetJournalStatistics", "GetReach", "GetSchema", "Journal", "JournalBehind", "JournalConfig", "JournalDamaged",
     "JournalError", "JournalFull", "JournalLocked", "JournalStatistics", "JournalUnwritable", "Message", "OffsetGone",
-    "OffsetWithin", "Reach", "Read", "SchemaMismatch", "Stage", "StageRows", "Store", "StoreStatistics",
-    "check_growth", "columns_of", "differences", "fit", "partition_of",
+    "OffsetWithin", "Reach", "Read", "ReadRows", "Rows", "SchemaMismatch", "Stage", "StageRows", "Store", "StoreStatistics",
+    "check_growth", "columns_of", "differences", "fit", "partition_of", "rows_of_stream", "stream_of",
 ]  # fmt: skip
 
-_MODULES = "errors", "schema", "columns", "ledger", "segments", "config", "extent", "staging", "store", "actor"
+_MODULES = (
+    "errors",
+    "schema",
+    "columns",
+    "ledger",
+    "segments",
+    "config",
+    "extent",
+    "staging",
+    "store",
+    "ipc",
+    "questions",
+    "actor",
+)
 """Where the names above are, those first that import least."""
 
 

@@ -1,4 +1,4 @@
-"""`Journal`: the actor that keeps a journal, and the questions it answers.
+"""`Journal`: the actor that keeps a journal.
 
 One thread at a time does all the writing, in the order of the questions. Appends that come while the disk is busy form the next group, so many
 small appends share one sync, and none waits for more than two. Groups' offsets, retention and staging go before the next group of appends: the
@@ -15,33 +15,52 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import attrs
 import pyarrow as pa
 import trio
-from attrs import validators as v
 
-from levada.framework import Actor, Asks, Failed, Killed, Reason, Reply, handles
-from levada.framework.errors import ActorError, ConfigurationError
+from levada.framework import Actor, Failed, Killed, Reason, Reply, handles
+from levada.framework.errors import ActorError
 
+from .appends import Appends, Job
 from .columns import Columns, columns_of
 from .config import JournalConfig
 from .ends import SYNC_EVERY
-from .errors import JournalError, JournalFull, JournalUnwritable, SchemaMismatch
-from .extent import Appended, Extent, StoreStatistics
+from .errors import JournalError, JournalFull
+from .extent import Appended, Extent
+from .ipc import stream_of
 from .ledger import Delivered, Reach
-from .segments import Block
+from .questions import (
+    MAX_READ,
+    Append,
+    AwaitRows,
+    CommitGroup,
+    DeclareGroup,
+    Deliver,
+    DiscardOlder,
+    DiscardStaged,
+    ForgetGroup,
+    GetExtent,
+    GetGroups,
+    GetJournalStatistics,
+    GetReach,
+    GetSchema,
+    JournalStatistics,
+    OffsetWithin,
+    Read,
+    ReadRows,
+    Rows,
+    StageRows,
+)
+from .schema import fit
 from .staging import Stage
 from .store import Store
 
-__all__ = [
-    "Append", "AwaitRows", "CommitGroup", "DeclareGroup", "Deliver", "DiscardOlder", "DiscardStaged", "ForgetGroup",
-    "GetExtent", "GetGroups", "GetJournalStatistics", "GetReach", "GetSchema", "Journal", "JournalStatistics",
-    "OffsetWithin", "Read", "StageRows",
-]  # fmt: skip
+__all__ = ["Journal"]
 
 T = TypeVar("T")
 
@@ -57,247 +76,9 @@ READERS = 4
 """Threads that read at a time."""
 
 
-# Types are checked where a question is made: a wrong one must not end the journal.
-_INT, _MAP = v.instance_of(int), v.instance_of((Mapping,))
-_ROWS = v.instance_of((pa.RecordBatch, Sequence))
-_NUMBER = v.and_(v.instance_of(int), v.ge(0), v.lt(1 << 63))
-_NAME = v.and_(v.instance_of(str), v.max_len(1000))
-
-
-@attrs.frozen
-class Append(Asks[Appended]):
-    """Append rows; answered when they are on the disk (`JournalConfig.sync`).
-
-    Fails with `SchemaMismatch` if they do not fit the columns, `JournalError` if there are none or too many at once, `JournalUnwritable` if
-    the disk refuses, `JournalFull` if the journal is full and `max_waiting` others wait already. A failed append has written nothing. If the
-    asker is cancelled, the rows may have been written.
-    """
-
-    rows: pa.RecordBatch | Sequence[Any] = attrs.field(validator=_ROWS)
-    """A record batch, or messages of the journal's class."""
-    partition: int | None = attrs.field(default=None, validator=v.optional(_INT))
-    """None: by `key`."""
-    key: str | bytes | None = attrs.field(default=None, validator=v.optional(v.instance_of((str, bytes))))
-    """Rows with the same key go to the same partition, in order. None: partitions take turns."""
-
-
-@attrs.frozen
-class StageRows(Asks[int]):
-    """Stage rows of a batch until `Deliver`; answered with the number of rows of this part so far. Readers do not see them before.
-
-    They outlive the journal's process. With `at` they may be sent again, and are staged once.
-
-    Fails with `JournalFull` if too much is staged, with `JournalError` if `at` leaves a gap, with `SchemaMismatch` and `JournalUnwritable` as
-    `Append`.
-    """
-
-    query: str = attrs.field(validator=_NAME)
-    batch: int = attrs.field(validator=_NUMBER)
-    part: int = attrs.field(validator=_NUMBER)
-    """Part of the batch: for Spark the task's partition."""
-    attempt: int = attrs.field(validator=_NUMBER)
-    """Try at this part; each has rows of its own."""
-    rows: pa.RecordBatch | Sequence[Any] = attrs.field(validator=_ROWS)
-    at: int | None = attrs.field(default=None, validator=v.optional(_INT))
-    """Number of rows of this part before these. None: all that are staged."""
-
-
-@attrs.frozen
-class Deliver(Asks[Delivered]):
-    """Append a staged batch exactly once. A second time, also after a crash, the answer is ``already``.
-
-    Afterwards all stages of this batch are deleted. Fails with `JournalError` if a winner was not staged, has another number of `rows`, or
-    the batch is larger than the journal can ever take, with `JournalUnwritable` as `Append`.
-    """
-
-    query: str = attrs.field(validator=_NAME)
-    batch: int = attrs.field(validator=_NUMBER)
-    winners: Mapping[int, int] = attrs.field(factory=dict[int, int], validator=_MAP)
-    """For each part with rows, the attempt that counts. Part n goes to partition n modulo the number of partitions."""
-    rows: Mapping[int, int] = attrs.field(factory=dict[int, int], validator=_MAP)
-    """For some parts, the number of rows that were staged. A power failure may have lost some of them."""
-
-
-@attrs.frozen
-class DiscardStaged(Asks[int]):
-    """Drop staged rows that were not delivered; answered with the number of stages dropped."""
-
-    query: str = attrs.field(validator=_NAME)
-    batch: int = attrs.field(validator=_NUMBER)
-    part: int | None = None
-    """None: all parts."""
-    attempt: int | None = None
-    """None: all attempts."""
-
-
-@attrs.frozen
-class DiscardOlder(Asks[list[tuple[str, int]]]):
-    """Drop the staged batches that got no rows for `age` seconds; answered with their queries and numbers."""
-
-    age: float = attrs.field(validator=v.instance_of((int, float)))
-
-
-@attrs.frozen
-class DeclareGroup(Asks[Mapping[int, int]]):
-    """Keep all rows that this group has not read; answered with its offsets."""
-
-    group: str = attrs.field(validator=_NAME)
-    at: Literal["first", "end"] = attrs.field(default="first", validator=v.in_(("first", "end")))
-    """Where a new group begins."""
-
-
-@attrs.frozen
-class CommitGroup(Asks[None]):
-    """Set the offsets of a group. Fails with `JournalError` for an unknown group or an offset beyond the end."""
-
-    group: str = attrs.field(validator=_NAME)
-    offsets: Mapping[int, int] = attrs.field(validator=_MAP)
-    """For some partitions, the offset behind the last row the group has done with."""
-
-
-@attrs.frozen
-class ForgetGroup(Asks[None]):
-    """Keep no more rows for a group."""
-
-    group: str = attrs.field(validator=_NAME)
-
-
-@attrs.frozen
-class GetGroups(Asks[Mapping[str, Mapping[int, int]]]):
-    """Ask for the offsets of all groups."""
-
-
-@attrs.frozen
-class GetExtent(Asks[Extent]):
-    """Ask for the `Extent`."""
-
-
-@attrs.frozen
-class GetReach(Asks[Reach]):
-    """Ask how far the rows of an earlier opening are still the same; see `Store.reach`."""
-
-    opening: str | None = attrs.field(validator=v.optional(_NAME))
-
-
-@attrs.frozen
-class GetSchema(Asks[pa.Schema]):
-    """Ask for the columns."""
-
-
-@attrs.frozen
-class AwaitRows(Asks[Extent]):
-    """Ask for the `Extent` once there are `rows` rows behind some offsets; the ask's own time-out ends the wait."""
-
-    after: Mapping[int, int] = attrs.field(validator=_MAP)
-    """For each partition, the offset at which counting starts; the oldest one for a partition that is not named."""
-    rows: int = attrs.field(default=1, validator=_INT)
-
-
-@attrs.frozen
-class Read(Asks[list[Block]]):
-    """Read blocks of one partition, as `Store.read`. To read on, start at the end of the last block; an empty list: there are no more."""
-
-    partition: int = attrs.field(validator=_INT)
-    start: int = attrs.field(validator=_INT)
-    end: int | None = attrs.field(default=None, validator=v.optional(_INT))
-    max_bytes: int = attrs.field(default=4 << 20, validator=_INT)
-
-
-@attrs.frozen
-class OffsetWithin(Asks[int]):
-    """Ask for the offset at which `Read` with the same arguments would end."""
-
-    partition: int = attrs.field(validator=_INT)
-    start: int = attrs.field(validator=_INT)
-    end: int = attrs.field(validator=_INT)
-    max_bytes: int = attrs.field(validator=_INT)
-
-
-@attrs.frozen(kw_only=True)
-class JournalStatistics:
-    """Counters of a journal."""
-
-    store: StoreStatistics
-    appends: int
-    """Appends that succeeded."""
-    appends_waiting: int
-    """Appends and deliveries that are not answered yet."""
-    octets_waiting: int
-    full: bool
-    """Whether they wait for room."""
-    appends_refused: int
-    """Because the journal was full and too many waited."""
-    readers_waiting: int
-    """`AwaitRows` that are not answered yet."""
-
-
-@attrs.frozen
-class GetJournalStatistics(Asks[JournalStatistics]):
-    """Ask for `JournalStatistics`."""
-
-
 @attrs.frozen
 class _Clean:
     """Time to delete rows that may go."""
-
-
-@attrs.frozen(eq=False)
-class _Job:
-    """Work for the thread that writes."""
-
-    run: Callable[[], Any] | None
-    """None for an append; appends are written in groups."""
-    reply: Reply[Any] | None
-    append: Append | None = None
-    octets: int = 0
-
-    @property
-    def rows(self) -> int:
-        """Number of rows to append."""
-        rows: Any = self.append.rows if self.append is not None else ()
-        return rows.num_rows if isinstance(rows, pa.RecordBatch) else len(rows)
-
-    @property
-    def wanted(self) -> bool:
-        """Whether the asker still waits."""
-        return self.reply is None or self.reply.wanted
-
-    def answer(self, value: Any) -> None:
-        if self.reply is not None:
-            self.reply.send(value)
-
-    def fail(self, error: Exception) -> None:
-        if self.reply is not None:
-            self.reply.fail(error)
-        else:
-            logger.error("rows were told, not asked, and are lost: %s", error, extra={"event": "rows_lost"})
-
-
-@attrs.frozen(eq=False)
-class _Part:
-    """Appends that are written as one."""
-
-    number: int
-    """The partition."""
-    jobs: list[_Job]
-
-    def takes(self, job: _Job) -> bool:
-        """Whether another append can join: both have messages, and at least one."""
-        assert job.append is not None
-        return not any(
-            isinstance(rows, pa.RecordBatch) or not rows for rows in (self._rows_of(self.jobs[-1]), self._rows_of(job))
-        )
-
-    @staticmethod
-    def _rows_of(job: _Job) -> Any:
-        return job.append.rows if job.append is not None else ()
-
-    @property
-    def rows(self) -> Any:
-        """All rows: a record batch, or a list of messages."""
-        if len(self.jobs) == 1:
-            return self._rows_of(self.jobs[0])
-        return [row for job in self.jobs for row in self._rows_of(job)]
 
 
 class Journal(
@@ -317,6 +98,7 @@ class Journal(
         | GetSchema
         | OffsetWithin
         | Read
+        | ReadRows
         | StageRows
         | _Clean
     ]
@@ -364,10 +146,10 @@ class Journal(
 
     async def started(self) -> None:
         """Open the journal and start the task that writes."""
-        self._columns: Columns[Any] | None = columns_of(self.columns) if isinstance(self.columns, type) else None
-        schema = self._columns.schema if self._columns is not None else self.columns
-        self._waiting: deque[_Job] = deque()
-        self._urgent: deque[_Job] = deque()
+        columns: Columns[Any] | None = columns_of(self.columns) if isinstance(self.columns, type) else None
+        schema = columns.schema if columns is not None else self.columns
+        self._waiting: deque[Job] = deque()
+        self._urgent: deque[Job] = deque()
         self._octets = 0
         self._full = self._warned = False
         self._refused = self._appended = 0
@@ -378,6 +160,7 @@ class Journal(
         self._reading = trio.CapacityLimiter(READERS)
         opening = functools.partial(Store.open, self.directory, schema, self.config, clock=self.clock)
         self._store = await self.enter(_opened(opening, self._writing))
+        self._appends = Appends(self._store, columns)
         self.start_soon(self._write)
         self.timers.every("clean", self.clean_every, _Clean())
 
@@ -393,14 +176,14 @@ class Journal(
         # Not while it is full: the questions that make room come by the same mailbox.
         while self._octets >= self.max_octets and not self._full:
             await self._progress.wait()
-        self._queue(_Job(None, self._reply(), m, _octets_of(m.rows)))
+        self._queue(Job(None, self._reply(), m, _octets_of(m.rows)))
 
     @handles
     def deliver(self, m: Deliver) -> None:
         """Queue a batch behind the appends that wait."""
-        self._queue(_Job(functools.partial(self._deliver, m), self._reply()))
+        self._queue(Job(functools.partial(self._deliver, m), self._reply()))
 
-    def _queue(self, job: _Job) -> None:
+    def _queue(self, job: Job) -> None:
         if self._full and len(self._waiting) >= self.max_waiting:
             self._refused += 1
             job.fail(
@@ -468,7 +251,7 @@ class Journal(
             self._do_soon(self._store.retain)
 
     def _do_soon(self, function: Callable[..., Any], *args: Any, octets: int = 0) -> None:
-        self._urgent.append(_Job(functools.partial(function, *args), self._reply(), None, octets))
+        self._urgent.append(Job(functools.partial(function, *args), self._reply(), None, octets))
         self._wake.set()
 
     async def _write(self) -> None:
@@ -491,13 +274,13 @@ class Journal(
                 with trio.move_on_after(SYNC_EVERY if self._store.unsynced else math.inf) as idle:
                     await self._wake.wait()
                 if idle.cancelled_caught:
-                    await self._run(_Job(self._store.sync_ends, None))
+                    await self._run(Job(self._store.sync_ends, None))
 
     def _tell_progress(self) -> None:
         self._progress.set()
         self._progress = trio.Event()
 
-    async def _run(self, job: _Job) -> None:
+    async def _run(self, job: Job) -> None:
         try:
             assert job.run is not None
             job.answer(await self._in_thread(job.run))
@@ -522,7 +305,7 @@ class Journal(
         self._done(job)
 
     async def _run_group(self) -> None:
-        jobs: list[_Job] = []
+        jobs: list[Job] = []
         octets = 0
         for job in self._waiting:
             if job.append is None or len(jobs) >= GROUP_APPENDS or (jobs and octets + job.octets > GROUP_OCTETS):
@@ -534,21 +317,21 @@ class Journal(
             self._done(job)
         if not jobs:
             return
-        answers, error = await self._in_thread(functools.partial(self._append, jobs))
+        answers, error = await self._in_thread(functools.partial(self._appends.write, jobs))
         for job, answer in answers:
-            if isinstance(answer, Appended):
-                job.answer(answer)
-                self._appended += 1
-                self._warned = False
-            else:
+            if isinstance(answer, Exception):
                 job.fail(answer)
+            else:
+                job.answer(answer)
+                self._appended += isinstance(answer, Appended)
+                self._warned = False
             self._done(job)
         if isinstance(error, JournalFull):
             self._note_full(error)
         elif error is not None:
             self._require_store(error)
 
-    def _done(self, job: _Job) -> None:
+    def _done(self, job: Job) -> None:
         self._waiting.remove(job)
         self._octets -= job.octets
 
@@ -566,75 +349,9 @@ class Journal(
     async def _in_thread(self, function: Callable[[], T]) -> T:
         return await trio.to_thread.run_sync(function, limiter=self._writing)
 
-    def _batch(self, rows: pa.RecordBatch | Sequence[Any]) -> pa.RecordBatch:
-        if isinstance(rows, pa.RecordBatch):
-            return rows
-        if self._columns is None:
-            # A journal without a class of its own takes any class whose columns it has.
-            if not rows:
-                raise SchemaMismatch("an append has one row or more")
-            try:
-                return columns_of(type(rows[0])).encode(rows)
-            except (TypeError, ConfigurationError) as error:
-                raise SchemaMismatch(f"rows are a record batch or messages: {error}") from error
-        return self._columns.encode(rows)
-
-    def _append(self, jobs: list[_Job]) -> tuple[list[tuple[_Job, Appended | Exception]], Exception | None]:
-        """Write a group; return the answers of finished jobs, and the error that stopped the rest."""
-        choose = self._store.choose_partition
-        placed = [(job, m.partition if m.partition is not None else choose(m.key)) for job in jobs if (m := job.append)]
-        try:
-            return self._append_parts(self._together(placed)), None
-        except JournalUnwritable as error:
-            return [(job, error) for job in jobs], error
-        except JournalError:
-            pass  # the wrong append is found by trying each
-        answers: list[tuple[_Job, Appended | Exception]] = []
-        parts: list[_Part] = []
-        for job, number in placed:
-            part = _Part(number, [job])
-            try:
-                self._store.prepare(number, self._batch(part.rows))
-            except JournalError as error:
-                answers.append((job, error))
-            else:
-                parts.append(part)
-        try:
-            answers += self._append_parts(parts)
-        except JournalFull as error:
-            return answers, error
-        except (JournalError, OSError) as error:
-            return answers + [(job, error) for part in parts for job in part.jobs], error
-        return answers, None
-
-    def _together(self, placed: list[tuple[_Job, int]]) -> list[_Part]:
-        """Join successive messages for one partition: making a column costs 3 µs, for one row or for a hundred."""
-        parts: list[_Part] = []
-        last: dict[int, _Part] = {}
-        for job, number in placed:
-            part = last.get(number)
-            if part is not None and part.takes(job):
-                part.jobs.append(job)
-            else:
-                part = last[number] = _Part(number, [job])
-                parts.append(part)
-        return parts
-
-    def _append_parts(self, parts: list[_Part]) -> list[tuple[_Job, Appended | Exception]]:
-        if not parts:
-            return []
-        answers: list[tuple[_Job, Appended | Exception]] = []
-        written = self._store.append([(part.number, self._batch(part.rows)) for part in parts])
-        for part, answer in zip(parts, written, strict=False):
-            first = answer.first
-            for job in part.jobs:
-                answers.append((job, Appended(answer.partition, first, job.rows)))
-                first += job.rows
-        return answers
-
     def _stage(self, m: StageRows) -> int:
         stage = self._store.staged(m.query, m.batch).get((m.part, m.attempt))
-        batch, there = self._batch(m.rows), stage.rows if stage is not None else 0
+        batch, there = self._appends.batch_of(m.rows), stage.rows if stage is not None else 0
         at = there if m.at is None else m.at
         end: int = at + batch.num_rows
         if there == at:
@@ -679,6 +396,25 @@ class Journal(
     def read(self, m: Read) -> None:
         """Read in another thread."""
         self._read_soon(lambda: list(self._store.read(m.partition, m.start, m.end, max_bytes=m.max_bytes)))
+
+    @handles
+    def read_rows(self, m: ReadRows) -> None:
+        """Read in another thread, and copy the rows for the way."""
+        self._read_soon(lambda: self._rows(m))
+
+    def _rows(self, m: ReadRows) -> Rows:
+        blocks = list(self._store.read(m.partition, m.start, m.end, max_bytes=m.max_bytes))
+        if blocks and blocks[0].octets.size > MAX_READ:
+            raise JournalError(
+                f"the block at row {m.start} of partition {m.partition} has {blocks[0].octets.size} bytes, and answers have at most "
+                f"{MAX_READ}: lower block_bytes, or read it in the journal's own process",
+                path=str(self.directory),
+            )
+        batches = [fit(block.batch(), self._store.schema) for block in blocks]
+        if len(batches) > 1:
+            batches = pa.Table.from_batches(batches).combine_chunks().to_batches()
+        octets = stream_of(batches[0]) if batches else b""
+        return Rows(m.partition, m.start, sum(block.rows for block in blocks), octets)
 
     @handles
     def measure(self, m: OffsetWithin) -> None:

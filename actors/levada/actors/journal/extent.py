@@ -7,10 +7,12 @@ from collections.abc import Mapping
 
 import attrs
 
-__all__ = ["Appended", "Extent", "StoreStatistics", "partition_of"]
+from levada.framework import message
+
+__all__ = ["Appended", "Extent", "Fenced", "StoreStatistics", "partition_of"]
 
 
-@attrs.frozen
+@message("levada.journal.appended", frozen=True)
 class Appended:
     """Where rows went."""
 
@@ -20,7 +22,16 @@ class Appended:
     count: int
 
 
-@attrs.frozen
+@message("levada.journal.fenced", frozen=True)
+class Fenced:
+    """Nothing was appended: the partition does not end where `Append.at` says. Another writer has been there."""
+
+    partition: int
+    end: int
+    """Offset behind its last row."""
+
+
+@message("levada.journal.extent", frozen=True)
 class Extent:
     """What a journal holds."""
 

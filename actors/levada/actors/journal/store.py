@@ -404,6 +404,10 @@ class Store:
         ends = {p.number: p.end for p in self._partitions}
         return Extent(self.epoch, {p.number: p.first for p in self._partitions}, ends, self._ledger.opening)
 
+    def end(self, partition: int) -> int:
+        """Return the offset behind the last row of a partition; `JournalError` if there is no such partition."""
+        return self._partition(partition).end
+
     def reach(self, opening: str | None) -> Reach:
         """Say how far the rows that were there in an opening are still the same rows.
 

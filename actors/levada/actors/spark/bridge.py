@@ -43,7 +43,14 @@ import pyarrow as pa
 import trio
 
 from levada.actors.authentication import Authenticate, Authentication, Credentials, Refused
-from levada.actors.journal.actor import (
+from levada.actors.journal.actor import Journal
+from levada.actors.journal.columns import Columns, Envelope, columns_of
+from levada.actors.journal.config import JournalConfig
+from levada.actors.journal.errors import JournalBehind, JournalError, JournalUnwritable
+from levada.actors.journal.extent import Appended, Extent
+from levada.actors.journal.ipc import rows_of_stream, stream_of
+from levada.actors.journal.ledger import Reach
+from levada.actors.journal.questions import (
     Append,
     AwaitRows,
     CommitGroup,
@@ -54,16 +61,10 @@ from levada.actors.journal.actor import (
     GetExtent,
     GetReach,
     GetSchema,
-    Journal,
     OffsetWithin,
     Read,
     StageRows,
 )
-from levada.actors.journal.columns import Columns, Envelope, columns_of
-from levada.actors.journal.config import JournalConfig
-from levada.actors.journal.errors import JournalBehind, JournalError, JournalUnwritable
-from levada.actors.journal.extent import Appended, Extent
-from levada.actors.journal.ledger import Reach
 from levada.actors.journal.schema import check_for_spark
 from levada.actors.journal.segments import Block
 from levada.actors.journal.store import Store
@@ -86,7 +87,6 @@ from levada.transports.text import printable
 
 from .asks import AskRows
 from .bridge_subscription import Delivery, RowKey, Subscription
-from .ipc import rows_of_stream
 from .protocol import (
     REQUEST_ID,
     ActorFailed,
@@ -112,7 +112,6 @@ from .protocol import (
     failed,
     head_of,
     names,
-    stream_of,
 )
 
 __all__ = ["Bridge", "BridgeConfig", "Delivery", "Mailbox", "RowKey", "serve_bridge"]
@@ -455,7 +454,8 @@ class Bridge:
         if isinstance(head, StageHead):
             rows = _made(StageRows, head.query, head.batch, head.part, head.attempt, batch, head.at)
             return Payload(self._codec.encode(await journal.ask(rows, timeout=None)))
-        done: Appended = await journal.ask(_made(Append, batch, head.partition, head.key), timeout=None)
+        append = _made(Append, batch, head.partition, head.key)
+        done = cast("Appended", await journal.ask(append, timeout=None))  # without `at` it is never fenced
         return Payload(self._codec.encode(AppendedRows(done.partition, done.first, done.count)))
 
     async def _ask_message(self, name: str, request: Request) -> Any:

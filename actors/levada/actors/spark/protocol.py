@@ -33,6 +33,7 @@ import attrs
 import pyarrow as pa
 
 from levada.actors.journal import errors as journal_errors
+from levada.actors.journal.ipc import stream_of
 from levada.actors.rsocket import RequestFailed
 from levada.framework import Asks, Codec, message
 from levada.framework import errors as framework_errors
@@ -45,7 +46,7 @@ __all__ = [
     "PROBLEM", "REQUEST_ID", "WINDOW", "ActorFailed", "AppendHead", "AppendedRows", "BlockHead", "BridgeError",
     "BridgeRefused", "Commit", "Compare", "Compared", "Declare", "DeliverBatch", "DeliveredBatch", "Describe",
     "Description", "DiscardBatch", "EpochChanged", "Measure", "ReadRows", "StageHead", "Token", "UnknownName",
-    "WaitForRows", "failed", "head_of", "host_id", "names", "raised", "rows_payload", "stream_of",
+    "WaitForRows", "failed", "head_of", "host_id", "names", "raised", "rows_payload",
 ]  # fmt: skip
 
 PROBLEM = 0x301
@@ -292,15 +293,6 @@ def rows_payload(route: str, head: Head, batch: pa.RecordBatch) -> Payload:
     """Make a request of rows and their head."""
     metadata = CompositeMetadata.of(Routing(route), Entry(HEAD, _codec.encode(head)))
     return Payload(stream_of(batch), metadata.encode())
-
-
-def stream_of(batch: pa.RecordBatch) -> bytes:
-    """Make an Arrow IPC stream of one batch and its columns; `levada.actors.spark.ipc` reads it."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    octets: bytes = sink.getvalue().to_pybytes()
-    return octets
 
 
 def head_of(entries: CompositeMetadata) -> Head:

@@ -20,9 +20,9 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from .protocol import BridgeError
+from .errors import SchemaMismatch
 
-__all__ = ["MAX_HEAD", "rows_of_stream"]
+__all__ = ["MAX_HEAD", "rows_of_stream", "stream_of"]
 
 MAX_HEAD = 1 << 18
 """Most bytes of the description of columns, or of a batch."""
@@ -93,7 +93,7 @@ class _Count:
     def spend(self, octets: int) -> None:
         self._left -= octets
         if self._left < 0:
-            raise BridgeError("these bytes are no rows: parts of the description of their columns are used twice")
+            raise SchemaMismatch("these bytes are no rows: parts of the description of their columns are used twice")
 
     def pairs(self, table: _Table, slot: int) -> None:
         for pair in table.tables(slot):
@@ -117,18 +117,29 @@ class _Count:
             waiting.append(field.tables(_FIELD_CHILDREN))
 
 
+def stream_of(batch: pa.RecordBatch) -> bytes:
+    """Make an Arrow IPC stream of one batch and its columns; `rows_of_stream` reads it."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    octets: bytes = sink.getvalue().to_pybytes()
+    return octets
+
+
 def rows_of_stream(octets: bytes) -> pa.RecordBatch:
-    """Read a stream of `levada.actors.spark.protocol.stream_of` without copying it; raise `BridgeError` unless it passes the rules above."""
+    """Read a stream of `stream_of` without copying it; raise `SchemaMismatch` unless it passes the rules above."""
     buffer = pa.py_buffer(octets)
     try:
         _judge(buffer)
         with pa.ipc.open_stream(buffer) as stream:
             [batch] = stream
         if batch.num_rows > 8 * len(octets):
-            raise BridgeError(f"these bytes are no rows: {len(octets)} bytes say that they are {batch.num_rows} rows")
+            raise SchemaMismatch(
+                f"these bytes are no rows: {len(octets)} bytes say that they are {batch.num_rows} rows"
+            )
         batch.validate(full=True)  # 0.3 ms for a block of 3.6 MB
     except (pa.ArrowException, OSError, *_MISREAD) as error:
-        raise BridgeError(f"these bytes are no rows: {str(error)[:200]}") from error
+        raise SchemaMismatch(f"these bytes are no rows: {str(error)[:200]}") from error
     return batch
 
 
@@ -137,14 +148,14 @@ def _judge(stream: pa.Buffer) -> None:
     for message in pa.ipc.MessageReader.open_stream(stream):
         head = memoryview(message.metadata)
         if len(head) > MAX_HEAD:
-            raise BridgeError(f"these bytes are no rows: a description of {len(head)} bytes, at most {MAX_HEAD}")
+            raise SchemaMismatch(f"these bytes are no rows: a description of {len(head)} bytes, at most {MAX_HEAD}")
         table = _Table(head, _U32(head, 0)[0])
         count = _Count(len(head))
         count.pairs(table, _MESSAGE_PAIRS)
         inner = table.table(_MESSAGE_HEADER)
         match table.number(_MESSAGE_TYPE):
             case _ if inner is None:
-                raise BridgeError("these bytes are no rows: a message without a header")
+                raise SchemaMismatch("these bytes are no rows: a message without a header")
             case 1:  # a schema
                 count.pairs(inner, _SCHEMA_PAIRS)
                 count.fields(inner, _SCHEMA_FIELDS)
@@ -154,23 +165,23 @@ def _judge(stream: pa.Buffer) -> None:
                 batches += 1
                 _judge_batch(inner, head, message.body)
             case kind:
-                raise BridgeError(f"these bytes are no rows: a message of kind {kind}")
+                raise SchemaMismatch(f"these bytes are no rows: a message of kind {kind}")
     if batches != 1:
-        raise BridgeError(f"these bytes are no rows: {batches} batches, wanted one")
+        raise SchemaMismatch(f"these bytes are no rows: {batches} batches, wanted one")
 
 
 def _judge_batch(batch: _Table | None, head: memoryview, body: pa.Buffer | None) -> None:
     if batch is None:
-        raise BridgeError("these bytes are no rows: a dictionary without values")
+        raise SchemaMismatch("these bytes are no rows: a dictionary without values")
     if batch.place(_BATCH_COMPRESSION) is not None:
-        raise BridgeError("these bytes are no rows: compressed buffers are not taken")
+        raise SchemaMismatch("these bytes are no rows: compressed buffers are not taken")
     # `RecordBatch.nbytes` would tell it too, but a damaged batch makes it crash the process.
     there, used = body.size if body is not None else 0, 0
     for at in batch.items(_BATCH_BUFFERS, 16):
         size = _I64(head, at + 8)[0]
         used += size
         if size < 0 or used > there:
-            raise BridgeError(f"these bytes are no rows: buffers of more than the {there} bytes that there are")
+            raise SchemaMismatch(f"these bytes are no rows: buffers of more than the {there} bytes that there are")
     buffers = batch.length(_BATCH_BUFFERS)
     if any(not 0 <= _I64(head, at)[0] <= buffers for at in batch.items(_BATCH_VARIADIC, 8)):
-        raise BridgeError("these bytes are no rows: more buffers of a column than there are")
+        raise SchemaMismatch("these bytes are no rows: more buffers of a column than there are")

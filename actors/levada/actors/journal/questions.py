@@ -1,0 +1,251 @@
+"""The questions that a journal answers.
+
+Those that are messages may be asked through a ref of another process: their rows travel as messages, or as an Arrow IPC stream (`stream_of`), and
+are checked before they are used. The others hold record batches, or blocks of mapped files, and stay in the journal's own process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import attrs
+import pyarrow as pa
+from attrs import validators as v
+
+from levada.framework import Asks, message
+
+from .extent import Appended, Extent, Fenced, StoreStatistics
+from .ipc import rows_of_stream
+from .ledger import Delivered, Reach
+from .segments import Block
+
+__all__ = [
+    "Append", "AwaitRows", "CommitGroup", "DeclareGroup", "Deliver", "DiscardOlder", "DiscardStaged", "ForgetGroup",
+    "GetExtent", "GetGroups", "GetJournalStatistics", "GetReach", "GetSchema", "JournalStatistics", "OffsetWithin",
+    "Read", "ReadRows", "Rows", "StageRows",
+]  # fmt: skip
+
+MAX_READ = 8 << 20
+"""Most bytes of one `ReadRows`; a message of the codec has 16 MiB at most by default."""
+
+# Types are checked where a question is made: a wrong one must not end the journal.
+_INT, _MAP = v.instance_of(int), v.instance_of((Mapping,))
+_ROWS = v.instance_of((pa.RecordBatch, Sequence))
+_OFFSET = v.and_(v.instance_of(int), v.ge(0))
+_NUMBER = v.and_(v.instance_of(int), v.ge(0), v.lt(1 << 63))
+_NAME = v.and_(v.instance_of(str), v.max_len(1000))
+
+
+@message("levada.journal.append", frozen=True)
+class Append(Asks[Appended | Fenced]):
+    """Append rows; answered when they are on the disk (`JournalConfig.sync`). Only an append with `at` is ever answered with `Fenced`.
+
+    Fails with `SchemaMismatch` if they do not fit the columns, `JournalError` if there are none or too many at once, `JournalUnwritable` if
+    the disk refuses, `JournalFull` if the journal is full and `max_waiting` others wait already. A failed append has written nothing. If the
+    asker is cancelled, the rows may have been written.
+    """
+
+    rows: Any = attrs.field(validator=_ROWS)
+    """A record batch, messages of the journal's class, or an Arrow IPC stream of one batch (`stream_of`). Record batches do not travel."""
+    partition: int | None = attrs.field(default=None, validator=v.optional(_INT))
+    """None: by `key`."""
+    key: str | bytes | None = attrs.field(default=None, validator=v.optional(v.instance_of((str, bytes))))
+    """Rows with the same key go to the same partition, in order. None: partitions take turns."""
+    at: int | None = attrs.field(default=None, validator=v.optional(_OFFSET))
+    """Compare and append: write only if the partition ends here, else answer with `Fenced`. No other append comes between the two. Needs
+    `partition` or `key`. There may be no rows: then nothing is written, and the answer says whether the partition still ends here."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.at is not None and self.partition is None and self.key is None:
+            raise ValueError("Append(at=) compares the end of one partition: say which, by partition= or key=")
+
+
+@attrs.frozen
+class StageRows(Asks[int]):
+    """Stage rows of a batch until `Deliver`; answered with the number of rows of this part so far. Readers do not see them before.
+
+    They outlive the journal's process. With `at` they may be sent again, and are staged once.
+
+    Fails with `JournalFull` if too much is staged, with `JournalError` if `at` leaves a gap, with `SchemaMismatch` and `JournalUnwritable` as
+    `Append`.
+    """
+
+    query: str = attrs.field(validator=_NAME)
+    batch: int = attrs.field(validator=_NUMBER)
+    part: int = attrs.field(validator=_NUMBER)
+    """Part of the batch: for Spark the task's partition."""
+    attempt: int = attrs.field(validator=_NUMBER)
+    """Try at this part; each has rows of its own."""
+    rows: pa.RecordBatch | Sequence[Any] = attrs.field(validator=_ROWS)
+    at: int | None = attrs.field(default=None, validator=v.optional(_INT))
+    """Number of rows of this part before these. None: all that are staged."""
+
+
+@attrs.frozen
+class Deliver(Asks[Delivered]):
+    """Append a staged batch exactly once. A second time, also after a crash, the answer is ``already``.
+
+    Afterwards all stages of this batch are deleted. Fails with `JournalError` if a winner was not staged, has another number of `rows`, or
+    the batch is larger than the journal can ever take, with `JournalUnwritable` as `Append`.
+    """
+
+    query: str = attrs.field(validator=_NAME)
+    batch: int = attrs.field(validator=_NUMBER)
+    winners: Mapping[int, int] = attrs.field(factory=dict[int, int], validator=_MAP)
+    """For each part with rows, the attempt that counts. Part n goes to partition n modulo the number of partitions."""
+    rows: Mapping[int, int] = attrs.field(factory=dict[int, int], validator=_MAP)
+    """For some parts, the number of rows that were staged. A power failure may have lost some of them."""
+
+
+@attrs.frozen
+class DiscardStaged(Asks[int]):
+    """Drop staged rows that were not delivered; answered with the number of stages dropped."""
+
+    query: str = attrs.field(validator=_NAME)
+    batch: int = attrs.field(validator=_NUMBER)
+    part: int | None = None
+    """None: all parts."""
+    attempt: int | None = None
+    """None: all attempts."""
+
+
+@attrs.frozen
+class DiscardOlder(Asks[list[tuple[str, int]]]):
+    """Drop the staged batches that got no rows for `age` seconds; answered with their queries and numbers."""
+
+    age: float = attrs.field(validator=v.instance_of((int, float)))
+
+
+@attrs.frozen
+class DeclareGroup(Asks[Mapping[int, int]]):
+    """Keep all rows that this group has not read; answered with its offsets."""
+
+    group: str = attrs.field(validator=_NAME)
+    at: Literal["first", "end"] = attrs.field(default="first", validator=v.in_(("first", "end")))
+    """Where a new group begins."""
+
+
+@attrs.frozen
+class CommitGroup(Asks[None]):
+    """Set the offsets of a group. Fails with `JournalError` for an unknown group or an offset beyond the end."""
+
+    group: str = attrs.field(validator=_NAME)
+    offsets: Mapping[int, int] = attrs.field(validator=_MAP)
+    """For some partitions, the offset behind the last row the group has done with."""
+
+
+@attrs.frozen
+class ForgetGroup(Asks[None]):
+    """Keep no more rows for a group."""
+
+    group: str = attrs.field(validator=_NAME)
+
+
+@attrs.frozen
+class GetGroups(Asks[Mapping[str, Mapping[int, int]]]):
+    """Ask for the offsets of all groups."""
+
+
+@message("levada.journal.get_extent", frozen=True)
+class GetExtent(Asks[Extent]):
+    """Ask for the `Extent`."""
+
+
+@attrs.frozen
+class GetReach(Asks[Reach]):
+    """Ask how far the rows of an earlier opening are still the same; see `Store.reach`."""
+
+    opening: str | None = attrs.field(validator=v.optional(_NAME))
+
+
+@attrs.frozen
+class GetSchema(Asks[pa.Schema]):
+    """Ask for the columns."""
+
+
+@message("levada.journal.await_rows", frozen=True)
+class AwaitRows(Asks[Extent]):
+    """Ask for the `Extent` once there are `rows` rows behind some offsets; the ask's own time-out ends the wait."""
+
+    after: Mapping[int, int] = attrs.field(validator=_MAP)
+    """For each partition, the offset at which counting starts; the oldest one for a partition that is not named."""
+    rows: int = attrs.field(default=1, validator=_INT)
+
+
+@attrs.frozen
+class Read(Asks[list[Block]]):
+    """Read blocks of one partition, as `Store.read`. To read on, start at the end of the last block; an empty list: there are no more."""
+
+    partition: int = attrs.field(validator=_INT)
+    start: int = attrs.field(validator=_INT)
+    end: int | None = attrs.field(default=None, validator=v.optional(_INT))
+    max_bytes: int = attrs.field(default=4 << 20, validator=_INT)
+
+
+@message("levada.journal.rows", frozen=True)
+class Rows:
+    """Rows of one partition, as they travel."""
+
+    partition: int
+    first: int
+    """Offset of the first row."""
+    count: int
+    octets: bytes = attrs.field(repr=False)
+    """An Arrow IPC stream; see `batch`."""
+
+    @property
+    def end(self) -> int:
+        """The offset behind the last row."""
+        return self.first + self.count
+
+    def batch(self) -> pa.RecordBatch:
+        """Return the rows in the journal's columns, without copying them; `SchemaMismatch` if these bytes are no rows."""
+        return rows_of_stream(self.octets)
+
+
+@message("levada.journal.read_rows", frozen=True)
+class ReadRows(Asks[Rows]):
+    """Read rows of one partition, as `Store.batches`. To read on, start at `Rows.end`; no rows: there are no more.
+
+    Fails as `Read`, and with `JournalError` if one block has more than `MAX_READ` bytes.
+    """
+
+    partition: int = attrs.field(validator=_INT)
+    start: int = attrs.field(validator=_INT)
+    end: int | None = attrs.field(default=None, validator=v.optional(_INT))
+    max_bytes: int = attrs.field(default=4 << 20, validator=[v.instance_of(int), v.ge(1), v.le(MAX_READ)])
+    """Size of the blocks that are read; one is read whatever its size."""
+
+
+@attrs.frozen
+class OffsetWithin(Asks[int]):
+    """Ask for the offset at which `Read` with the same arguments would end."""
+
+    partition: int = attrs.field(validator=_INT)
+    start: int = attrs.field(validator=_INT)
+    end: int = attrs.field(validator=_INT)
+    max_bytes: int = attrs.field(validator=_INT)
+
+
+@attrs.frozen(kw_only=True)
+class JournalStatistics:
+    """Counters of a journal."""
+
+    store: StoreStatistics
+    appends: int
+    """Appends that succeeded."""
+    appends_waiting: int
+    """Appends and deliveries that are not answered yet."""
+    octets_waiting: int
+    full: bool
+    """Whether they wait for room."""
+    appends_refused: int
+    """Because the journal was full and too many waited."""
+    readers_waiting: int
+    """`AwaitRows` that are not answered yet."""
+
+
+@attrs.frozen
+class GetJournalStatistics(Asks[JournalStatistics]):
+    """Ask for `JournalStatistics`."""
