@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
+import time
 from collections.abc import AsyncIterator
 from typing import Any
+
+import trio
 
 from levada.actors.nodes import nodes_of
 from levada.framework import Actor, ActorSystem, Asks, Ref, handles, message
@@ -103,3 +108,55 @@ async def fails(system: ActorSystem) -> AsyncIterator[None]:
 
 def not_an_app() -> None:
     """A function without a system."""
+
+
+async def stubborn(system: ActorSystem) -> AsyncIterator[None]:
+    """An app that ignores cancellation."""
+    try:
+        yield
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.sleep_forever()
+
+
+async def deaf(system: ActorSystem) -> AsyncIterator[None]:
+    """An app whose event loop is blocked once it is ready."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_block)
+        yield
+
+
+async def _block() -> None:
+    await trio.sleep(0.3)
+    while True:
+        time.sleep(60)  # noqa: ASYNC251 - it blocks on purpose
+
+
+async def short(system: ActorSystem) -> AsyncIterator[None]:
+    """An app that kills its process soon after it is ready."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_exit)
+        yield
+
+
+async def _exit() -> None:
+    await trio.sleep(0.05)
+    os._exit(3)
+
+
+async def talks(system: ActorSystem) -> AsyncIterator[None]:
+    """An app that writes to stdout, stderr and the log."""
+    print("plain \x1b[31m text")
+    print("x" * 100_000, file=sys.stderr)
+    logging.getLogger("shop").warning("stock is low")
+    logging.getLogger("shop").error("two\nlines")
+    sys.stdout.write("no end of line")
+    sys.stdout.flush()
+    yield
+
+
+async def mute(system: ActorSystem) -> AsyncIterator[None]:
+    """An app that is never ready."""
+    print("waiting for the database", file=sys.stderr)
+    await trio.sleep_forever()
+    yield

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import trio
 
-from levada.actors.nodes import NodeDown, NodeUp, local_nodes
+from levada.actors.nodes import NodeDown, NodeLost, NodeSettings, NodeUp, local_nodes
 from levada.framework import ActorSystem, Failed
 
-from .apps import Add, Counter, Where, app
+from .apps import Add, Counter, Where, app, mute, talks
 
 pytestmark = pytest.mark.ci
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
 def _path(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver's path, which its nodes get, has the root."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[3]))
+    monkeypatch.syspath_prepend(str(ROOT))
 
 
 def is_alive(pid: int) -> bool:
@@ -28,6 +38,87 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def processes_of(marker: str) -> list[int]:
+    """Nodes that run, of drivers with a marker in their environment."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            if (
+                folder.name.isdigit()
+                and marker.encode() in (folder / "environ").read_bytes()
+                and is_alive(int(folder.name))
+            ):
+                found.append(int(folder.name))
+        except OSError:
+            pass  # it has just ended, or is another user's
+    return found
+
+
+async def gone(pid: int, within: float) -> bool:
+    """Wait until a process has ended; whether it has in time."""
+    try:
+        number = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        with trio.move_on_after(within):
+            await trio.lowlevel.wait_readable(number)
+            return True
+        return False
+    finally:
+        os.close(number)
+
+
+class Driver:
+    """A driver in a process of its own."""
+
+    def __init__(self, process: trio.Process) -> None:
+        self.process = process
+        self._buffer = b""
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    async def line(self) -> list[str]:
+        """Wait for the next line of its output."""
+        assert self.process.stdout is not None
+        while b"\n" not in self._buffer:
+            data = await self.process.stdout.receive_some()
+            assert data, "the driver has ended"
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line.decode().split(maxsplit=2)
+
+    async def ready(self) -> list[int]:
+        """Wait until its nodes are up; return their processes."""
+        with trio.fail_after(30):
+            word, *pids = " ".join(await self.line()).split()
+        assert word == "READY"
+        return [int(pid) for pid in pids]
+
+
+@asynccontextmanager
+async def driver(app: str = "app", **settings: Any) -> AsyncIterator[Driver]:
+    """Run a driver; whatever happens, nothing of it is left."""
+    marker = f"LEVADA_TEST={uuid.uuid4()}"
+    name, _, value = marker.partition("=")
+    process = await trio.lowlevel.open_process(
+        [sys.executable, "-m", "tests.actors.nodes.driver", f"tests.actors.nodes.apps:{app}", json.dumps(settings)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ, name: value}, process_group=0,
+    )  # fmt: skip
+    try:
+        yield Driver(process)
+    finally:
+        with trio.CancelScope(shield=True):
+            process.kill()
+            await process.wait()
+            left = [pid for pid in processes_of(marker) if not await gone(pid, 5.0)]
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+            assert left == []
 
 
 async def test_a_killed_child_process_is_replaced_and_nothing_is_left() -> None:
@@ -46,3 +137,114 @@ async def test_a_killed_child_process_is_replaced_and_nothing_is_left() -> None:
             assert up.member.pid != pid
             pids = [pid, *(member.pid for member in nodes.members)]
         assert [is_alive(pid) for pid in pids] == [False, False, False]
+
+
+async def test_nodes_end_at_once_when_their_driver_is_killed() -> None:
+    async with driver() as d:
+        pids = await d.ready()
+        os.kill(d.pid, signal.SIGKILL)
+        assert [await gone(pid, 2.0) for pid in pids] == [True, True]
+
+
+@pytest.mark.parametrize("app", ["stubborn", "deaf"])
+async def test_an_app_that_does_not_end_cannot_outlive_its_driver(app: str) -> None:
+    async with driver(app, grace=0.5, nodes=1) as d:
+        (pid,) = await d.ready()
+        os.kill(d.pid, signal.SIGKILL)
+        assert await gone(pid, 5.0)
+
+
+@pytest.mark.parametrize("app", ["stubborn", "deaf"])
+async def test_an_app_that_does_not_end_is_killed_when_it_drains(app: str) -> None:
+    async with driver(app, grace=0.5, kill_after=0.3, nodes=1) as d:
+        (pid,) = await d.ready()
+        assert d.process.stdin is not None
+        await d.process.stdin.aclose()
+        with trio.fail_after(10):
+            assert await d.process.wait() == 0
+        assert not is_alive(pid)
+
+
+async def test_ctrl_c_is_for_the_driver_which_ends_its_nodes() -> None:
+    async with driver() as d:
+        pids = await d.ready()
+        os.killpg(d.pid, signal.SIGINT)
+        with trio.fail_after(20):
+            assert await d.process.wait() in (1, -signal.SIGINT, 130)
+        assert [is_alive(pid) for pid in pids] == [False, False]
+
+
+async def test_nodes_of_a_stopped_driver_end_and_it_starts_others_when_it_goes_on() -> None:
+    async with driver(silence=1.0) as d:
+        pids = await d.ready()
+        os.kill(d.pid, signal.SIGSTOP)
+        assert [await gone(pid, 10.0) or not is_alive(pid) for pid in pids] == [True, True]
+        os.kill(d.pid, signal.SIGCONT)
+        with trio.fail_after(20):
+            lines = sorted([await d.line() for _ in range(4)])
+        assert [line[:2] for line in lines] == [["DOWN", "n0"], ["DOWN", "n1"], ["UP", "n0"], ["UP", "n1"]]
+        assert "exit code 70" in lines[0][2]
+
+
+async def test_a_hang_is_found_by_the_heartbeat() -> None:
+    async with driver(hang_timeout=1.0, nodes=1) as d:
+        (pid,) = await d.ready()
+        os.kill(pid, signal.SIGSTOP)
+        with trio.fail_after(20):
+            down, up = await d.line(), await d.line()
+        assert down[2].startswith("n0 hangs: no heartbeat for 1.")
+        assert up[:2] == ["UP", "n0"]
+        assert not is_alive(pid)
+
+
+async def test_a_blocked_event_loop_is_no_hang() -> None:
+    async with driver("deaf", hang_timeout=1.0, nodes=1, grace=0.1, kill_after=0.1) as d:
+        (pid,) = await d.ready()
+        with trio.move_on_after(3):
+            await d.line()
+            raise AssertionError("the node was taken for a hang")
+        assert is_alive(pid)
+
+
+async def test_a_node_that_ends_too_often_is_given_up_with_its_error() -> None:
+    async with driver("short", nodes=1, max=2) as d:
+        process = d.process
+        with trio.fail_after(30):
+            assert await process.wait() == 1
+
+
+async def test_lines_of_a_node_are_logged_whole_with_its_name(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "levada.actors.nodes.output")
+    async with ActorSystem() as system, local_nodes(system, 1, talks):
+        pass
+    seen = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "levada.actors.nodes.output"]
+    assert ("INFO", "n0: plain \\x1b[31m text") in seen
+    assert ("WARNING", "n0: shop: stock is low") in seen
+    assert [text for level, text in seen if level == "ERROR"] == ["n0: shop: two", "n0: lines"]
+    assert ("INFO", "n0: no end of line") in seen
+    (long,) = [text for _, text in seen if "xxx" in text]
+    assert long.endswith("x (83616 bytes more)")
+
+
+async def test_an_app_that_is_never_ready_is_an_error_that_says_what_it_wrote() -> None:
+    async with ActorSystem() as system:
+        settings = NodeSettings(start_timeout=2.5)
+        with pytest.raises(
+            NodeLost, match=r"n0 did not say that its app is ready within 2.5 s .*: waiting for the database"
+        ):
+            async with local_nodes(system, 1, mute, settings=settings):
+                pass
+
+
+async def test_a_program_that_ends_before_its_hello_is_an_error_with_its_last_lines(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "levada").mkdir()
+    (tmp_path / "levada" / "__init__.py").write_text("")  # hides the namespace package
+    async with ActorSystem() as system:
+        settings = NodeSettings(env={"PYTHONPATH": str(tmp_path)})
+        with pytest.raises(
+            NodeLost, match=r"n0 ended without an order, with exit code 1; its last lines: .*No module named"
+        ):
+            async with local_nodes(system, 1, app, settings=settings):
+                pass

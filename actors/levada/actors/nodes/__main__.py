@@ -14,14 +14,14 @@ from urllib.parse import unquote, urlsplit
 
 import trio
 
-from levada.framework.errors import LevadaError
+from levada.framework.errors import ConnectionLost
 from levada.transports.carriers import unix
 from levada.transports.qmux import dial_over
 
 from .body import run_node
 from .fleet import QMUX
 from .heart import ORPHANED, Heart, exit_within
-from .messages import Welcome
+from .messages import NodeLost, Welcome
 
 __all__ = ["main"]
 
@@ -75,13 +75,25 @@ class _Process:
             for limit, value in welcome.rlimits.items():
                 resource.setrlimit(getattr(resource, limit), (value, value))
 
-    def clean_up(self) -> None:
-        """Remove the folder of the fleet's sockets, which the driver can no longer do."""
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+    def main(self) -> int:
+        """Run until told to end; return the exit code."""
+        log = logging.getLogger("levada.actors.nodes")
+        code = 0
+        try:
+            trio.run(self._run)
+        except* ConnectionLost as group:
+            self._lost = self._lost or str(group.exceptions[0])
+        except* NodeLost as group:
+            log.error("%s", group.exceptions[0])
+            code = 1
+        if self._lost:
+            log.warning("%s", self._lost)
+            if self._folder and self._heart.is_alone:  # of the fleet's sockets
+                shutil.rmtree(self._folder, ignore_errors=True)
+            return ORPHANED
+        return 1 if self._life.cancelled_caught else code
 
-    async def run(self) -> None:
-        """Run until told to end."""
+    async def _run(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
         with self._life, trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
             if self._lost:
@@ -110,19 +122,7 @@ def main(arguments: list[str]) -> int:
     handler.setFormatter(_Marked("%(name)s: %(message)s"))
     logging.getLogger().addHandler(handler)
     process = _Process(name, *(socket.socket(fileno=number) for number in numbers))
-    try:
-        trio.run(process.run)
-    except BaseExceptionGroup as group:
-        _, rest = group.split(ConnectionError)
-        if rest is None:
-            process.clean_up()
-            return ORPHANED
-        errors = rest.exceptions
-        if len(errors) == 1 and isinstance(errors[0], LevadaError):
-            logging.getLogger("levada.actors.nodes").error("%s", errors[0])
-            return 1
-        raise
-    return 0
+    return process.main()
 
 
 if __name__ == "__main__":

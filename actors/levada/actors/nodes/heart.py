@@ -24,6 +24,7 @@ __all__ = ["ORPHANED", "Beats", "Heart", "Pulse", "exit_within"]
 ORPHANED: Final = 70
 """The exit code of a node that has lost its driver, and could not end in order in time."""
 _BEAT: Final = b"\0"
+_ENDED: Final = "the driver has ended"
 _FIRST_BEAT: Final = 1.0  # seconds, until `Heart.settle` says
 
 
@@ -51,6 +52,8 @@ class Heart:
         self._lost = lost
         self._silence: float | None = None
         self._beat = _FIRST_BEAT
+        self.is_alone = False
+        """Whether the driver's process has ended for certain."""
         threading.Thread(target=self._run, name="levada heart", daemon=True).start()
 
     def settle(self, beat: float, silence: float) -> None:
@@ -68,7 +71,7 @@ class Heart:
             except BlockingIOError:
                 pass  # the driver is stopped
             except OSError:
-                reason = "the driver has ended"
+                reason = _ENDED
                 break
             poll.poll(self._beat * 1000)
             now = time.monotonic()
@@ -80,13 +83,14 @@ class Heart:
             looked = now
             try:
                 if not self._socket.recv(4096):
-                    reason = "the driver has ended"
+                    reason = _ENDED
                 heard = now
             except BlockingIOError:
                 if silence is not None and now - heard > silence:
                     reason = f"nothing was heard from the driver for {now - heard:.1f} s"
             except OSError:
-                reason = "the driver has ended"
+                reason = _ENDED
+        self.is_alone = reason is _ENDED
         self._socket.close()
         self._lost(reason)
 

@@ -237,8 +237,6 @@ class Node(Actor[Any]):
             return
         self.start_soon(self._wait, self.process)
         self.timers.once("start", settings.start_timeout, _TooLate())
-        if settings.hang_timeout is not None:
-            self.timers.every("look", settings.beat, _Look())
 
     @asynccontextmanager
     async def _process(self) -> AsyncIterator[Process]:
@@ -293,6 +291,8 @@ class Node(Actor[Any]):
             self._fail(error)
             return Refused(str(error))
         self.greeted = True
+        if settings.hang_timeout is not None:
+            self.timers.every("look", settings.beat, _Look())
         place.control = hello.control
         self.watch(hello.control)
         self._change(MemberState.STARTING, node_id=hello.node_id, pid=hello.pid, host=printable(hello.host))
