@@ -1,0 +1,172 @@
+"""Identities of the members of a fleet on several machines: an authority in the driver's memory, and a key in the memory of each member.
+
+* `Authority`: made by the driver, and gone with it. It signs one certificate for each node id.
+* `MemberKey`: made by each member. Its private half never leaves the process and is in no file.
+* A certificate is for one DNS name, `member_name`, which has the node id. So a member that dials a node id gets that very member or an
+  error, and a listener knows the node id of each client. Whether the id is still a member's says the directory.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Literal
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from levada.framework.errors import ConfigurationError
+from levada.transports.carriers import TlsConfig
+from levada.transports.qmux import QmuxConfig
+
+__all__ = ["Authority", "Carrier", "MemberKey", "carrier_settings", "member_name", "node_id_of"]
+
+Carrier = Literal["tls", "quic"]
+"""What carries connections between machines: QMux over TLS, or QUIC."""
+
+VALID: Final = datetime.timedelta(days=3650)
+"""Longer than any fleet. The directory says who is a member; certificates only say who is who."""
+CLOCKS_DIFFER: Final = datetime.timedelta(days=1)
+NEVER: Final = 1e9
+"""Seconds. Heartbeats find hangs and partitions; a carrier's own time-outs would take a handler that computes for one."""
+_NAME: Final = re.compile(r"DNS:([0-9a-f]{32})\.node\.levada")
+
+
+def member_name(node_id: bytes) -> str:
+    """Return the DNS name in the certificate of a member.
+
+    Example:
+        >>> member_name(bytes(16))
+        '00000000000000000000000000000000.node.levada'
+    """
+    return f"{node_id.hex()}.node.levada"
+
+
+def node_id_of(names: tuple[str, ...]) -> bytes | None:
+    """Return the node id in `CarrierInfo.peer_names`, or None.
+
+    Example:
+        >>> node_id_of(("DNS:" + member_name(b"0123456789abcdef"),))
+        b'0123456789abcdef'
+    """
+    found = [match[1] for match in map(_NAME.fullmatch, names) if match]
+    return bytes.fromhex(found[0]) if len(found) == 1 else None
+
+
+class MemberKey:
+    """The key of one member."""
+
+    def __init__(self) -> None:
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self.public: bytes = self._key.public_key().public_bytes(
+            serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+        """The public half, for `Authority.sign`: DER, about 91 bytes."""
+
+    @contextmanager
+    def with_certificate(self, certificate: bytes) -> Iterator[str]:
+        """Give the path of a file with the key and a certificate, for the settings of carriers, within a block.
+
+        The file is in memory and has no name, so nothing is left of it when the process is killed. Needs Linux.
+        """
+        pem = self._key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        descriptor = os.memfd_create("levada-node")
+        with open(descriptor, "wb") as file:
+            os.fchmod(descriptor, 0o600)
+            file.write(pem + certificate)
+            file.flush()
+            yield f"/proc/self/fd/{descriptor}"
+
+
+class Authority:
+    """Signs the certificates of a fleet. Its key exists in this object only."""
+
+    def __init__(self) -> None:
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "levada fleet")])
+        signs = {"key_cert_sign", "crl_sign"}
+        signed = (
+            self._builder(self._name, self._key.public_key())
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(x509.KeyUsage(**{usage: usage in signs for usage in _USAGES}), critical=True)
+            .sign(self._key, hashes.SHA256())
+        )
+        self.certificate: bytes = signed.public_bytes(serialization.Encoding.PEM)
+        """PEM; what members trust."""
+
+    def sign(self, public: bytes, node_id: bytes) -> bytes:
+        """Certify that a key is this member's; return the certificate in PEM.
+
+        Args:
+            public: `MemberKey.public`, perhaps of a peer.
+            node_id: 16 octets. The caller makes sure that no id is signed twice.
+
+        Raises:
+            ConfigurationError: these octets are no key of this kind.
+        """
+        try:
+            key = serialization.load_der_public_key(public)
+        except (ValueError, UnsupportedAlgorithm) as error:
+            raise ConfigurationError(f"the public key of a node cannot be read: {error}") from error
+        if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+            raise ConfigurationError("the public key of a node is of another kind than P-256")
+        usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+        signed = (
+            self._builder(x509.Name([]), key)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(member_name(node_id))]), critical=True)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(usage, critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+        return signed.public_bytes(serialization.Encoding.PEM)
+
+    def _builder(self, name: Any, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+        now = datetime.datetime.now(datetime.UTC)
+        return x509.CertificateBuilder(
+            self._name, name, key, x509.random_serial_number(), now - CLOCKS_DIFFER, now + VALID
+        ).add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+
+
+_USAGES: Final = (
+    "digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "key_cert_sign",
+    "crl_sign", "encipher_only", "decipher_only",
+)  # fmt: skip
+
+
+def carrier_settings(
+    carrier: Carrier,
+    authority: bytes,
+    *,
+    certificate: str | None = None,
+    dials: bytes | None = None,
+    clients: Literal["none", "optional", "required"] = "none",
+) -> Any:
+    """Return the carrier settings of a connection or a listener within a fleet, for ``PeerConfig(carrier=…)``.
+
+    Args:
+        carrier: which one.
+        authority: `Authority.certificate`, the only authority to trust.
+        certificate: `MemberKey.with_certificate`; None: shows none.
+        dials: node id of the member to dial; nobody else is taken for it.
+        clients: whether a listener asks for the certificates of clients.
+    """
+    name = None if dials is None else member_name(dials)
+    if carrier == "quic":
+        try:
+            from levada.transports.quic import QuicConfig
+        except ModuleNotFoundError as missing:
+            raise ConfigurationError(f"QUIC needs {missing.name}: pip install 'levada[quic]'") from missing
+        return QuicConfig(
+            certificate=certificate, ca=authority, server_name=name, client_certificates=clients, idle_timeout=NEVER
+        )
+    tls = TlsConfig(certificate=certificate, ca=authority, server_name=name, client_certificates=clients)
+    return QmuxConfig(below=tls, idle_timeout=0, record_timeout=NEVER)
