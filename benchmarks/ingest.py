@@ -4,6 +4,8 @@ The whole is what `levada demo` does before Spark: a file is followed, shipped o
 journal on the disk, all in one process. The parts are measured alone, each in this process with its other end in a process of its own:
 shipping to a reader that acknowledges everything, reading from such a shipper, parsing units, appending parsed units.
 
+On nodes, two processes read and parse and this one ships and appends; all three count.
+
 All figures are lines in a second of CPU time, of all threads of the measured process: other work on the machine disturbs these least.
 The lines are the demo's access log, repeated.
 """
@@ -16,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -24,12 +27,14 @@ from pathlib import Path
 import trio
 
 from levada.actors.demo.ingest import Intake, Pace, ship, unpack
-from levada.actors.demo.parsing import Ingest, lines_of
+from levada.actors.demo.parsing import lines_of, warm_up
+from levada.actors.demo.readers import reader, readers
 from levada.actors.demo.rows import Lines, LogLine
-from levada.actors.interop.certificates import SelfSigned, make_certificates
+from levada.actors.interop.certificates import make_certificates
 from levada.actors.journal import Journal, JournalConfig
 from levada.actors.journal.columns import columns_of
 from levada.actors.lumberjack import Origin, Unit, serve
+from levada.actors.nodes import nodes_of
 from levada.actors.spark.bridge import Mailbox
 from levada.framework import ActorSystem, Ref, bounded
 from levada.transports.carriers import TlsConfig
@@ -43,8 +48,14 @@ ROOT = Path(__file__).parents[1]
 COPIES = 10
 """Copies of the log of 10,000 lines."""
 PARTS = 0.8
+NODES = 0.87
+"""At most 15 % more CPU time a line."""
+SHARE = 0.8
+"""The node with fewer lines takes 40 % of all or more."""
 UNIT = 1024
 """Lines of a unit, as the writer sends them."""
+
+URL = "lumberjack+tls://127.0.0.1:0"
 
 Spent = tuple[float, int]
 """Seconds of CPU time, and lines."""
@@ -71,17 +82,12 @@ def peer(role: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
 
 
 @asynccontextmanager
-async def journal(system: ActorSystem, folder: Path) -> AsyncIterator[Ref[Lines]]:
+async def journal(system: ActorSystem, folder: Path, read: Counter[str]) -> AsyncIterator[Ref[Lines]]:
     """The end of the way: a journal, and the actor in front of it."""
     config = JournalConfig(partitions=2)
     ref = system.spawn(partial(Journal, folder / "logs", LogLine, config=config), mailbox=bounded(256))
     mailbox = Mailbox("logs", ref, columns_of(LogLine))
-    yield system.spawn(Intake, mailbox, mailbox=bounded(64))
-
-
-def tls_of(pems: SelfSigned) -> TlsConfig:
-    """A reader's settings."""
-    return TlsConfig(certificate=pems.certificate, key=pems.key)
+    yield system.spawn(Intake, mailbox, read, mailbox=bounded(64))
 
 
 async def whole(folder: Path, log: Path) -> Spent:
@@ -89,12 +95,32 @@ async def whole(folder: Path, log: Path) -> Spent:
     pems, pace = make_certificates(folder), Pace()
     async with (
         ActorSystem() as system,
-        journal(system, folder) as intake,
-        serve(system, "lumberjack+tls://127.0.0.1:0", partial(Ingest, intake), carrier=tls_of(pems)) as reader,
+        journal(system, folder, Counter[str]()) as intake,
+        reader(system, URL, intake, pems.certificate, pems.key) as urls,
     ):
         start = time.process_time()
-        await ship(system, [reader.url], pems.ca, [log], pace)
+        await ship(system, urls, pems.ca, [log], pace)
         return time.process_time() - start, pace.shipped
+
+
+def cpu_of(process: int) -> float:
+    """Seconds of CPU time of another process."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def on_nodes(folder: Path, log: Path) -> tuple[Spent, Counter[str]]:
+    """All of it, with two nodes that read and parse; and the lines of each node."""
+    pems, pace, read = make_certificates(folder), Pace(), Counter[str]()
+    async with (
+        ActorSystem() as system,
+        journal(system, folder, read) as intake,
+        readers(system, URL, intake, pems.certificate, pems.key, nodes=2) as urls,
+    ):
+        processes = [member.pid for member in nodes_of(system).members]
+        start = time.process_time() + sum(map(cpu_of, processes))
+        await ship(system, urls, pems.ca, [log], pace)
+        return (time.process_time() + sum(map(cpu_of, processes)) - start, pace.shipped), read
 
 
 async def shipping(folder: Path, log: Path) -> Spent:
@@ -112,14 +138,12 @@ async def shipping(folder: Path, log: Path) -> Spent:
 async def reading(folder: Path, log: Path) -> Spent:
     """Read from a shipper in another process."""
     pems = make_certificates(folder)
-    async with (
-        ActorSystem() as system,
-        serve(system, "lumberjack+tls://127.0.0.1:0", take, carrier=tls_of(pems)) as reader,
-    ):
+    tls = TlsConfig(certificate=pems.certificate, key=pems.key)
+    async with ActorSystem() as system, serve(system, URL, take, carrier=tls) as taker:
         start = time.process_time()
-        with peer("shipper", folder, reader.url, log) as process:
+        with peer("shipper", folder, taker.url, log) as process:
             await trio.to_thread.run_sync(process.wait)
-        return time.process_time() - start, reader.statistics().events
+        return time.process_time() - start, taker.statistics().events
 
 
 def units_of(log: Path) -> list[Unit]:
@@ -135,6 +159,7 @@ def units_of(log: Path) -> list[Unit]:
 
 async def parsing(folder: Path, log: Path) -> Spent:
     """Parse units."""
+    await warm_up()
     units = units_of(log)
     start = time.process_time()
     for unit in units:
@@ -145,7 +170,7 @@ async def parsing(folder: Path, log: Path) -> Spent:
 async def appending(folder: Path, log: Path) -> Spent:
     """Append units that are parsed."""
     parsed = [(lines, len(unit.events)) for unit in units_of(log) for lines in lines_of(unit)]
-    async with ActorSystem() as system, journal(system, folder) as intake:
+    async with ActorSystem() as system, journal(system, folder, Counter[str]()) as intake:
         start = time.process_time()
         for lines, _ in parsed:
             await intake.ask(lines, timeout=None)
@@ -155,12 +180,26 @@ async def appending(folder: Path, log: Path) -> Spent:
 def run(*, rounds: int, quick: bool, only: str, progress: Callable[[str], None]) -> Report:
     """Measure; `quick`: one copy of the log, to show that it runs."""
     parts = Row("ship, read, parse and append, CPU", [], "its parts", [], PARTS)
+    nodes = Row("the same on 2 nodes, CPU", [], "one process", [], NODES)
+    share = Row("lines of the node with fewer", [], "half of all", [], SHARE)
+    wanted = [row for row in (parts, nodes, share) if only in row.title]
     with tempfile.TemporaryDirectory() as folder:
         one, *_ = unpack(Path(folder))
         log = Path(folder) / "long.log"
         log.write_bytes(one.read_bytes() * (1 if quick else COPIES))
-        for number in range(rounds if only in parts.title else 0):
-            progress(f"{parts.title}, round {number + 1} of {rounds}")
-            parts.ours.append(spent(whole, log))
-            parts.theirs.append(1 / sum(1 / spent(part, log) for part in (shipping, reading, parsing, appending)))
-    return Report([row for row in (parts,) if row.ours])
+        for number in range(rounds):
+            if parts in wanted or nodes in wanted:
+                progress(f"{parts.title}, round {number + 1} of {rounds}")
+                alone = spent(whole, log)
+                parts.ours.append(alone)
+                nodes.theirs.append(alone)
+            if parts in wanted:
+                parts.theirs.append(1 / sum(1 / spent(part, log) for part in (shipping, reading, parsing, appending)))
+            if nodes in wanted or share in wanted:
+                progress(f"{nodes.title}, round {number + 1} of {rounds}")
+                with tempfile.TemporaryDirectory() as place:
+                    (seconds, lines), read = trio.run(on_nodes, Path(place), log)
+                nodes.ours.append(lines / seconds)
+                share.ours.append(min(read["n0"], read["n1"]))
+                share.theirs.append(lines / 2)
+    return Report(wanted)

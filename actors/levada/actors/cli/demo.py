@@ -62,6 +62,13 @@ def add_parser(subparsers: Subparsers) -> None:
         "--batch-rows", type=_number, metavar="N", help="most lines of one micro-batch of Spark (default: 50,000)"
     )
     parser.add_argument(
+        "--nodes",
+        type=_number,
+        default=0,
+        metavar="N",
+        help="read and parse on N nodes, processes of their own, each at a port of its own",
+    )
+    parser.add_argument(
         "--serve", action="store_true", help="then keep running: ship files into it, follow the results"
     )
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1)")
@@ -140,6 +147,7 @@ async def _run(args: argparse.Namespace, folder: Path, output: Path, show: TextI
         host=args.host,
         ports=(ports[0], ports[1], ports[2]),
         batch_rows=args.batch_rows or BATCH_ROWS,
+        nodes=args.nodes,
     )
     demo = Pipeline()
     stop, progress = _Stop(demo), _Progress(demo, show, start)
@@ -291,7 +299,12 @@ def _tell(
     """Print the result, and its mistakes."""
     if args.json:
         verified = None if wrong is None else not (wrong or differ)
-        facts = {"verified": verified, "micro_batches": demo.batches, "largest_batch": demo.largest}
+        facts = {
+            "verified": verified,
+            "micro_batches": demo.batches,
+            "largest_batch": demo.largest,
+            "lines_read": demo.read,
+        }
         print(json.dumps({**_as_json(demo.results), **facts}))
     else:
         print("\n".join(_summary(demo, seconds)))
@@ -325,6 +338,9 @@ def _summary(demo: Pipeline, seconds: float) -> Iterator[str]:
         f"{demo.pace.shipped:,} records shipped, {demo.batches} micro-batches, {sum(results.taken.values()):,} results received, "
         f"in {seconds:.1f} s"
     )
+    if len(demo.read) > 1:
+        shares = (f"{node} {count / demo.read.total():.0%}" for node, count in sorted(demo.read.items()))
+        yield f"lines read: {', '.join(shares)}"
     yield ""
     yield from _table(
         ["log", "records", "lines", "damaged"],
@@ -386,9 +402,10 @@ def _invitation(demo: Pipeline) -> str:
     if demo.channels_url.startswith("aqueduct://"):
         follow = "--tag levada.demo.Follow --data '[\"counts\"]' --stream"
         channels = f"\n  levada call {demo.channels_url} --ca {demo.ca} {follow}"
+    to = " ".join(f"--to {url}" for url in demo.reader_urls) + " --balance" * (len(demo.reader_urls) > 1)
     return (
         f"serving until Ctrl-C; in another terminal:\n"
-        f"  levada ship --to {demo.reader_url} --ca {demo.ca} FILE\n"
+        f"  levada ship {to} --ca {demo.ca} FILE\n"
         f"  levada call {demo.door_url} --stream --route counts    # or rates, attacks, anomalies{channels}"
     )
 

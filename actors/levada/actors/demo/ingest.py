@@ -16,6 +16,7 @@ import functools
 import gzip
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from importlib.resources import files
@@ -48,9 +49,15 @@ WRITERS = 64
 
 
 class Intake(Actor[Lines]):
-    """Appends lines to the journal, each once, one message after another."""
+    """Appends lines to the journal, each once, one message after another.
+
+    Args:
+        logs: the journal.
+        read: counts the lines that were new, by the node that read them.
+    """
 
     logs: Mailbox[LogLine]
+    read: Counter[str] = attrs.field(factory=Counter[str])
 
     def started(self) -> None:
         """Begin with no numbers known."""
@@ -60,19 +67,18 @@ class Intake(Actor[Lines]):
     async def take(self, m: Lines) -> None:
         """Append the lines that have not come before."""
         rows = rows_of_stream(m.rows)
-        if not m.writer:
-            await self.logs.append(rows, key=m.key)
-            return
-        known = self._known.pop(m.writer, Numbers())
-        self._known[m.writer] = known  # the newest one last
-        if len(self._known) > WRITERS:
-            del self._known[next(iter(self._known))]
-        new = known.new(m.numbers)
-        if not all(new):
-            rows = rows.filter(pa.array(new))
+        known = Numbers()
+        if m.writer:
+            known = self._known.pop(m.writer, known)
+            self._known[m.writer] = known  # the newest one last
+            if len(self._known) > WRITERS:
+                del self._known[next(iter(self._known))]
+            new = known.new(m.numbers)
+            rows = rows if all(new) else rows.filter(pa.array(new))
         if rows.num_rows:
             await self.logs.append(rows, key=m.key)
         known.add(m.numbers)
+        self.read[m.node] += rows.num_rows
 
 
 @attrs.define

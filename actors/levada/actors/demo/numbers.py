@@ -43,5 +43,8 @@ class Numbers:
         found: list[bool] = []
         for first, end in ranges:
             known = [(low, high) for low, high in self.ranges if low < end and first < high]
-            found += [not any(low <= number < high for low, high in known) for number in range(first, end)]
+            if known:
+                found += [not any(low <= number < high for low, high in known) for number in range(first, end)]
+            else:
+                found += [True] * (end - first)
         return found

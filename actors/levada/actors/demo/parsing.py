@@ -15,7 +15,7 @@ from levada.framework import Actor, Ref, handles
 
 from .rows import Lines, LogLine
 
-__all__ = ["Ingest", "lines_of", "source_of"]
+__all__ = ["Ingest", "lines_of", "source_of", "warm_up"]
 
 MOST = 2 << 20
 """Characters of one message, unless a single line has more: with four bytes each it still fits Aqueduct's largest message."""
@@ -36,8 +36,13 @@ def source_of(text: str) -> str:
     return "other" if found is None else found.lastgroup or "other"
 
 
-def lines_of(unit: Unit) -> list[Lines]:
-    """Put the lines of a unit into columns, those of each file and writer apart."""
+def lines_of(unit: Unit, node: str = "") -> list[Lines]:
+    """Put the lines of a unit into columns, those of each file and writer apart.
+
+    Args:
+        unit: of a reader.
+        node: where it runs.
+    """
     by_file: dict[tuple[str, str, str], list[tuple[str, int, int]]] = {}
     for event in unit.events:
         # Ours says "line", the Beats say "message" and have the rest elsewhere.
@@ -47,7 +52,7 @@ def lines_of(unit: Unit) -> list[Lines]:
         writer, number = stamp.groups() if stamp is not None else ("", "0")
         where = (host if isinstance(host, str) else unit.origin.peer, file if isinstance(file, str) else "", writer)
         by_file.setdefault(where, []).append((text, _number(event.get("offset")), int(number)))
-    return [_lines(*where, part) for where, found in by_file.items() for part in _parts(found)]
+    return [_lines(*where, part, node) for where, found in by_file.items() for part in _parts(found)]
 
 
 def _parts(found: list[tuple[str, int, int]]) -> Iterator[list[tuple[str, int, int]]]:
@@ -61,7 +66,7 @@ def _parts(found: list[tuple[str, int, int]]) -> Iterator[list[tuple[str, int, i
     yield found[begin:]
 
 
-def _lines(host: str, file: str, writer: str, found: list[tuple[str, int, int]]) -> Lines:
+def _lines(host: str, file: str, writer: str, found: list[tuple[str, int, int]], node: str) -> Lines:
     texts, offsets, numbers = zip(*found, strict=True)
     count = len(found)
     # By columns: a message for each line would cost 2 µs more.
@@ -73,7 +78,7 @@ def _lines(host: str, file: str, writer: str, found: list[tuple[str, int, int]])
         _strings(texts),
     ]
     rows = pa.RecordBatch.from_arrays(columns, schema=columns_of(LogLine).schema)
-    return Lines(stream_of(rows), _readable(f"{host}:{file}"), writer, _runs(numbers) if writer else [])
+    return Lines(stream_of(rows), _readable(f"{host}:{file}"), writer, _runs(numbers) if writer else [], node)
 
 
 def _number(text: object) -> int:
@@ -102,17 +107,18 @@ def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
     return [(number, number + 1) for number in numbers]
 
 
+async def warm_up() -> None:
+    """Make an array in a thread, before there are lines: Arrow imports pandas for the first one, which takes half a second."""
+    await trio.to_thread.run_sync(pa.array, [""])
+
+
 class Ingest(Actor[Unit]):
     """Parses the lines of one connection of the reader."""
 
     intake: Ref[Lines]
 
-    async def started(self) -> None:
-        """Make the first array in a thread: Arrow looks for pandas then, which takes half a second."""
-        await trio.to_thread.run_sync(pa.array, [""])
-
     @handles
     async def take(self, unit: Unit) -> None:
         """Have the lines of a unit put into the journal; the answer, when they are on disk, is the acknowledgement."""
-        for lines in lines_of(unit):
+        for lines in lines_of(unit, self.system.name):
             await self.intake.ask(lines, timeout=None)

@@ -15,6 +15,7 @@ import functools
 import importlib.util
 import logging
 import math
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,20 +26,19 @@ import trio
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from levada.actors import aqueduct, lumberjack, rsocket
+from levada.actors import aqueduct, rsocket
 from levada.actors.interop.certificates import make_certificates
 from levada.actors.journal import GetExtent
 from levada.actors.spark.bridge import Bridge, Mailbox, serve_bridge
 from levada.actors.spark.query import AwaitAvailable, GetProgress, Query, QueryEvent, QueryFailed, QueryProgress
 from levada.framework import Actor, ActorSystem, Failed, Ref, bounded, handles, restart
 from levada.framework.errors import ActorStopped, LevadaError, NoValue
-from levada.transports.carriers import TlsConfig
 
 from .engine import spark_session
 from .ingest import Intake, Pace, ship
 from .live import MAILBOXES, Desk, Results, Subscriber
-from .parsing import Ingest
 from .queries import QUERIES, SOURCES, StreamQuery
+from .readers import reader, readers
 from .rows import Follow, LogLine, Result
 
 __all__ = ["Pipeline", "Settings", "pipeline"]
@@ -86,6 +86,8 @@ class Settings:
     """Of Lumberjack, RSocket and Aqueduct; 0: a free one."""
     batch_rows: int = BATCH_ROWS
     """Most lines of one micro-batch."""
+    nodes: int = 0
+    """Nodes that read and parse; 0: this process does."""
 
 
 @attrs.define
@@ -103,8 +105,10 @@ class Pipeline:
     """Micro-batches of all queries."""
     largest: int = 0
     """Lines of the largest micro-batch that a query has told of."""
-    reader_url: str = ""
-    """URL that takes lines in."""
+    reader_urls: list[str] = attrs.field(factory=list)
+    """URLs that take lines in."""
+    read: Counter[str] = attrs.field(factory=Counter[str])
+    """Lines by the node that read them."""
     door_url: str = ""
     """URL of the results, over RSocket."""
     channels_url: str = ""
@@ -161,7 +165,6 @@ async def pipeline(settings: Settings, run: Pipeline) -> AsyncIterator[None]:
     """
     run.sources = tuple(source for source in SOURCES if source in settings.sources)
     pems = make_certificates(settings.folder / "tls")
-    tls = TlsConfig(certificate=pems.certificate, key=pems.key)
     run.ca, run.log = pems.ca, settings.log
     lumberjack_port, rsocket_port, aqueduct_port = settings.ports
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -183,18 +186,18 @@ async def pipeline(settings: Settings, run: Pipeline) -> AsyncIterator[None]:
         channels = aqueduct.PeerConfig(carrier=carrier, core=aqueduct.AqueductConfig(drain=DRAIN))
         # From the files to Spark.
         logs: Mailbox[LogLine] = await bridge.mailbox("logs", LogLine, partitions=2)
-        intake = system.spawn(Intake, logs, name="intake", mailbox=bounded(64))
-        ingest = functools.partial(Ingest, intake)
+        intake = system.spawn(Intake, logs, run.read, name="intake", mailbox=bounded(64))
         reader_url = f"lumberjack+tls://{host}:{lumberjack_port}"
+        reading = functools.partial(readers, nodes=settings.nodes) if settings.nodes else reader
         async with (
             rsocket.serve(system, door_url, desk.answer, config=rsocket.ServerConfig(core=ROUTES)) as door,
             rsocket.connect(system, _near(door.url), config=rsocket.ClientConfig(core=ROUTES)) as peer,
             aqueduct.serve(system, channels_url, desk.send, Follow, config=channels) as publisher,
             aqueduct.connect(system, _near(publisher.url), Follow, config=channels) as subscriber,
-            lumberjack.serve(system, reader_url, ingest, carrier=tls) as reader,
+            reading(system, reader_url, intake, pems.certificate, pems.key) as urls,
             trio.open_nursery() as nursery,
         ):
-            run.door_url, run.reader_url, run.channels_url = map(_near, (door.url, reader.url, publisher.url))
+            run.door_url, run.channels_url, *run.reader_urls = map(_near, (door.url, publisher.url, *urls))
             for route in MAILBOXES:
                 nursery.start_soon(run.results.follow, peer, route)
                 nursery.start_soon(run.by_channel.receive, subscriber, route)
@@ -219,7 +222,7 @@ def _near(url: str) -> str:
 
 async def _ship(system: ActorSystem, settings: Settings, run: Pipeline) -> None:
     run.pace.rate = settings.rate
-    await ship(system, [run.reader_url], run.ca, settings.paths, run.pace)
+    await ship(system, run.reader_urls, run.ca, settings.paths, run.pace)
     run.shipped.set()
 
 

@@ -34,6 +34,8 @@ class Lines(Asks[None]):
     """The shipper that has numbered these lines; empty: they have no numbers, and may come twice."""
     numbers: list[tuple[int, int]]
     """The numbers of the lines, as ranges: the first, and the one behind the last."""
+    node: str
+    """Where they were read: the name of the node, or of the only system."""
 
 
 @message("levada.demo.Count", frozen=True)
