@@ -161,7 +161,7 @@ def _stop(spark: SparkSession) -> None:
 
 
 def _end(before: set[int], family: dict[int, str | None]) -> None:
-    """End the processes that were started since, and what is left of a family that is known already."""
+    """End the processes that were started since, and the rest of a known family."""
     deadline = time.monotonic() + STOPPING
     number = signal.SIGTERM
     while True:

@@ -45,7 +45,7 @@ LOGS = ("apache-access-2015.log", "linux-auth-2017.log", "kafka-controller-2016.
 EVENT = r"^\["
 """The beginning of an event, in a log whose events may have several lines."""
 WRITERS = 64
-"""Writers whose numbers are known; one more, and the one that was silent for longest is forgotten."""
+"""Writers whose numbers are known. One more, and the writer that was silent for longest is forgotten."""
 
 
 class Intake(Actor[Lines]):

@@ -37,7 +37,7 @@ def source_of(text: str) -> str:
 
 
 def lines_of(unit: Unit, node: str = "") -> list[Lines]:
-    """Put the lines of a unit into columns, those of each file and writer apart.
+    """Put the lines of a unit into columns, each file and writer apart.
 
     Args:
         unit: of a reader.
@@ -95,7 +95,7 @@ def _strings(texts: Sequence[str]) -> pa.Array:
 
 
 def _readable(text: str) -> str:
-    """Replace what was not UTF-8 in the file; Spark's strings cannot hold it."""
+    """Replace bytes that are not UTF-8, which Spark's strings cannot hold."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 

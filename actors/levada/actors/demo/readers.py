@@ -76,7 +76,7 @@ async def app(system: ActorSystem) -> AsyncIterator[None]:
 async def reader(
     system: ActorSystem, url: str, intake: Ref[Lines], certificate: Path, key: Path
 ) -> AsyncIterator[list[str]]:
-    """Run a reader in this process; yields its URL in a list. The arguments are those of `readers`."""
+    """Run a reader in this process; yields its URL in a list. Arguments as for `readers`."""
     await warm_up()
     tls = TlsConfig(certificate=certificate, key=key)
     async with serve(system, url, functools.partial(Ingest, intake), carrier=tls) as listening:

@@ -44,7 +44,7 @@ __all__ = ["MAX_ROWS", "BatchSource", "Options", "StreamSource", "columns_for"]
 logger = logging.getLogger("levada.actors.spark")
 
 MAX_ROWS = 1_000_000
-"""Most rows of a micro-batch by default: a second or so of reading, where fixed costs no longer count; what is there after a day may be far more."""
+"""Most rows of a micro-batch by default: a second or so of reading, so fixed costs no longer count. A day's backlog may be far more."""
 
 _KNOWN = (
     "address", "tokenFile", "mailbox", "schema", "group", "startingOffsets", "maxRowsPerBatch", "maxBytesPerBatch",
